@@ -1,0 +1,31 @@
+"""trtopt turns a trained PyTorch or ONNX model into a fast TensorRT engine and says why it is as fast as it is."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtopt.api import build, export, optimize
+    from trtopt.config import BuildConfig
+    from trtopt.errors import TrtoptError
+    from trtopt.report.records import BuildReport
+
+__version__ = "0.1.0"
+__all__ = ["BuildConfig", "BuildReport", "TrtoptError", "build", "export", "optimize"]
+
+_HOMES = {
+    "BuildConfig": "trtopt.config",
+    "BuildReport": "trtopt.report.records",
+    "TrtoptError": "trtopt.errors",
+    "build": "trtopt.api",
+    "export": "trtopt.api",
+    "optimize": "trtopt.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve public names on first use, so that ``import trtopt`` stays cheap."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trtopt' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

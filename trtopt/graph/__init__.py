@@ -1,0 +1,1 @@
+"""ONNX graphs, on ``onnx_ir``: pure and fast, no runtime."""

@@ -1,0 +1,66 @@
+"""A model on its way through the pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.report.records import StepRecord
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A network input.
+
+    Attributes:
+        name: Its name in the graph.
+        dtype: Its numpy dtype.
+        shape: Dimensions: an int, or the symbol's name (``"?"`` when it has none) where dynamic.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int | str, ...]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is known."""
+        return all(isinstance(dim, int) for dim in self.shape)
+
+
+@dataclass(frozen=True)
+class ModelArtifact:
+    """A model, where it came from, and what was done to it. The model is never edited in place: stages clone it.
+
+    Attributes:
+        model: The graph. Large weights stay memory-mapped external tensors.
+        path: The file it was loaded from, absolute; None for a model made in memory.
+        sha256: Hash of the file and of the external data it names, hex.
+        steps: What was done so far, in order.
+    """
+
+    model: ir.Model
+    path: Path | None
+    sha256: str
+    steps: tuple[StepRecord, ...] = ()
+
+    def with_step(self, model: ir.Model, step: StepRecord) -> ModelArtifact:
+        """A new artifact after one more step."""
+        return replace(self, model=model, steps=(*self.steps, step))
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """The network's inputs in graph order."""
+        return tuple(input_spec(value) for value in self.model.graph.inputs)
+
+
+def input_spec(value: ir.Value) -> InputSpec:
+    """Describe a graph input. Its dtype and rank are checked at load."""
+    dtype = value.dtype
+    if dtype is None or value.shape is None:
+        raise ValueError(f"graph input {value.name} has no dtype or rank")
+    dims = tuple(dim if isinstance(dim, int) else (dim.value or "?") for dim in value.shape)
+    return InputSpec(str(value.name), np.dtype(dtype.numpy()), dims)

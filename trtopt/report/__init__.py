@@ -1,0 +1,1 @@
+"""What a run did, as data: the JSON contract, and its renderings."""

@@ -1,0 +1,245 @@
+"""The records of the JSON contract ``trtopt.build/1``. Field names are part of the contract.
+
+Conventions: 1 multiply-add = 2 flop; the bytes of a layer are each input, constant and output once; GB = 1e9.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SCHEMA = "trtopt.build/1"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A change that was possible and not made."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of the pipeline: how many changes it made, what it refused, how long it took."""
+
+    name: str
+    stage: str
+    changes: int
+    seconds: float
+    refusals: tuple[Refusal, ...] = ()
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor at the border of an engine layer.
+
+    Attributes:
+        name: The name the compiler gave it.
+        shape: Its dimensions; -1 where the build left one dynamic.
+        dtype: ``Float``, ``Half``, ``BFloat16``, ``Int8``, ``FP8``, ``Int64``... as the compiler says.
+        format: The memory format as the compiler says.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    format: str = ""
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer of an engine, as its compiler reports it.
+
+    Attributes:
+        name: The layer's name in the engine.
+        type: The compiler's layer type (``correlation``, ``gemm``, ``kgen``, ``signal``, ...).
+        onnx_nodes: Names of the ONNX nodes the layer computes, or part of which it computes.
+        inputs: Tensors read; one buffer may be listed several times.
+        outputs: Tensors written.
+        constants: Weights and other constants read.
+        tactic: The kernel's name.
+        is_kernel: False for stream syncs, loop control, host and bookkeeping layers.
+        kind: What kind of kernel: ``conv``, ``gemm``, ``mha``, ``fused`` (made at run time), ``pointwise``, ``other``,
+            or ``none`` when it is not a kernel.
+    """
+
+    name: str
+    type: str
+    onnx_nodes: tuple[str, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    constants: tuple[TensorInfo, ...] = ()
+    tactic: str = ""
+    is_kernel: bool = True
+    kind: str = "other"
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """The engine that was built.
+
+    Attributes:
+        unclaimed_nodes: ONNX nodes that no layer says it computes (folded into weights, or fused without a trace).
+        activation_bytes: Bytes of activations read and written by all kernels once.
+        weight_bytes: Bytes of constants read by all kernels once.
+        runtime: Which runtime loads this file.
+    """
+
+    path: str | None
+    sha256: str
+    bytes: int
+    backend: str
+    backend_version: str
+    compute_capabilities: tuple[str, ...]
+    runtime: str
+    kernels: int
+    activation_bytes: int
+    weight_bytes: int
+    build_seconds: float
+    layers: tuple[LayerInfo, ...]
+    unclaimed_nodes: tuple[str, ...]
+    ignored_options: tuple[str, ...] = ()
+    profiles: tuple[dict[str, dict[str, list[int]]], ...] = ()
+
+
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """How the ranges were found. ``source`` is ``user`` or ``synthetic``."""
+
+    source: Literal["user", "synthetic"]
+    method: str
+    samples: int
+    seconds: float
+    peak_rss_bytes: int
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """The share of one dtype in what the engine really runs (by kernels and by flop)."""
+
+    layers: int
+    flop_share: float
+    time_share: float | None = None
+
+
+@dataclass(frozen=True)
+class KeptNode:
+    """A node that stays in a wider type than asked for, and why."""
+
+    node: str
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PrecisionRecord:
+    """What was asked for, what the graph says, and what the engine's layers say.
+
+    Attributes:
+        int8_flop_share: Share of the flop of eligible layers (Conv, Gemm, MatMul with constant weights, not depthwise)
+            that carry INT8 Q/DQ in the graph; None when INT8 was not asked for.
+        achieved: By compiler dtype, from the engine's layers; empty without an engine.
+    """
+
+    requested: str
+    achieved: dict[str, Achieved] = field(default_factory=dict)
+    int8_flop_share: float | None = None
+    kept: tuple[KeptNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutputAccuracy:
+    """One output (or tensor) compared with the FP32 reference over all samples.
+
+    Attributes:
+        sqnr_db: 10 log10(sum ref^2 / sum (ref - out)^2), infinite when equal; nan when not finite.
+        cosine: Cosine similarity over all elements.
+        max_abs: Largest absolute difference.
+        top1_agreement: Share of samples and positions whose argmax over the last axis agrees; None when the output is
+            not class-like (a last axis of at least 2 after squeezing, floating point).
+        nonfinite: Elements that are NaN or infinite in the output but finite in the reference.
+    """
+
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    top1_agreement: float | None
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class MetricRecord:
+    """A user's metric on the FP32 reference and on the optimized model; higher is better."""
+
+    name: str
+    baseline: float
+    optimized: float
+    drop: float
+
+
+@dataclass(frozen=True)
+class AccuracyRecord:
+    """The verification.
+
+    Attributes:
+        samples: Samples compared.
+        source: ``eval``, ``calibration`` or ``synthetic``: where the samples came from.
+        verified: ``onnx-only`` when only the graph's FP32 twin ran, ``engine`` when the engine itself ran.
+        outputs: By output name.
+        engine: By output name, the engine's own outputs, where it can run.
+        tensors: By tensor name in graph order, when intermediate tensors were asked for.
+    """
+
+    samples: int
+    source: str
+    verified: Literal["onnx-only", "engine"]
+    outputs: dict[str, OutputAccuracy]
+    engine: dict[str, OutputAccuracy] | None = None
+    metric: MetricRecord | None = None
+    tensors: dict[str, OutputAccuracy] | None = None
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON."""
+
+    model: dict[str, Any]
+    gpu: dict[str, Any] | None
+    steps: tuple[StepRecord, ...]
+    calibration: CalibrationRecord | None
+    precision: PrecisionRecord
+    accuracy: AccuracyRecord | None
+    judge: str
+    warnings: tuple[str, ...]
+    engine: EngineRecord | None
+    config: dict[str, Any]
+    environment: dict[str, str]
+    seconds: dict[str, float]
+    gate_failures: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
+        result = _plain(dataclasses.asdict(self))
+        result.update(guard=[], sparsity=None, pareto=None, analysis=None, prediction=None)
+        return dict(result)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with JSON types only."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if value - value == 0.0 else None
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return value.item() if hasattr(value, "item") else str(value)
