@@ -46,7 +46,7 @@ class OrtSession:
         try:
             source = self._source(with_outputs(model, outputs) if outputs is not None else model)
             self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # noqa: BLE001  (onnxruntime raises pybind classes derived from Exception)
+        except Exception as error:
             self.close()
             raise InvalidModelError(
                 f"ONNX Runtime cannot load the model: {_first_lines(error)}",
@@ -73,7 +73,7 @@ class OrtSession:
         """
         try:
             return list(self._session.run(None, dict(feeds)))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             shapes = ", ".join(f"{name}:{value.dtype}{list(value.shape)}" for name, value in feeds.items())
             raise InvalidModelError(
                 f"The model fails on an input: {_first_lines(error)}",
