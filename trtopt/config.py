@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
+import os
+import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from trtopt.errors import UsageError
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 CALIB_METHODS = ("auto", "max", "percentile", "entropy", "mse")
@@ -13,6 +20,8 @@ BACKENDS = ("auto", "tensorrt", "tensorrt-rtx")
 ShapeMap = dict[str, tuple[int, ...]]
 """Shapes by input name, for example ``{"input": (1, 3, 224, 224)}``."""
 
+PathKind = Literal["", "output", "file", "folder", "source"]
+
 
 @dataclass(frozen=True)
 class Option:
@@ -20,83 +29,135 @@ class Option:
 
     Attributes:
         help: One line for ``--help``.
+        group: The heading of ``--help`` it stands under.
         choices: The allowed values, if few.
         aliases: Other spellings on the command line (trtexec's).
         metavar: The placeholder in ``--help``.
         changes_engine: Whether another value may give another engine.
         repeatable: The option may be given several times.
+        path: What the value is as a path: a file that is written (``output``), a file or folder that is read or kept,
+            a ``source`` (a path, or ``file.py:function``), or empty when it is no path.
+        words: The values of a path option that are words, not paths.
     """
 
     help: str
+    group: str
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     metavar: str = ""
     changes_engine: bool = True
     repeatable: bool = False
+    path: PathKind = ""
+    words: tuple[str, ...] = ()
 
 
-def _option(default: Any, help: str, **kwargs: Any) -> Any:
-    return field(default=default, metadata={"option": Option(help, **kwargs)})
+PRECISION = "precision"
+SAMPLES = "calibration and accuracy"
+TARGET = "target and shapes"
+REWRITES = "graph rewrites"
+BUILDER = "builder"
+FILES = "files"
+GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, FILES)
+
+
+def _option(default: Any, help: str, group: str, **kwargs: Any) -> Any:
+    return field(default=default, metadata={"option": Option(help, group, **kwargs)})
 
 
 @dataclass(frozen=True)
 class BuildConfig:
     """The options of ``trtopt build`` and ``trtopt optimize``.
 
-    Paths are strings; shapes are parsed. ``precision=None`` means the command's default: FP16 for ``build``, the types
-    the model has for ``optimize``.
+    ``precision=None`` means the command's default: FP16 for ``build``, the types the model has for ``optimize``. Paths
+    may be given as ``pathlib.Path`` and are kept as strings; one profile's shapes may be given as a mapping without a
+    tuple around it.
+
+    Raises:
+        UsageError: A value has the wrong type, is out of range, or is not among the choices.
     """
 
     output: str | None = _option(
         None,
         "file to write: the engine (default: MODEL.rtx.engine or MODEL.engine), or the ONNX file of optimize",
+        FILES,
         aliases=("--saveEngine",),
         metavar="FILE",
         changes_engine=False,
+        path="output",
     )
     precision: str | None = _option(
-        None, "precision written into the graph (default of build: fp16)", choices=PRECISIONS
+        None, "precision written into the graph (default of build: fp16)", PRECISION, choices=PRECISIONS
     )
     calib: str | None = _option(
-        None, "calibration samples: .npz, .npy, a folder of either, script.py:function, or 'synthetic'", metavar="SRC"
+        None,
+        "calibration samples: .npz, .npy, a folder of either, script.py:function, or 'synthetic'",
+        SAMPLES,
+        metavar="SRC",
+        path="source",
+        words=("synthetic",),
     )
     calib_method: str = _option(
-        "auto", "how a tensor's INT8 range is chosen from its statistics", choices=CALIB_METHODS
+        "auto", "how a tensor's INT8 range is chosen from its statistics", SAMPLES, choices=CALIB_METHODS
     )
     calib_cache: str | None = _option(
-        None, "file that keeps the calibration statistics", metavar="FILE", changes_engine=False
+        None,
+        "file that keeps the calibration statistics",
+        SAMPLES,
+        metavar="FILE",
+        changes_engine=False,
+        path="output",
     )
     eval: str | None = _option(
-        None, "samples to verify on (default: the calibration samples)", metavar="SRC", changes_engine=False
+        None,
+        "samples to verify on (default: the calibration samples)",
+        SAMPLES,
+        metavar="SRC",
+        changes_engine=False,
+        path="source",
+        words=("synthetic",),
     )
     metric: str | None = _option(
         None,
         "FILE.py:FUNCTION called with run(feeds) -> outputs, or top1, agreement, sqnr; higher is better",
+        SAMPLES,
         metavar="METRIC",
         changes_engine=False,
+        path="source",
+        words=("top1", "agreement", "sqnr"),
     )
     max_accuracy_drop: float | None = _option(
-        None, "fail (exit code 7) when accuracy drops by more than X", metavar="X", changes_engine=False
+        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X", changes_engine=False
     )
     min_sqnr_db: float | None = _option(
-        None, "fail (exit code 7) when an output's SQNR is below X dB", metavar="X", changes_engine=False
+        None, "fail (exit code 7) when an output's SQNR is below X dB", SAMPLES, metavar="X", changes_engine=False
     )
-    allow_accuracy_loss: bool = _option(False, "report failed gates as warnings, exit code 0", changes_engine=False)
+    allow_accuracy_loss: bool = _option(
+        False, "report failed gates as warnings, exit code 0", SAMPLES, changes_engine=False
+    )
     compare_tensors: bool = _option(
-        False, "compare intermediate tensors too, to name the layer where the error enters", changes_engine=False
+        False,
+        "compare intermediate tensors too, to name the layer where the error enters",
+        SAMPLES,
+        changes_engine=False,
     )
-    keep_all_int8: bool = _option(False, "keep every INT8 region, also where it does not pay")
-    recipes: str = _option("all", "graph rewrites to apply: all, none, or a comma-separated list", metavar="LIST")
+    keep_all_int8: bool = _option(False, "keep every INT8 region, also where it does not pay", PRECISION)
+    recipes: str = _option(
+        "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
+    )
     strict_recipes: bool = _option(
-        False, "fail (exit code 5) when a recipe fails instead of rolling it back", changes_engine=False
+        False, "fail (exit code 5) when a recipe fails instead of rolling it back", REWRITES, changes_engine=False
     )
     gpu: str | None = _option(
-        None, "target GPU, or 'portable' for Ampere and later (default: the one present, else L4)", metavar="NAME"
+        None,
+        "target GPU, or 'portable' for Ampere and later (default: the one present, else L4)",
+        TARGET,
+        metavar="NAME",
     )
-    backend: str = _option("auto", "compiler", choices=BACKENDS)
+    backend: str = _option("auto", "compiler", TARGET, choices=BACKENDS)
     min_shapes: tuple[ShapeMap, ...] = _option(
         (),
         "smallest shapes, name:1x3x224x224,other:1x77; repeat for several profiles",
+        TARGET,
         aliases=("--minShapes",),
         metavar="S",
         repeatable=True,
@@ -104,33 +165,165 @@ class BuildConfig:
     opt_shapes: tuple[ShapeMap, ...] = _option(
         (),
         "shapes to optimize for; alone, they make the profile static",
-        aliases=("--optShapes", "--shapes"),
+        TARGET,
+        aliases=("--optShapes",),
         metavar="S",
         repeatable=True,
     )
     max_shapes: tuple[ShapeMap, ...] = _option(
-        (), "largest shapes", aliases=("--maxShapes",), metavar="S", repeatable=True
+        (), "largest shapes", TARGET, aliases=("--maxShapes",), metavar="S", repeatable=True
     )
     builder: tuple[str, ...] = _option(
-        (), "builder option KEY=VALUE (see docs/build.md)", metavar="KEY=VALUE", repeatable=True
+        (), "builder option (the keys are in docs/build.md)", BUILDER, metavar="KEY=VALUE", repeatable=True
     )
     plugins: tuple[str, ...] = _option(
         (),
         "shared library with TensorRT plugins",
+        BUILDER,
         aliases=("--staticPlugins", "--dynamicPlugins"),
         metavar="LIB",
         repeatable=True,
+        path="file",
     )
     timing_cache: str | None = _option(
-        None, "timing cache file of the builder", aliases=("--timingCacheFile",), metavar="FILE", changes_engine=False
+        None,
+        "timing cache file of the builder",
+        BUILDER,
+        aliases=("--timingCacheFile",),
+        metavar="FILE",
+        changes_engine=False,
+        path="output",
     )
     cache_dir: str | None = _option(
-        None, "folder for cached calibration statistics (default: ~/.cache/trtopt)", metavar="DIR", changes_engine=False
+        None,
+        "folder for cached calibration statistics (default: ~/.cache/trtopt)",
+        SAMPLES,
+        metavar="DIR",
+        changes_engine=False,
+        path="folder",
     )
-    save_onnx: str | None = _option(None, "write the optimized ONNX model", metavar="FILE", changes_engine=False)
-    report: str | None = _option(None, "write the report as JSON", metavar="FILE", changes_engine=False)
+    save_onnx: str | None = _option(
+        None, "write the optimized ONNX model", FILES, metavar="FILE", changes_engine=False, path="output"
+    )
+    report: str | None = _option(
+        None, "write the report as JSON", FILES, metavar="FILE", changes_engine=False, path="output"
+    )
+    export_layer_info: str | None = _option(
+        None,
+        "write the engine's fused layers as JSON",
+        FILES,
+        aliases=("--exportLayerInfo",),
+        metavar="FILE",
+        changes_engine=False,
+        path="output",
+    )
+
+    def __post_init__(self) -> None:
+        kinds = field_kinds(type(self))
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value is not None or item.default is not None:
+                value = checked(item.name, item.metadata["option"], kinds[item.name], value)
+                object.__setattr__(self, item.name, value)
+
+    def with_options(self, changes: Mapping[str, Any]) -> BuildConfig:
+        """A copy with other values of the named options.
+
+        Raises:
+            UsageError: There is no such option, or its value is wrong.
+        """
+        for name in changes:
+            if name not in options(type(self)):
+                raise UsageError(
+                    f"There is no option {name!r}",
+                    where=name,
+                    remedy=did_you_mean(name, options(type(self))) or "see trtopt build --help",
+                )
+        return dataclasses.replace(self, **changes)
+
+
+FieldKind = Literal["flag", "number", "text", "texts", "shapes"]
 
 
 def options(config: type) -> dict[str, Option]:
     """The options of a configuration class by field name."""
     return {item.name: item.metadata["option"] for item in dataclasses.fields(config)}
+
+
+def field_kinds(config: type) -> dict[str, FieldKind]:
+    """What kind of value each field of a configuration class holds, read from its annotation."""
+    kinds: dict[Any, FieldKind] = {
+        bool: "flag",
+        float | None: "number",
+        str: "text",
+        str | None: "text",
+        tuple[str, ...]: "texts",
+        tuple[ShapeMap, ...]: "shapes",
+    }
+    hints = typing.get_type_hints(config)
+    return {name: kinds[hints[name]] for name in options(config)}
+
+
+def flag(name: str) -> str:
+    """The option's spelling on the command line: ``calib_method`` is ``--calib-method``."""
+    return "--" + name.replace("_", "-")
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The one of ``words`` most like ``word``, or nothing when none is near."""
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), "")
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """``did you mean X?`` for the nearest of ``words``, or nothing when none is near."""
+    near = nearest(word, words)
+    return f"did you mean {near}?" if near else ""
+
+
+def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:
+    """``value`` in the field's own type.
+
+    Raises:
+        UsageError: It has another type, is out of range, or is not among the choices.
+    """
+    if kind == "flag":
+        return _expect(name, value, "true or false", isinstance(value, bool))
+    if kind == "number":
+        _expect(name, value, "a number", isinstance(value, (int, float)) and not isinstance(value, bool))
+        return float(_expect(name, value, "a finite number", math.isfinite(value)))
+    if kind == "shapes":
+        profiles = (value,) if isinstance(value, Mapping) else value
+        _expect(name, value, "shapes by input name", isinstance(profiles, (list, tuple)))
+        return tuple(_shape_map(name, profile) for profile in profiles)
+    if kind == "texts":
+        items = (value,) if isinstance(value, (str, os.PathLike)) else value
+        _expect(name, value, "a list of texts", isinstance(items, (list, tuple)))
+        return tuple(_text(name, option, item) for item in items)
+    return _text(name, option, value)
+
+
+def _text(name: str, option: Option, value: Any) -> str:
+    text = str(os.fspath(value)) if isinstance(value, os.PathLike) and option.path else value
+    _expect(name, value, "a text that is not empty", isinstance(text, str) and text != "")
+    if option.choices and text not in option.choices:
+        raise UsageError(
+            f"{text!r} is not a value of {name}",
+            where=name,
+            remedy=did_you_mean(str(text).lower(), option.choices) or f"choose one of {', '.join(option.choices)}",
+        )
+    return str(text)
+
+
+def _shape_map(name: str, value: Any) -> ShapeMap:
+    wanted = "shapes by input name, such as {'input': (1, 3, 224, 224)}"
+    _expect(name, value, wanted, isinstance(value, Mapping))
+    for key, dims in value.items():
+        _expect(name, value, wanted, isinstance(key, str) and key != "" and isinstance(dims, (list, tuple)))
+        _expect(name, value, wanted, all(type(dim) is int and dim >= 0 for dim in dims))
+    return {key: tuple(dims) for key, dims in value.items()}
+
+
+def _expect(name: str, value: Any, wanted: str, good: bool) -> Any:
+    if not good:
+        raise UsageError(f"{name} must be {wanted}, not {value!r}", where=name, remedy="see docs/build.md")
+    return value

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -16,7 +14,14 @@ from trtopt.errors import InvalidModelError
 Feeds = Mapping[str, np.ndarray]
 """Arrays by input name: one call's inputs."""
 
-_EXTERNAL_OVER_BYTES = 1 << 30
+_INLINE_BYTES = 1024
+"""Initializers up to this size stay in the serialised model: ONNX Runtime folds such constants at load."""
+
+
+_BY_REFERENCE = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8}
+    | {ir.DataType.INT32, ir.DataType.INT64}
+)
 
 
 class OrtSession:
@@ -42,10 +47,14 @@ class OrtSession:
         options.intra_op_num_threads = threads
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         try:
-            source = self._source(with_outputs(model, outputs) if outputs is not None else model)
-            self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            light, self._weights = _detach_weights(
+                with_outputs(model, outputs) if outputs is not None else model.clone()
+            )
+            values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._weights.values()]
+            options.add_external_initializers(list(self._weights), values)
+            data = ir.to_proto(light).SerializeToString()
+            self._session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             self.close()
             raise InvalidModelError(
@@ -54,16 +63,6 @@ class OrtSession:
                 remedy="check the node the message names; operators of custom domains cannot be calibrated or verified",
             ) from error
         self.output_names: tuple[str, ...] = tuple(item.name for item in self._session.get_outputs())
-
-    def _source(self, model: ir.Model) -> bytes | str:
-        """The model as bytes, or as a file beside its weights when it is too large for one protobuf."""
-        size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-        if size <= _EXTERNAL_OVER_BYTES:
-            return ir.to_proto(model).SerializeToString()
-        self._folder = tempfile.TemporaryDirectory(prefix="trtopt-")
-        path = Path(self._folder.name) / "model.onnx"
-        ir.save(model, path, external_data="model.data")
-        return str(path)
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
         """Outputs in the order of ``output_names``.
@@ -82,11 +81,9 @@ class OrtSession:
             ) from error
 
     def close(self) -> None:
-        """Free the temporary files."""
+        """Free the session's memory."""
         self._session = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._weights: dict[str, np.ndarray] = {}
 
     def __enter__(self) -> OrtSession:
         return self
@@ -105,6 +102,26 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     values.update((value.name, value) for node in clone.graph for value in node.outputs)
     clone.graph.outputs[:] = [values[name] for name in names]
     return clone
+
+
+def _detach_weights(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:
+    """Take the large initializers out of ``model`` (which is changed), to be handed to ONNX Runtime by reference.
+
+    Serialising them would copy every weight three times, and a protobuf ends at 2 GiB. Memory-mapped weights stay so.
+    """
+    weights: dict[str, np.ndarray] = {}
+    inputs = {value.name for value in model.graph.inputs}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= _INLINE_BYTES or tensor.dtype not in _BY_REFERENCE:
+            continue
+        if name in inputs or not value.uses():  # ONNX Runtime drops unused ones at load, then cannot replace them
+            continue
+        weights[name] = np.ascontiguousarray(tensor.numpy())
+        value.const_value = ir.ExternalTensor(
+            "by-reference", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=""
+        )
+    return model, weights
 
 
 def _first_lines(error: Exception) -> str:

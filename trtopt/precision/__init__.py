@@ -1,1 +1,1 @@
-"""precision"""
+"""Precision: observe ranges, decide, write the decision into the graph."""

@@ -193,6 +193,7 @@ class AccuracyRecord:
         outputs: By output name.
         engine: By output name, the engine's own outputs, where it can run.
         tensors: By tensor name in graph order, when intermediate tensors were asked for.
+        first_bad: Of those, the one where the error enters; None when there is none, or they were not asked for.
     """
 
     samples: int
@@ -202,6 +203,7 @@ class AccuracyRecord:
     engine: dict[str, OutputAccuracy] | None = None
     metric: MetricRecord | None = None
     tensors: dict[str, OutputAccuracy] | None = None
+    first_bad: str | None = None
 
 
 @dataclass(frozen=True)
@@ -225,9 +227,14 @@ class BuildReport:
 
     def to_json_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
-        result = _plain(dataclasses.asdict(self))
+        result: dict[str, Any] = {"schema": self.schema, **_plain(dataclasses.asdict(self))}
         result.update(guard=[], sparsity=None, pareto=None, analysis=None, prediction=None)
-        return dict(result)
+        return result
+
+
+def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:
+    """The layers of an engine as plain JSON values, as in ``engine.layers[]`` of the report."""
+    return [dict(_plain(dataclasses.asdict(layer))) for layer in engine.layers]
 
 
 def _plain(value: Any) -> Any:

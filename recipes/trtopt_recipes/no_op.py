@@ -1,0 +1,111 @@
+"""Nodes that compute their own input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph.edit import (
+    all_nodes,
+    can_replace,
+    constant_of,
+    input_of,
+    int_attribute,
+    ints_attribute,
+    remove_node,
+    replace_value,
+    static_shape,
+)
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+
+_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_ONE_INPUT = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
+
+
+@dataclass(frozen=True)
+class NoOp:
+    """Removes casts, reshapes, transposes, pads, slices and the like that change nothing.
+
+    Rewrite:
+        y = f(x) with y equal to x: every use of y becomes a use of x.
+    Requires:
+        Cast to the type x has; Reshape, Flatten, Squeeze, Unsqueeze to the shape x has; Transpose with the axes in
+        order; Expand and Tile to the shape x has; Pad by zero everywhere; Slice of everything; Concat, Sum, Max, Min
+        or Mean of one input. Where y is a graph output, as for the recipe identity.
+    Why faster:
+        No copy, and no break between what could fuse on both sides.
+    Numerics:
+        Exact.
+    Refuses when:
+        Never: what cannot be proven to change nothing does not match.
+    """
+
+    name: str = "no-op"
+    stage: Stage = Stage.CLEAN
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """Nodes proven to change nothing."""
+        return Findings(tuple(Match((node,)) for node in all_nodes(model.graph) if _is_no_op(node)))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Remove one node."""
+        node = match.nodes[0]
+        source = node.inputs[0]
+        if source is None or not can_replace(node.outputs[0], source):
+            return Refusal(match.label, "its input became a graph output")
+        replace_value(node.outputs[0], source)
+        remove_node(node)
+        return None
+
+
+def _is_no_op(node: ir.Node) -> bool:
+    source = input_of(node, 0)
+    if node.domain != "" or source is None or not can_replace(node.outputs[0], source):
+        return False
+    output = node.outputs[0]
+    if node.op_type == "Cast":
+        return source.dtype is not None and int_attribute(node, "to", 0) == int(source.dtype)
+    if node.op_type == "Transpose":
+        perm = ints_attribute(node, "perm")
+        return perm is not None and list(perm) == list(range(len(perm)))
+    if node.op_type in _RESHAPES:
+        return _same_shape(source, output)
+    if node.op_type in ("Expand", "Tile"):
+        return static_shape(source) is not None and static_shape(source) == static_shape(output)
+    if node.op_type in _ONE_INPUT:
+        return len(node.inputs) == 1
+    if node.op_type == "Pad":
+        pads = constant_of(input_of(node, 1))
+        return pads is not None and not pads.any()
+    return node.op_type == "Slice" and _slices_everything(node, source)
+
+
+def _same_shape(source: ir.Value, output: ir.Value) -> bool:
+    """Equal dimensions, at most one of them dynamic: as the number of elements is kept, that one is equal too."""
+    if source.shape is None or output.shape is None or len(source.shape) != len(output.shape):
+        return False
+    pairs = list(zip(source.shape, output.shape, strict=True))
+    unknown = [a for a, b in pairs if not (isinstance(a, int) and isinstance(b, int))]
+    known_equal = all(a == b and a != 0 for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+    return known_equal and len(unknown) <= 1
+
+
+def _slices_everything(node: ir.Node, source: ir.Value) -> bool:
+    starts, ends = constant_of(input_of(node, 1)), constant_of(input_of(node, 2))
+    steps_value = input_of(node, 4)
+    steps = constant_of(steps_value)
+    if starts is None or ends is None or source.shape is None or (steps_value is not None and steps is None):
+        return False
+    axes_value = input_of(node, 3)
+    axes = np.arange(len(starts)) if axes_value is None else constant_of(axes_value)
+    if axes is None or (steps is not None and np.any(steps != 1)):
+        return False
+    dims = [source.shape[int(axis)] for axis in axes]
+    whole = np.iinfo(ends.dtype).max
+    return all(
+        start == 0 and (end == whole or (isinstance(dim, int) and end >= dim))
+        for start, end, dim in zip(starts, ends, dims, strict=True)
+    )

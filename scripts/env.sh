@@ -1,0 +1,39 @@
+# Sourced by the scripts of this folder: enters the repository root and makes PYTHON, the interpreter of .venv with
+# trtopt and everything its tests need. Installs again only when pyproject.toml, constraints.txt or Python changed.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+stop() {
+    echo "$(basename "$0"): $1" >&2
+    exit 1
+}
+
+case "$(uname -s)/$(uname -m)" in
+Linux/x86_64) PYTHON=.venv/bin/python ;;
+MINGW*/x86_64 | MSYS*/x86_64 | CYGWIN*/x86_64) PYTHON=.venv/Scripts/python.exe ;;
+*) stop "TensorRT for RTX comes for x86-64 Linux and Windows only, and this machine is $(uname -s) on $(uname -m)" ;;
+esac
+
+if [ ! -x "$PYTHON" ]; then
+    base=$(command -v python3 || command -v python || true)
+    [ -n "$base" ] || stop "Python is not installed; install Python 3.10 or later"
+    "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        stop "trtopt needs Python 3.10 or later, and $base is $("$base" --version 2>&1)"
+    "$base" -m venv .venv || stop "cannot make .venv; on Debian and Ubuntu: apt install python3-venv"
+fi
+
+stamp=$(cat pyproject.toml constraints.txt scripts/env.sh .venv/pyvenv.cfg | sha256sum)
+if [ "$(cat .venv/installed 2>/dev/null)" != "$stamp" ]; then
+    echo "installing into .venv ..." >&2
+    install() { "$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"; }
+    if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
+        # The build without CUDA: plain `torch` brings gigabytes of it on Linux. Found among pip's own sources, or else
+        # where PyTorch publishes it.
+        version=$(sed -n 's/^torch==//p' constraints.txt)
+        install "torch==$version+cpu" 2>/dev/null ||
+            install "torch==$version" --index-url https://download.pytorch.org/whl/cpu ||
+            stop "cannot install the CPU build of torch $version"
+    fi
+    install --editable ".[rtx,cpu,torch,dev]" || stop "the installation failed"
+    echo "$stamp" >.venv/installed
+fi

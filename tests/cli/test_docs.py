@@ -1,0 +1,91 @@
+"""The pages of the commands name every option, and nothing that does not exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trtopt.cli.run import parse
+from trtopt.config import PRECISIONS, BuildConfig, field_kinds, flag, options
+from trtopt.config_file import load
+from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
+from trtopt.engine.options import parse_builder_options
+from trtopt.errors import TargetError, TrtoptError, UsageError
+from trtopt.report.records import BuildReport
+
+ROOT = Path(__file__).parents[2]
+BUILD = (ROOT / "docs" / "build.md").read_text(encoding="utf-8")
+OPTION_ROWS = re.findall(r"^\| (?:`-o FILE`, )?`(--[\w-]+)[^`]*` \|(.*)\|$", BUILD, flags=re.MULTILINE)
+BUILDER_ROWS = re.findall(r"^\| `([a-z_]+)` \| (.+?) \| (\w[\w ]*) \| (\w[\w ]*) \|$", BUILD, flags=re.MULTILINE)
+
+
+def test_the_page_of_build_has_each_option_once() -> None:
+    names = [flag(name) for name in options(BuildConfig) if name != "precision"]
+    names += [flag(name) for name in PRECISIONS] + ["--config", "--json", "--verbose"]
+    assert sorted(name for name, _ in OPTION_ROWS) == sorted(names)
+
+
+def test_the_page_of_build_gives_the_defaults_that_hold() -> None:
+    written = {name: rest.split("|")[0].strip().strip("`") for name, rest in OPTION_ROWS}
+    config, kinds = BuildConfig(), field_kinds(BuildConfig)
+    for name in options(BuildConfig):
+        value = getattr(config, name)
+        if kinds[name] == "flag":
+            assert written[flag(name)] == ("on" if value else "off"), name
+        elif isinstance(value, str):
+            assert written[flag(name)] == value, name
+
+
+def test_the_page_of_build_has_each_builder_key() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_builder_options(["no-such-key=1"], TENSORRT, gpu_present=True)
+    known = caught.value.remedy.partition("There are: ")[2].split(", ")
+    assert [row[0] for row in BUILDER_ROWS] == known
+
+
+@pytest.mark.parametrize(("key", "values", "tensorrt", "rtx"), BUILDER_ROWS, ids=lambda text: text)
+def test_a_builder_key_does_what_the_page_says(key: str, values: str, tensorrt: str, rtx: str) -> None:
+    assert tensorrt == "takes"
+    for value in re.findall(r"`([^`]+)`", values):
+        assert not parse_builder_options([f"{key}={value}"], TENSORRT, gpu_present=True).ignored
+    setting = [f"{key}={re.findall(r'`([^`]+)`', values)[0]}"]
+    if rtx in ("takes", "ignores"):
+        ignored = parse_builder_options(setting, TENSORRT_RTX, gpu_present=False).ignored
+        assert bool(ignored) == (rtx == "ignores")
+        return
+    with pytest.raises(TargetError):
+        parse_builder_options(setting, TENSORRT_RTX, gpu_present=False)
+    if rtx == "needs a GPU":
+        assert not parse_builder_options(setting, TENSORRT_RTX, gpu_present=True).ignored
+
+
+def test_the_example_of_a_configuration_file_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", BUILD, flags=re.DOTALL)
+    (tmp_path / "trtopt.toml").write_text(example)
+    args, config = parse("build", "", "", ["model.onnx", "--config", str(tmp_path / "trtopt.toml")])
+    assert config.precision == "int8"
+    assert config.opt_shapes == ({"input": (8, 3, 224, 224)},)
+    assert set(load(Path(args.config), "build")) == set(re.findall(r"^(\w+) =", example, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/build.md", "docs/migrating-from-tensorrt-10.md"])
+def test_the_commands_on_a_page_parse(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = re.findall(r"^\s*(?:- run: )?trtopt (build|optimize) (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
+    assert commands
+    for command, rest in commands:
+        words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', rest)]
+        parse(command, "", "", words)
+
+
+def test_every_exit_code_is_on_the_page() -> None:
+    written = {int(code) for code in re.findall(r"^\| (\d) \|", BUILD, flags=re.MULTILINE)}
+    kinds = [TrtoptError, *TrtoptError.__subclasses__()]
+    assert written == {0} | {kind.exit_code for kind in kinds}
+
+
+def test_the_fields_of_the_report_are_on_the_page() -> None:
+    for name in BuildReport.__dataclass_fields__:
+        assert f"`{name}`" in BUILD or name == "schema"

@@ -1,0 +1,106 @@
+"""Help, version, and errors in the options."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import trtopt as package
+from trtopt.cli.main import COMMANDS
+from trtopt.config import PRECISIONS, BuildConfig, flag, options
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_the_top_help_names_every_command_and_every_exit_code(trtopt: Run) -> None:
+    done = trtopt("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for name, summary in COMMANDS.items():
+        assert name in done.stdout and summary in done.stdout
+    for code in range(8):
+        assert f"{code} " in done.stdout.partition("exit codes")[2]
+
+
+def test_the_version_is_printed(trtopt: Run) -> None:
+    assert trtopt("--version").stdout == f"trtopt {package.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["build", "optimize"])
+def test_the_help_lists_every_option_of_the_configuration(trtopt: Run, command: str) -> None:
+    text = trtopt(command, "--help").stdout
+    names = [flag(name) for name in options(BuildConfig) if name != "precision"]
+    for name in [*names, *(flag(precision) for precision in PRECISIONS), "--config", "--json"]:
+        assert name in text
+
+
+def test_the_help_fits_80_columns(trtopt: Run) -> None:
+    for command in COMMANDS:
+        text = trtopt(command, "--help", columns=80).stdout
+        options_part = text.partition("options:")[2].partition("example")[0]
+        assert max(len(line) for line in options_part.splitlines()) <= 80, command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "remedy"),
+    [
+        ([], "required: COMMAND", "trtopt --help"),
+        (["bild"], "no command 'bild'", "did you mean build?"),
+        (["build"], "required: MODEL", "trtopt build --help"),
+        (["build", "m.onnx", "n.onnx"], "too many: n.onnx", "trtopt build --help"),
+        (["build", "m.onnx", "--calib-metod", "max"], "no option --calib-metod", "did you mean --calib-method?"),
+        (["build", "m.onnx", "--calib-meth", "max"], "no option --calib-meth", "did you mean --calib-method?"),
+        (["build", "m.onnx", "--savEngine=e"], "no option --savEngine", "did you mean --saveEngine?"),
+        (["build", "--bogus", "7", "m.onnx"], "no option --bogus", "trtopt build --help"),
+        (["build", "m.onnx", "--calib-method", "Entropi"], "'Entropi' is not one of", "trtopt build --help"),
+        (["build", "m.onnx", "--fp16", "--int8"], "not allowed with", "give --int8 alone"),
+        (["build", "m.onnx", "--tf32", "--noTF32"], "contradicts", "leave one of them out"),
+        (["build", "m.onnx", "--min-sqnr-db", "high"], "invalid float value", "trtopt build --help"),
+        (["build", "m.onnx", "--min-sqnr-db", "nan"], "must be a finite number", "docs/build.md"),
+        (["build", "m.onnx", "--calib"], "expected one argument", "trtopt build --help"),
+        (["build", "m.onnx", "--memPoolSize=dlaSRAM:1M"], "only workspace:SIZE", "trtopt build --help"),
+        (["build", "m.onnx", "--sparsity=force"], "'force' is not supported", "trtopt build --help"),
+        (["build", "m.onnx", "--config", "none.toml"], "No such file", "check the path"),
+        (["gpu"], "required: list|show", "trtopt gpu --help"),
+        (["gpu", "shwo"], "invalid choice", "did you mean show?"),
+        (["recipe", "explain"], "required: NAME", "trtopt recipe"),
+        (["export", "nets.py:net"], "required: -o/--output", "trtopt export --help"),
+        (["export", "nets.py:net", "-o", "m.onnx", "--opset", "new"], "invalid int value", "trtopt export --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_option_is_one_message_with_a_remedy(
+    trtopt: Run, tmp_path: Path, arguments: list[str], message: str, remedy: str
+) -> None:
+    done = trtopt(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert remedy in done.stderr.partition("remedy: ")[2]
+    assert done.stderr.count("error: ") == 1
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_is_no_error_message() -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "trtopt", "gpu", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None and writer.stderr is not None
+    writer.stdout.close()
+    assert writer.stderr.read() == ""
+    assert writer.wait(timeout=60) == 141
+    writer.stderr.close()
+
+
+def test_the_installed_command_is_the_module(trtopt: Run) -> None:
+    script = Path(sys.executable).with_name("trtopt.exe" if os.name == "nt" else "trtopt")
+    if not script.exists():
+        pytest.skip("the package is not installed beside this interpreter")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == trtopt("--version").stdout

@@ -1,0 +1,110 @@
+"""Metrics: labels, the user's own function, and clear refusals."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from trtopt.accuracy.compare import compare
+from trtopt.accuracy.metric import load_metric
+from trtopt.errors import UsageError
+from trtopt.report.records import MetricRecord
+from trtopt.runtime import OrtSession
+
+HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
+PLAIN = "g (float[N,3] x) => (float[N,3] y) { y = Identity(x) }"
+ROUNDED = "g (float[N,3] x) => (float[N,3] y) { y = Round(x) }"
+SCORES = np.array([[0.1, 0.9, 0.0], [0.0, 0.3, 0.4], [0.8, 0.0, 0.1], [0.1, 0.2, 0.7]], np.float32)
+LABELS = np.array([1, 2, 0, 0])
+
+
+def measure(text: str, labels: np.ndarray | None = None) -> MetricRecord:
+    metric = load_metric(text, has_labels=labels is not None)
+    samples = [{"x": SCORES[:1]}, {"x": SCORES[1:]}]
+    with OrtSession(ir.from_onnx_text(HEAD + PLAIN)) as before, OrtSession(ir.from_onnx_text(HEAD + ROUNDED)) as after:
+        return metric.measure(before, after, samples, labels, compare(before, after, samples))
+
+
+def test_top1_is_the_share_of_labels_that_score_highest() -> None:
+    assert measure("top1", LABELS) == MetricRecord("top1", 0.75, 0.5, 0.25)
+
+
+def test_agreement_is_1_for_the_baseline() -> None:
+    assert measure("agreement") == MetricRecord("agreement", 1.0, 0.75, 0.25)
+
+
+def test_sqnr_is_infinite_for_the_baseline() -> None:
+    record = measure("sqnr")
+    noise = ((SCORES - np.rint(SCORES)) ** 2).sum()
+    assert record.baseline == math.inf
+    assert record.optimized == pytest.approx(10 * math.log10((SCORES**2).sum() / noise), abs=1e-4)
+
+
+def test_a_users_function_gets_run_and_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("import numpy as np\nX = np.eye(3, dtype=np.float32) * 0.4\n")
+    script = tmp_path / "metric.py"
+    script.write_text("import neighbour\ndef total(run):\n    return run({'x': neighbour.X})[0].sum()\n")
+    record = measure(f"{script}:total")
+    assert record.baseline == pytest.approx(1.2) and record.optimized == 0.0
+    assert record.name == f"{script}:total"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("def f(run):\n    return 'high'", "f", "returned 'high'"),
+        ("def f(run):\n    return float('nan')", "f", "returned nan"),
+        ("def f(run):\n    raise KeyError('label')", "f", "the function failed: KeyError"),
+        ("def f(run):\n    return 1.0", "g", "no 'g'"),
+        ("f = 3", "f", "not a function"),
+        ("import nowhere_to_be_found", "f", "running the file failed: ModuleNotFoundError"),
+        ("def f(run:", "f", "running the file failed: SyntaxError"),
+    ],
+)
+def test_what_is_wrong_with_a_users_function_is_said(tmp_path: Path, source: str, name: str, message: str) -> None:
+    script = tmp_path / "metric.py"
+    script.write_text(source)
+    with pytest.raises(UsageError, match=message) as caught:
+        measure(f"{script}:{name}")
+    assert caught.value.exit_code == 2 and caught.value.remedy
+
+
+def test_the_line_that_failed_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "metric.py"
+    script.write_text("def f(run):\n    x = 1\n    return x / 0\n")
+    with pytest.raises(UsageError) as caught:
+        measure(f"{script}:f")
+    assert caught.value.where == f"{script}:3"
+
+
+def test_unknown_and_impossible_metrics_are_refused_before_any_work() -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        load_metric("missing.py:f", has_labels=False)
+    with pytest.raises(UsageError, match="unknown metric 'top5'"):
+        load_metric("top5", has_labels=True)
+    with pytest.raises(UsageError, match="needs labels"):
+        load_metric("top1", has_labels=False)
+    with pytest.raises(UsageError, match="infinite"):
+        load_metric("sqnr", has_labels=False, max_drop=0.01)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_labels_that_do_not_fit_the_samples_are_refused(count: int) -> None:
+    with pytest.raises(UsageError, match=f"{count} labels"):
+        measure("top1", np.zeros(count, np.int64))
+
+
+def test_a_model_without_scores_has_no_top1() -> None:
+    text = HEAD + "g (float[N,3] x) => (float[N] y) <int64[1] a = {1}> { y = ReduceSum <keepdims = 0> (x, a) }"
+    with OrtSession(ir.from_onnx_text(text)) as session:
+        samples = [{"x": SCORES}]
+        with pytest.raises(UsageError, match="no output holds scores"):
+            load_metric("top1", has_labels=True).measure(session, session, samples, LABELS, {})
+        with pytest.raises(UsageError, match="no output holds scores"):
+            load_metric("agreement", has_labels=True).measure(
+                session, session, samples, LABELS, compare(session, session, samples)
+            )

@@ -1,0 +1,84 @@
+"""What the driver says, matched with the table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtopt.hardware.probe import probe, read_answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ("NVIDIA L4, 8.9, 23034, 550.54.15", "L4"),
+        ("NVIDIA L40S, 8.9, 46068, 550.54.15", "L40S"),
+        ("NVIDIA GeForce RTX 4090, 8.9, 24564, 555.42", "RTX-4090"),
+        ("Tesla T4, 7.5, 15360, 535.1", "T4"),
+        ("Tesla V100-SXM2-32GB, 7.0, 32768, 535.1", "V100-SXM2-32GB"),
+        ("NVIDIA A100-SXM4-40GB, 8.0, 40960, 535.1", "A100-SXM4-40GB"),
+        ("NVIDIA A100-PCIE-40GB, 8.0, 40960, 535.1", "A100-PCIe-40GB"),
+        ("NVIDIA A100 80GB PCIe, 8.0, 81920, 535.1", "A100-PCIe-80GB"),
+        ("NVIDIA H100 80GB HBM3, 9.0, 81559, 535.1", "H100-SXM5-80GB"),
+        ("NVIDIA H100 PCIe, 9.0, 81559, 535.1", "H100-PCIe-80GB"),
+        ("NVIDIA H100 NVL, 9.0, 95830, 535.1", "H100-NVL-94GB"),
+        ("NVIDIA H200, 9.0, 143771, 570.1", "H200-SXM-141GB"),
+        ("NVIDIA GH200 480GB, 9.0, 97871, 550.1", "GH200-96GB"),
+        ("NVIDIA GeForce RTX 2080 Ti, 7.5, 11264, 535.1", "RTX-2080Ti"),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU, 8.6, 6144, 535.1", "RTX-3060-Laptop"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 12.0, 97887, 575.1", "RTX-PRO-6000-BW-WS"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition, 12.0, 97887, 575.1", "RTX-PRO-6000-BW-Server"),
+        ("Orin (nvgpu), 8.7, [N/A], 540.3.0", "Jetson-AGX-Orin-64GB"),
+    ],
+)
+def test_the_drivers_name_leads_to_the_right_variant(answer: str, found: str) -> None:
+    result = read_answer(answer + "\n")
+    assert result.gpu is not None
+    assert result.gpu.name == found
+    assert result.reason == ""
+    assert result.driver == answer.rsplit(", ", 1)[1]
+
+
+def test_another_model_of_a_known_kind_says_whose_numbers_it_has() -> None:
+    result = read_answer("NVIDIA GeForce RTX 4090 D, 8.9, 24564, 555.42\n")
+    assert result.gpu is not None
+    assert result.gpu.name == "NVIDIA GeForce RTX 4090 D"
+    assert result.gpu.compute_capability == "8.9"
+    assert "RTX-4090" in result.reason
+    assert result.gpu.source == result.reason
+
+
+def test_an_unknown_kind_has_no_numbers_and_a_reason() -> None:
+    result = read_answer("NVIDIA Future, 15.0, 100000, 999.0\n")
+    assert result.gpu is None
+    assert "15.0" in result.reason
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "No devices were found\n"])
+def test_no_gpu_is_no_gpu(answer: str) -> None:
+    result = read_answer(answer)
+    assert result.gpu is None
+    assert "no GPU" in result.reason
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for the driver's program is a shell script")
+@pytest.mark.parametrize(
+    ("script", "gpu", "reason"),
+    [
+        ("echo 'NVIDIA L4, 8.9, 23034, 550.54'", "L4", ""),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", None, "NVIDIA-SMI has failed"),
+    ],
+)
+def test_the_driver_is_asked_by_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, gpu: str | None, reason: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    result = probe.__wrapped__()
+    assert (result.gpu.name if result.gpu else None) == gpu
+    assert reason in result.reason

@@ -1,0 +1,188 @@
+"""What a person reads after a build."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from report_samples import ACCURACY, ENGINE, full_report
+from rich.console import Console
+
+from trtopt.report.records import (
+    Achieved,
+    BuildReport,
+    CalibrationRecord,
+    KeptNode,
+    PrecisionRecord,
+    Refusal,
+    StepRecord,
+)
+from trtopt.report.terminal import render
+from trtopt.report.text import bytes_text, decibels, percent, seconds_text, some
+
+
+def _text(report: BuildReport, width: int = 100) -> str:
+    console = Console(width=width, no_color=True, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        console.print(render(report))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _section(report: BuildReport, title: str) -> str:
+    """The lines under a heading, joined, with runs of spaces made one."""
+    lines = _text(report).splitlines()
+    start = lines.index(title)
+    end = next((index for index in range(start, len(lines)) if lines[index] == ""), len(lines))
+    return " ".join(" ".join(lines[start + 1 : end]).split())
+
+
+def test_the_first_line_says_which_product_it_is_and_what_loads_it() -> None:
+    assert _text(full_report()).splitlines()[0] == (
+        "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
+    )
+    engine = dataclasses.replace(ENGINE, backend="tensorrt", runtime="TensorRT, trtexec, Triton Inference Server")
+    assert _text(full_report(engine=engine)).splitlines()[0] == (
+        "TensorRT engine: runs in TensorRT, trtexec, Triton Inference Server"
+    )
+    assert _text(full_report(engine=None)).startswith("Optimized ONNX model")
+
+
+def test_after_a_failed_gate_it_says_that_nothing_was_made() -> None:
+    report = full_report(engine=None, gate_failures=("SQNR 1.0 dB, less than 20",))
+    lines = _text(report).splitlines()
+    assert lines[0] == "Nothing was made: a gate failed"
+    assert "SQNR 1.0 dB, less than 20" in _section(report, "Failed gates")
+    assert "written model.json" in _section(report, "Result")
+    assert "model.int8.onnx" not in _section(report, "Result")
+
+
+def test_a_failed_gate_that_is_allowed_still_makes_an_engine() -> None:
+    config = {**full_report().config, "allow_accuracy_loss": True}
+    text = _text(full_report(config=config, gate_failures=("SQNR too low",)))
+    assert text.startswith("TensorRT for RTX engine")
+    assert "SQNR too low" in text
+
+
+def test_the_result_names_the_judge_and_every_file() -> None:
+    result = _section(full_report(), "Result")
+    assert "judge rules:tensorrt-rtx" in result
+    assert "written model.rtx.engine written model.int8.onnx written model.json" in result
+
+
+def test_steps_are_listed_and_idle_ones_are_one_line() -> None:
+    done = _section(full_report(), "Done")
+    assert "precision-int8 PRECISION 19 3 1.20 s" in done
+    assert "constant-expression: largest difference 0" in done
+    assert "nothing to do: dead-node" in done
+
+
+def test_refusals_are_grouped_by_reason_the_largest_first() -> None:
+    refused = _section(full_report(), "Refused")
+    assert refused.startswith("2 nodes precision-int8: depthwise (/dw1, /dw2)")
+    assert "1 node precision-int8: reads [0] of x (/head)" in refused
+
+
+def test_long_lists_are_cut_with_a_count() -> None:
+    refusals = tuple(Refusal(f"/n{index}", f"reason {index}") for index in range(30))
+    report = full_report(steps=(StepRecord("s", "FUSE", 0, 0.0, refusals),))
+    assert "and 18 more reasons, in the JSON report" in _section(report, "Refused")
+    kept = tuple(KeptNode(f"/n{index}", "fp32", "overflow") for index in range(500))
+    text = _section(full_report(precision=PrecisionRecord("fp16", kept=kept)), "Kept in a wider type")
+    assert text == "500 nodes fp32: overflow (/n0, /n1 and 498 more)"
+
+
+def test_the_achieved_precision_is_that_of_the_engine_not_the_one_asked_for() -> None:
+    achieved = _section(full_report(), "Precision achieved")
+    assert "int8 9 62.0 % fp16 13 38.0 %" in achieved
+    assert "asked for int8: 62.0 % of the flop runs in int8" in achieved
+    assert "INT8 in the graph: 93.1 %" in achieved
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        (PrecisionRecord("fp16", {"fp32": Achieved(3, 1.0)}), "asked for fp16: 0 % of the flop runs in fp16"),
+        (PrecisionRecord("tf32", {"fp32": Achieved(3, 1.0)}), "asked for tf32: 100 % of the flop runs in fp32"),
+        (PrecisionRecord("fp16"), "asked for fp16; without an engine, no type was achieved"),
+        (PrecisionRecord("as-is"), "the types the model has"),
+    ],
+)
+def test_what_was_asked_for_and_not_achieved_is_said(precision: PrecisionRecord, expected: str) -> None:
+    assert expected in _section(full_report(precision=precision), "Precision achieved")
+
+
+def test_synthetic_calibration_is_loud() -> None:
+    report = full_report(calibration=CalibrationRecord("synthetic", "auto", 32, 0.1, 0))
+    assert _section(report, "Calibration").startswith("SYNTHETIC SAMPLES")
+    assert "SYNTHETIC" not in _text(full_report())
+
+
+def test_the_accuracy_of_each_output_is_a_row() -> None:
+    text = _section(full_report(), "Accuracy")
+    assert "360 samples (eval) against FP32: the graph was verified on the CPU" in text
+    assert "logits 31.2 dB 0.99987 0.123 99.4 %" in text
+    assert "boxes equal 1.00000 0" in text
+    assert "broken not finite nan inf 7" in text
+    assert "metric top1: FP32 0.9889, optimized 0.9861, drop 0.0028" in text
+
+
+def test_the_outputs_of_the_engine_itself_are_shown_where_it_ran() -> None:
+    accuracy = dataclasses.replace(ACCURACY, verified="engine", engine={"logits": ACCURACY.outputs["logits"]})
+    text = _section(full_report(accuracy=accuracy), "Accuracy")
+    assert "the engine itself has run" in text
+    assert "output of the engine" in text
+
+
+def test_a_report_without_verification_says_so() -> None:
+    assert _section(full_report(accuracy=None), "Accuracy") == "not verified"
+
+
+def test_the_least_accurate_tensors_come_worst_first_with_the_one_where_the_error_enters() -> None:
+    text = _section(full_report(), "Least accurate tensors")
+    assert text.startswith("the error enters at conv4")
+    assert text.index("conv5") < text.index("conv3 ")
+    assert "conv0" not in text
+
+
+def test_the_engine_shows_kernels_bytes_and_what_was_ignored() -> None:
+    text = _section(full_report(), "Engine")
+    for part in (
+        "kernels 23",
+        "activations 1.2 MB",
+        "weights 2.3 MB",
+        "x: 1x3x32x32 .. 8x3x32x32 .. 16x3x32x32",
+        "timing_cache",
+        "2 ONNX nodes that no layer names: /Shape, /Gather",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_it_fits_the_terminal(width: int) -> None:
+    assert max(len(line) for line in _text(full_report(), width).splitlines()) <= width
+
+
+def test_names_are_not_taken_for_markup() -> None:
+    report = full_report(warnings=("[bold]x[/bold] :smile:",), judge="[red]")
+    assert "[bold]x[/bold] :smile:" in _text(report)
+    assert "[red]" in _text(report)
+
+
+def test_numbers_are_readable() -> None:
+    assert [bytes_text(count) for count in (0, 999, 1000, 2_600_000, 999_999_999, 3_000_000_000)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.6 MB",
+        "1.00 GB",
+        "3.00 GB",
+    ]
+    assert [percent(share) for share in (0.0, 1e-6, 0.5, 0.99999, 1.0)] == ["0 %", "0.1 %", "50.0 %", "99.9 %", "100 %"]
+    assert [seconds_text(value) for value in (0.004, 12.34, 200.0)] == ["0.00 s", "12.3 s", "3 min 20 s"]
+    assert [decibels(value) for value in (42.06, float("inf"), float("-inf"), float("nan"))] == [
+        "42.1 dB",
+        "equal",
+        "-inf dB",
+        "not finite",
+    ]
+    assert some(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"

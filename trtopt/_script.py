@@ -1,0 +1,76 @@
+"""Functions that the user names as ``FILE.py:FUNCTION``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trtopt.errors import UsageError
+
+
+def is_script(text: str) -> bool:
+    """Whether ``text`` has the form ``FILE.py:FUNCTION``."""
+    return text.rpartition(":")[0].endswith(".py")
+
+
+def load_object(text: str, option: str) -> Any:
+    """Run the file of ``FILE.py:NAME`` and return what NAME is in it. Modules beside the file can be imported by it.
+
+    Args:
+        text: For example ``metric.py:top5``; the path may be relative.
+        option: The option it was given to, for messages.
+
+    Raises:
+        UsageError: The file is missing, fails when it is run, or has no such name.
+    """
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"{option}: the file does not exist", where=file or text, remedy="give FILE.py:FUNCTION")
+    module_name = f"_trtopt_script_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{option}: not a Python file", where=file, remedy="give FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(
+            f"{option}: running the file failed: {type(error).__name__}: {error}",
+            where=script_line(error, path),
+            remedy=f"python {file} shows the whole error",
+        ) from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    if not hasattr(module, name):
+        public = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+        raise UsageError(f"{option}: the file has no {name!r}", where=file, remedy=f"it has: {public or 'no function'}")
+    return getattr(module, name)
+
+
+def load_function(text: str, option: str) -> Callable[..., Any]:
+    """As :func:`load_object`, for a function.
+
+    Raises:
+        UsageError: As :func:`load_object`, and when the name is not callable.
+    """
+    function = load_object(text, option)
+    if not callable(function):
+        raise UsageError(f"{option}: not a function", where=text, remedy="name a function of the file")
+    return function  # type: ignore[no-any-return]
+
+
+def script_line(error: BaseException, path: Path) -> str:
+    """``FILE:LINE`` of the innermost line of ``path`` in the error's traceback; the file alone if it is not there."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).name == path.name:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{path}:{line}" if line else str(path)

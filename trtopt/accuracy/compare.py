@@ -1,0 +1,263 @@
+"""Two runs of the same samples compared: SQNR, cosine, largest error, top-1 agreement, streamed over the samples.
+
+Polygraphy's comparator is not used here: it keeps the outputs of every iteration and judges each element against a
+tolerance, iteration by iteration; it has no measure pooled over all samples, which is what a gate needs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.errors import InvalidModelError
+from trtopt.events import Event, OnEvent, ignore
+from trtopt.report.records import OutputAccuracy
+from trtopt.runtime import Feeds, OrtSession
+
+CLEAN_DB = 40.0
+"""Error below this level does not count as damage: 40 dB is the noise that rounding to INT8 with a well-chosen range
+leaves in one tensor (6.02 dB per bit, less about 8 dB for the headroom of a bell-shaped distribution)."""
+
+_TENSORS_PER_PASS = 48
+
+
+class Runner(Protocol):
+    """Anything that runs samples: an :class:`~trtopt.runtime.OrtSession`, an engine."""
+
+    output_names: tuple[str, ...]
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Outputs in the order of ``output_names``."""
+
+
+@dataclass
+class Accumulator:
+    """Sums over the samples of one tensor, in FP64. Elements whose reference is not finite are left out."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    power: float = 0.0
+    dot: float = 0.0
+    max_abs: float = 0.0
+    nonfinite: int = 0
+    agree: int = 0
+    positions: int = 0
+    has_top1: bool | None = field(default=None)
+
+    def update(self, reference: np.ndarray, output: np.ndarray) -> None:
+        """Add one sample; both arrays have the same shape, any numeric or boolean dtype."""
+        discrete = not is_float(reference)
+        if self.has_top1 is None:
+            self.has_top1 = discrete or is_class_like(reference)
+        if self.has_top1:
+            same = reference == output if discrete else top1(reference) == top1(output)
+            self.agree += int(np.count_nonzero(same))
+            self.positions += same.size
+        ref = reference.astype(np.float64, copy=False).ravel()
+        out = output.astype(np.float64, copy=False).ravel()
+        finite = np.isfinite(ref)
+        if not finite.all():
+            ref, out = ref[finite], out[finite]
+        broken = int(ref.size - np.count_nonzero(np.isfinite(out)))
+        if broken:
+            self.nonfinite += broken
+            return
+        error = out - ref
+        self.signal += float(ref @ ref)
+        self.power += float(out @ out)
+        self.dot += float(ref @ out)
+        self.noise += float(error @ error)
+        self.max_abs = max(self.max_abs, float(np.abs(error).max(initial=0.0)))
+
+    def result(self) -> OutputAccuracy:
+        """The measures over everything added so far."""
+        agreement = self.agree / self.positions if self.has_top1 and self.positions else None
+        if self.nonfinite:
+            return OutputAccuracy(math.nan, math.nan, math.inf, agreement, self.nonfinite)
+        if self.noise == 0.0:
+            return OutputAccuracy(math.inf, 1.0, 0.0, agreement)
+        sqnr = 10.0 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+        norm = math.sqrt(self.signal) * math.sqrt(self.power)
+        return OutputAccuracy(sqnr, self.dot / norm if norm else 0.0, self.max_abs, agreement)
+
+
+def is_float(array: np.ndarray) -> bool:
+    """Whether ``array`` is floating point; FP16 and the types of ml_dtypes (BF16, FP8) included."""
+    return array.dtype.kind not in "biu"
+
+
+def is_class_like(array: np.ndarray) -> bool:
+    """Whether the last axis of an output holds scores of classes.
+
+    The first axis is the batch. Unit axes after it are dropped; what remains is [N, C] or [N, positions, C] with
+    C >= 2, in floating point. Higher ranks are feature maps ([N, C, H, W]).
+    """
+    shape = [dim for dim in array.shape[1:] if dim != 1]
+    return is_float(array) and 1 <= len(shape) <= 2 and shape[-1] >= 2
+
+
+def top1(scores: np.ndarray) -> np.ndarray:
+    """Index of the largest of the last axis of size other than 1; NaN counts as no class (-1)."""
+    shape = (scores.shape[0], *(dim for dim in scores.shape[1:] if dim != 1))
+    flat = scores.reshape(shape)
+    best = flat.argmax(axis=-1)
+    return np.where(np.isnan(flat).any(axis=-1), -1, best)
+
+
+def compare(
+    reference: Runner,
+    optimized: Runner,
+    samples: Iterable[Feeds],
+    *,
+    on_event: OnEvent = ignore,
+    task: str = "verify",
+) -> dict[str, OutputAccuracy]:
+    """Compare the outputs of two runners over ``samples``; memory does not grow with their number.
+
+    Floating-point outputs: see :class:`~trtopt.report.records.OutputAccuracy`. Integer and boolean outputs are compared
+    as numbers, and their agreement is the share of equal elements. Elements whose reference is not finite are left out.
+
+    Args:
+        reference: The FP32 model.
+        optimized: The twin, or the engine; its outputs are matched by name.
+        samples: One call's inputs each.
+        on_event: Called with an ``advance`` after each sample.
+        task: The name of the events' task.
+
+    Returns:
+        By output name, in the order of the reference.
+
+    Raises:
+        InvalidModelError: The outputs differ in name or shape, are not tensors of numbers, or there is no sample.
+    """
+    accumulators = {name: Accumulator() for name in reference.output_names}
+    missing = [name for name in accumulators if name not in optimized.output_names]
+    if missing:
+        raise InvalidModelError(
+            f"The optimized model has no output {', '.join(missing)}",
+            where=f"its outputs: {', '.join(optimized.output_names)}",
+            remedy="compare models with the same outputs",
+        )
+    count = 0
+    for count, feeds in enumerate(samples, 1):  # noqa: B007 - used after the loop
+        expected = zip(reference.output_names, reference.run(feeds), strict=True)
+        outputs = dict(zip(optimized.output_names, optimized.run(feeds), strict=True))
+        for name, value in expected:
+            accumulators[name].update(*_checked(name, value, outputs[name]))
+        on_event(Event("advance", task))
+    if not count:
+        raise InvalidModelError("There are no samples to verify on", remedy="give at least one sample with --eval")
+    return {name: item.result() for name, item in accumulators.items()}
+
+
+def _checked(name: str, reference: object, output: object) -> tuple[np.ndarray, np.ndarray]:
+    for value in (reference, output):
+        if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUM":
+            raise InvalidModelError(
+                f"Output {name} is not a tensor of numbers", where=str(type(value)), remedy="cut it off the graph"
+            )
+    first, second = np.asarray(reference), np.asarray(output)
+    if first.shape != second.shape:
+        raise InvalidModelError(
+            f"Output {name} has shape {list(second.shape)}, the reference {list(first.shape)}",
+            remedy="this is a fault of a rewrite: build with --recipes none and report it",
+        )
+    return first, second
+
+
+def common_tensors(reference: ir.Model, optimized: ir.Model) -> tuple[str, ...]:
+    """Names of the floating-point node outputs that both main graphs have, in the order of ``optimized``."""
+    known = {value.name for node in reference.graph for value in node.outputs}
+    return tuple(
+        str(value.name)
+        for node in optimized.graph
+        for value in node.outputs
+        if value.name in known and value.dtype is not None and value.dtype.is_floating_point()
+    )
+
+
+def compare_tensors(
+    reference: ir.Model,
+    optimized: ir.Model,
+    samples: Iterable[Feeds],
+    names: Sequence[str] | None = None,
+    *,
+    max_samples: int = 8,
+    on_event: OnEvent = ignore,
+) -> dict[str, OutputAccuracy]:
+    """Compare intermediate tensors of the FP32 model and of the optimized model's twin.
+
+    A bounded number of tensors is read per pass, and a bounded number of samples, so that memory stays bounded too.
+
+    Args:
+        reference: The FP32 graph.
+        optimized: The FP32 twin of the optimized graph (:func:`trtopt.accuracy.twin.fp32_twin`).
+        samples: The first ``max_samples`` of them are used.
+        names: The tensors; default :func:`common_tensors`.
+        max_samples: How many samples to run.
+        on_event: Called with ``start``, ``advance`` after each pass, and ``end`` of the task ``compare tensors``.
+
+    Returns:
+        By tensor name, in graph order.
+    """
+    chosen = list(itertools.islice(samples, max_samples))
+    chunks = list(_chunks(common_tensors(reference, optimized) if names is None else names, _TENSORS_PER_PASS))
+    on_event(Event("start", "compare tensors", total=len(chunks)))
+    result: dict[str, OutputAccuracy] = {}
+    for chunk in chunks:
+        with OrtSession(reference, chunk) as first, OrtSession(optimized, chunk, keep_qdq=True) as second:
+            result.update(compare(first, second, chosen))
+        on_event(Event("advance", "compare tensors"))
+    on_event(Event("end", "compare tensors"))
+    return result
+
+
+def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def first_bad(optimized: ir.Model, tensors: dict[str, OutputAccuracy]) -> str | None:
+    """The tensor where the error enters: the first that is not finite, else the largest fall of SQNR.
+
+    The fall is taken from the worst compared tensor that the value is computed from. Levels above :data:`CLEAN_DB`
+    count as that level, so that the step from an exact input to ordinary quantization noise is no fall.
+
+    Args:
+        optimized: The graph whose order and connections count, usually the twin.
+        tensors: What :func:`compare_tensors` returned.
+
+    Returns:
+        The tensor's name; None when nothing falls below :data:`CLEAN_DB`.
+    """
+    worst_behind: dict[ir.Value, float] = {}
+    best: tuple[float, str] | None = None
+    for node in optimized.graph:
+        inputs = {value for value in node.inputs if value is not None} | _captured(node)
+        level = min((worst_behind.get(value, CLEAN_DB) for value in inputs), default=CLEAN_DB)
+        for value in node.outputs:
+            accuracy = tensors.get(str(value.name))
+            if accuracy is None:
+                worst_behind[value] = level
+                continue
+            if accuracy.nonfinite:
+                return str(value.name)
+            worst_behind[value] = min(accuracy.sqnr_db, CLEAN_DB)
+            fall = level - worst_behind[value]
+            if fall > 0 and (best is None or fall > best[0]):
+                best = (fall, str(value.name))
+    return best[1] if best else None
+
+
+def _captured(node: ir.Node) -> set[ir.Value]:
+    """Values of outer graphs that the subgraphs of ``node`` read."""
+    graphs = [
+        attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH
+    ]
+    return {value for graph in graphs for inner in graph.all_nodes() for value in inner.inputs if value is not None}

@@ -1,0 +1,59 @@
+"""Gates: what must hold for the optimized model to pass, and what failed, in words."""
+
+from __future__ import annotations
+
+from trtopt.config import BuildConfig
+from trtopt.report.records import AccuracyRecord, OutputAccuracy
+
+
+def gate(record: AccuracyRecord, config: BuildConfig) -> tuple[str, ...]:
+    """The gates that failed, one sentence each; the caller decides between an error and a warning.
+
+    Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
+    least X. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1
+    agreement of each output that has one, else 1 - cosine. The engine's own outputs, where they are there, pass the
+    same gates.
+
+    Args:
+        record: The verification.
+        config: Its ``max_accuracy_drop`` and ``min_sqnr_db``.
+    """
+    sources = [("output", record.outputs)]
+    if record.engine is not None:
+        sources.append(("engine output", record.engine))
+    failures: list[str] = []
+    for kind, outputs in sources:
+        for name, accuracy in outputs.items():
+            failures += _output_failures(f"{kind} {name}", accuracy, config, has_metric=record.metric is not None)
+    drop, metric = config.max_accuracy_drop, record.metric
+    if drop is not None and metric is not None and not metric.drop <= drop:
+        failures.append(
+            f"metric {metric.name}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of {metric.drop:.4g}, "
+            f"more than the {drop:g} of --max-accuracy-drop"
+        )
+    return tuple(failures)
+
+
+def _output_failures(where: str, accuracy: OutputAccuracy, config: BuildConfig, *, has_metric: bool) -> list[str]:
+    if accuracy.nonfinite:
+        return [f"{where}: {accuracy.nonfinite} values are NaN or infinite where the FP32 reference is finite"]
+    failures = []
+    if config.min_sqnr_db is not None and not accuracy.sqnr_db >= config.min_sqnr_db:
+        failures.append(
+            f"{where}: SQNR {accuracy.sqnr_db:.1f} dB, less than the {config.min_sqnr_db:g} dB of --min-sqnr-db"
+        )
+    if config.max_accuracy_drop is not None and not has_metric:
+        measure, drop = drop_of(accuracy)
+        if not drop <= config.max_accuracy_drop:
+            failures.append(
+                f"{where}: 1 - {measure} = {drop:.4g}, more than the {config.max_accuracy_drop:g} of "
+                "--max-accuracy-drop"
+            )
+    return failures
+
+
+def drop_of(accuracy: OutputAccuracy) -> tuple[str, float]:
+    """What bounds the drop of an output without a metric, and its value: 1 - agreement, or 1 - cosine."""
+    if accuracy.top1_agreement is not None:
+        return "top-1 agreement", 1.0 - accuracy.top1_agreement
+    return "cosine", 1.0 - accuracy.cosine

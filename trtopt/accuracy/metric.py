@@ -1,0 +1,162 @@
+"""Metrics of a whole model: built in (``top1``, ``agreement``, ``sqnr``) or the user's ``FILE.py:FUNCTION``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trtopt._script import is_script, load_function, script_line
+from trtopt.accuracy.compare import Runner, is_class_like, top1
+from trtopt.errors import TrtoptError, UsageError
+from trtopt.report.records import MetricRecord, OutputAccuracy
+from trtopt.runtime import Feeds
+
+BUILT_IN = ("top1", "agreement", "sqnr")
+LABELS = "__labels__"
+
+Run = Callable[[Feeds], list[np.ndarray]]
+"""Runs one sample; outputs in graph order."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that was checked and can be measured. Higher is better.
+
+    Attributes:
+        name: As the user gave it.
+        function: The user's function; None for the built-in ones.
+    """
+
+    name: str
+    function: Callable[[Run], object] | None = None
+
+    def measure(
+        self,
+        baseline: Runner,
+        optimized: Runner,
+        samples: Iterable[Feeds],
+        labels: np.ndarray | None,
+        compared: Mapping[str, OutputAccuracy],
+    ) -> MetricRecord:
+        """The metric of both models.
+
+        ``top1`` is the share of labels that the first output holding scores of classes gives its highest score;
+        ``agreement`` the top-1 agreement of the first output that has one (1 for the baseline); ``sqnr`` the lowest of
+        the outputs, in dB (infinite for the baseline).
+
+        Args:
+            baseline: The FP32 model.
+            optimized: The twin, or the engine.
+            samples: For ``top1``; iterated once for each model, so not a one-shot iterator.
+            labels: For ``top1``: the class of each sample and position, in the order of the samples.
+            compared: The comparison of the two models, by output name.
+
+        Raises:
+            UsageError: The user's function fails or returns no number; the labels do not fit the outputs; no output
+                holds scores.
+        """
+        if self.function is not None:
+            before, after = (self._call(runner) for runner in (baseline, optimized))
+        elif self.name == "top1":
+            before, after = (_top1(runner, samples, labels) for runner in (baseline, optimized))
+        elif self.name == "agreement":
+            before, after = 1.0, _agreement(compared)
+        else:
+            before, after = math.inf, float(np.min([accuracy.sqnr_db for accuracy in compared.values()]))
+        return MetricRecord(self.name, before, after, before - after)
+
+    def _call(self, runner: Runner) -> float:
+        """The user's function on one model."""
+        if self.function is None:
+            raise ValueError("a built-in metric has no function")
+        try:
+            value = self.function(lambda feeds: runner.run(feeds))
+        except TrtoptError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"--metric: the function failed: {type(error).__name__}: {error}",
+                where=script_line(error, Path(self.name.rpartition(":")[0])),
+                remedy="it is called as f(run); run(feeds) returns the outputs in graph order",
+            ) from error
+        if not isinstance(value, (float, int, np.floating, np.integer)) or not math.isfinite(value):
+            raise UsageError(
+                f"--metric: the function returned {value!r}", where=self.name, remedy="return a finite number"
+            )
+        return float(value)
+
+
+def load_metric(text: str, *, has_labels: bool, max_drop: float | None = None) -> Metric:
+    """Check ``--metric`` before any work is done.
+
+    Args:
+        text: ``FILE.py:FUNCTION``, ``top1``, ``agreement`` or ``sqnr``.
+        has_labels: Whether the evaluation samples carry labels.
+        max_drop: The value of ``--max-accuracy-drop``.
+
+    Raises:
+        UsageError: The metric is unknown or its file does not load; ``top1`` without labels; ``sqnr`` with a largest
+            drop, which is infinite for every change.
+    """
+    if is_script(text):
+        return Metric(text, load_function(text, "--metric"))
+    if text not in BUILT_IN:
+        raise UsageError(
+            f"--metric: unknown metric {text!r}", remedy=f"give FILE.py:FUNCTION, {', '.join(BUILT_IN[:-1])} or sqnr"
+        )
+    if text == "top1" and not has_labels:
+        raise UsageError(
+            "--metric top1 needs labels, and the evaluation samples have none",
+            where=LABELS,
+            remedy=f"save the labels in the .npz under {LABELS}, or use --metric agreement",
+        )
+    if text == "sqnr" and max_drop is not None:
+        raise UsageError(
+            "--max-accuracy-drop cannot bound the metric sqnr: the baseline's SQNR is infinite",
+            where="--metric sqnr",
+            remedy="use --min-sqnr-db X",
+        )
+    return Metric(text)
+
+
+def _agreement(compared: Mapping[str, OutputAccuracy]) -> float:
+    for accuracy in compared.values():
+        if accuracy.top1_agreement is not None:
+            return accuracy.top1_agreement
+    raise _no_scores("agreement", ", ".join(compared))
+
+
+def _predictions(runner: Runner, feeds: Feeds) -> np.ndarray:
+    """Classes of the first output that holds scores of classes."""
+    outputs = runner.run(feeds)
+    for output in outputs:
+        if is_class_like(output):
+            return top1(output).ravel()
+    raise _no_scores("top1", ", ".join(str(list(output.shape)) for output in outputs))
+
+
+def _no_scores(name: str, where: str) -> UsageError:
+    return UsageError(
+        f"--metric {name}: no output holds scores of classes",
+        where=f"outputs: {where}",
+        remedy="give a metric of your own: FILE.py:FUNCTION",
+    )
+
+
+def _top1(runner: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -> float:
+    """Share of predictions that equal the labels."""
+    if labels is None:
+        raise UsageError("--metric top1 needs labels", where=LABELS, remedy=f"save them in the .npz under {LABELS}")
+    wanted = np.asarray(labels).ravel()
+    predicted = np.concatenate([_predictions(runner, feeds) for feeds in samples])
+    if predicted.size != wanted.size:
+        raise UsageError(
+            f"--metric top1: {wanted.size} labels for {predicted.size} predictions",
+            where=LABELS,
+            remedy="give one label per sample, as class indices",
+        )
+    return float((predicted == wanted).mean())

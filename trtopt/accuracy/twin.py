@@ -1,0 +1,213 @@
+"""The FP32 twin: a graph that ONNX Runtime computes on a CPU in FP32 and that rounds as the strongly typed graph does.
+
+ONNX Runtime's CPU provider has few FP16 kernels: it runs FP16 nodes in FP32 and removes the casts between neighbours,
+so an activation that overflows FP16 looks fine (``x*300*300/300/300`` comes back finite). The twin states each rounding
+as ``Cast(FP32 -> FP16) -> Cast(FP16 -> FP32)``, which loses precision and is therefore never removed. Sums inside a
+kernel stay FP32 in the twin; the precision plan bounds those from the observed ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from trtopt.errors import InvalidModelError
+
+HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+_COPIES = """
+Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EyeLike Expand Flatten Gather GatherElements
+GatherND Identity If Loop OneHot Pad Reshape ReverseSequence Scan SequenceAt SequenceConstruct SequenceEmpty
+SequenceErase SequenceInsert Slice SpaceToDepth Split SplitToSequence Squeeze Tile TopK Transpose Trilu Unique Unsqueeze
+Where
+"""
+_SELECTIONS = "Abs Clip GlobalMaxPool Max MaxPool Min Neg ReduceMax ReduceMin Relu Sign"
+_INTEGERS = "Ceil Floor Round"
+
+# Copies: each output element is an input element, 0 or 1 (subgraphs round within themselves). Selections: monotone in
+# values that are rounded already. Integers: FP16 and BF16 hold every integer up to their precision, and only integers
+# above it.
+EXACT_OPS = frozenset(f"{_COPIES} {_SELECTIONS} {_INTEGERS}".split())
+"""Operators whose outputs are representable in the type of their inputs, so that a second rounding changes nothing."""
+
+_TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "output_datatype", "output_dtype")
+_HALF_VALUES = tuple(int(dtype) for dtype in HALF_TYPES)
+
+
+def fp32_twin(model: ir.Model) -> ir.Model:
+    """A graph of FP32 tensors that rounds wherever ``model`` holds an FP16 or BF16 tensor.
+
+    Every node computes in FP32; each of its FP16 (BF16) outputs then passes a cast to FP16 (BF16) and back, except
+    where the operator cannot make a value of more precision (:data:`EXACT_OPS`). FP16 constants become FP32 constants
+    of the same (rounded) value, Q/DQ scales among them. A value keeps its name: it stands for the rounded value. Graph
+    inputs and outputs keep their declared types. Subgraphs are treated alike.
+
+    Run it with ``OrtSession(keep_qdq=True)``, so that Q/DQ is computed as it stands.
+
+    Args:
+        model: The strongly typed graph; it is not changed. Types that are missing are inferred.
+
+    Returns:
+        The twin: a new model that shares all tensors that do not change type.
+
+    Raises:
+        InvalidModelError: A tensor's type is unknown, or bits are reinterpreted as FP16.
+    """
+    twin = model.clone()
+    if twin.functions:
+        passes.InlinePass()(twin)
+    if any(value.dtype is None for value in _node_outputs(twin.graph)):
+        twin = passes.ShapeInferencePass()(twin).model
+        _require_types(twin.graph)
+    declared = [value.dtype for value in twin.graph.outputs]
+    names = {str(value.name) for value in _node_outputs(twin.graph)}
+    graphs = [twin.graph, *twin.graph.subgraphs()]
+    for graph in graphs:
+        _widen_inputs(graph, names, cast=graph is twin.graph)
+        _widen_constants(graph)
+        for node in list(graph):
+            _widen_node(node, names)
+    for output, dtype in zip(list(twin.graph.outputs), declared, strict=True):
+        if dtype in HALF_TYPES and output.dtype not in HALF_TYPES:
+            _restore_output(twin.graph, output, dtype, names)
+    return twin
+
+
+def _node_outputs(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Outputs of all nodes, those of subgraphs included; omitted optional outputs have no name."""
+    return (value for node in graph.all_nodes() for value in node.outputs if value.name)
+
+
+def _require_types(graph: ir.Graph) -> None:
+    for value in _node_outputs(graph):
+        if value.dtype is None:
+            node = value.producer()
+            raise InvalidModelError(
+                f"The type of tensor {value.name} is unknown",
+                where=f"node {node.name} ({node.op_type})" if node else "",
+                remedy="verification needs the type of every tensor; operators of custom domains cannot be verified",
+            )
+
+
+def _widen_inputs(graph: ir.Graph, names: set[str], *, cast: bool) -> None:
+    """Cast the inputs of the main graph to FP32; those of a subgraph receive FP32 already."""
+    for value in graph.inputs:
+        if value.dtype not in HALF_TYPES:
+            continue
+        if not cast:
+            value.type = _float_type(value.type)
+            continue
+        users = value.uses()
+        node = _cast(value, ir.DataType.FLOAT, _fresh(f"{value.name}_fp32", names))
+        if len(graph):
+            graph.insert_before(graph[0], node)
+        else:
+            graph.append(node)
+        for user, index in users:
+            user.replace_input_with(index, node.outputs[0])
+
+
+def _widen_constants(graph: ir.Graph) -> None:
+    for value in graph.initializers.values():
+        if value.dtype in HALF_TYPES and value.const_value is not None and not value.is_graph_input():
+            value.const_value = _float_tensor(value.const_value)
+            value.type = _float_type(value.type)
+
+
+def _widen_node(node: ir.Node, names: set[str]) -> None:
+    """Compute ``node`` in FP32 and round its FP16 and BF16 outputs."""
+    halves = [value for value in node.outputs if value.name and value.dtype in HALF_TYPES]
+    if node.op_type == "BitCast" and halves:
+        raise InvalidModelError(
+            "BitCast reinterprets bits as FP16 or BF16",
+            where=f"node {node.name}",
+            remedy="replace it with Cast; it has no FP32 equivalent to verify with",
+        )
+    if node.op_type == "CastLike" and halves:
+        node.op_type = "Cast"
+        node.resize_inputs(1)
+        node.attributes["to"] = ir.AttrInt64("to", int(halves[0].dtype or ir.DataType.FLOAT))
+    is_cast = node.op_type == "Cast" and node.domain == ""
+    for attribute in list(node.attributes.values()):
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALF_TYPES:
+            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, _float_tensor(attribute.as_tensor()))
+        elif attribute.name in _TYPE_ATTRIBUTES and not is_cast and attribute.value in _HALF_VALUES:
+            node.attributes[attribute.name] = ir.AttrInt64(attribute.name, int(ir.DataType.FLOAT))
+    for value in halves:
+        dtype = value.dtype
+        if is_cast:
+            _round(node, value, dtype, names)
+            continue
+        value.type = _float_type(value.type)
+        if node.op_type not in EXACT_OPS or node.domain != "":
+            _round(node, value, dtype, names)
+
+
+def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType | None, names: set[str]) -> None:
+    """Send ``value`` through ``dtype`` and back to FP32; the result takes over its name and uses."""
+    users = value.uses()
+    name = str(value.name)
+    value.name = _fresh(f"{name}_unrounded", names)
+    chain = []
+    last = value
+    if value.dtype != dtype:
+        chain.append(_cast(last, dtype, _fresh(f"{name}_rounded", names)))
+        last = chain[-1].outputs[0]
+    chain.append(_cast(last, ir.DataType.FLOAT, name))
+    result = chain[-1].outputs[0]
+    result.shape = value.shape
+    graph = node.graph
+    if graph is None:
+        raise ValueError(f"node {node.name} is in no graph")
+    graph.insert_after(node, chain)
+    for user, index in users:
+        user.replace_input_with(index, result)
+    for index, output in enumerate(graph.outputs):
+        if output is value:
+            graph.outputs[index] = result
+
+
+def _restore_output(graph: ir.Graph, output: ir.Value, dtype: ir.DataType | None, names: set[str]) -> None:
+    """Give a graph output its declared type again; the FP32 value serves the other users under another name."""
+    name = str(output.name)
+    output.name = _fresh(f"{name}_fp32", names)
+    node = _cast(output, dtype, name)
+    node.outputs[0].shape = output.shape
+    graph.append(node)
+    graph.outputs[list(graph.outputs).index(output)] = node.outputs[0]
+
+
+def _cast(value: ir.Value, dtype: ir.DataType | None, name: str) -> ir.Node:
+    if dtype is None:
+        raise ValueError(f"no type to cast {value.name} to")
+    output = ir.Value(name=name, type=ir.TensorType(dtype))
+    return ir.node("Cast", [value], {"to": dtype}, outputs=[output], name=f"{name}/cast_{dtype.name.lower()}")
+
+
+def _fresh(name: str, names: set[str]) -> str:
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
+
+
+def _float_type(kind: ir.TypeProtocol | None) -> ir.TypeProtocol:
+    """``kind`` with FP32 elements."""
+    if isinstance(kind, ir.SequenceType):
+        return ir.SequenceType(_float_type(kind.elem_type))
+    if isinstance(kind, ir.OptionalType):
+        return ir.OptionalType(_float_type(kind.elem_type))
+    return ir.TensorType(ir.DataType.FLOAT)
+
+
+def _float_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The FP32 tensor of the same values, converted when it is read, so that large weights stay memory-mapped."""
+    return ir.LazyTensor(
+        lambda: ir.tensor(tensor.numpy().astype(np.float32)),
+        dtype=ir.DataType.FLOAT,
+        shape=ir.Shape(int(dim) for dim in tensor.shape.numpy()),
+        name=tensor.name,
+    )

@@ -1,0 +1,338 @@
+"""The only orchestration: the command line, CI and Python callers use these functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+
+from trtopt import __version__, pipeline
+from trtopt.accuracy.gate import gate
+from trtopt.accuracy.metric import Metric, load_metric
+from trtopt.config import BuildConfig
+from trtopt.engine.achieved import achieved_precision
+from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
+from trtopt.engine.build import EngineArtifact
+from trtopt.engine.profiles import Profile, plan_profiles
+from trtopt.errors import UsageError
+from trtopt.events import OnEvent, ignore
+from trtopt.files import atomic_write, check_writable
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.hardware.probe import present_gpu
+from trtopt.hardware.spec import GpuSpec, find_gpu
+from trtopt.precision.calib_synthetic import SYNTHETIC
+from trtopt.precision.plan import PrecisionPlan
+from trtopt.precision.samples import Samples, open_samples
+from trtopt.report.json_file import write_report
+from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord
+from trtopt.rewrite import driver
+from trtopt.source.onnx_file import load
+from trtopt.source.save import save_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtopt.source.pytorch import ExportRecord
+
+DEFAULT_GPU = "L4"
+PORTABLE = "portable"
+
+
+def build(
+    model: str | Path | onnx.ModelProto | ir.Model | torch.nn.Module,
+    config: BuildConfig | None = None,
+    *,
+    on_event: OnEvent = ignore,
+    calib: Any = None,
+    eval: Any = None,
+    **options: Any,
+) -> BuildReport:
+    """Make an engine: rewrite, calibrate, write the precision into the graph, verify, compile.
+
+    Args:
+        model: An ONNX file or model, or a PyTorch module (then give ``example_inputs``).
+        config: The options; ``options`` override its fields by name.
+        on_event: Called with progress and warnings.
+        calib: Calibration samples: what ``--calib`` takes, or a dict of arrays by input name (first axis = samples),
+            an iterable of feed dicts or a function returning one.
+        eval: Samples to verify on, likewise; default: the calibration samples.
+        **options: Fields of :class:`~trtopt.config.BuildConfig`, and ``example_inputs`` for a PyTorch module.
+
+    Returns:
+        The report. When a gate failed (``report.gate_failures``) and ``allow_accuracy_loss`` is off, no engine is built.
+
+    Raises:
+        TrtoptError: See the subclasses in :mod:`trtopt.errors`.
+    """
+    return _run(model, config, calib, eval, options, on_event, make_engine=True)
+
+
+def optimize(
+    model: str | Path | onnx.ModelProto | ir.Model | torch.nn.Module,
+    config: BuildConfig | None = None,
+    *,
+    on_event: OnEvent = ignore,
+    calib: Any = None,
+    eval: Any = None,
+    **options: Any,
+) -> BuildReport:
+    """Everything :func:`build` does but the engine: writes the optimized ONNX model to ``output``.
+
+    The model keeps the types it has unless ``precision`` is given. Arguments and errors as :func:`build`.
+    """
+    return _run(model, config, calib, eval, options, on_event, make_engine=False)
+
+
+def export(module: Any, path: str | Path, **options: Any) -> ExportRecord:
+    """Write a PyTorch module as an ONNX file, checked numerically against PyTorch.
+
+    Arguments and errors: :func:`trtopt.source.pytorch.export`.
+    """
+    from trtopt.source.pytorch import export as export_module
+
+    return export_module(module, path, **options)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What the model is prepared for. ``gpu`` is None for portable; ``backend`` is the compiler or whose rules apply."""
+
+    backend: Backend
+    gpu: GpuSpec | None
+
+
+def _run(
+    model: Any,
+    config: BuildConfig | None,
+    calib: Any,
+    eval_samples: Any,
+    options: dict[str, Any],
+    on_event: OnEvent,
+    *,
+    make_engine: bool,
+) -> BuildReport:
+    example_inputs = options.pop("example_inputs", None)
+    config = (config or BuildConfig()).with_options(options)
+    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        path = _as_file(model, Path(folder), example_inputs)
+        in_memory = path.parent == Path(folder)
+        if in_memory and config.output is None and not (make_engine and config.save_onnx):
+            raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
+        session = _Session(config, pipeline.Clock(on_event), make_engine)
+        return session.run(path, calib or config.calib, eval_samples or config.eval)
+
+
+def _as_file(model: Any, folder: Path, example_inputs: Any) -> Path:
+    """The model as a file: in-memory models are written to ``folder``."""
+    if isinstance(model, (str, Path)):
+        return Path(model)
+    path = folder / "model.onnx"
+    if isinstance(model, onnx.ModelProto):
+        onnx.save(model, path)
+    elif isinstance(model, ir.Model):
+        save_model(model, path)
+    elif hasattr(model, "forward"):
+        if example_inputs is None:
+            raise UsageError(
+                "A PyTorch module needs example inputs to be exported",
+                where="example_inputs",
+                remedy="pass a tuple of tensors",
+            )
+        export(model, path, example_inputs=example_inputs)
+    else:
+        raise UsageError(
+            f"Cannot build from a {type(model).__name__}",
+            where="model",
+            remedy="give a path, an ONNX model or a module",
+        )
+    return path
+
+
+class _Session:
+    """One run of build or optimize."""
+
+    def __init__(self, config: BuildConfig, clock: pipeline.Clock, make_engine: bool) -> None:
+        self.config = config
+        self.clock = clock
+        self.make_engine = make_engine
+        self.precision = config.precision or ("fp16" if make_engine else None)
+
+    def run(self, path: Path, calib: Any, eval_samples: Any) -> BuildReport:
+        config, clock = self.config, self.clock
+        target = self._target()
+        outputs = self._outputs(path, target)
+        for output in outputs.values():
+            check_writable(output)
+        with clock.stage("load"):
+            loaded = load(path)
+        samples, check, source = self._samples(loaded, calib, eval_samples)
+        metric = self._metric(check)
+        profiles = self._profiles(loaded, samples)
+        with clock.stage("rewrite"):
+            cleaned = driver.run(loaded, recipes=config.recipes, strict=config.strict_recipes, on_event=clock.listen)
+        lowered = self._lower(cleaned, target, samples, profiles)
+        job = pipeline.Verification(loaded.model, lowered.artifact.model, check, source, metric, config.compare_tensors)
+        accuracy = pipeline.verify(job, clock)
+        failures = gate(accuracy, config)
+        engine = None
+        if self.make_engine and (not failures or config.allow_accuracy_loss):
+            engine = pipeline.compile_engine(
+                lowered.artifact.model, target.backend, target.gpu, profiles, config, self.precision == "tf32", clock
+            )
+        for failure in failures if config.allow_accuracy_loss else ():
+            clock.warn("gate", failure)
+        written = failures == () or config.allow_accuracy_loss
+        report = BuildReport(
+            model=_describe(loaded),
+            gpu=self._describe_gpu(target),
+            steps=lowered.artifact.steps,
+            calibration=lowered.calibration,
+            precision=self._achieved(lowered, engine, profiles),
+            accuracy=accuracy,
+            judge=f"rules:{target.backend.name}",
+            warnings=tuple(clock.warnings),
+            engine=_engine_record(engine, outputs.get("engine") if written else None),
+            config=dataclasses.asdict(config),
+            environment=_environment(),
+            seconds={name: round(value, 4) for name, value in clock.seconds.items()},
+            gate_failures=failures,
+        )
+        self._write(report, engine, lowered.artifact, outputs, written)
+        return report
+
+    def _target(self) -> _Target:
+        """The GPU asked for, the one present, or the default; and the compiler for it."""
+        present, name = present_gpu(), self.config.gpu
+        if name is None:
+            gpu: GpuSpec | None = present or find_gpu(DEFAULT_GPU)
+        else:
+            gpu = None if name.strip().lower() == PORTABLE else find_gpu(name)
+        if self.make_engine:
+            return _Target(choose_backend(self.config.backend, gpu, present), gpu)
+        if self.config.backend == "auto":
+            return _Target(TENSORRT_RTX if gpu is None or gpu.compute_capability in RTX_TARGETS else TENSORRT, gpu)
+        return _Target(TENSORRT if self.config.backend == TENSORRT.name else TENSORRT_RTX, gpu)
+
+    def _outputs(self, path: Path, target: _Target) -> dict[str, Path]:
+        """Every file this run writes, by what it is."""
+        config = self.config
+        files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
+        if self.make_engine:
+            files["engine"] = config.output or path.with_name(path.stem + target.backend.suffix)
+            files["onnx"] = config.save_onnx
+        else:
+            if config.output is None:
+                raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
+            files["onnx"] = config.output
+        return {kind: Path(name) for kind, name in files.items() if name is not None}
+
+    def _samples(self, model: ModelArtifact, calib: Any, eval_samples: Any) -> tuple[Samples, Samples, str]:
+        """Calibration samples, verification samples, and where the latter come from."""
+        shapes = self.config.opt_shapes[0] if self.config.opt_shapes else None
+        samples = open_samples(SYNTHETIC if calib is None else calib, model.inputs, shapes=shapes)
+        if eval_samples is not None:
+            return samples, open_samples(eval_samples, model.inputs, shapes=shapes), "eval"
+        return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
+
+    def _metric(self, check: Samples) -> Metric | None:
+        name = self.config.metric
+        if name is None:
+            return None
+        has_labels = check.labels is not None
+        return load_metric(name, has_labels=has_labels, max_drop=self.config.max_accuracy_drop)
+
+    def _profiles(self, model: ModelArtifact, samples: Samples) -> tuple[Profile, ...]:
+        config = self.config
+        observed = samples.shapes() if samples.source == "user" else ()
+        plan = plan_profiles(
+            model.inputs,
+            min_shapes=config.min_shapes,
+            opt_shapes=config.opt_shapes,
+            max_shapes=config.max_shapes,
+            observed=observed,
+        )
+        for note in plan.notes:
+            self.clock.warn("shapes", note)
+        return plan.profiles
+
+    def _lower(
+        self, cleaned: ModelArtifact, target: _Target, samples: Samples, profiles: tuple[Profile, ...]
+    ) -> pipeline.Lowered:
+        if self.precision is None:
+            return pipeline.Lowered(cleaned, PrecisionPlan("as-is"), None, PrecisionRecord("as-is"))
+        largest = {name: top for profile in profiles for name, (_, _, top) in profile.shapes.items()}
+        return pipeline.lower(cleaned, self.precision, target.backend.name, samples, self.config, largest, self.clock)
+
+    def _achieved(
+        self, lowered: pipeline.Lowered, engine: EngineArtifact | None, profiles: tuple[Profile, ...]
+    ) -> PrecisionRecord:
+        """The precision record, with what the engine's layers say when there is an engine."""
+        if engine is None:
+            return lowered.record
+        optimum = {name: best for name, (_, best, _) in profiles[0].shapes.items()} if profiles else {}
+        flop = pipeline.flop_of(lowered.artifact.model, optimum)
+        return dataclasses.replace(lowered.record, achieved=achieved_precision(engine.record.layers, flop))
+
+    def _describe_gpu(self, target: _Target) -> dict[str, Any]:
+        if target.gpu is None:
+            return {"name": PORTABLE, "compute_capability": "8.0 and later"}
+        return {"name": target.gpu.name, "compute_capability": target.gpu.compute_capability}
+
+    def _write(
+        self,
+        report: BuildReport,
+        engine: EngineArtifact | None,
+        artifact: ModelArtifact,
+        outputs: Mapping[str, Path],
+        passed: bool,
+    ) -> None:
+        """Write the outputs; after a failed gate, the report only."""
+        with self.clock.stage("write"):
+            if passed and "onnx" in outputs:
+                save_model(artifact.model, outputs["onnx"])
+            if engine is not None:
+                atomic_write(outputs["engine"], engine.data)
+                if "layers" in outputs:
+                    layers = [dataclasses.asdict(layer) for layer in engine.record.layers]
+                    atomic_write(outputs["layers"], json.dumps({"layers": layers}, indent=1))
+            if "report" in outputs:
+                if engine is not None:
+                    atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
+                write_report(report, outputs["report"])
+
+
+def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRecord | None:
+    if engine is None:
+        return None
+    return dataclasses.replace(engine.record, path=str(path) if path else None)
+
+
+def _describe(artifact: ModelArtifact) -> dict[str, Any]:
+    return {
+        "path": str(artifact.path) if artifact.path else None,
+        "sha256": artifact.sha256,
+        "opset": artifact.model.opset_imports.get(""),
+        "inputs": [
+            {"name": item.name, "dtype": str(item.dtype), "shape": list(item.shape)} for item in artifact.inputs
+        ],
+    }
+
+
+def _environment() -> dict[str, str]:
+    """Versions that a report must carry to be reproducible."""
+    found = {"trtopt": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for package in ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,73 @@
+"""``trtopt export``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtopt.cli.parser import Parser
+from trtopt.cli.streams import Listener, print_renderable
+
+if TYPE_CHECKING:
+    from trtopt.source.pytorch import ExportRecord
+
+_DESCRIPTION = "Make an ONNX model from a PyTorch module, and check it against PyTorch before it is written."
+_EPILOG = """\
+TARGET is package.module:attribute or file.py:attribute, a module, a class or a function that makes one without
+arguments, or an exported program, file.pt2. It is your code, and it is run.
+
+example:
+  trtopt export nets.py:resnet -o resnet.onnx --input image:float32:1x3x224x224 --dynamic image:0=batch:1..16
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = Parser(
+        prog="trtopt export",
+        usage="trtopt export TARGET -o MODEL [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+    )
+    parser.add_argument("target", metavar="TARGET", help="what to export")
+    parser.add_argument("-o", "--output", metavar="MODEL", required=True, help="the ONNX file to write")
+    parser.add_argument(
+        "--input",
+        metavar="NAME:DTYPE:SHAPE",
+        action="append",
+        default=[],
+        help="an example input, such as image:float32:1x3x224x224; repeat for each",
+    )
+    parser.add_argument(
+        "--dynamic",
+        metavar="NAME:AXIS=SYMBOL[:MIN..MAX]",
+        action="append",
+        default=[],
+        help="an axis of any size, such as image:0=batch:1..16",
+    )
+    parser.add_argument("--opset", metavar="N", type=int, help="the opset of the ONNX model")
+    args = parser.parse(argv)
+
+    from trtopt import api
+
+    options = {} if args.opset is None else {"opset": args.opset}
+    with Listener() as listener:
+        record = api.export(
+            args.target, args.output, inputs=args.input, dynamic=args.dynamic, on_event=listener, **options
+        )
+    _print(record)
+    return 0
+
+
+def _print(record: ExportRecord) -> None:
+    from trtopt.report.text import pairs
+
+    rows = [("written", f"{Path(record.path)}: opset {record.opset}, {record.nodes} nodes")]
+    for spec in record.inputs:
+        rows.append(("input", f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]"))
+    rows += [("output", name) for name in record.outputs]
+    for check in record.checks:
+        text = f"{check.inputs} inputs, largest difference {check.max_abs:.3g} ({check.max_ratio:.1g} of the output)"
+        rows.append(("checked", f"against PyTorch: {text}"))
+    print_renderable(pairs(rows))

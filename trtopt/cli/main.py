@@ -1,0 +1,117 @@
+"""The command ``trtopt``: find the command, run it, print its errors, return its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+
+from trtopt import __version__
+from trtopt.cli.parser import Parser
+from trtopt.config import did_you_mean
+from trtopt.errors import TrtoptError, UsageError
+
+COMMANDS = {
+    "build": "make a TensorRT engine from an ONNX model",
+    "optimize": "make an optimized ONNX model: build without the engine",
+    "export": "make an ONNX model from a PyTorch module",
+    "recipe": "list and explain the graph rewrites",
+    "gpu": "list and show the GPUs an engine can be built for",
+    "doctor": "say what this installation can do, and test it",
+}
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+_MOST_ERROR_LINES = 20
+_DESCRIPTION = "Turns a trained PyTorch or ONNX model into a fast TensorRT engine, and says why it is as fast as it is."
+_EPILOG = """\
+example:
+  trtopt build model.onnx --int8 --calib samples.npz
+
+exit codes:
+  0 done   1 a bug   2 options, files, samples or shapes   3 the model   4 a package, device or target is missing
+  5 a recipe failed under --strict-recipes   6 the engine build failed   7 a gate failed
+
+'trtopt COMMAND --help' lists the options of a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments without the program's name; None for those of the process.
+
+    Returns:
+        The exit code.
+    """
+    sys.excepthook = _report_bug
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except TrtoptError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0].startswith("-"):
+        _top_parser().parse_args(argv)
+    name = argv[0]
+    if name not in COMMANDS:
+        raise UsageError(
+            f"There is no command {name!r}",
+            where="trtopt",
+            remedy=did_you_mean(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}",
+        )
+    return int(importlib.import_module(f"trtopt.cli.{name}").run(argv[1:]))
+
+
+def _top_parser() -> Parser:
+    width = max(len(name) for name in COMMANDS) + 2
+    commands = "\n".join(f"  {name:{width}}{summary}" for name, summary in COMMANDS.items())
+    parser = Parser(
+        prog="trtopt",
+        usage="trtopt COMMAND [options]",
+        description=_DESCRIPTION,
+        epilog=f"commands:\n{commands}\n\n{_EPILOG}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"trtopt {__version__}")
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser
+
+
+def print_error(error: TrtoptError) -> None:
+    """Print what, where and remedy on stderr, within one screen."""
+    lines = str(error).splitlines()
+    what = lines[:_MOST_ERROR_LINES]
+    if len(lines) > _MOST_ERROR_LINES:
+        tail = lines[-2:]
+        what = [*lines[: _MOST_ERROR_LINES - 3], f"  ... {len(lines) - _MOST_ERROR_LINES + 1} more lines", *tail]
+    print("error: " + "\n".join(what), file=sys.stderr)
+
+
+def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What the interpreter does with an error that nobody expected; the exit code is 1."""
+    traceback.print_exception(kind, error, trace)
+    print(
+        f"\nThis is a bug in trtopt {__version__}. Please report it with the lines above and the output of"
+        " 'trtopt doctor'.",
+        file=sys.stderr,
+    )

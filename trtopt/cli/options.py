@@ -1,0 +1,113 @@
+"""Options of the command line, generated from the configuration's fields, and the configuration read back from them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trtopt.cli.parser import Parser, one_of
+from trtopt.config import GROUPS, PRECISIONS, BuildConfig, Option, ShapeMap, field_kinds, flag, options
+from trtopt.errors import UsageError
+from trtopt.files import check_writable
+
+_PRECISION_HELP = {
+    "fp32": "keep everything in FP32, without TF32",
+    "tf32": "FP32 tensors, TF32 multiplications",
+    "fp16": "FP16 where it is safe (default of build)",
+    "bf16": "BF16 where it is safe",
+    "int8": "INT8 where a kernel is worth it, FP16 elsewhere",
+}
+
+
+def add_config_options(parser: Parser) -> None:
+    """Add every field of :class:`BuildConfig`, its aliases, and ``--config``."""
+    kinds = field_kinds(BuildConfig)
+    for title in GROUPS:
+        group = parser.add_argument_group(title)
+        for name, option in options(BuildConfig).items():
+            if option.group != title:
+                continue
+            if name == "precision":
+                _add_precisions(group)
+            elif kinds[name] == "flag":
+                _add_flag(group, name, option)
+            else:
+                _add_value(group, name, option, number=kinds[name] == "number")
+    parser.add_argument("--config", metavar="FILE.toml", help="read options from a TOML file; the command line wins")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout, and nothing else")
+    parser.add_argument("--verbose", action="store_true", help="print the log of every stage on stderr")
+
+
+def _add_precisions(group: argparse._ArgumentGroup) -> None:
+    exclusive = group.add_mutually_exclusive_group()
+    spellings = {flag(name): (name, _PRECISION_HELP[name]) for name in PRECISIONS}
+    spellings["--best"] = ("int8", argparse.SUPPRESS)
+    for spelling, (name, text) in spellings.items():
+        exclusive.add_argument(
+            spelling, dest="precision", action="store_const", const=name, default=argparse.SUPPRESS, help=text
+        )
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, option: Option) -> None:
+    """A switch, and its hidden ``--no-`` form, which overrides a configuration file."""
+    group.add_argument(flag(name), dest=name, action="store_true", default=argparse.SUPPRESS, help=option.help)
+    off = "--no-" + flag(name).removeprefix("--")
+    group.add_argument(off, dest=name, action="store_false", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _add_value(group: argparse._ArgumentGroup, name: str, option: Option, *, number: bool) -> None:
+    read: Any = one_of(option.choices) if option.choices else float if number else str
+    shown = option.metavar or "|".join(option.choices)
+    names = ["-o", flag(name)] if name == "output" else [flag(name)]
+    action = "append" if option.repeatable else "store"
+    common: dict[str, Any] = {"dest": name, "action": action, "type": read, "default": argparse.SUPPRESS}
+    group.add_argument(*names, metavar=shown, help=option.help, **common)
+    if option.aliases:
+        group.add_argument(*option.aliases, metavar=shown, help=argparse.SUPPRESS, **common)
+
+
+def config_from(args: argparse.Namespace, command: str) -> BuildConfig:
+    """The configuration: the file's values, then those of the command line.
+
+    Raises:
+        UsageError: A value, a shape or the configuration file is wrong.
+    """
+    values: dict[str, Any] = {}
+    if args.config is not None:
+        from trtopt.config_file import load
+
+        values = load(Path(args.config), command)
+    kinds = field_kinds(BuildConfig)
+    values.update((name, value) for name, value in vars(args).items() if name in kinds)
+    for name, value in values.items():
+        if kinds[name] == "shapes":
+            values[name] = _shapes(value)
+    return BuildConfig(**values)
+
+
+def _shapes(texts: Iterable[str]) -> tuple[ShapeMap, ...]:
+    from trtopt.engine.profiles import parse_shapes
+
+    return tuple(parse_shapes(text) for text in texts)
+
+
+def check_outputs(model: str, config: BuildConfig) -> None:
+    """Raise before any work when an output cannot be written, or would overwrite the model or another output.
+
+    Raises:
+        UsageError: See above.
+    """
+    taken = {Path(model).absolute(): "the model"}
+    for name, option in options(BuildConfig).items():
+        value = getattr(config, name)
+        if option.path != "output" or value is None:
+            continue
+        path = Path(value).absolute()
+        if path in taken:
+            raise UsageError(
+                f"{flag(name)} would overwrite {taken[path]}", where=value, remedy=f"give {flag(name)} another file"
+            )
+        taken[path] = flag(name)
+        check_writable(path)

@@ -1,0 +1,80 @@
+"""``trtopt recipe list`` and ``trtopt recipe explain NAME``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trtopt.cli.parser import Parser
+from trtopt.cli.streams import print_json, print_renderable
+from trtopt.config import did_you_mean
+from trtopt.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtopt.rewrite.protocol import Recipe
+
+_SCHEMA = "trtopt.recipes/1"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = Parser(prog="trtopt recipe", description="The graph rewrites that 'trtopt build --recipes' chooses from.")
+    commands = parser.add_subparsers(dest="action", metavar="list|explain", required=True, parser_class=Parser)
+    listing = commands.add_parser("list", help="name all recipes", description="Name all recipes, in their order.")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    explaining = commands.add_parser("explain", help="explain one recipe", description="Explain one recipe.")
+    explaining.add_argument("name", metavar="NAME", help="the recipe")
+    args = parser.parse(argv)
+
+    from trtopt.rewrite.registry import all_recipes
+
+    recipes = all_recipes()
+    if args.action == "explain":
+        _explain(_named(recipes, args.name))
+    elif args.json:
+        print_json({"schema": _SCHEMA, "recipes": [_summary(recipe) for recipe in recipes]})
+    else:
+        _list(recipes)
+    return 0
+
+
+def _named(recipes: Sequence[Recipe], name: str) -> Recipe:
+    names = [recipe.name for recipe in recipes]
+    if name not in names:
+        raise UsageError(
+            f"There is no recipe named {name!r}",
+            where="trtopt recipe explain",
+            remedy=did_you_mean(name, names) or "trtopt recipe list names them all",
+        )
+    return recipes[names.index(name)]
+
+
+def _summary(recipe: Recipe) -> dict[str, str | bool]:
+    return {
+        "name": recipe.name,
+        "stage": recipe.stage.name,
+        "lossless": recipe.lossless,
+        "summary": (inspect.getdoc(type(recipe)) or "").partition("\n")[0],
+    }
+
+
+def _list(recipes: Sequence[Recipe]) -> None:
+    from trtopt.report.text import table
+
+    summaries = [_summary(recipe) for recipe in recipes]
+    rows = [
+        (str(item["stage"]), str(item["name"]), "yes" if item["lossless"] else "no", str(item["summary"]))
+        for item in summaries
+    ]
+    print_renderable(table(("stage", "recipe", "lossless", "what it does"), rows))
+
+
+def _explain(recipe: Recipe) -> None:
+    print(f"{recipe.name} (stage {recipe.stage.name}, {'lossless' if recipe.lossless else 'not lossless'})\n")
+    print(inspect.getdoc(type(recipe)))
+    if dataclasses.is_dataclass(recipe) and dataclasses.fields(recipe):
+        print("\nOptions")
+        for item in dataclasses.fields(recipe):
+            print(f"  {item.name} = {getattr(recipe, item.name)!r}")

@@ -1,0 +1,90 @@
+"""What ``trtopt build`` and ``trtopt optimize`` share: parse, check the outputs, call the library, print the report."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trtopt.cli import trtexec
+from trtopt.cli.options import add_config_options, check_outputs, config_from
+from trtopt.cli.parser import Parser
+from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.config import BuildConfig
+from trtopt.errors import GateError
+
+if TYPE_CHECKING:
+    from trtopt.report.records import BuildReport
+
+
+def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str]) -> int:
+    """Run ``build`` or ``optimize`` and print its report.
+
+    Args:
+        command: ``build`` or ``optimize``.
+        description: The first lines of ``--help``.
+        epilog: The last lines of ``--help``.
+        argv: The arguments after the command.
+
+    Returns:
+        0, or 7 when a gate failed.
+
+    Raises:
+        TrtoptError: The command failed.
+    """
+    args, config = parse(command, description, epilog, argv)
+    for note in args.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if args.verbose:
+        logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s: %(message)s")
+    check_outputs(args.model, config)
+
+    from trtopt import api
+
+    with Listener() as listener, own_stdout(quiet=args.json):
+        report = getattr(api, command)(args.model, config, on_event=listener)
+    _print(report, as_json=args.json)
+    return _gate(report, config)
+
+
+def parse(command: str, description: str, epilog: str, argv: Sequence[str]) -> tuple[argparse.Namespace, BuildConfig]:
+    """The parsed arguments and the configuration they make.
+
+    Raises:
+        UsageError: An option, the configuration file or a shape is wrong.
+    """
+    parser = Parser(
+        prog=f"trtopt {command}",
+        usage=f"trtopt {command} MODEL [options]",
+        description=description,
+        epilog=epilog,
+        refused=trtexec.REFUSED,
+    )
+    parser.add_argument("model", metavar="MODEL", help="the ONNX file")
+    add_config_options(parser)
+    trtexec.add_aliases(parser)
+    args = parser.parse(trtexec.model_of(argv))
+    trtexec.resolve(args)
+    return args, config_from(args, command)
+
+
+def _print(report: BuildReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report.to_json_dict())
+        return
+    from trtopt.report import terminal
+
+    print_renderable(terminal.render(report))
+
+
+def _gate(report: BuildReport, config: BuildConfig) -> int:
+    if not report.gate_failures:
+        return 0
+    if config.allow_accuracy_loss:
+        return 0
+    for failure in report.gate_failures:
+        print(f"error: a gate failed: {failure}", file=sys.stderr)
+    print("  remedy: --allow-accuracy-loss turns failed gates into warnings", file=sys.stderr)
+    return GateError.exit_code

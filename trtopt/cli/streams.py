@@ -1,0 +1,101 @@
+"""Where the command line writes: the report on stdout, progress and warnings on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trtopt.events import Event
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress, TaskID
+
+_PIPE_WIDTH = 100
+
+
+class Listener:
+    """Prints warnings on stderr as they happen and, when stderr is a terminal, progress bars."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Listener:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._progress = Progress(console=Console(stderr=True), transient=True)
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if event.kind == "warning":
+            self._warn(f"warning: {event.text}")
+        elif self._progress is not None:
+            self._advance(self._progress, event)
+
+    def _warn(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False, style="yellow")
+        else:
+            print(text, file=sys.stderr)
+
+    def _advance(self, progress: Progress, event: Event) -> None:
+        if event.kind == "start":
+            self._tasks[event.task] = progress.add_task(event.task, total=event.total)
+        elif event.task in self._tasks and event.kind == "advance":
+            progress.advance(self._tasks[event.task])
+        elif event.task in self._tasks:
+            progress.remove_task(self._tasks.pop(event.task))
+
+
+@contextlib.contextmanager
+def own_stdout(*, quiet: bool) -> Iterator[None]:
+    """With ``quiet``, send to stderr what anything else prints on stdout: a user's metric, a native library.
+
+    The file descriptor itself is moved, so that native code and worker processes follow.
+    """
+    if not quiet:
+        yield
+        return
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print ``value`` on stdout."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_renderable(renderable: RenderableType) -> None:
+    """Print on stdout, as wide as the terminal; without colours, and 100 columns wide, when it is not one."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console(highlight=False, emoji=False, markup=False).print(renderable)
+        return
+    console = Console(width=int(os.environ.get("COLUMNS", _PIPE_WIDTH)), no_color=True, emoji=False, markup=False)
+    with console.capture() as capture:
+        console.print(renderable, highlight=False)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))

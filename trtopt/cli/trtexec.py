@@ -1,0 +1,211 @@
+"""The spellings of trtexec: those that mean an option of trtopt, those without effect here, those refused and why.
+
+The same table, for readers, is docs/migrating-from-tensorrt-10.md; a test keeps the two equal. Names and meanings as in
+the help of trtexec 8.4 to 11.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trtopt.config import did_you_mean
+from trtopt.errors import UsageError
+
+_NOT_TIMED = "the engine is not timed"
+_NO_PRECISION_HINTS = "write the precision into the ONNX model; TensorRT 11 has no such option either"
+_LEAVE_OUT = "leave it out; the builder's default is used"
+_NOT_RUN = "run the engine with the runtime that the report names"
+_NO_DLA = "leave it out; engines are built for GPUs, not for DLA"
+_NO_SAFETY = "leave it out; safety-certified engines are not built"
+
+BUILDER_FLAGS = {
+    "--refit": "refit=true",
+    "--stripWeights": "strip_plan=true",
+    "--versionCompatible": "version_compatible=true",
+    "--vc": "version_compatible=true",
+    "--allowWeightStreaming": "weight_streaming=true",
+}
+"""Flags that are one builder option."""
+
+NO_EFFECT = {
+    "--skipInference": _NOT_TIMED,
+    "--buildOnly": _NOT_TIMED,
+    "--useCudaGraph": _NOT_TIMED,
+    "--noDataTransfers": _NOT_TIMED,
+    "--useSpinWait": _NOT_TIMED,
+    "--spinWait": _NOT_TIMED,
+    "--exposeDMA": _NOT_TIMED,
+    "--useManagedMemory": _NOT_TIMED,
+    "--separateProfileRun": _NOT_TIMED,
+    "--threads": _NOT_TIMED,
+    "--stronglyTyped": "every network is strongly typed",
+    "--explicitBatch": "every network has an explicit batch dimension",
+    "--cpuOnly": "TensorRT for RTX builds without a GPU",
+}
+"""Flags that are accepted and change nothing, and why."""
+
+NO_EFFECT_VALUES = {
+    "--iterations": _NOT_TIMED,
+    "--warmUp": _NOT_TIMED,
+    "--duration": _NOT_TIMED,
+    "--sleepTime": _NOT_TIMED,
+    "--idleTime": _NOT_TIMED,
+    "--infStreams": _NOT_TIMED,
+    "--streams": _NOT_TIMED,
+    "--avgRuns": _NOT_TIMED,
+    "--percentile": _NOT_TIMED,
+    "--useProfile": _NOT_TIMED,
+    "--profile": "profiles are numbered in the order of the shape options",
+    "--profilingVerbosity": "engines are always built with detailed layer information",
+}
+"""Options with a value that are accepted and change nothing, and why."""
+
+REFUSED = {
+    "--fp8": "use --int8, or --bf16",
+    "--int4": "use --int8",
+    "--precisionConstraints": _NO_PRECISION_HINTS,
+    "--layerPrecisions": _NO_PRECISION_HINTS,
+    "--layerOutputTypes": _NO_PRECISION_HINTS,
+    "--layerDeviceTypes": _NO_DLA,
+    "--useDLACore": _NO_DLA,
+    "--allowGPUFallback": _NO_DLA,
+    "--buildDLAStandalone": _NO_DLA,
+    "--safe": _NO_SAFETY,
+    "--consistency": _NO_SAFETY,
+    "--restricted": _NO_SAFETY,
+    "--inputIOFormats": "change the types and layouts of the inputs in the ONNX model",
+    "--outputIOFormats": "change the types and layouts of the outputs in the ONNX model",
+    "--minShapesCalib": "give --calib samples of the shape to calibrate with",
+    "--optShapesCalib": "give --calib samples of the shape to calibrate with",
+    "--maxShapesCalib": "give --calib samples of the shape to calibrate with",
+    "--calibProfile": "give --calib samples of the shape to calibrate with",
+    "--batch": "give the batch size in --opt-shapes",
+    "--maxBatch": "give the batch size in --max-shapes",
+    "--loadEngine": _NOT_RUN,
+    "--loadInputs": "give the samples to verify on with --eval",
+    "--loadRefOutputs": "FP32 outputs of the model are the reference; bound the error with --min-sqnr-db",
+    "--atol": "bound the error with --min-sqnr-db or --max-accuracy-drop",
+    "--rtol": "bound the error with --min-sqnr-db or --max-accuracy-drop",
+    "--exportOutput": _NOT_RUN,
+    "--exportTimes": _NOT_RUN,
+    "--exportProfile": _NOT_RUN,
+    "--dumpOutput": _NOT_RUN,
+    "--dumpProfile": _NOT_RUN,
+    "--dumpLayerInfo": "write the layers with --export-layer-info FILE",
+    "--dumpRefit": _NOT_RUN,
+    "--timeDeserialize": _NOT_RUN,
+    "--timeRefit": _NOT_RUN,
+    "--refitFromOnnx": "build the engine again from the new model",
+    "--weightStreamingBudget": "set the budget in the program that runs the engine",
+    "--markDebug": "compare intermediate tensors with --compare-tensors",
+    "--markUnfusedTensorsAsDebugTensors": "compare intermediate tensors with --compare-tensors",
+    "--saveDebugTensors": "compare intermediate tensors with --compare-tensors",
+    "--device": "choose the GPU of this machine with CUDA_VISIBLE_DEVICES, the target with --gpu",
+    "--computeCapabilities": "name the target with --gpu",
+    "--runtimePlatform": "build on the platform that runs the engine",
+    "--excludeLeanRuntime": _LEAVE_OUT,
+    "--stripAllWeights": "use --builder strip_plan=true",
+    "--l2LimitForTiling": _LEAVE_OUT,
+    "--errorOnTimingCacheMiss": _LEAVE_OUT,
+    "--noBuilderCache": _LEAVE_OUT,
+    "--noCompilationCache": _LEAVE_OUT,
+    "--minTiming": _LEAVE_OUT,
+    "--avgTiming": _LEAVE_OUT,
+    "--maxTactics": _LEAVE_OUT,
+    "--directIO": _LEAVE_OUT,
+    "--tacticSources": _LEAVE_OUT,
+    "--preview": _LEAVE_OUT,
+    "--tempdir": "choose the folder of temporary files with TMPDIR",
+    "--setPluginsToSerialize": "deploy the plugin library beside the engine",
+}
+"""Options that are not supported, and what to do instead."""
+
+
+def model_of(arguments: Sequence[str]) -> list[str]:
+    """The arguments with ``--onnx=FILE`` and ``--onnx FILE`` turned into the positional ``FILE``."""
+    kept = (argument for argument in arguments if argument != "--onnx")
+    return [argument.removeprefix("--onnx=") for argument in kept]
+
+
+def add_aliases(parser: argparse.ArgumentParser) -> None:
+    """Add the spellings that are not plain aliases of a field."""
+    hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    for name, setting in BUILDER_FLAGS.items():
+        parser.add_argument(name, dest="builder", action="append_const", const=setting, **hidden)
+    for name, read in BUILDER_VALUES.items():
+        parser.add_argument(name, dest="builder", action="append", type=read, **hidden)
+    for name in NO_EFFECT:
+        parser.add_argument(name, action=_WithoutEffect, nargs=0, help=argparse.SUPPRESS)
+    for name in NO_EFFECT_VALUES:
+        parser.add_argument(name, action=_WithoutEffect, help=argparse.SUPPRESS)
+    parser.add_argument("--noTF32", dest="no_tf32", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--shapes", action="append", help=argparse.SUPPRESS)
+    parser.set_defaults(notes=[])
+
+
+class _WithoutEffect(argparse.Action):
+    """Remembers that the option was given, for a note."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: object = None
+    ) -> None:
+        name = self.option_strings[0]
+        namespace.notes = [*namespace.notes, f"{name} has no effect: {(NO_EFFECT | NO_EFFECT_VALUES)[name]}"]
+
+
+def resolve(args: argparse.Namespace) -> None:
+    """Turn ``--noTF32`` and ``--shapes`` into options, as trtexec does: they yield to more precise ones.
+
+    Raises:
+        UsageError: ``--noTF32`` stands beside ``--tf32``.
+    """
+    if args.no_tf32 and getattr(args, "precision", "fp32") == "tf32":
+        raise UsageError("--noTF32 contradicts --tf32", where="--noTF32", remedy="leave one of them out")
+    if args.no_tf32 and not hasattr(args, "precision"):
+        args.precision = "fp32"
+    if args.shapes and not any(hasattr(args, name) for name in ("min_shapes", "opt_shapes", "max_shapes")):
+        args.opt_shapes = args.shapes
+    elif args.shapes:
+        args.notes = [*args.notes, "--shapes has no effect beside --minShapes, --optShapes or --maxShapes"]
+
+
+def _setting(key: str, words: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """Reads a value of trtexec as a builder option; ``words`` are the values with another name here."""
+
+    def read(value: str) -> str:
+        if words is not None and value not in words:
+            hint = did_you_mean(value, words) or f"choose one of {', '.join(words)}"
+            raise argparse.ArgumentTypeError(f"{value!r} is not supported; {hint}")
+        return f"{key}={words[value] if words is not None else value}"
+
+    return read
+
+
+def _workspace(text: str) -> str:
+    """A size in trtexec's notation, in which a number without a unit is in MiB."""
+    return f"workspace={text}{'M' if text.isdecimal() else ''}"
+
+
+def _pools(text: str) -> str:
+    """``workspace:4096M``, the only pool that is not of DLA."""
+    pool, _, size = text.partition(":")
+    if pool != "workspace" or not size or "," in size:
+        raise argparse.ArgumentTypeError(f"{text!r}: only workspace:SIZE is supported, such as workspace:4096M")
+    return _workspace(size)
+
+
+BUILDER_VALUES: dict[str, Callable[[str], str]] = {
+    "--builderOptimizationLevel": _setting("builder_optimization_level"),
+    "--maxAuxStreams": _setting("max_aux_streams"),
+    "--tilingOptimizationLevel": _setting("tiling", {"0": "none", "1": "fast", "2": "moderate", "3": "full"}),
+    "--hardwareCompatibilityLevel": _setting(
+        "hardware_compatibility",
+        {"none": "none", "ampere+": "ampere+", "sameComputeCapability": "same_compute_capability"},
+    ),
+    "--sparsity": _setting("sparsity", {"disable": "disable", "enable": "enable"}),
+    "--memPoolSize": _pools,
+    "--workspace": _workspace,
+}
+"""Options whose value becomes one builder option."""

@@ -1,0 +1,84 @@
+"""The configuration file: TOML, a table for each command, keys as the fields of the configuration are named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from trtopt.config import BuildConfig, FieldKind, Option, checked, did_you_mean, field_kinds, options
+from trtopt.errors import UsageError
+
+COMMANDS = ("build", "optimize")
+_MOST_BYTES = 1 << 20
+
+
+def load(path: Path, command: str) -> dict[str, Any]:
+    """Read the table of ``command`` from a TOML file.
+
+    Args:
+        path: The file.
+        command: ``build`` or ``optimize``: the name of the table.
+
+    Returns:
+        Values by field name of :class:`BuildConfig`, checked. Relative paths are made relative to the file's folder.
+        Shapes are left as tuples of text, as on the command line.
+
+    Raises:
+        UsageError: The file cannot be read or parsed, has an unknown table or key, or a value of the wrong type.
+    """
+    tables = _parse(path)
+    for name, table in tables.items():
+        if name not in COMMANDS or not isinstance(table, dict):
+            raise UsageError(
+                f"The configuration file has an unknown table or key {name!r}",
+                where=f"{path}: {name}",
+                remedy=did_you_mean(name, COMMANDS)
+                or f"put options under {' or '.join(f'[{known}]' for known in COMMANDS)}",
+            )
+    if command not in tables:
+        raise UsageError(f"The configuration file has no table [{command}]", where=str(path), remedy=f"add [{command}]")
+    known, kinds = options(BuildConfig), field_kinds(BuildConfig)
+    values: dict[str, Any] = {}
+    for key, value in tables[command].items():
+        where = f"{path}: [{command}] {key}"
+        if key not in known:
+            near = did_you_mean(key.replace("-", "_"), known)
+            raise UsageError(f"Unknown option {key!r}", where=where, remedy=near or "see docs/build.md")
+        values[key] = _value(key, known[key], kinds[key], value, where)
+    return {key: _anchored(known[key], value, path.absolute().parent) for key, value in values.items()}
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError("The configuration file is too large", where=str(path), remedy="give a TOML file")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read the configuration file: {error.strerror}", where=str(path), remedy="check the path"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"The configuration file is not valid TOML: {error}", where=str(path), remedy="correct that line"
+        ) from error
+
+
+def _value(key: str, option: Option, kind: FieldKind, value: Any, where: str) -> Any:
+    try:
+        return checked(key, option, "texts" if kind == "shapes" else kind, value)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, remedy=error.remedy) from error
+
+
+def _anchored(option: Option, value: Any, folder: Path) -> Any:
+    """Paths in ``value`` relative to ``folder``."""
+    if not option.path:
+        return value
+    if isinstance(value, tuple):
+        return tuple(str(folder / item) for item in value)
+    return value if value in option.words else str(folder / value)

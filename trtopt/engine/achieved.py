@@ -1,0 +1,74 @@
+"""The precision an engine really runs at, from its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trtopt.engine.layers import layers_of_profile
+from trtopt.report.records import Achieved, LayerInfo, TensorInfo
+
+_NAMES = {"Float": "fp32", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8", "FP8": "fp8", "FP4": "fp4"}
+_WIDEST_FIRST = ("Float", "BFloat16", "Half", "FP8", "Int8", "UInt8", "FP4", "Int4")
+_NARROW = ("FP4", "Int8", "FP8")
+_MATH = ("conv", "gemm", "mha", "fused")
+"""Kinds of kernels with matrix multiplications, those that surely have one first."""
+
+
+def achieved_precision(layers: Sequence[LayerInfo], flop_by_node: Mapping[str, int]) -> dict[str, Achieved]:
+    """The share of each dtype in kernels and in flop, first optimization profile.
+
+    A node whose computation is spread over several kernels (padding, transposing, multiplying, dequantizing) counts
+    once, for the kernel that does its math.
+
+    Args:
+        layers: With ``onnx_nodes`` resolved to names of the graph.
+        flop_by_node: Flop of each ONNX node; one multiply-add = 2 flop.
+
+    Returns:
+        By ``int8``, ``fp8``, ``fp16``, ``bf16``, ``fp32``, ... in order of falling flop share. ``flop_share`` is of
+        the flop of the nodes some kernel claims.
+    """
+    kernels = [layer for layer in layers_of_profile(layers) if layer.is_kernel]
+    dtypes = [math_dtype(layer) for layer in kernels]
+    owner: dict[str, int] = {}
+    for index, layer in enumerate(kernels):
+        for node in layer.onnx_nodes:
+            if node in flop_by_node and (node not in owner or _rank(layer) < _rank(kernels[owner[node]])):
+                owner[node] = index
+    flop: dict[str, int] = dict.fromkeys(dtypes, 0)
+    for node, index in owner.items():
+        flop[dtypes[index]] += flop_by_node[node]
+    total = sum(flop.values())
+    shares = {name: (value / total if total else 0.0) for name, value in flop.items()}
+    order = sorted(shares, key=lambda name: (-shares[name], name))
+    return {name: Achieved(layers=dtypes.count(name), flop_share=shares[name]) for name in order}
+
+
+def math_dtype(layer: LayerInfo) -> str:
+    """The dtype a kernel's operands have.
+
+    A convolution, matrix product or attention kernel is narrow (INT8, FP8, FP4) when an activation *and* its other
+    operand (a constant of rank 2 or more, else another view or activation) are; a narrow constant alone is a
+    compressed weight, widened before the product. Otherwise the widest floating-point operand decides.
+    """
+    operands = [tensor.dtype for tensor in layer.inputs]
+    if layer.kind in _MATH:
+        weights = [tensor.dtype for tensor in layer.constants if len(tensor.shape) >= 2]
+        for dtype in _NARROW:
+            if dtype in operands and (dtype in weights or operands.count(dtype) >= 2):
+                return _NAMES[dtype]
+        operands = [dtype for dtype in operands if dtype not in _NARROW] or operands
+    return _name(operands, layer.constants, layer.outputs)
+
+
+def _name(operands: Sequence[str], constants: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> str:
+    for dtypes in (operands, [item.dtype for item in outputs], [item.dtype for item in constants]):
+        for dtype in _WIDEST_FIRST:
+            if dtype in dtypes:
+                return _NAMES.get(dtype, dtype.lower())
+    return next((dtype.lower() for dtype in operands), "none")
+
+
+def _rank(layer: LayerInfo) -> int:
+    """Lower for kernels more surely doing the math of the nodes they claim."""
+    return _MATH.index(layer.kind) if layer.kind in _MATH else len(_MATH)

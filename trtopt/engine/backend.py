@@ -1,0 +1,197 @@
+"""The two compilers behind one interface, and what each can build for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import struct
+from dataclasses import dataclass
+
+from trtopt._lazy import is_available
+from trtopt.errors import MissingDependencyError, TargetError, UsageError
+from trtopt.hardware.spec import GpuSpec
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A compiler.
+
+    Attributes:
+        name: The name of ``--backend``.
+        module: The Python module; both have TensorRT's API.
+        install: The command that installs it.
+        runtime: What loads its engines.
+        suffix: The suffix of its engine files.
+        needs_gpu: Whether building needs the target GPU to be present.
+        oldest: The oldest version that is supported.
+    """
+
+    name: str
+    module: str
+    install: str
+    runtime: str
+    suffix: str
+    needs_gpu: bool
+    oldest: tuple[int, int]
+
+
+TENSORRT_RTX = Backend(
+    "tensorrt-rtx",
+    "tensorrt_rtx",
+    'pip install "trtopt[rtx,cpu]"',
+    "TensorRT for RTX",
+    ".rtx.engine",
+    needs_gpu=False,
+    oldest=(1, 7),
+)
+TENSORRT = Backend(
+    "tensorrt",
+    "tensorrt",
+    'pip install "trtopt[gpu]"',
+    "TensorRT, trtexec, Triton Inference Server",
+    ".engine",
+    needs_gpu=True,
+    oldest=(10, 3),
+)
+_BACKENDS = {backend.name: backend for backend in (TENSORRT_RTX, TENSORRT)}
+
+RTX_TARGETS = {"7.5": 1, "8.0": 2, "8.6": 4, "8.9": 8, "12.0": 16, "12.1": 32}
+"""Compute capabilities TensorRT for RTX 1.7 builds for, and their bits in the header of an engine."""
+
+_MAGIC = b"vtrt"
+_HEADER_BYTES = 64
+
+
+def choose_backend(requested: str, gpu: GpuSpec | None, present: GpuSpec | None) -> Backend:
+    """The compiler to build with.
+
+    ``auto`` takes TensorRT where it is installed, a GPU is present and it is the target's kind; TensorRT for RTX
+    otherwise.
+
+    Args:
+        requested: ``auto``, ``tensorrt`` or ``tensorrt-rtx``.
+        gpu: The target; None for ``portable``.
+        present: The GPU of this machine, if any.
+
+    Raises:
+        UsageError: There is no such backend.
+        MissingDependencyError: Its package is not installed.
+        TargetError: It cannot build for ``gpu`` here.
+    """
+    if requested == "auto":
+        fits = gpu is not None and present is not None and gpu.compute_capability == present.compute_capability
+        backend = TENSORRT if fits and is_available(TENSORRT.module) else TENSORRT_RTX
+    elif requested in _BACKENDS:
+        backend = _BACKENDS[requested]
+    else:
+        raise UsageError(
+            f"There is no backend {requested!r}", where="--backend", remedy="choose auto, tensorrt or tensorrt-rtx"
+        )
+    check_target(backend, gpu, present)
+    if not is_available(backend.module):
+        raise MissingDependencyError(
+            f"The package of the backend {backend.name} is not installed",
+            where=f"import {backend.module}",
+            remedy=backend.install,
+        )
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        check_version(backend, importlib.metadata.version(backend.module))
+    return backend
+
+
+def check_version(backend: Backend, version: str) -> None:
+    """Check that ``version`` of the backend's package is one trtopt knows how to drive.
+
+    Raises:
+        MissingDependencyError: It is too old.
+    """
+    if tuple(int(part) for part in version.split(".")[:2]) < backend.oldest:
+        needed = ".".join(str(part) for part in backend.oldest)
+        raise MissingDependencyError(
+            f"{backend.name} {version} is too old: {needed} or later is needed",
+            where=f"import {backend.module}",
+            remedy=backend.install,
+        )
+
+
+def check_target(backend: Backend, gpu: GpuSpec | None, present: GpuSpec | None) -> None:
+    """Check that ``backend`` can build for ``gpu`` on this machine.
+
+    Raises:
+        TargetError: It cannot.
+    """
+    if backend.needs_gpu:
+        _check_present(gpu, present)
+    elif gpu is not None and gpu.compute_capability not in RTX_TARGETS:
+        raise TargetError(
+            f"TensorRT for RTX cannot build for {gpu.name} (compute capability {gpu.compute_capability}); "
+            f"it targets {', '.join(RTX_TARGETS)} and portable",
+            where="--gpu",
+            remedy="write the model with `trtopt optimize` here and run `trtopt build --backend tensorrt` on a machine "
+            "with that GPU, or name another GPU with --gpu",
+        )
+
+
+def _check_present(gpu: GpuSpec | None, present: GpuSpec | None) -> None:
+    if present is None:
+        raise TargetError(
+            "TensorRT builds on the target GPU, and this machine has none",
+            where="--backend tensorrt",
+            remedy="use --backend tensorrt-rtx here, or write the model with `trtopt optimize` and build on the GPU",
+        )
+    if gpu is None:
+        raise TargetError(
+            "TensorRT has no portable target; it builds for the GPU that is present",
+            where="--gpu portable",
+            remedy="use --backend tensorrt-rtx, or leave --gpu out and set --builder hardware_compatibility=ampere+",
+        )
+    if gpu.compute_capability != present.compute_capability:
+        raise TargetError(
+            f"TensorRT builds for the GPU that is present ({present.name}), not for {gpu.name}",
+            where="--gpu",
+            remedy="run `trtopt build` on a machine with that GPU; `trtopt optimize` writes the model to take there",
+        )
+
+
+@dataclass(frozen=True)
+class EngineHeader:
+    """What the header of a TensorRT for RTX engine says.
+
+    Attributes:
+        version: The builder's version, for example ``1.7.1.116``.
+        compute_capabilities: Those the engine may run on, ascending.
+        bytes: The size of the whole engine.
+    """
+
+    version: str
+    compute_capabilities: tuple[str, ...]
+    bytes: int
+
+
+def read_header(data: bytes) -> EngineHeader:
+    """Check the header of a TensorRT for RTX engine, which needs no GPU and no runtime.
+
+    Layout as observed in engines of version 1.7 (serialization version 2), little-endian: 0-3 ``vtrt``; 8 the
+    serialization version; 16-23 the total size; 24-27 the version; 28-31 ``vtrt``; 32 a bit mask of targets.
+
+    Args:
+        data: The engine, whole.
+
+    Raises:
+        UsageError: It is not such an engine, or not all of it.
+    """
+    if len(data) < _HEADER_BYTES or data[:4] != _MAGIC or data[28:32] != _MAGIC:
+        raise UsageError(
+            "Not an engine of TensorRT for RTX",
+            where=f"the first {_HEADER_BYTES} bytes",
+            remedy="give an .rtx.engine file",
+        )
+    (size,) = struct.unpack_from("<Q", data, 16)
+    if size != len(data):
+        raise UsageError(
+            f"The engine should have {size} bytes and has {len(data)}",
+            where="the engine's header",
+            remedy="it was cut off or changed; build or copy it again",
+        )
+    targets = tuple(capability for capability, bit in RTX_TARGETS.items() if data[32] & bit)
+    return EngineHeader(".".join(str(part) for part in data[24:28]), targets, size)

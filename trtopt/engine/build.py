@@ -1,0 +1,258 @@
+"""Build an engine in a process of its own and read back what the compiler made of the graph."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import trtopt
+from trtopt.engine import worker
+from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, read_header
+from trtopt.engine.failures import crash, refusal
+from trtopt.engine.inspector import parse_inspector_json
+from trtopt.engine.layers import (
+    Resolved,
+    activation_bytes,
+    kernel_count,
+    parse_layers_log,
+    resolve_nodes,
+    weight_bytes,
+)
+from trtopt.engine.options import BuilderSettings, parse_builder_options
+from trtopt.engine.profiles import Profile
+from trtopt.errors import EngineBuildError, UsageError
+from trtopt.events import Event, OnEvent, ignore
+from trtopt.files import atomic_write
+from trtopt.hardware.probe import present_gpu
+from trtopt.hardware.spec import GpuSpec
+from trtopt.report.records import EngineRecord, LayerInfo
+
+TASK = "build engine"
+"""The name of the progress events' task."""
+
+_START = "import sys; sys.path.append(sys.argv[1]); from trtopt.engine.worker import main; main(sys.argv[2])"
+_INT64_NOTE = "has Int64 binding"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        onnx: The model file, with its external data beside it.
+        backend: The compiler.
+        gpu: The target; None for every GPU from Ampere on (TensorRT for RTX only).
+        nodes: The names of all nodes of the model, those of subgraphs included; unique.
+        profiles: One optimization profile or more; none for a model whose inputs are all static.
+        tf32: Whether FP32 layers may use TF32 Tensor Cores.
+        builder: ``KEY=VALUE`` options.
+        plugins: Libraries with plugins.
+        timing_cache: A file read before and written after the build; TensorRT for RTX ignores it.
+    """
+
+    onnx: Path
+    backend: Backend
+    gpu: GpuSpec | None
+    nodes: tuple[str, ...]
+    profiles: tuple[Profile, ...] = ()
+    tf32: bool = False
+    builder: tuple[str, ...] = ()
+    plugins: tuple[Path, ...] = ()
+    timing_cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class EngineArtifact:
+    """An engine, what is known of it, and the compiler's own words.
+
+    Attributes:
+        data: The engine file's content.
+        record: What it is; ``path`` is None until it is written.
+        raw_log: Warnings of the parser and builder, then the list of layers as they gave it.
+    """
+
+    data: bytes
+    record: EngineRecord
+    raw_log: str
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What a worker left."""
+
+    engine: bytes
+    layers: str
+    messages: tuple[tuple[str, str], ...]
+    version: str
+    seconds: float
+    timing_cache: bytes | None
+
+
+def build_engine(request: BuildRequest, on_event: OnEvent = ignore) -> EngineArtifact:
+    """Build an engine in a fresh process.
+
+    With TensorRT for RTX and dynamic shapes the bytes are counted on a second, static build at the first profile's
+    optimum: a dynamic build's list of layers does not tell sizes.
+
+    Raises:
+        UsageError: A builder option or a file named by the request is wrong.
+        TargetError: The backend cannot build for this target, or not here.
+        MissingDependencyError: The backend is not installed.
+        EngineBuildError: The parser or the builder refused the model, or the process crashed.
+    """
+    present = present_gpu()
+    check_target(request.backend, request.gpu, present)
+    settings = parse_builder_options(request.builder, request.backend, gpu_present=present is not None)
+    _check_files(request)
+    output = _run(request, settings, on_event)
+    for severity, message in output.messages:
+        if severity == "WARNING" and _INT64_NOTE not in message:
+            on_event(Event("warning", TASK, text=message.splitlines()[0]))
+    raw_log = "\n".join([*(f"{severity}: {message}" for severity, message in output.messages), output.layers])
+    resolved = _read_layers(request, output.layers, raw_log)
+    sized = _sized_layers(request, settings, resolved.layers)
+    if output.timing_cache is not None and request.timing_cache is not None:
+        atomic_write(request.timing_cache, output.timing_cache)
+    record = EngineRecord(
+        path=None,
+        sha256=hashlib.sha256(output.engine).hexdigest(),
+        bytes=len(output.engine),
+        backend=request.backend.name,
+        backend_version=output.version,
+        compute_capabilities=_targets(request, output.engine),
+        runtime=request.backend.runtime,
+        kernels=kernel_count(resolved.layers),
+        activation_bytes=activation_bytes(sized),
+        weight_bytes=weight_bytes(sized),
+        build_seconds=output.seconds,
+        layers=resolved.layers,
+        unclaimed_nodes=resolved.unclaimed,
+        ignored_options=settings.ignored + _ignored_cache(request),
+        profiles=tuple(profile.to_json_dict() for profile in request.profiles),
+    )
+    on_event(Event("end", TASK))
+    return EngineArtifact(output.engine, record, raw_log)
+
+
+def _ignored_cache(request: BuildRequest) -> tuple[str, ...]:
+    ignored = request.timing_cache is not None and request.backend == TENSORRT_RTX
+    return (f"timing_cache={request.timing_cache}",) if ignored else ()
+
+
+def _check_files(request: BuildRequest) -> None:
+    for path in (request.onnx, *request.plugins):
+        if not path.is_file():
+            raise UsageError("There is no such file", where=str(path), remedy="check the path")
+
+
+def _targets(request: BuildRequest, engine: bytes) -> tuple[str, ...]:
+    """The compute capabilities the engine runs on, from its own header where it says so."""
+    if request.backend != TENSORRT_RTX:
+        return (request.gpu.compute_capability,) if request.gpu is not None else ()
+    try:
+        header = read_header(engine)
+    except UsageError as error:
+        raise EngineBuildError(
+            f"The builder returned something that is not an engine: {error.what}",
+            where=error.where,
+            remedy="report it; `trtopt doctor --selftest` builds a small network to compare with",
+        ) from error
+    if request.gpu is not None and request.gpu.compute_capability not in header.compute_capabilities:
+        raise EngineBuildError(
+            f"The engine was built for {', '.join(header.compute_capabilities)}, not for {request.gpu.name}",
+            where="the engine's header",
+            remedy="report it with the output of `trtopt doctor`",
+        )
+    return header.compute_capabilities
+
+
+def _sized_layers(
+    request: BuildRequest, settings: BuilderSettings, layers: tuple[LayerInfo, ...]
+) -> tuple[LayerInfo, ...]:
+    """Layers with every size known."""
+    if request.backend != TENSORRT_RTX or all(profile.is_static for profile in request.profiles[:1]):
+        return layers
+    static = replace(request, profiles=(request.profiles[0].at_optimum(),))
+    return parse_layers_log(_run(static, settings, ignore).layers)
+
+
+def _read_layers(request: BuildRequest, text: str, raw_log: str) -> Resolved:
+    parse = parse_layers_log if request.backend == TENSORRT_RTX else parse_inspector_json
+    try:
+        return resolve_nodes(parse(text), request.nodes)
+    except EngineBuildError as error:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="trtopt-layers-", suffix=".log", delete=False, encoding="utf-8"
+        ) as kept:
+            kept.write(raw_log)
+        raise EngineBuildError(
+            error.what, where=error.where, remedy=f"{error.remedy}; the whole log is kept in {kept.name}"
+        ) from error
+
+
+def _run(request: BuildRequest, settings: BuilderSettings, on_event: OnEvent) -> _Output:
+    with tempfile.TemporaryDirectory(prefix="trtopt-build-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / worker.REQUEST).write_text(json.dumps(_worker_request(request, settings)), encoding="utf-8")
+        code = _start_worker(folder, on_event)
+        result_file = folder / worker.RESULT
+        if not result_file.exists():
+            raise crash(code, (folder / "stderr").read_text(encoding="utf-8", errors="replace"))
+        result = json.loads(result_file.read_text(encoding="utf-8"))
+        messages = tuple((severity, text) for severity, text in result["messages"])
+        if not result["ok"]:
+            raise refusal(result["stage"], result["details"], messages, str(request.onnx))
+        cache = folder / worker.TIMING_CACHE
+        layers = folder / worker.LAYERS
+        return _Output(
+            engine=(folder / worker.ENGINE).read_bytes(),
+            layers=layers.read_bytes().decode() if layers.exists() else "",
+            messages=messages,
+            version=result["version"],
+            seconds=result["seconds"],
+            timing_cache=cache.read_bytes() if cache.exists() else None,
+        )
+
+
+def _start_worker(folder: Path, on_event: OnEvent) -> int:
+    """Run the worker to its end, passing on its progress; it never outlives this call or this process."""
+    root = Path(trtopt.__file__).resolve().parent.parent
+    command = [sys.executable, "-c", _START, str(root), str(folder)]
+    with (
+        open(folder / "stderr", "wb") as stderr,
+        subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8"
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                event = json.loads(line)
+                on_event(Event(event["kind"], TASK, total=event["total"]))
+            return process.wait()
+        finally:
+            process.kill()
+
+
+def _worker_request(request: BuildRequest, settings: BuilderSettings) -> dict[str, Any]:
+    rtx = request.backend == TENSORRT_RTX
+    targets = [f"SM{request.gpu.compute_capability.replace('.', '')}"] if rtx and request.gpu is not None else []
+    cache = request.timing_cache
+    return {
+        "module": request.backend.module,
+        "onnx": str(request.onnx.absolute()),
+        "compute_capabilities": targets,
+        "flags": {**settings.flags, "TF32": request.tf32},
+        "attributes": settings.attributes,
+        "enums": settings.enums,
+        "pools": settings.pools,
+        "plugins": [str(path.absolute()) for path in request.plugins],
+        "timing_cache": str(cache.absolute()) if cache is not None and not rtx else None,
+        "profiles": [profile.shapes for profile in request.profiles],
+        "inspect": not rtx,
+    }

@@ -1,0 +1,283 @@
+"""The layers of an engine, read from the builder's detailed log, and what they add up to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from trtopt.errors import EngineBuildError
+from trtopt.report.records import LayerInfo, TensorInfo
+
+BITS = {
+    "Float": 32,
+    "Half": 16,
+    "BFloat16": 16,
+    "FP8": 8,
+    "FP4": 4,
+    "E8M0": 8,
+    "Int64": 64,
+    "Int32": 32,
+    "Int8": 8,
+    "UInt8": 8,
+    "Int4": 4,
+    "Bool": 8,
+}
+"""Bits of an element by the compiler's name of the dtype."""
+
+NOT_KERNELS = frozenset(
+    {
+        "signal",  # stream synchronisation
+        "wait",
+        "cjmp",  # branches and loops, decided on the host
+        "cbr",
+        "jmp",
+        "memset",  # initial values of loop counters and host variables
+        "add",  # of 64-bit loop counters
+        "copy",
+        "shape_call",
+        "ShapeHostToDevice",
+        "ShapeDeviceToHost",
+        "NoOp",
+        "Constant",
+    }
+)
+"""Layer types that run no kernel worth counting."""
+
+_LISTS = ("Inputs", "Constants", "Outputs")
+_HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\w+), (?=Inputs: \[)", re.DOTALL)
+_TENSOR = re.compile(
+    r" ?\{ Name: (?P<name>.*?), (?:Location: \w+, )?Dimensions: \[(?P<dims>[-\d,]*)\],"
+    r"(?: Strides: \[[-\d,]*\], StrideOrder: \[[-\d,]*\],)?"
+    r" Datatype: (?P<dtype>\w+), Format: (?P<format>[^{}]*?) \}",
+    re.DOTALL,
+)
+_TAIL = re.compile(
+    r"(?:TacticName: (?P<tactic>.*?), )?(?:.*?, )?StreamId: -?\d+, (?:.*?, )?Metadata: (?P<metadata>.*)", re.DOTALL
+)
+_CLAIM = "[ONNX Layer: "
+_SEPARATORS = "\x1e\x1f"
+_CLAIM_BORDER = re.compile(rf"\](?:__\w+)?[{_SEPARATORS}]?\[ONNX Layer: ")
+_CLAIM_END = re.compile(rf"\](?:__\w+)?[{_SEPARATORS}]?\Z")
+_PROFILE = re.compile(r" \[profile (\d+)\]")
+_GROUP = re.compile(r"_myl(\d+)_\d+$")
+
+
+def parse_layers_log(text: str) -> tuple[LayerInfo, ...]:
+    """Read the builder's ``Layers:`` message (detailed profiling verbosity).
+
+    Node and tensor names may hold commas, brackets, braces and line breaks: what ends a name is the field that must
+    follow it, never a single character.
+
+    Args:
+        text: The whole message.
+
+    Returns:
+        The layers in the order of the engine, those of all optimization profiles. ``onnx_nodes`` are the names as
+        claimed; see :func:`resolve_nodes`.
+
+    Raises:
+        EngineBuildError: A line is not understood.
+    """
+    if not text.startswith("Layers:"):
+        raise _not_understood(text[:200])
+    block = text.removeprefix("Layers:").split("\n\nI/O Tensors:", 1)[0].strip("\n")
+    if not block:
+        return ()
+    if not block.startswith("Name: "):
+        raise _not_understood(block[:200])
+    return tuple(_layer("Name: " + record) for record in block.removeprefix("Name: ").split("\nName: "))
+
+
+def _layer(record: str) -> LayerInfo:
+    head = _HEAD.match(record)
+    if head is None:
+        raise _not_understood(record)
+    tensors: dict[str, tuple[TensorInfo, ...]] = {}
+    at = head.end()
+    for field in _LISTS:
+        if record.startswith(f"{field}: [", at):
+            tensors[field], at = _tensor_list(record, at + len(field) + 3)
+    tail = _TAIL.fullmatch(record, at)
+    if tail is None or "Inputs" not in tensors or "Outputs" not in tensors:
+        raise _not_understood(record)
+    name, kind = head["name"], head["type"]
+    return LayerInfo(
+        name=name,
+        type=kind,
+        onnx_nodes=parse_metadata(tail["metadata"]),
+        inputs=tensors["Inputs"],
+        outputs=tensors["Outputs"],
+        constants=tensors.get("Constants", ()),
+        tactic=tail["tactic"] or "",
+        is_kernel=kind not in NOT_KERNELS,
+        kind=kind_of(name, kind),
+    )
+
+
+def _tensor_list(record: str, at: int) -> tuple[tuple[TensorInfo, ...], int]:
+    """The tensors from ``at`` up to the closing bracket, and where the next field begins."""
+    found: list[TensorInfo] = []
+    while not record.startswith("], ", at):
+        match = _TENSOR.match(record, at)
+        if match is None or match["dtype"] not in BITS:
+            raise _not_understood(record)
+        shape = tuple(int(dim) for dim in match["dims"].split(",") if dim)
+        found.append(TensorInfo(match["name"], shape, match["dtype"], match["format"]))
+        at = match.end()
+        if record.startswith(",", at):
+            at += 1
+    return tuple(found), at + 3
+
+
+def parse_metadata(metadata: str) -> tuple[str, ...]:
+    """The ONNX node names of ``[ONNX Layer: a][ONNX Layer: b]``, with or without 0x1E or 0x1F between them.
+
+    The compiler may add how it changed a node: ``[ONNX Layer: a]__gemm_from_conv1x1``.
+
+    Raises:
+        EngineBuildError: It does not have that form.
+    """
+    if not metadata.strip(_SEPARATORS):
+        return ()
+    last = _CLAIM_END.search(metadata)
+    if last is None or not metadata.startswith(_CLAIM):
+        raise _not_understood(f"Metadata: {metadata}")
+    return tuple(dict.fromkeys(_CLAIM_BORDER.split(metadata[len(_CLAIM) : last.start()])))
+
+
+def kind_of(name: str, layer_type: str) -> str:
+    """What kind of kernel a layer is, from its name and the compiler's layer type (see ``LayerInfo.kind``)."""
+    lowered = layer_type.lower()
+    if layer_type in NOT_KERNELS:
+        return "none"
+    if "mha" in name.lower() and lowered in ("kgen", "runtime_fusion"):
+        return "mha"
+    if lowered in ("correlation", "deconvolution") or "conv" in lowered:
+        return "conv"
+    if "gemm" in lowered or "matrixmultiply" in lowered:
+        return "gemm"
+    if lowered == "runtime_fusion":
+        return "fused"
+    return "pointwise" if lowered in ("kgen", "pointwise", "pointwisev2", "reformat") else "other"
+
+
+def _not_understood(line: str) -> EngineBuildError:
+    return EngineBuildError(
+        "The builder's list of layers holds a line trtopt does not understand",
+        where=line if len(line) <= 600 else f"{line[:400]} ... {line[-200:]}",
+        remedy="report it with the line above; `trtopt doctor` prints the versions to add",
+    )
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Layers whose ``onnx_nodes`` are names of the graph.
+
+    Attributes:
+        layers: The layers.
+        unclaimed: Nodes of the graph no layer says it computes, in graph order.
+    """
+
+    layers: tuple[LayerInfo, ...]
+    unclaimed: tuple[str, ...]
+
+
+def resolve_nodes(layers: Iterable[LayerInfo], nodes: Sequence[str]) -> Resolved:
+    """Match the names layers claim with the nodes of the graph.
+
+    TensorRT writes a node of a subgraph as ``name | graph (attribute) | owner (operator)``.
+
+    Args:
+        layers: As parsed.
+        nodes: The names of all nodes, those of subgraphs included.
+
+    Raises:
+        EngineBuildError: A layer claims a node the graph does not have: the layers do not add up to this graph.
+    """
+    known = dict.fromkeys(nodes)
+    resolved = tuple(
+        replace(layer, onnx_nodes=tuple(dict.fromkeys(_resolve(name, layer, known) for name in layer.onnx_nodes)))
+        for layer in layers
+    )
+    claimed = {name for layer in resolved for name in layer.onnx_nodes}
+    return Resolved(resolved, tuple(name for name in known if name not in claimed))
+
+
+def _resolve(name: str, layer: LayerInfo, known: Collection[str]) -> str:
+    for candidate in (name, name.split(" | ", 1)[0]):
+        if candidate in known:
+            return candidate
+    raise EngineBuildError(
+        f"The engine's layers do not add up to the graph: a layer claims the node {name!r}, which is not in it",
+        where=f"layer {layer.name}",
+        remedy="report it with the builder's log; node names must be unique",
+    )
+
+
+def layers_of_profile(layers: Sequence[LayerInfo], profile: int = 0) -> tuple[LayerInfo, ...]:
+    """The layers of one optimization profile: an engine of k profiles lists its kernels k times.
+
+    Layers of one lowering share the number in ``_myl<n>_``; a lowering belongs to profile k > 0 when one of its names
+    carries ``[profile k]``.
+    """
+    groups: dict[str, int] = {}
+    for layer in layers:
+        key = _group(layer)
+        groups[key] = max(groups.get(key, 0), _named_profile(layer))
+    return tuple(layer for layer in layers if groups[_group(layer)] == profile)
+
+
+def _group(layer: LayerInfo) -> str:
+    match = _GROUP.search(layer.name)
+    return f"_myl{match[1]}" if match else layer.name
+
+
+def _named_profile(layer: LayerInfo) -> int:
+    names = (layer.name, *(tensor.name for tensor in (*layer.inputs, *layer.outputs)))
+    return max((int(number) for name in names for number in _PROFILE.findall(name)), default=0)
+
+
+def kernel_count(layers: Sequence[LayerInfo]) -> int:
+    """Kernels of the first optimization profile; a loop's body counts once."""
+    return sum(layer.is_kernel for layer in layers_of_profile(layers))
+
+
+def tensor_bytes(tensor: TensorInfo) -> int:
+    """Bytes of a tensor, packed; a dynamic dimension counts as 1."""
+    elements = 1
+    for dim in tensor.shape:
+        elements *= max(dim, 1) if dim < 0 else dim
+    return (elements * BITS[tensor.dtype] + 7) // 8
+
+
+def activation_bytes(layers: Sequence[LayerInfo]) -> int:
+    """Bytes of activations all kernels of the first profile read and write, each once.
+
+    A buffer that one kernel lists several times (views of it) counts the sum of the views, at most its own size.
+    Dynamic dimensions count as 1: take the layers of a static build.
+    """
+    sizes: dict[str, int] = {}
+    mine = layers_of_profile(layers)
+    for tensor in (item for layer in mine for item in layer.outputs):
+        sizes[tensor.name] = max(sizes.get(tensor.name, 0), tensor_bytes(tensor))
+    return sum(_views(layer.inputs, sizes) + _views(layer.outputs, sizes) for layer in mine if layer.is_kernel)
+
+
+def weight_bytes(layers: Sequence[LayerInfo]) -> int:
+    """Bytes of constants all kernels of the first profile read, each kernel each constant once."""
+    total = 0
+    for layer in layers_of_profile(layers):
+        if layer.is_kernel:
+            total += sum({item.name: tensor_bytes(item) for item in layer.constants}.values())
+    return total
+
+
+def _views(tensors: Iterable[TensorInfo], sizes: dict[str, int]) -> int:
+    listed: dict[str, int] = {}
+    largest: dict[str, int] = {}
+    for tensor in tensors:
+        size = tensor_bytes(tensor)
+        listed[tensor.name] = listed.get(tensor.name, 0) + size
+        largest[tensor.name] = max(largest.get(tensor.name, 0), size)
+    return sum(min(size, max(sizes.get(name, size), largest[name])) for name, size in listed.items())

@@ -1,0 +1,154 @@
+"""``--builder KEY=VALUE``: what each backend takes, ignores and cannot do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trtopt.engine.backend import TENSORRT_RTX, Backend
+from trtopt.errors import TargetError, UsageError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_TRUE = frozenset({"1", "true", "on", "yes", "enable"})
+_FALSE = frozenset({"0", "false", "off", "no", "disable"})
+
+
+@dataclass(frozen=True)
+class _Option:
+    """How a key reaches the builder.
+
+    Attributes:
+        kind: A builder flag, an integer attribute, an enum attribute, or a memory pool.
+        target: The flag, attribute or pool in TensorRT's API.
+        help: The values, for error messages.
+        enum: The enum's class.
+        members: The enum's members by the value a user writes.
+        limits: Smallest and largest integer.
+        rtx: What TensorRT for RTX does with it: takes it, ignores it (the engine is the same to the byte), needs a GPU
+            for it, or has no such engines.
+    """
+
+    kind: Literal["flag", "int", "enum", "pool"]
+    target: str
+    help: str
+    enum: str = ""
+    members: dict[str, str] = field(default_factory=dict)
+    limits: tuple[int, int] = (0, 0)
+    rtx: Literal["takes", "ignores", "needs-gpu", "never"] = "takes"
+
+
+_TILING = {"none": "NONE", "fast": "FAST", "moderate": "MODERATE", "full": "FULL"}
+_HARDWARE = {"none": "NONE", "ampere+": "AMPERE_PLUS", "same_compute_capability": "SAME_COMPUTE_CAPABILITY"}
+_OPTIONS = {
+    "builder_optimization_level": _Option("int", "builder_optimization_level", "0 to 5", limits=(0, 5), rtx="ignores"),
+    "workspace": _Option("pool", "WORKSPACE", "bytes, with K, M or G for powers of 1024"),
+    "max_aux_streams": _Option("int", "max_aux_streams", "0 to 64", limits=(0, 64)),
+    "tiling": _Option(
+        "enum", "tiling_optimization_level", ", ".join(_TILING), "TilingOptimizationLevel", _TILING, rtx="ignores"
+    ),
+    "hardware_compatibility": _Option(
+        "enum",
+        "hardware_compatibility_level",
+        ", ".join(_HARDWARE),
+        "HardwareCompatibilityLevel",
+        _HARDWARE,
+        rtx="ignores",
+    ),
+    "weight_streaming": _Option("flag", "WEIGHT_STREAMING", "true or false"),
+    "sparsity": _Option("flag", "SPARSE_WEIGHTS", "true or false", rtx="ignores"),
+    "refit": _Option("flag", "REFIT", "true or false", rtx="needs-gpu"),
+    "strip_plan": _Option("flag", "STRIP_PLAN", "true or false", rtx="needs-gpu"),
+    "version_compatible": _Option("flag", "VERSION_COMPATIBLE", "true or false", rtx="never"),
+}
+
+
+@dataclass(frozen=True)
+class BuilderSettings:
+    """What to set on the builder's configuration, by the names of TensorRT's API.
+
+    Attributes:
+        flags: ``BuilderFlag`` members.
+        attributes: Integer attributes of the configuration.
+        enums: Attributes whose value is a member of an enum: (enum, member).
+        pools: Bytes by ``MemoryPoolType``.
+        ignored: The options (``KEY=VALUE``) this backend ignores.
+    """
+
+    flags: dict[str, bool]
+    attributes: dict[str, int]
+    enums: dict[str, tuple[str, str]]
+    pools: dict[str, int]
+    ignored: tuple[str, ...]
+
+
+def parse_builder_options(items: Sequence[str], backend: Backend, *, gpu_present: bool) -> BuilderSettings:
+    """Read ``KEY=VALUE`` options.
+
+    Raises:
+        UsageError: A key is unknown or repeated, or a value is not one of its values.
+        TargetError: The backend cannot do it here.
+    """
+    settings = BuilderSettings({}, {}, {}, {}, ())
+    ignored: list[str] = []
+    seen: set[str] = set()
+    for item in items:
+        key, _, value = (part.strip() for part in item.partition("="))
+        key = key.lower().replace("-", "_")
+        option = _lookup(key)
+        if key in seen:
+            raise UsageError(f"The builder option {key} is given twice", where=item, remedy="give it once")
+        seen.add(key)
+        _apply(settings, option, item, value)
+        if backend == TENSORRT_RTX and _on(settings, option):
+            _check_rtx(key, option, gpu_present)
+            if option.rtx == "ignores":
+                ignored.append(f"{key}={value}")
+    return BuilderSettings(settings.flags, settings.attributes, settings.enums, settings.pools, tuple(ignored))
+
+
+def _lookup(key: str) -> _Option:
+    if key in _OPTIONS:
+        return _OPTIONS[key]
+    close = difflib.get_close_matches(key, _OPTIONS, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise UsageError(
+        f"There is no builder option {key!r}",
+        where="--builder",
+        remedy=f"{hint}There are: {', '.join(_OPTIONS)}",
+    )
+
+
+def _apply(settings: BuilderSettings, option: _Option, item: str, value: str) -> None:
+    lowered = value.lower()
+    if option.kind == "flag" and lowered in _TRUE | _FALSE:
+        settings.flags[option.target] = lowered in _TRUE
+    elif option.kind == "int" and value.isdecimal() and option.limits[0] <= int(value) <= option.limits[1]:
+        settings.attributes[option.target] = int(value)
+    elif option.kind == "enum" and lowered in option.members:
+        settings.enums[option.target] = (option.enum, option.members[lowered])
+    elif option.kind == "pool" and (match := re.fullmatch(r"(\d{1,15})([KMG]?)(?:I?B)?", value.upper())):
+        settings.pools[option.target] = int(match[1]) * _UNITS[match[2]]
+    else:
+        raise UsageError("Not a value of this builder option", where=f"--builder {item}", remedy=f"give {option.help}")
+
+
+def _on(settings: BuilderSettings, option: _Option) -> bool:
+    return settings.flags.get(option.target, True)
+
+
+def _check_rtx(key: str, option: _Option, gpu_present: bool) -> None:
+    if option.rtx == "never":
+        raise TargetError(
+            f"TensorRT for RTX cannot build with {key}: its package has no lean runtime",
+            where=f"--builder {key}",
+            remedy="leave the option out, or use --backend tensorrt",
+        )
+    if option.rtx == "needs-gpu" and not gpu_present:
+        raise TargetError(
+            f"TensorRT for RTX needs a GPU to build with {key}",
+            where=f"--builder {key}",
+            remedy="leave the option out, or build on a machine with a GPU",
+        )

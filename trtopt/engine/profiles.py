@@ -1,0 +1,309 @@
+"""Optimization profiles: which shapes an engine takes, from options and observed samples."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trtopt.config import ShapeMap
+from trtopt.errors import UsageError
+from trtopt.graph.artifact import InputSpec
+
+BATCH_RANGE = (1, 8, 16)
+"""Smallest, optimal and largest first axis when nothing else is known (and what samples widen it to)."""
+
+_ENTRY = re.compile(
+    r"\s*(?:'(?P<single>[^']*)'|\"(?P<double>[^\"]*)\"|(?P<plain>[^,]+))\s*:"
+    r"\s*(?:\[(?P<list>[\d,\s]*)\]|(?P<dims>\d+(?:[xX]\d+)*)?|(?P<scalar>scalar))\s*(?:,|$)"
+)
+_LARGEST_DIM = 2**31 - 1
+
+Range = tuple[int, int, int]
+"""Smallest, optimal, largest."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The shapes an engine takes.
+
+    Attributes:
+        shapes: Per input, its smallest, optimal and largest shape.
+    """
+
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every input has one shape only."""
+        return all(smallest == largest for smallest, _, largest in self.shapes.values())
+
+    def at_optimum(self) -> Profile:
+        """The static profile at the optimal shapes."""
+        return Profile({name: (optimum, optimum, optimum) for name, (_, optimum, _) in self.shapes.items()})
+
+    def takes(self, shapes: ShapeMap) -> bool:
+        """Whether inputs of these shapes are within the profile; inputs it does not name are not looked at."""
+        return all(
+            len(shape) == len(low) and all(a <= dim <= b for a, dim, b in zip(low, shape, high, strict=True))
+            for name, shape in shapes.items()
+            if name in self.shapes
+            for low, _, high in (self.shapes[name],)
+        )
+
+    def to_json_dict(self) -> dict[str, dict[str, list[int]]]:
+        """``{input: {"min": [...], "opt": [...], "max": [...]}}``."""
+        return {
+            name: dict(zip(("min", "opt", "max"), (list(shape) for shape in shapes), strict=True))
+            for name, shapes in self.shapes.items()
+        }
+
+
+@dataclass(frozen=True)
+class ProfilePlan:
+    """What to build for.
+
+    Attributes:
+        profiles: Every profile names every input; none when all inputs are static.
+        notes: What was decided that the user did not say.
+    """
+
+    profiles: tuple[Profile, ...]
+    notes: tuple[str, ...]
+
+
+def parse_shapes(text: str) -> ShapeMap:
+    """Read ``name:1x3x224x224,other:1x77`` (trtexec) or ``name:[1,3,224,224]`` (Polygraphy).
+
+    Names that hold ``:`` or ``,`` are quoted. ``name:``, ``name:[]`` and ``name:scalar`` are rank 0.
+
+    Raises:
+        UsageError: It has another form, or names an input twice.
+    """
+    shapes: ShapeMap = {}
+    at = 0
+    while at < len(text) or not shapes:
+        match = _ENTRY.match(text, at)
+        if match is None:
+            raise UsageError(
+                f"Not a shape: {text[at:]!r}",
+                where=text,
+                remedy="write name:1x3x224x224,other:1x77 (quote names with ':')",
+            )
+        name = next(part for part in match.group("single", "double", "plain") if part is not None)
+        numbers = re.findall(r"\d+", match["list"] or match["dims"] or "")
+        dims = tuple(int(number[:20]) for number in numbers)
+        if name in shapes or any(dim > _LARGEST_DIM for dim in dims):
+            problem = "is given twice" if name in shapes else "has a dimension above 2147483647"
+            raise UsageError(f"The input {name!r} {problem}", where=text, remedy="give each input one shape")
+        shapes[name] = dims
+        at = match.end()
+    return shapes
+
+
+def plan_profiles(
+    inputs: Sequence[InputSpec],
+    *,
+    min_shapes: Sequence[ShapeMap],
+    opt_shapes: Sequence[ShapeMap],
+    max_shapes: Sequence[ShapeMap],
+    observed: Sequence[ShapeMap],
+) -> ProfilePlan:
+    """Decide the profiles.
+
+    Options give the range of the axes they name: the i-th minimum, optimum and maximum belong together, and what is
+    left out of a pair or triple is the optimum (with minimum and maximum only, the optimum is the maximum). An axis
+    no option names takes the range of another axis with the same symbol; else its range over the observed samples
+    (smallest, most common, largest), a first axis widened to at least 1 to 16 with optimum 8; else, on a first axis,
+    1 to 16 with optimum 8.
+
+    Args:
+        inputs: The network's inputs.
+        min_shapes: Of ``--min-shapes``, one per profile.
+        opt_shapes: Of ``--opt-shapes``.
+        max_shapes: Of ``--max-shapes``.
+        observed: The shapes of each calibration sample by input.
+
+    Raises:
+        UsageError: An option names an unknown input, has the wrong rank or another value on a static axis; a range is
+            empty; an axis has no range; an observed sample is in no profile.
+    """
+    options = _option_ranges(inputs, min_shapes, opt_shapes, max_shapes)
+    notes: list[str] = []
+    profiles = []
+    for given in options or [{}]:
+        axes = _AxisRanges(inputs, given, observed)
+        shapes = {item.name: axes.shapes_of(item) for item in inputs}
+        profiles.append(Profile({name: (low, optimum, high) for name, (low, optimum, high) in shapes.items()}))
+        notes += axes.notes
+    if options and not min_shapes and not max_shapes and all(profile.is_static for profile in profiles):
+        notes.append("only --opt-shapes was given: the engine takes exactly these shapes")
+    for shapes_seen in observed:
+        if options and not any(profile.takes(shapes_seen) for profile in profiles):
+            raise _sample_outside(shapes_seen, profiles)
+    if all(item.is_static for item in inputs):
+        return ProfilePlan((), ())
+    return ProfilePlan(tuple(profiles), tuple(dict.fromkeys(notes)))
+
+
+def _option_ranges(
+    inputs: Sequence[InputSpec],
+    min_shapes: Sequence[ShapeMap],
+    opt_shapes: Sequence[ShapeMap],
+    max_shapes: Sequence[ShapeMap],
+) -> list[dict[str, list[Range]]]:
+    """Per profile, the ranges of every axis of the inputs the options name."""
+    lists = {"--min-shapes": min_shapes, "--opt-shapes": opt_shapes, "--max-shapes": max_shapes}
+    counts = {len(maps) for maps in lists.values() if maps}
+    if not counts:
+        return []
+    if len(counts) > 1:
+        raise UsageError(
+            "The shape options are given different numbers of times: "
+            + ", ".join(f"{name} {len(maps)}" for name, maps in lists.items()),
+            where=", ".join(lists),
+            remedy="give each of them once per profile",
+        )
+    if not opt_shapes and not (min_shapes and max_shapes):
+        missing = "--max-shapes" if min_shapes else "--min-shapes"
+        raise UsageError("The profile has no optimum", where=missing, remedy=f"add --opt-shapes or {missing}")
+    by_name = {item.name: item for item in inputs}
+    for option, maps in lists.items():
+        for shapes in maps:
+            for name, shape in shapes.items():
+                _check_shape(by_name, name, shape, option)
+    return [
+        _ranges_of_profile(*(maps[index] if maps else {} for maps in lists.values())) for index in range(counts.pop())
+    ]
+
+
+def _ranges_of_profile(low: ShapeMap, optimum: ShapeMap, high: ShapeMap) -> dict[str, list[Range]]:
+    ranges: dict[str, list[Range]] = {}
+    for name in dict.fromkeys((*low, *optimum, *high)):
+        best = optimum.get(name, high.get(name))
+        if best is None:
+            raise UsageError(
+                f"Only the minimum of the input {name!r} is given",
+                where="--min-shapes",
+                remedy="add --max-shapes for it",
+            )
+        smallest, largest = low.get(name, best), high.get(name, best)
+        if name not in optimum and name not in low:
+            raise UsageError(
+                f"Only the maximum of the input {name!r} is given",
+                where="--max-shapes",
+                remedy="add --min-shapes for it",
+            )
+        for axis, (a, b, c) in enumerate(zip(smallest, best, largest, strict=True)):
+            if not a <= b <= c:
+                raise UsageError(
+                    f"Axis {axis} of the input {name!r} has minimum {a}, optimum {b}, maximum {c}",
+                    where="--min-shapes, --opt-shapes, --max-shapes",
+                    remedy="give minimum <= optimum <= maximum",
+                )
+        ranges[name] = list(zip(smallest, best, largest, strict=True))
+    return ranges
+
+
+def _check_shape(by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, ...], option: str) -> None:
+    if name not in by_name:
+        close = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(
+            f"The model has no input {name!r}", where=option, remedy=f"{hint}Its inputs: {', '.join(by_name)}"
+        )
+    wanted = by_name[name].shape
+    fits = len(shape) == len(wanted) and all(
+        not isinstance(dim, int) or dim == given for dim, given in zip(wanted, shape, strict=True)
+    )
+    if not fits:
+        raise UsageError(
+            f"The input {name!r} has shape {_text(wanted)}, not {_text(shape)}",
+            where=option,
+            remedy="static dimensions stay as they are; give one number per axis",
+        )
+
+
+class _AxisRanges:
+    """The range of every axis of one profile."""
+
+    def __init__(
+        self, inputs: Sequence[InputSpec], given: Mapping[str, list[Range]], observed: Sequence[ShapeMap]
+    ) -> None:
+        self.given = given
+        self.notes: list[str] = []
+        self._by_symbol: dict[str, Range] = {}
+        self._first: set[str] = set()
+        self._seen: dict[str, Counter[int]] = {}
+        for item in inputs:
+            for axis, dim in enumerate(item.shape):
+                if isinstance(dim, int):
+                    continue
+                key = _key(item, axis)
+                self._seen.setdefault(key, Counter()).update(
+                    shapes[item.name][axis] for shapes in observed if item.name in shapes
+                )
+                if axis == 0:
+                    self._first.add(key)
+                if item.name in given:
+                    self._by_symbol.setdefault(key, given[item.name][axis])
+
+    def shapes_of(self, item: InputSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        ranges = self.given.get(item.name) or [
+            (dim, dim, dim) if isinstance(dim, int) else self._range(item, axis) for axis, dim in enumerate(item.shape)
+        ]
+        low, optimum, high = (tuple(each[index] for each in ranges) for index in range(3))
+        return low, optimum, high
+
+    def _range(self, item: InputSpec, axis: int) -> Range:
+        key = _key(item, axis)
+        if key in self._by_symbol:
+            return self._by_symbol[key]
+        seen = self._seen[key]
+        if not seen and key not in self._first:
+            raise UsageError(
+                f"Axis {axis} ({item.shape[axis]}) of the input {item.name!r} is dynamic and nothing says its range",
+                where=f"input {item.name}: {_text(item.shape)}",
+                remedy="give --min-shapes, --opt-shapes and --max-shapes (or only --opt-shapes for a fixed shape), "
+                "or --calib samples to take the range from",
+            )
+        found = self._derived(seen, key)
+        self._by_symbol[key] = found
+        source = "the samples" if seen else "the default for a first axis"
+        if seen and key in self._first:
+            source = "the samples and the default for a first axis"
+        self.notes.append(
+            f"{item.name} axis {axis} ({item.shape[axis]}): {found[0]} to {found[2]}, optimum {found[1]}, from {source}"
+        )
+        return found
+
+    def _derived(self, seen: Counter[int], key: str) -> Range:
+        if key in self._first:
+            low, optimum, high = BATCH_RANGE
+            return min(low, *seen, low), optimum, max(high, *seen, high)
+        return min(seen), max(seen, key=lambda dim: (seen[dim], dim)), max(seen)
+
+
+def _key(item: InputSpec, axis: int) -> str:
+    """What identifies an axis: its symbol, or itself where it has none."""
+    symbol = item.shape[axis]
+    return f"symbol {symbol}" if symbol != "?" else f"axis {axis} of {item.name}"
+
+
+def _sample_outside(shapes: ShapeMap, profiles: Iterable[Profile]) -> UsageError:
+    ranges = "; ".join(
+        ", ".join(f"{name}: {_text(low)} to {_text(high)}" for name, (low, _, high) in profile.shapes.items())
+        for profile in profiles
+    )
+    return UsageError(
+        "A sample is outside of every profile: "
+        + ", ".join(f"{name}: {_text(shape)}" for name, shape in shapes.items()),
+        where=f"profiles: {ranges}",
+        remedy="widen --min-shapes and --max-shapes, or leave samples of that shape out",
+    )
+
+
+def _text(shape: Iterable[int | str]) -> str:
+    return "x".join(str(dim) for dim in shape) or "scalar"

@@ -1,0 +1,220 @@
+"""The process that builds one engine and ends.
+
+A failed build can poison the next one in its process (seen with TensorRT for RTX 1.7: after a failure for compute
+capability 7.5 the next engine was lowered for it too), and native code can crash: hence one process per build. The
+request and the results are files in a folder; progress is JSON lines on standard output. This module imports nothing
+heavy, and trtopt's own modules only where that is cheap: the process starts for every build.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+REQUEST, RESULT, ENGINE, LAYERS = "request.json", "result.json", "engine", "layers"
+TIMING_CACHE = "timing-cache"
+
+
+class _RefusedError(Exception):
+    """The build failed in a way the result file describes."""
+
+    def __init__(self, stage: str, details: list[dict[str, Any]] | None = None) -> None:
+        super().__init__(stage)
+        self.stage = stage
+        self.details = details or []
+
+
+def main(folder: str) -> None:
+    """Build what ``folder`` asks for and leave the results there."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what native code prints must not mix with the events
+    threading.Thread(target=_die_with_parent, args=(Path(folder),), daemon=True).start()
+    request = json.loads(Path(folder, REQUEST).read_text(encoding="utf-8"))
+    messages: list[tuple[str, str]] = []
+    result: dict[str, Any] = {"ok": True}
+    start = time.perf_counter()
+    try:
+        result.update(_build(request, Path(folder), messages, events))
+    except _RefusedError as refused:
+        result.update(ok=False, stage=refused.stage, details=refused.details)
+    result["seconds"] = time.perf_counter() - start
+    result["messages"] = messages
+    Path(folder, RESULT).write_text(json.dumps(result), encoding="utf-8")
+
+
+def _die_with_parent(folder: Path) -> None:
+    """End with the parent, however it ends: its end of the pipe closes. The folder has no owner then."""
+    os.read(0, 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]], events: TextIO) -> dict[str, Any]:
+    try:
+        trt = importlib.import_module(request["module"])
+    except ImportError as error:
+        raise _RefusedError("import", [{"text": str(error)}]) from error
+    logger = _logger(trt, folder, messages)
+    _load_plugins(trt, logger, request["plugins"])
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(request["onnx"]):
+        raise _RefusedError("parse", [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)])
+    if network.num_outputs == 0:  # the parser takes an empty file for a model with nothing in it
+        raise _RefusedError("parse", [])
+    config = _configure(trt, builder, network, request)
+    monitor = _monitor(trt, events)  # the config does not keep it alive
+    config.progress_monitor = monitor
+    cache = _timing_cache(config, request)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise _RefusedError("build")
+    Path(folder, ENGINE).write_bytes(plan)
+    if cache is not None:
+        Path(folder, TIMING_CACHE).write_bytes(config.get_timing_cache().serialize())
+    if request["inspect"]:
+        _inspect(trt, logger, bytes(plan), folder)
+    return {"version": trt.__version__}
+
+
+def _logger(trt: Any, folder: Path, messages: list[tuple[str, str]]) -> Any:
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if message.startswith("Layers:"):
+                Path(folder, LAYERS).write_bytes(message.encode())
+            elif severity.value <= trt.ILogger.Severity.WARNING.value:
+                messages.append((severity.name, message))
+
+    return Logger()
+
+
+def _load_plugins(trt: Any, logger: Any, plugins: list[str]) -> None:
+    trt.init_libnvinfer_plugins(logger, "")
+    registry = trt.get_plugin_registry()
+    for library in plugins:
+        if registry.load_library(library) is None:
+            raise _RefusedError("plugin", [{"library": library}])
+
+
+def _parser_error(error: Any) -> dict[str, Any]:
+    return {
+        "code": error.code().name,
+        "index": error.node(),
+        "name": error.node_name(),
+        "op": error.node_operator(),
+        "text": error.desc(),
+        "stack": list(error.local_function_stack()),
+    }
+
+
+def _configure(trt: Any, builder: Any, network: Any, request: dict[str, Any]) -> Any:
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    targets = request["compute_capabilities"]
+    if targets:
+        config.num_compute_capabilities = len(targets)
+        for index, capability in enumerate(targets):
+            config.set_compute_capability(getattr(trt.ComputeCapability, capability), index)
+    for name, value in request["flags"].items():
+        flag = _member(trt.BuilderFlag, name)
+        if value:
+            config.set_flag(flag)
+        else:
+            config.clear_flag(flag)
+    for name, value in request["attributes"].items():
+        _member(config, name)
+        setattr(config, name, value)
+    for name, (enum, member) in request["enums"].items():
+        _member(config, name)
+        setattr(config, name, _member(_member(trt, enum), member))
+    for pool, limit in request["pools"].items():
+        config.set_memory_pool_limit(getattr(trt.MemoryPoolType, pool), limit)
+    for shapes in request["profiles"]:
+        config.add_optimization_profile(_profile(builder, network, shapes))
+    return config
+
+
+def _member(owner: Any, name: str) -> Any:
+    """``owner.name``; what the backend's version lacks is a matter of its options, not a crash."""
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise _RefusedError("option", [{"name": name}]) from error
+
+
+def _profile(builder: Any, network: Any, shapes: dict[str, list[list[int]]]) -> Any:
+    profile = builder.create_optimization_profile()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        if tensor.name in shapes:
+            profile.set_shape(tensor.name, *shapes[tensor.name])
+    return profile
+
+
+def _monitor(trt: Any, events: TextIO) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        """Passes on the start and the steps of the outermost phase: those within it are many and short."""
+
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.outermost: str | None = None
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if parent is None:
+                self.outermost = phase
+                self.send("start", steps)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            if phase == self.outermost:
+                self.send("advance")
+            return True
+
+        def phase_finish(self, phase: str) -> None:
+            pass
+
+        def send(self, kind: str, total: int | None = None) -> None:
+            print(json.dumps({"kind": kind, "total": total}), file=events, flush=True)
+
+    return Monitor()
+
+
+def _timing_cache(config: Any, request: dict[str, Any]) -> Any:
+    path = request["timing_cache"]
+    if path is None:
+        return None
+    content = Path(path).read_bytes() if os.path.exists(path) else b""
+    cache = config.create_timing_cache(content)
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        raise _RefusedError("timing-cache", [{"path": path}])
+    return cache
+
+
+def _inspect(trt: Any, logger: Any, plan: bytes, folder: Path) -> None:
+    """Write the inspector's JSON, with the shapes of the first profile's optimum where they are dynamic."""
+    engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
+    if engine is None:
+        raise _RefusedError("inspect")
+    inspector = engine.create_engine_inspector()
+    context = engine.create_execution_context()
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT and not engine.is_shape_inference_io(name):
+            context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[1])
+    inspector.execution_context = context
+    text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    Path(folder, LAYERS).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,251 @@
+"""Small helpers for reading and editing graphs: names, constants, new nodes, replaced values.
+
+Every function that edits changes the graph it is given: callers pass a clone of the artifact's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+RECIPE_KEY = "trtopt.recipe"
+"""Key in a node's ``metadata_props``: the recipe that made the node."""
+
+_CONSTANT_DTYPES = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
+
+
+def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """``graph`` and every graph nested in its nodes, outer graphs first."""
+    yield graph
+    for node in graph:
+        for subgraph in subgraphs_of(node):
+            yield from all_graphs(subgraph)
+
+
+def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Every node of ``graph`` and of the graphs nested in it."""
+    for item in all_graphs(graph):
+        yield from item
+
+
+def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
+    """The graphs a node holds as attributes (``If``, ``Loop``, ``Scan``, ...), one level down."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether ``node`` is one of these operators of the default ONNX domain."""
+    return node is not None and node.domain == "" and node.op_type in op_types
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute, or ``default`` where the node does not have it."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def float_attribute(node: ir.Node, name: str, default: float) -> float:
+    """A float attribute, or ``default`` where the node does not have it."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_float()
+
+
+def string_attribute(node: ir.Node, name: str, default: str) -> str:
+    """A string attribute, or ``default`` where the node does not have it."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_string()
+
+
+def ints_attribute(node: ir.Node, name: str) -> tuple[int, ...] | None:
+    """An attribute that is a list of integers, or None where the node does not have it."""
+    attribute = node.attributes.get(name)
+    return None if attribute is None else tuple(attribute.as_ints())
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """Input ``index`` of a node, None where it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of a value when every dimension is known, else None."""
+    if value is None or value.shape is None:
+        return None
+    dims = tuple(value.shape)
+    return tuple(int(dim) for dim in dims if isinstance(dim, int)) if all(isinstance(d, int) for d in dims) else None
+
+
+def dims_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:
+    """The shape of a tensor, whose dimensions are all known."""
+    return tuple(int(dim) for dim in tensor.shape if isinstance(dim, int))
+
+
+def constant_tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor behind an initializer or a ``Constant`` node, not read yet; None for everything else.
+
+    Strings and sparse constants count as not constant.
+    """
+    if value is None:
+        return None
+    if value.is_initializer():
+        tensor = value.const_value
+        return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor
+    node = value.producer()
+    if node is None or not is_op(node, "Constant") or len(node.attributes) != 1:
+        return None
+    attribute = next(iter(node.attributes.values()))
+    if attribute.is_ref():
+        return None
+    if attribute.name == "value":
+        tensor = attribute.as_tensor()
+        return None if tensor.dtype == ir.DataType.STRING else tensor
+    dtype = _CONSTANT_DTYPES.get(attribute.name)
+    return None if dtype is None else ir.tensor(np.asarray(attribute.value, dtype=dtype), name=value.name)
+
+
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """The array behind an initializer or a ``Constant`` node, None for everything else.
+
+    The array may be a read-only view of a memory-mapped file: never write into it. Types numpy lacks (bfloat16,
+    float8, int4) come as ``ml_dtypes``.
+    """
+    tensor = constant_tensor_of(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
+    """Add a constant to ``graph`` and return its value.
+
+    Args:
+        graph: The graph that owns the constant; graphs nested in it may use it too.
+        name: A name no other value of the model has (see :class:`Names`).
+        array: Its content. It is not copied.
+    """
+    tensor = ir.tensor(array, name=name) if isinstance(array, np.ndarray) else array
+    shape = ir.Shape(dims_of(tensor))
+    value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+class Names:
+    """The names taken in a model, and new ones that no other value or node has.
+
+    Args:
+        model: The model; its main graph and all nested graphs are read once, so keep the object while adding many.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._values: set[str] = set()
+        self._nodes: set[str] = set()
+        for graph in all_graphs(model.graph):
+            self._values.update(str(value.name) for value in graph.inputs)
+            self._values.update(graph.initializers)
+            for node in graph:
+                self._nodes.add(str(node.name))
+                self._values.update(str(value.name) for value in node.outputs)
+
+    def value(self, base: str) -> str:
+        """A name for a value: ``base`` itself when it is free, else with a number."""
+        return _take(base, self._values)
+
+    def node(self, base: str) -> str:
+        """A name for a node: ``base`` itself when it is free, else with a number."""
+        return _take(base, self._nodes)
+
+
+def _take(base: str, taken: set[str]) -> str:
+    name, number = base, 0
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
+
+
+def new_node(
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    *,
+    name: str,
+    output: str,
+    attributes: dict[str, ir.Attr | int | float | str | Sequence[int] | Sequence[float]] | None = None,
+    like: ir.Value | None = None,
+) -> ir.Node:
+    """A node of the default domain with one output, not yet in a graph.
+
+    Args:
+        op_type: The ONNX operator.
+        inputs: Its inputs; None where one is left out.
+        name: The node's name.
+        output: Its output's name.
+        attributes: Attributes as plain Python values.
+        like: A value whose type and shape the output takes.
+    """
+    node = ir.node(op_type, list(inputs), attributes=attributes or {}, name=name)
+    value = node.outputs[0]
+    value.name = output
+    if like is not None:
+        value.type, value.shape = like.type, None if like.shape is None else like.shape.copy()
+    return node
+
+
+def tag(node: ir.Node, recipe: str) -> None:
+    """Mark ``node`` as made by ``recipe``."""
+    node.metadata_props[RECIPE_KEY] = recipe
+
+
+def can_replace(old: ir.Value, new: ir.Value) -> bool:
+    """Whether every use of ``old`` can become a use of ``new`` with the graph's outputs keeping their names.
+
+    A graph output must be computed by a node of that same graph, and can carry one name only.
+    """
+    if not old.is_graph_output():
+        return True
+    producer, owner = new.producer(), old.producer()
+    same_graph = producer is not None and owner is not None and producer.graph is owner.graph
+    return same_graph and not new.is_graph_output()
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Make every use of ``old`` a use of ``new``; where ``old`` is a graph output, ``new`` takes its name.
+
+    The node that makes ``old`` is left in place, unused. Ask :func:`can_replace` first.
+    """
+    if not old.is_graph_output():
+        old.replace_all_uses_with(new)
+        return
+    name = old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = f"{name}__replaced"
+    new.name = name
+    new.doc_string = old.doc_string
+    if old.shape is not None:
+        new.shape = old.shape.copy()
+
+
+def remove_node(node: ir.Node) -> None:
+    """Remove a node whose outputs nothing uses from its graph; what its nested graphs use is no longer used by them."""
+    graph = node.graph
+    if graph is None:
+        raise ValueError(f"node {node.name} is in no graph")
+    graph.remove(node, safe=True)
+    for subgraph in subgraphs_of(node):
+        for inner in all_nodes(subgraph):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)

@@ -1,0 +1,243 @@
+"""Evaluation of single nodes whose inputs are constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from trtopt.graph.edit import (
+    add_initializer,
+    all_graphs,
+    constant_tensor_of,
+    dims_of,
+    int_attribute,
+    is_op,
+    remove_node,
+    static_shape,
+    subgraphs_of,
+)
+
+MAX_GROWTH_BYTES = 16 << 20
+"""A folded constant may be this large, or as large as twice the constants it is made from."""
+
+_SHAPE_BYTES = 1 << 16
+"""Constants evaluated for the sake of shapes alone stay this small."""
+
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+_KEPT = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Constant", "Dropout"})
+"""Not folded: quantized weights must stay quantized; Dropout has a recipe of its own; a Constant is folded already."""
+
+_BOUNDED_BY_INPUT = frozenset({"NonZero", "Compress", "Unique"})
+"""Operators whose output shape depends on data and is at most rank times 8 bytes per input element."""
+
+
+class FoldError(ValueError):
+    """A node with constant inputs cannot be evaluated; the message says why."""
+
+
+def can_fold(node: ir.Node, known: Container[ir.Value] = ()) -> bool:
+    """Whether ``node`` computes a constant: every input is one, or it asks for a static shape.
+
+    Args:
+        node: The node.
+        known: Values to take for constants although they are not yet.
+    """
+    if node.domain != "" or node.op_type in _RANDOM or node.op_type in _KEPT or subgraphs_of(node):
+        return False
+    if any(attribute.is_ref() for attribute in node.attributes.values()):
+        return False
+    if is_op(node, "Shape", "Size") and static_shape(node.inputs[0]) is not None:
+        return True
+    return all(value is None or value in known or constant_tensor_of(value) is not None for value in node.inputs)
+
+
+def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> list[np.ndarray]:
+    """The outputs of a node for which :func:`can_fold` holds, by ONNX's reference implementation.
+
+    Args:
+        node: A node of the default domain; not changed.
+        opset: The version of the default domain its graph imports.
+        limit_bytes: An output may be this large, or as large as twice the node's constant inputs.
+
+    Returns:
+        One array per output, of the output's dtype.
+
+    Raises:
+        FoldError: The result would be too large, or its size is not known beforehand, or the evaluation fails.
+    """
+    if is_op(node, "Shape", "Size"):
+        return [_shape_or_size(node)]
+    tensors = [constant_tensor_of(value) for value in node.inputs]
+    allowed = max(limit_bytes, 2 * sum(tensor.nbytes for tensor in tensors if tensor is not None))
+    proto = _one_node_model(node, tensors, opset)
+    arrays = {
+        info.name: t.numpy() for info, t in zip(proto.graph.input, (t for t in tensors if t is not None), strict=True)
+    }
+    expected = _output_bytes(node, tensors, proto)
+    if expected is None or expected > allowed:
+        size = "of unknown size" if expected is None else f"of {expected} bytes"
+        raise FoldError(f"the constant would be {size}, the limit is {allowed}")
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(proto).run(None, arrays)
+    except Exception as error:
+        raise FoldError(f"ONNX's reference implementation fails: {' '.join(str(error).split())[:200]}") from error
+    return [_as_array(result, value) for result, value in zip(results, _used_outputs(node), strict=True)]
+
+
+def excess(node: ir.Node, limit_bytes: int) -> str:
+    """Why the constant a node computes would be too large, judged by inferred shapes alone; empty when it may do."""
+    if is_op(node, "Shape", "Size"):
+        return ""
+    sizes = [_inferred_bytes(value) for value in _used_outputs(node)]
+    largest = max((size for size in sizes if size is not None), default=0)
+    allowed = max(limit_bytes, 2 * sum(_inferred_bytes(value) or 0 for value in node.inputs if value is not None))
+    return f"the constant would be of {largest} bytes, the limit is {allowed}" if largest > allowed else ""
+
+
+def constants_from(node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
+    """Replace a node by the constants it computes.
+
+    Each becomes an initializer under the name of the output it replaces; where that output is a graph output, which a
+    node must produce, it becomes a ``Constant`` node.
+
+    Args:
+        node: A node in a graph; it is removed.
+        arrays: Its used outputs, from :func:`evaluate`.
+    """
+    graph = node.graph
+    if graph is None:
+        raise ValueError(f"node {node.name} is in no graph")
+    for value, array in zip(_used_outputs(node), arrays, strict=True):
+        name = str(value.name)
+        value.name = f"{name}__folded"
+        if value.is_graph_output():
+            new = ir.node("Constant", [], attributes={"value": ir.tensor(array, name=name)}, name=str(node.name))
+            new.outputs[0].name = name
+            new.outputs[0].type, new.outputs[0].shape = value.type, value.shape
+            graph.insert_before(node, new)
+            value.replace_all_uses_with(new.outputs[0], replace_graph_outputs=True)
+        else:
+            value.replace_all_uses_with(add_initializer(graph, name, array))
+    remove_node(node)
+
+
+def fold_shapes(model: ir.Model) -> int:
+    """Evaluate, in place, nodes whose inputs are small constants or static shapes; the number of nodes evaluated.
+
+    Meant for clones on which shapes are studied: nodes that cannot be evaluated are left as they are.
+    """
+    opset = model.graph.opset_imports[""]
+    folded = 0
+    for graph in all_graphs(model.graph):
+        for node in list(graph):
+            if not can_fold(node) or any(
+                _bytes(value) > _SHAPE_BYTES for value in node.inputs if not is_op(node, "Shape", "Size")
+            ):
+                continue
+            try:
+                arrays = evaluate(node, opset, _SHAPE_BYTES)
+            except FoldError:
+                continue
+            constants_from(node, arrays)
+            folded += 1
+    return folded
+
+
+def _bytes(value: ir.Value | None) -> int:
+    tensor = constant_tensor_of(value)
+    return 0 if tensor is None else tensor.nbytes
+
+
+def _inferred_bytes(value: ir.Value) -> int | None:
+    shape = static_shape(value)
+    if shape is None or value.dtype is None:
+        return None
+    return int(np.prod(shape, dtype=np.float64) * value.dtype.itemsize)
+
+
+def _used_outputs(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.outputs if value.name]
+
+
+def _shape_or_size(node: ir.Node) -> np.ndarray:
+    shape = static_shape(node.inputs[0])
+    if shape is None:
+        tensor = constant_tensor_of(node.inputs[0])
+        if tensor is None:
+            raise FoldError("the shape is not static")
+        shape = dims_of(tensor)
+    if node.op_type == "Size":
+        return np.asarray(np.prod(shape, dtype=np.int64))
+    end = node.attributes.get("end")
+    return np.asarray(shape[int_attribute(node, "start", 0) : None if end is None else end.as_int()], dtype=np.int64)
+
+
+def _one_node_model(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], opset: int) -> onnx.ModelProto:
+    """A model of this one node, its constants as inputs ``0``, ``1``, ... and its outputs under their own names."""
+    proto = ir.to_proto(node)
+    names = ["" if tensor is None else str(index) for index, tensor in enumerate(tensors)]
+    del proto.input[:]
+    proto.input.extend(names)
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, int(tensor.dtype), dims_of(tensor))
+        for name, tensor in zip(names, tensors, strict=True)
+        if tensor is not None
+    ]
+    outputs = [
+        onnx.ValueInfoProto(name=value.name, type=ir.serde.serialize_type(value.type) if value.type else None)
+        for value in _used_outputs(node)
+    ]
+    graph = onnx.helper.make_graph([proto], "fold", inputs, outputs)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
+
+
+def _output_bytes(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], proto: onnx.ModelProto) -> int | None:
+    """Bytes of the node's largest output; None when its size cannot be known before it is computed."""
+    if node.op_type in _BOUNDED_BY_INPUT:
+        return max(8 * len(t.shape) * math.prod(dims_of(t)) for t in tensors if t is not None)
+    shapes = [static_shape(value) for value in _used_outputs(node)]
+    if None in shapes:
+        with_data = onnx.ModelProto()
+        with_data.CopyFrom(proto)
+        for name, tensor in zip(proto.graph.node[0].input, tensors, strict=True):
+            if tensor is not None and tensor.nbytes <= _SHAPE_BYTES:
+                with_data.graph.initializer.append(onnx.numpy_helper.from_array(tensor.numpy(), name))
+        inferred = _inferred_outputs(with_data)
+        if inferred is None:
+            return None
+        shapes = inferred
+    sizes = [np.prod(shape, dtype=np.float64) for shape in shapes if shape is not None]
+    widths = [value.dtype.itemsize if value.dtype else 8 for value in _used_outputs(node)]
+    return int(max(size * width for size, width in zip(sizes, widths, strict=True)))
+
+
+def _inferred_outputs(proto: onnx.ModelProto) -> list[tuple[int, ...] | None] | None:
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    except Exception as error:
+        raise FoldError(f"its shape cannot be inferred: {' '.join(str(error).split())[:200]}") from error
+    shapes: list[tuple[int, ...] | None] = []
+    for info in inferred.graph.output:
+        dims = info.type.tensor_type.shape.dim
+        if not info.type.tensor_type.HasField("shape") or any(not dim.HasField("dim_value") for dim in dims):
+            return None
+        shapes.append(tuple(dim.dim_value for dim in dims))
+    return shapes
+
+
+def _as_array(result: Any, value: ir.Value) -> np.ndarray:
+    if not isinstance(result, (np.ndarray, np.generic)):
+        raise FoldError(f"{value.name} is not a tensor")
+    array = np.asarray(result)
+    if value.dtype is not None and ir.DataType.from_numpy(array.dtype) != value.dtype:
+        raise FoldError(f"{value.name} evaluates to {array.dtype}, its type is {value.dtype}")
+    return np.ascontiguousarray(array).reshape(array.shape)

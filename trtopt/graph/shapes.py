@@ -1,0 +1,202 @@
+"""Shape inference that raises when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx.checker
+import onnx.shape_inference
+import onnx_ir as ir
+
+from trtopt.errors import InvalidModelError, UsageError
+from trtopt.graph.edit import all_graphs, all_nodes, static_shape, subgraphs_of
+from trtopt.graph.fold import fold_shapes
+from trtopt.graph.skeleton import skeleton
+
+_SWEEPS = 16
+"""Rounds of inference and constant evaluation before shapes that depend on data are given up."""
+
+_Dims = tuple[int | str | None, ...]
+
+
+def infer_shapes(model: ir.Model) -> ir.Model:
+    """A clone of ``model`` in which every value has the dtype and shape ONNX can infer.
+
+    What the file says about values inside the graph is inferred anew; only for outputs of custom operators, which
+    ONNX cannot infer, is it kept. What it says about the graph's outputs must agree with what is inferred.
+
+    Raises:
+        InvalidModelError: Inference fails, or a graph output is declared with another dtype, rank or dimension.
+    """
+    clone = model.clone()
+    declared = {value: (value.type, _dims(value)) for value in clone.graph.outputs}
+    _forget(clone)
+    for value, (type_, _) in declared.items():
+        value.type = type_
+    _infer(clone)
+    for value, (_, dims) in declared.items():
+        _merge_declared(value, dims)
+    return clone
+
+
+def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shape of every value when the inputs have the given shapes.
+
+    Shape computations inside the graph (``Shape``, ``Gather``, ``Concat``, ... to ``Reshape``) are evaluated on the
+    way. Values of nested graphs are included where they can be inferred.
+
+    Args:
+        model: The model; not changed.
+        input_shapes: A shape for each input with a dynamic dimension; static inputs may be left out.
+
+    Returns:
+        Shapes by value name, initializers and inputs included; values whose shape depends on data are absent.
+
+    Raises:
+        UsageError: An input is unknown or missing, or its rank or a fixed dimension differs.
+        InvalidModelError: The model cannot run at these shapes.
+    """
+    clone = model.clone()
+    _fix_inputs(clone, input_shapes)
+    outputs = {value: value.type for value in clone.graph.outputs}
+    _forget(clone)
+    for value, type_ in outputs.items():
+        value.type = type_
+    known = -1
+    for _ in range(_SWEEPS):
+        _infer(clone)
+        shapes = _collect(clone)
+        if len(shapes) == known:
+            break
+        known = len(shapes)
+        if not fold_shapes(clone):
+            break
+    return _collect(clone)
+
+
+def _fix_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> None:
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    unknown = sorted(set(input_shapes) - set(inputs))
+    if unknown:
+        raise UsageError(
+            f"The model has no input named {unknown[0]}",
+            where="shapes",
+            remedy=f"its inputs are: {', '.join(sorted(inputs))}",
+        )
+    for name, value in inputs.items():
+        old = _dims(value) or ()
+        if name not in input_shapes:
+            if any(not isinstance(dim, int) for dim in old):
+                raise UsageError(
+                    "An input with dynamic dimensions has no shape",
+                    where=f"{name}: {_text(old)}",
+                    remedy=f"give one with --opt-shapes {name}:{'x'.join(str(d) for d in old)}",
+                )
+            continue
+        new = tuple(input_shapes[name])
+        if len(new) != len(old) or any(isinstance(o, int) and o != n for o, n in zip(old, new, strict=True)):
+            raise UsageError(
+                f"The shape {'x'.join(map(str, new))} does not fit an input of the model",
+                where=f"{name}: {_text(old)}",
+                remedy="keep the rank and the fixed dimensions",
+            )
+        value.shape = ir.Shape(new)
+
+
+def _forget(model: ir.Model) -> None:
+    """Drop what is said about values that ONNX can infer."""
+    for node in all_nodes(model.graph):
+        if node.domain in ("", "ai.onnx.ml"):
+            for value in node.outputs:
+                value.shape, value.type = None, None
+
+
+def _infer(model: ir.Model) -> None:
+    """Write inferred dtypes and shapes into ``model``."""
+    proto = skeleton(model)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except (
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        RuntimeError,
+        ValueError,
+        IndexError,
+    ) as error:
+        raise InvalidModelError(
+            f"Shape inference fails: {_first_line(error)}",
+            where=str(model.graph.name or "graph"),
+            remedy="check the shapes of the node it names; export the model again with matching input shapes",
+        ) from error
+    _merge(model.graph, inferred.graph)
+
+
+def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    types = {info.name: info.type for info in (*proto.value_info, *proto.output)}
+    for node, node_proto in zip(graph, proto.node, strict=True):
+        for value in node.outputs:
+            if value.name in types:
+                _set_type(value, types[str(value.name)])
+        nested = [g for a in node_proto.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+        for subgraph, subgraph_proto in zip(subgraphs_of(node), nested, strict=True):
+            _merge(subgraph, subgraph_proto)
+
+
+def _set_type(value: ir.Value, proto: onnx.TypeProto) -> None:
+    found = ir.serde.deserialize_type_proto_for_type(proto)
+    if found is not None and found.dtype != ir.DataType.UNDEFINED:
+        value.type = found
+    shape = ir.serde.deserialize_type_proto_for_shape(proto)
+    if shape is not None:
+        value.shape = shape.copy()
+
+
+def _merge_declared(value: ir.Value, declared: _Dims | None) -> None:
+    """Check the declared shape of a graph output, and take from it what inference could not find.
+
+    A dimension inferred as a named symbol wins over a declared number: files edited to a dynamic batch keep stale
+    output shapes.
+    """
+    inferred = _dims(value)
+    if declared is None:
+        return
+    if inferred is None:
+        value.shape = ir.Shape(declared)
+        return
+    clash = len(inferred) != len(declared) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(inferred, declared, strict=True)
+    )
+    if clash:
+        raise InvalidModelError(
+            f"An output is declared as {_text(declared)} and computed as {_text(inferred)}",
+            where=f"output {value.name}",
+            remedy="correct the declared shape, or remove it, and export again",
+        )
+    value.shape = ir.Shape([b if a is None else a for a, b in zip(inferred, declared, strict=True)])
+
+
+def _collect(model: ir.Model) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for graph in all_graphs(model.graph):
+        values = [*graph.inputs, *graph.initializers.values()]
+        values += [value for node in graph for value in node.outputs if value.name]
+        for value in values:
+            shape = static_shape(value)
+            if shape is not None:
+                shapes[str(value.name)] = shape
+    return shapes
+
+
+def _dims(value: ir.Value) -> _Dims | None:
+    if value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+
+
+def _text(dims: _Dims) -> str:
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]

@@ -1,0 +1,71 @@
+"""Models as protobufs: without their weights for ONNX's C++ code, or with all of them inside."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from trtopt.graph.edit import all_graphs, dims_of, is_op
+
+KEPT_BYTES = 4096
+"""Constants up to this size stay: shapes, axes and scales, which inference reads."""
+
+_OMITTED = "omitted"
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """``model`` as a protobuf whose large constants have their type and shape and no data.
+
+    They are written as external tensors: that keeps them constants (also in nested graphs, which cannot have inputs),
+    and ONNX's shape inference reads their type and shape only.
+    """
+    clone = model.clone()
+    strip(clone)
+    return ir.to_proto(clone)
+
+
+def strip(model: ir.Model) -> None:
+    """Take the data of large constants out of ``model``, in place."""
+    graphs = [*all_graphs(model.graph), *(g for f in model.functions.values() for g in all_graphs(f.graph))]
+    for graph in graphs:
+        for value in graph.initializers.values():
+            if value.const_value is not None and value.const_value.nbytes > KEPT_BYTES:
+                value.const_value = _without_data(value.const_value, str(value.name))
+        for node in graph:
+            attribute = node.attributes.get("value") if is_op(node, "Constant") else None
+            if attribute is None or attribute.is_ref():
+                continue
+            tensor = attribute.as_tensor()
+            if tensor.nbytes > KEPT_BYTES:
+                node.attributes["value"] = ir.AttrTensor("value", _without_data(tensor, tensor.name or "value"))
+
+
+def _without_data(tensor: ir.TensorProtocol, name: str) -> ir.ExternalTensor:
+    shape = ir.Shape(dims_of(tensor))
+    return ir.ExternalTensor(_OMITTED, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+
+
+def embed(model: ir.Model, *, initializers: bool = True) -> None:
+    """Make memory-mapped tensors of ``model`` ordinary ones, in place, so that its protobuf holds their data.
+
+    A protobuf that still names weight files can be read only beside those files.
+
+    Args:
+        model: A clone the caller owns; the mapped files themselves are not copied here.
+        initializers: False leaves initializers as they are, and embeds the constants in node attributes only.
+    """
+    for graph in all_graphs(model.graph):
+        for value in graph.initializers.values() if initializers else ():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _embedded(value.const_value)
+        for node in graph:
+            attribute = node.attributes.get("value") if is_op(node, "Constant") else None
+            if attribute is None or attribute.is_ref():
+                continue
+            tensor = attribute.as_tensor()
+            if isinstance(tensor, ir.ExternalTensor):
+                node.attributes["value"] = ir.AttrTensor("value", _embedded(tensor))
+
+
+def _embedded(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)

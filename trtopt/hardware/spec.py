@@ -1,0 +1,122 @@
+"""The table of GPUs and the names users call them by."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.resources
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trtopt.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_GPU = "L4"
+"""The target when no GPU is present and none was named."""
+
+PORTABLE = "portable"
+"""The target name that stands for every GPU from Ampere on, not for one chip."""
+
+SHORT_NAMES = {
+    "V100": "V100-SXM2-16GB",
+    "A100": "A100-SXM4-80GB",
+    "H100": "H100-SXM5-80GB",
+    "H200": "H200-SXM-141GB",
+    "GH200": "GH200-96GB",
+    "RTX PRO 6000": "RTX-PRO-6000-BW-WS",
+    "Orin": "Jetson-AGX-Orin-64GB",
+    "Thor": "Jetson-AGX-Thor-T5000",
+}
+"""Short names that several GPUs could have, and the one that is meant."""
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """What is known of a GPU. Rates are dense; one multiply-add = 2 flop.
+
+    Attributes:
+        name: Its name in the table, for example ``RTX-4090``.
+        compute_capability: ``"8.9"``.
+        sm: Streaming multiprocessors.
+        clock_cuda_mhz: Boost clock of the CUDA cores.
+        clock_tensor_mhz: The clock at which the Tensor Core rates are reached.
+        memory_gb: Memory in GB (1e9 bytes).
+        bandwidth_gbs: Memory bandwidth in GB/s (1e9 bytes).
+        l2_mib: L2 cache in MiB.
+        tdp_w: Power limit in watts.
+        fma_per_clock_per_sm: Multiply-adds per clock per SM by ``fp32``, ``tf32``, ``fp16_acc32``, ``fp16_acc16``,
+            ``fp8_acc32``, ``int8``, ``fp4``; without an entry where the GPU has no unit or it is not known.
+        tflops: 1e12 operations per second by ``fp32``, ``tf32``, ``fp16``, ``fp8``, ``int8``, ``fp4``; likewise.
+        sparse_2_4: Whether 2:4 structured sparsity doubles the Tensor Core rates.
+        source: Where the numbers come from.
+    """
+
+    name: str
+    compute_capability: str
+    sm: int
+    clock_cuda_mhz: float
+    clock_tensor_mhz: float
+    memory_gb: float
+    bandwidth_gbs: float
+    l2_mib: float
+    tdp_w: float
+    fma_per_clock_per_sm: dict[str, float]
+    tflops: dict[str, float]
+    sparse_2_4: bool
+    source: str
+
+
+@functools.cache
+def all_gpus() -> tuple[GpuSpec, ...]:
+    """Every GPU of the table, in its order: by generation."""
+    text = importlib.resources.files("trtopt.hardware").joinpath("gpus.toml").read_text(encoding="utf-8")
+    entries: list[dict[str, Any]] = tomllib.loads(text)["gpu"]
+    return tuple(GpuSpec(**entry) for entry in entries)
+
+
+def find_gpu(name: str) -> GpuSpec:
+    """The GPU a user means: its name without regard to case, spaces, dashes and underscores, a short name, or the
+    beginning of exactly one name.
+
+    Raises:
+        UsageError: No GPU of the table, or several, have that name; the message lists the nearest.
+    """
+    wanted = normalized(name)
+    exact = {normalized(gpu.name): gpu for gpu in all_gpus()}
+    short = {normalized(alias): target for alias, target in SHORT_NAMES.items()}
+    if wanted in exact:
+        return exact[wanted]
+    if wanted in short:
+        return exact[normalized(short[wanted])]
+    matches = [gpu for key, gpu in exact.items() if wanted and key.startswith(wanted)]
+    matches = matches or [gpu for key, gpu in exact.items() if len(wanted) >= 3 and wanted in key]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        candidates = ", ".join(gpu.name for gpu in matches)
+        raise UsageError(f"Several GPUs are called {name!r}: {candidates}", where="--gpu", remedy="name one of them")
+    close = difflib.get_close_matches(wanted, exact, n=3)
+    hint = f"did you mean {' or '.join(exact[key].name for key in close)}? " if close else ""
+    raise UsageError(
+        f"No GPU is called {name!r}",
+        where="--gpu",
+        remedy=f"{hint}There are: portable, {', '.join(gpu.name for gpu in all_gpus())}",
+    )
+
+
+def gpus_of(compute_capability: str) -> tuple[GpuSpec, ...]:
+    """The GPUs of the table with that compute capability."""
+    return tuple(gpu for gpu in all_gpus() if gpu.compute_capability == compute_capability)
+
+
+def normalized(name: str) -> str:
+    """``name`` without case, spaces, dashes, underscores and the vendor's words."""
+    lowered = name.lower()
+    for word in ("nvidia", "geforce", "tesla"):
+        lowered = lowered.replace(word, "")
+    return "".join(character for character in lowered if character not in " -_\t")

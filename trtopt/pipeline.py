@@ -1,0 +1,264 @@
+"""The stages of a build, in order. Each takes artifacts and gives artifacts; ``api`` strings them together."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trtopt import __version__
+from trtopt.accuracy.compare import compare, compare_tensors
+from trtopt.accuracy.metric import Metric
+from trtopt.accuracy.twin import fp32_twin
+from trtopt.config import BuildConfig
+from trtopt.engine.backend import Backend
+from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
+from trtopt.engine.profiles import Profile
+from trtopt.events import Event, OnEvent
+from trtopt.graph import cost, edit
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.shapes import static_shapes
+from trtopt.graph.skeleton import skeleton
+from trtopt.hardware.spec import GpuSpec
+from trtopt.precision.calibrate import Calibration, cached_collect
+from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
+from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.plan import PrecisionPlan
+from trtopt.precision.qdq import quantize
+from trtopt.precision.samples import Samples
+from trtopt.precision.widen import widen
+from trtopt.report.records import (
+    AccuracyRecord,
+    CalibrationRecord,
+    KeptNode,
+    MetricRecord,
+    PrecisionRecord,
+    StepRecord,
+)
+from trtopt.runtime import OrtSession
+from trtopt.source.save import save_model
+
+
+@dataclass
+class Clock:
+    """Seconds by stage, and the warnings met on the way."""
+
+    on_event: OnEvent
+    seconds: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def listen(self, event: Event) -> None:
+        """Pass an event on, and keep it if it is a warning."""
+        if event.kind == "warning" and event.text not in self.warnings:
+            self.warnings.append(event.text)
+        self.on_event(event)
+
+    def warn(self, stage: str, text: str) -> None:
+        """Raise a warning of the pipeline itself."""
+        self.listen(Event("warning", stage, text=text))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model with its precision written into the graph.
+
+    Attributes:
+        artifact: The optimized model.
+        plan: What was decided.
+        calibration: What was observed; None when the precision needs no ranges.
+        record: The precision part of the report, not yet knowing what the engine achieves.
+    """
+
+    artifact: ModelArtifact
+    plan: PrecisionPlan
+    calibration: CalibrationRecord | None
+    record: PrecisionRecord
+
+
+def lower(
+    artifact: ModelArtifact,
+    precision: str,
+    backend: str,
+    samples: Samples,
+    config: BuildConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    clock: Clock,
+) -> Lowered:
+    """Observe, decide, rewrite.
+
+    Args:
+        artifact: The cleaned model.
+        precision: One of ``config.PRECISIONS``.
+        backend: Whose INT8 rules apply.
+        samples: Calibration samples.
+        config: Calibration method and caches.
+        shapes: Input shapes at which flop are counted, and sums bounded: the largest ones.
+        clock: Times and warnings.
+    """
+    base = widen(artifact.model)
+    calibration = _observe(base, precision, backend, samples, config, clock)
+    start = time.perf_counter()
+    stats = calibration.table.stats if calibration is not None else {}
+    plan = decide(base, precision, backend, stats, static_shapes(base, shapes), config.calib_method)
+    model, wide = base, frozenset(plan.wide)
+    if plan.quantized:
+        quantized = quantize(base, plan)
+        model, wide = quantized.model, wide | quantized.wide
+    if plan.narrow is not None:
+        model = narrow_floats(model, plan.narrow, wide)
+    seconds = time.perf_counter() - start
+    clock.seconds["rewrite precision"] = seconds
+    step = StepRecord(
+        f"precision-{precision}",
+        "PRECISION",
+        changes=len(plan.quantized) if precision == "int8" else sum(1 for _ in model.graph) - len(plan.wide),
+        seconds=seconds,
+        refusals=plan.refused,
+    )
+    flop = cost.flop_by_node(base, static_shapes(base, shapes))
+    record = PrecisionRecord(
+        requested=precision,
+        int8_flop_share=int8_flop_share(base, plan, flop) if precision == "int8" else None,
+        kept=tuple(KeptNode(node, "fp32", reason) for node, reason in plan.wide.items()),
+    )
+    return Lowered(artifact.with_step(model, step), plan, _calibration_record(calibration, samples, config), record)
+
+
+def _observe(
+    base: ir.Model, precision: str, backend: str, samples: Samples, config: BuildConfig, clock: Clock
+) -> Calibration | None:
+    wanted = wanted_tensors(base, precision, backend)
+    if not wanted.histogram and not wanted.ranges:
+        return None
+    if samples.source == "synthetic":
+        clock.warn(
+            "calibrate",
+            "no calibration samples: ranges come from SYNTHETIC random data; INT8 scales and FP16 overflow checks "
+            "are guesses. Give real samples with --calib",
+        )
+    with clock.stage("calibrate"):
+        return cached_collect(
+            base,
+            samples,
+            key=_graph_key(base),
+            histogram=wanted.histogram,
+            ranges=wanted.ranges,
+            cache_dir=Path(config.cache_dir) if config.cache_dir else None,
+            cache_file=Path(config.calib_cache) if config.calib_cache else None,
+            on_event=clock.listen,
+        )
+
+
+def _graph_key(model: ir.Model) -> str:
+    """What the statistics of a model depend on: its operators and its weights."""
+    digest = hashlib.sha256(__version__.encode())
+    digest.update(skeleton(model).SerializeToString(deterministic=True))
+    for graph in edit.all_graphs(model.graph):
+        for name, value in sorted(graph.initializers.items()):
+            if value.const_value is not None:
+                digest.update(name.encode())
+                digest.update(memoryview(value.const_value.tobytes()))
+    return digest.hexdigest()
+
+
+def _calibration_record(
+    calibration: Calibration | None, samples: Samples, config: BuildConfig
+) -> CalibrationRecord | None:
+    if calibration is None:
+        return None
+    return CalibrationRecord(
+        samples.source,
+        config.calib_method,
+        calibration.samples,
+        calibration.seconds,
+        calibration.peak_rss_bytes,
+        calibration.cached,
+    )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verification compares with what, and how.
+
+    Attributes:
+        reference: The model as loaded; its FP32 form is the reference.
+        optimized: The optimized graph; its FP32 twin is run.
+        samples: The samples.
+        source: Where they come from: ``eval``, ``calibration`` or ``synthetic``.
+        metric: The user's metric, if any.
+        tensors: Whether intermediate tensors are compared too.
+    """
+
+    reference: ir.Model
+    optimized: ir.Model
+    samples: Samples
+    source: str
+    metric: Metric | None
+    tensors: bool
+
+
+def verify(job: Verification, clock: Clock) -> AccuracyRecord:
+    """Compare the optimized graph's FP32 twin with the FP32 reference on every sample."""
+    reference, twin = widen(job.reference), fp32_twin(job.optimized)
+    total = job.samples.count
+    with clock.stage("verify"), OrtSession(reference) as before, OrtSession(twin, keep_qdq=True) as after:
+        clock.listen(Event("start", "verify", total=total))
+        outputs = compare(before, after, job.samples, on_event=clock.listen)
+        metric: MetricRecord | None = None
+        if job.metric is not None:
+            metric = job.metric.measure(before, after, job.samples, job.samples.labels, outputs)
+        clock.listen(Event("end", "verify"))
+    tensors = None
+    if job.tensors:
+        with clock.stage("compare tensors"):
+            tensors = compare_tensors(reference, twin, job.samples, on_event=clock.listen)
+    count = total if total is not None else sum(1 for _ in job.samples)
+    return AccuracyRecord(count, job.source, "onnx-only", outputs, metric=metric, tensors=tensors)
+
+
+def compile_engine(
+    model: ir.Model,
+    backend: Backend,
+    gpu: GpuSpec | None,
+    profiles: tuple[Profile, ...],
+    config: BuildConfig,
+    tf32: bool,
+    clock: Clock,
+) -> EngineArtifact:
+    """Build the engine of ``model`` from a temporary file."""
+    nodes = tuple(str(node.name) for node in edit.all_nodes(model.graph))
+    with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(model, path)
+        request = BuildRequest(
+            onnx=path,
+            backend=backend,
+            gpu=gpu,
+            nodes=nodes,
+            profiles=profiles,
+            tf32=tf32,
+            builder=config.builder,
+            plugins=tuple(Path(item) for item in config.plugins),
+            timing_cache=Path(config.timing_cache) if config.timing_cache else None,
+        )
+        return build_engine(request, clock.listen)
+
+
+def flop_of(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Flop by node name at the given input shapes."""
+    return cost.flop_by_node(model, static_shapes(model, shapes))

@@ -1,0 +1,208 @@
+"""Statistics of a tensor over all samples, collected array by array.
+
+A tensor's values are counted in fixed bins taken from the bits of the 32-bit float: sign, exponent and the first 10
+bits of the mantissa, 1024 bins per power of two. Fixed bins need no first batch to set a range, count every element,
+and merge exactly: the table does not depend on the order of the samples or on their batches. Near the largest value
+a bin is at most 1/1024 of it, 8 to 16 bins per INT8 level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+STATISTICS_VERSION = 1
+"""Part of every cache key; raised when the statistics change."""
+
+MANTISSA_BITS = 10
+_SHIFT = 23 - MANTISSA_BITS
+_BINS = 1 << (8 + MANTISSA_BITS)
+"""Bins of the absolute value."""
+
+_ALL_ONES = np.uint32(0xFFFFFFFF)
+_FINITE_BINS = 255 << MANTISSA_BITS
+"""Bins from this one on hold infinity and NaN (exponent bits all ones)."""
+
+_ONE = np.int64(1)
+_CHUNK = 1 << 15
+"""Elements per pass: the int64 indices of a chunk (256 KiB) stay in the second-level cache."""
+
+FP16_SMALLEST = 2.0**-24
+"""The smallest positive FP16 number (IEEE 754 binary16, subnormal)."""
+
+_FP16_SMALLEST_BITS = np.uint32(((127 - 24) << 24) - 1)
+"""Bits of ``FP16_SMALLEST`` as float32, shifted left by one to drop the sign, minus one (see ``_small``)."""
+
+
+@dataclass(frozen=True, eq=False)
+class TensorStats:
+    """Statistics of one tensor over all samples.
+
+    Attributes:
+        count: Elements seen, finite or not.
+        minimum: Smallest finite value; 0 when there is none.
+        maximum: Largest finite value; 0 when there is none.
+        zeros: Elements equal to zero (with a histogram: ``|x| < 2^-136``, its first bin).
+        nonfinite: Elements that are NaN or infinite.
+        smallest_nonzero: Smallest finite ``|x| > 0``; with a histogram, the lower edge of its bin, at most 0.1 % less.
+            0 when there is none.
+        fp16_underflow: Elements with ``0 < |x| < 2^-24``, below the smallest FP16 number.
+        bins: int32, ascending indices of the non-empty bins of finite ``|x| > 0``; None without a histogram.
+        counts: int64, elements in each of ``bins``.
+    """
+
+    count: int
+    minimum: float
+    maximum: float
+    zeros: int
+    nonfinite: int
+    smallest_nonzero: float
+    fp16_underflow: int
+    bins: np.ndarray | None = None
+    counts: np.ndarray | None = None
+
+    @property
+    def absmax(self) -> float:
+        """The largest finite ``|x|``."""
+        return max(abs(self.minimum), abs(self.maximum))
+
+    @property
+    def has_histogram(self) -> bool:
+        """Whether the histogram was taken, or only the ranges."""
+        return self.bins is not None
+
+    @property
+    def fp16_underflow_share(self) -> float:
+        """Share of the elements that are not zero and smaller than the smallest FP16 number."""
+        return self.fp16_underflow / self.count if self.count else 0.0
+
+    def share_below(self, threshold: float) -> float:
+        """Share of the elements with ``0 < |x| < threshold``: exact at powers of two, else interpolated in a bin.
+
+        Raises:
+            ValueError: The tensor has no histogram.
+        """
+        if self.bins is None or self.counts is None:
+            raise ValueError("share_below needs the histogram of the tensor")
+        low, high = bin_edges(self.bins)
+        part = np.clip((threshold - low) / (high - low), 0.0, 1.0)
+        return float((part * self.counts).sum() / self.count) if self.count else 0.0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorStats):
+            return NotImplemented
+        return self.scalars() == other.scalars() and all(
+            (a is None) == (b is None) and (a is None or np.array_equal(a, b))
+            for a, b in ((self.bins, other.bins), (self.counts, other.counts))
+        )
+
+    def scalars(self) -> tuple[int | float, ...]:
+        """Every field but the histogram, in order."""
+        return (
+            self.count,
+            self.minimum,
+            self.maximum,
+            self.zeros,
+            self.nonfinite,
+            self.smallest_nonzero,
+            self.fp16_underflow,
+        )
+
+
+def bin_edges(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper edges (float64) of bins of ``|x|``."""
+    index = bins.astype(np.uint32)
+    low = (index << np.uint32(_SHIFT)).view(np.float32).astype(np.float64)
+    high = ((index + np.uint32(1)) << np.uint32(_SHIFT)).view(np.float32).astype(np.float64)
+    return low, np.where(np.isfinite(high), high, 2.0**128)
+
+
+class StatsBuilder:
+    """Collects the statistics of one tensor, array by array. Not thread-safe.
+
+    Args:
+        histogram: Count the values in bins; otherwise only the ranges.
+    """
+
+    def __init__(self, histogram: bool) -> None:
+        # Pages that no value falls into are never touched: a tensor takes some 0.2 MiB of the 4 MiB.
+        self._bins = np.zeros(2 * _BINS, np.int64) if histogram else None
+        self._count = self._zeros = self._nonfinite = self._underflow = 0
+        self._minimum = np.inf
+        self._maximum = -np.inf
+        # |x| in bits without the sign, minus one: zero wraps to the largest number and so never is the smallest.
+        self._smallest = _ALL_ONES
+
+    def update(self, array: np.ndarray) -> None:
+        """Count every element of ``array`` (any floating dtype; converted to float32)."""
+        flat = np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+        index = np.empty(min(_CHUNK, flat.size), np.int64)
+        scratch = np.empty(min(_CHUNK, flat.size), np.uint32)
+        for start in range(0, flat.size, _CHUNK):
+            chunk = flat[start : start + _CHUNK]
+            self._range(chunk)
+            if self._bins is None:
+                self._small(chunk, scratch[: chunk.size])
+            else:
+                np.right_shift(chunk.view(np.uint32), np.uint32(_SHIFT), out=index[: chunk.size])
+                np.add.at(self._bins, index[: chunk.size], _ONE)
+        self._count += flat.size
+
+    def _range(self, chunk: np.ndarray) -> None:
+        low, high = float(chunk.min()), float(chunk.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            finite = chunk[np.isfinite(chunk)]
+            self._nonfinite += chunk.size - finite.size
+            if not finite.size:
+                return
+            low, high = float(finite.min()), float(finite.max())
+        self._minimum = min(self._minimum, low)
+        self._maximum = max(self._maximum, high)
+
+    def _small(self, chunk: np.ndarray, scratch: np.ndarray) -> None:
+        """Smallest non-zero, zeros and FP16 underflows: comparisons of the bits without the sign, minus one."""
+        np.left_shift(chunk.view(np.uint32), np.uint32(1), out=scratch)
+        np.subtract(scratch, np.uint32(1), out=scratch)
+        self._smallest = min(self._smallest, scratch.min())
+        self._zeros += int(np.count_nonzero(scratch == _ALL_ONES))
+        self._underflow += int(np.count_nonzero(scratch < _FP16_SMALLEST_BITS))
+
+    def finish(self) -> TensorStats:
+        """The statistics so far."""
+        minimum, maximum = (self._minimum, self._maximum) if self._minimum <= self._maximum else (0.0, 0.0)
+        if self._bins is not None:
+            return self._finish_histogram(self._bins, minimum, maximum)
+        smallest = float(np.uint32((int(self._smallest) + 1) % (1 << 32) >> 1).view(np.float32))
+        return TensorStats(
+            count=self._count,
+            minimum=minimum,
+            maximum=maximum,
+            zeros=self._zeros,
+            nonfinite=self._nonfinite,
+            smallest_nonzero=smallest if np.isfinite(smallest) else 0.0,
+            fp16_underflow=self._underflow,
+        )
+
+    def _finish_histogram(self, signed: np.ndarray, minimum: float, maximum: float) -> TensorStats:
+        absolute = signed[:_FINITE_BINS].copy()
+        if minimum < 0:
+            absolute += signed[_BINS : _BINS + _FINITE_BINS]
+            zeros = int(absolute[0])
+        else:
+            zeros = int(absolute[0] + signed[_BINS])
+        absolute[0] = 0
+        bins = np.flatnonzero(absolute).astype(np.int32)
+        counts = absolute[bins]
+        low, _ = bin_edges(bins)
+        return TensorStats(
+            count=self._count,
+            minimum=minimum,
+            maximum=maximum,
+            zeros=zeros,
+            nonfinite=self._nonfinite,
+            smallest_nonzero=float(low[0]) if bins.size else 0.0,
+            fp16_underflow=int(counts[low < FP16_SMALLEST].sum()),
+            bins=bins,
+            counts=counts,
+        )

@@ -1,0 +1,159 @@
+"""From observed ranges to a plan. Pure: no runtime, milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from trtopt.graph import cost, edit
+from trtopt.precision import ranges, rules
+from trtopt.precision.hazards import LAYOUT_OPS, Spans, is_float, wide_nodes
+from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
+from trtopt.precision.ranges import TensorStats
+from trtopt.report.records import Refusal
+
+_FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Tensors to observe: full histograms for INT8 scales, ranges for the 16-bit decision."""
+
+    histogram: frozenset[str]
+    ranges: frozenset[str]
+
+
+def wanted_tensors(model: ir.Model, precision: str, backend: str) -> Wanted:
+    """What :func:`decide` needs to know about ``model`` (widened, nodes named).
+
+    Left out: the outputs of operators that only move values, and what a Conv or Gemm hands to its only reader when
+    that is a ReLU or Clip, since the fused kernel never stores it.
+    """
+    if precision in ("fp32", "tf32"):
+        return Wanted(frozenset(), frozenset())
+    histogram = set()
+    if precision == "int8":
+        histogram = {str(node.inputs[0].name) for node in _candidates(model, backend)[0] if node.inputs[0] is not None}
+    values = [value for value in model.graph.inputs if is_float(value)]
+    for node in model.graph:
+        if node.op_type not in LAYOUT_OPS:
+            values += [value for value in node.outputs if is_float(value) and value.name and not _is_fused_away(value)]
+    names = {str(value.name) for value in values if edit.constant_of(value) is None}
+    return Wanted(frozenset(histogram), frozenset(names - histogram))
+
+
+def decide(
+    model: ir.Model,
+    precision: str,
+    backend: str,
+    stats: Mapping[str, TensorStats],
+    shapes: Mapping[str, tuple[int, ...]],
+    method: str = "auto",
+) -> PrecisionPlan:
+    """The plan for one model.
+
+    Args:
+        model: A widened model, nodes named.
+        precision: One of ``config.PRECISIONS``.
+        backend: ``tensorrt-rtx`` or ``tensorrt``: whose INT8 table applies.
+        stats: What was observed of :func:`wanted_tensors`.
+        shapes: Static shapes by tensor name, at the largest input shapes.
+        method: How INT8 ranges are chosen from histograms.
+    """
+    if precision in ("fp32", "tf32"):
+        return PrecisionPlan(precision)
+    narrow = BF16 if precision == "bf16" else FP16
+    wide = wide_nodes(model, Spans(stats, shapes), narrow)
+    if precision != "int8":
+        return PrecisionPlan(precision, narrow, wide)
+    nodes, refused = _candidates(model, backend)
+    quantized = []
+    amax: dict[str, tuple[float, str]] = {}
+    for node in nodes:
+        op = _quantized_op(node, backend, stats, method, amax)
+        if isinstance(op, Refusal):
+            refused.append(op)
+            continue
+        quantized.append(op)
+        if op.activation_amax / 127 < narrow.smallest_normal:
+            wide.setdefault(op.node, f"its INT8 scale {op.activation_amax / 127:.2g} is too small for {narrow.name}")
+    return PrecisionPlan(precision, narrow, wide, tuple(quantized), tuple(refused))
+
+
+def int8_flop_share(model: ir.Model, plan: PrecisionPlan, flop: Mapping[str, int]) -> float:
+    """Share of the flop of eligible nodes (``cost.is_eligible_for_int8``) that the plan makes INT8; 0 without any."""
+    eligible = {str(node.name) for node in model.graph if cost.is_eligible_for_int8(node)}
+    total = sum(flop.get(name, 0) for name in eligible)
+    done = sum(flop.get(op.node, 0) for op in plan.quantized if op.node in eligible)
+    return done / total if total else 0.0
+
+
+def _candidates(model: ir.Model, backend: str) -> tuple[list[ir.Node], list[Refusal]]:
+    """Nodes with a constant weight that the backend's table sends to INT8, and the refusals of the others."""
+    nodes, refused = [], []
+    for node in model.graph:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
+            continue
+        weight = edit.constant_of(node.inputs[1])
+        if weight is None:
+            if not _is_dequantized(node.inputs[1]):
+                refused.append(Refusal(str(node.name), "no constant weight: attention and other products stay 16-bit"))
+            continue
+        if weight.ndim < 2 or edit.constant_of(node.inputs[0]) is not None or _is_dequantized(node.inputs[0]):
+            continue
+        verdict = rules.placement(node, backend)
+        if verdict.granularity is None:
+            refused.append(Refusal(str(node.name), verdict.reason))
+        else:
+            nodes.append(node)
+    return nodes, refused
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    producer = value.producer() if value is not None else None
+    return producer is not None and producer.op_type == "DequantizeLinear"
+
+
+def _quantized_op(
+    node: ir.Node,
+    backend: str,
+    stats: Mapping[str, TensorStats],
+    method: str,
+    known: dict[str, tuple[float, str]],
+) -> QuantizedOp | Refusal:
+    name, activation = str(node.name), str(node.inputs[0].name)  # type: ignore[union-attr]
+    found = stats.get(activation)
+    if found is None:
+        return Refusal(name, f"{activation} was not observed")
+    if found.nonfinite:
+        return Refusal(name, f"{activation} holds NaN or infinity in the FP32 reference")
+    if activation not in known:
+        known[activation] = ranges.choose_amax(found, method)
+    amax, chosen = known[activation]
+    if amax <= 0:
+        return Refusal(name, f"{activation} was zero in every sample")
+    granularity = rules.placement(node, backend).granularity
+    axis = _channel_axis(node) if granularity == "per-channel" else None
+    return QuantizedOp(name, activation, amax, axis, chosen)
+
+
+def _channel_axis(node: ir.Node) -> int | None:
+    """The weight's output-channel axis."""
+    weight = edit.constant_of(node.inputs[1])
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1
+    if node.op_type == "Gemm":
+        return 0 if edit.int_attribute(node, "transB", 0) else 1
+    return 1 if weight is not None and weight.ndim == 2 else None
+
+
+def _is_fused_away(value: ir.Value) -> bool:
+    producer = value.producer()
+    if producer is None or producer.op_type not in ("Conv", "Gemm", "ConvTranspose") or value.is_graph_output():
+        return False
+    uses = list(value.uses())
+    return len(uses) == 1 and uses[0][0].op_type in _FUSED_ACTIVATIONS

@@ -1,0 +1,187 @@
+"""Write the plan's 16-bit type into the graph: every tensor typed, Casts where types meet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from trtopt.graph import edit
+from trtopt.precision.casts import cast_node, insert_behind
+from trtopt.precision.plan import NarrowType
+
+_FLOAT = ir.DataType.FLOAT
+_TYPED_BY_ATTRIBUTE = {
+    "Cast": "to",
+    "EyeLike": "dtype",
+    "RandomNormal": "dtype",
+    "RandomUniform": "dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniformLike": "dtype",
+    "Multinomial": "dtype",
+    "Bernoulli": "dtype",
+}
+
+
+def narrow_floats(model: ir.Model, narrow: NarrowType, wide: Collection[str]) -> ir.Model:
+    """A clone of ``model`` whose main-graph nodes compute in ``narrow``, except those named in ``wide``.
+
+    Graph inputs and outputs keep their types. Weights of narrow nodes are stored narrow; a weight that narrow and
+    wide nodes share is stored twice. Subgraphs stay FP32: what they capture is cast back.
+
+    Args:
+        model: A widened model: FP32 is its only float type.
+        narrow: FP16 or BF16.
+        wide: Names of nodes that stay FP32.
+    """
+    clone = model.clone()
+    writer = _Writer(clone, narrow, frozenset(wide))
+    for node in list(clone.graph):
+        writer.retype(node)
+    writer.finish()
+    return clone
+
+
+class _Writer:
+    """Walks the main graph in topological order; a value's dtype is final once its producer was visited."""
+
+    def __init__(self, model: ir.Model, narrow: NarrowType, wide: frozenset[str]) -> None:
+        self._graph = model.graph
+        self._narrow = narrow
+        self._wide = wide
+        self._names = edit.Names(model)
+        self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self._weights: dict[ir.Value, ir.Value] = {}
+
+    def retype(self, node: ir.Node) -> None:
+        """Give ``node`` its inputs in the right type and mark its outputs."""
+        narrow = node.name not in self._wide
+        allowed = _types_allowed(node, self._narrow)
+        narrowed: set[str] = set()
+        for index, value in enumerate(node.inputs):
+            if value is None or value.dtype not in (_FLOAT, self._narrow.dtype):
+                continue
+            variable, fits = allowed.input(index)
+            want = self._narrow.dtype if narrow and fits else _FLOAT
+            if want is self._narrow.dtype:
+                narrowed.add(variable)
+            if value.dtype is not want:
+                node.replace_input_with(index, self._as(value, want))
+        self._capture_wide(node)
+        if narrow:
+            self._mark_outputs(node, allowed, narrowed)
+
+    def _mark_outputs(self, node: ir.Node, allowed: _Allowed, narrowed: set[str]) -> None:
+        attribute = _TYPED_BY_ATTRIBUTE.get(node.op_type)
+        for index, value in enumerate(node.outputs):
+            if value.dtype is not _FLOAT:
+                continue
+            variable, fits = allowed.output(index)
+            if not fits:
+                continue
+            if attribute is not None and attribute in node.attributes:
+                node.attributes[attribute] = ir.AttrInt64(attribute, int(self._narrow.dtype))
+            elif node.op_type == "ConstantOfShape":
+                self._narrow_fill(node)
+            elif variable not in narrowed:
+                continue
+            value.type = ir.TensorType(self._narrow.dtype)
+
+    def _narrow_fill(self, node: ir.Node) -> None:
+        fill = node.attributes.get("value")
+        number = fill.as_tensor().numpy() if fill is not None else np.zeros(1, np.float32)
+        node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(number.astype(self._narrow.dtype.numpy())))
+
+    def _as(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """``value`` as ``dtype``: a converted weight, or the output of a Cast behind its producer."""
+        if value.is_initializer():
+            return self._narrow_weight(value)
+        key = (value, dtype)
+        if key not in self._casts:
+            suffix = self._narrow.name if dtype is self._narrow.dtype else "fp32"
+            cast = cast_node(value, dtype, self._names, self._names.value(f"{value.name}_{suffix}"))
+            insert_behind(self._graph, value, [cast])
+            self._casts[key] = cast.outputs[0]
+        return self._casts[key]
+
+    def _narrow_weight(self, value: ir.Value) -> ir.Value:
+        found = self._weights.get(value)
+        if found is None:
+            tensor = value.const_value
+            if tensor is None:
+                raise ValueError(f"initializer {value.name} has no value")
+            name = self._names.value(f"{value.name}_{self._narrow.name}")
+            with np.errstate(over="ignore"):
+                array = tensor.numpy().astype(self._narrow.dtype.numpy())
+            found = ir.Value(
+                name=name,
+                shape=value.shape,
+                type=ir.TensorType(self._narrow.dtype),
+                const_value=ir.Tensor(array, name=name, dtype=self._narrow.dtype),
+            )
+            self._graph.register_initializer(found)
+            self._weights[value] = found
+        return found
+
+    def _capture_wide(self, node: ir.Node) -> None:
+        """Subgraphs of ``node`` read outer values as FP32."""
+        for graph in edit.subgraphs_of(node):
+            for inner in graph.all_nodes():
+                for index, value in enumerate(inner.inputs):
+                    if value is not None and value.dtype is self._narrow.dtype:
+                        inner.replace_input_with(index, self._as(value, _FLOAT))
+
+    def finish(self) -> None:
+        """Restore the types of the graph's outputs and drop the weights that nobody reads any more."""
+        for position, value in enumerate(self._graph.outputs):
+            if value.dtype is self._narrow.dtype:
+                self._restore_output(position, value)
+        for name, value in list(self._graph.initializers.items()):
+            if value in self._weights and not value.uses() and not value.is_graph_output():
+                del self._graph.initializers[name]
+
+    def _restore_output(self, position: int, value: ir.Value) -> None:
+        """The Cast takes over the output's name."""
+        name = str(value.name)
+        present = self._casts.get((value, _FLOAT))
+        value.name = self._names.value(f"{name}_{self._narrow.name}")
+        if present is None:
+            cast = cast_node(value, _FLOAT, self._names, name)
+            self._graph.append(cast)
+            present = cast.outputs[0]
+        else:
+            present.name = name
+        self._graph.outputs[position] = present
+
+
+class _Allowed:
+    """Which inputs and outputs of an operator its schema lets be narrow."""
+
+    def __init__(self, schema: onnx.defs.OpSchema | None, narrow: NarrowType) -> None:
+        self._schema = schema
+        self._name = narrow.schema_name
+
+    def input(self, index: int) -> tuple[str, bool]:
+        """The type variable of an input, and whether it may be narrow."""
+        return self._parameter(self._schema.inputs if self._schema else [], index)
+
+    def output(self, index: int) -> tuple[str, bool]:
+        """The type variable of an output, and whether it may be narrow."""
+        return self._parameter(self._schema.outputs if self._schema else [], index)
+
+    def _parameter(self, parameters: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> tuple[str, bool]:
+        if not parameters:
+            return "", False
+        parameter = parameters[min(index, len(parameters) - 1)]
+        return parameter.type_str, self._name in parameter.types
+
+
+def _types_allowed(node: ir.Node, narrow: NarrowType) -> _Allowed:
+    version = node.version or node.graph.opset_imports.get(node.domain) if node.graph is not None else None
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version or onnx.defs.onnx_opset_version(), node.domain)
+    except onnx.defs.SchemaError:
+        schema = None
+    return _Allowed(schema, narrow)

@@ -1,0 +1,81 @@
+"""The decision: which nodes run narrow, which stay wide and why, which carry INT8. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.report.records import Refusal
+
+
+@dataclass(frozen=True)
+class NarrowType:
+    """A 16-bit floating-point type.
+
+    Attributes:
+        name: ``fp16`` or ``bf16``.
+        dtype: Its ONNX type.
+        largest: Largest finite value.
+        smallest_normal: Smallest positive value with full relative precision.
+    """
+
+    name: str
+    dtype: ir.DataType
+    largest: float
+    smallest_normal: float
+
+    @property
+    def schema_name(self) -> str:
+        """How operator schemas write a tensor of this type."""
+        return f"tensor({'float16' if self.dtype is ir.DataType.FLOAT16 else 'bfloat16'})"
+
+    def round(self, array: np.ndarray) -> np.ndarray:
+        """``array`` rounded to this type, as float32 (values too large become infinite)."""
+        with np.errstate(over="ignore"):
+            return array.astype(self.dtype.numpy()).astype(np.float32)
+
+
+FP16 = NarrowType("fp16", ir.DataType.FLOAT16, 65504.0, 2.0**-14)
+BF16 = NarrowType("bf16", ir.DataType.BFLOAT16, float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), 2.0**-126)
+
+
+@dataclass(frozen=True)
+class QuantizedOp:
+    """One node whose data input and constant weight become INT8.
+
+    Attributes:
+        node: The node's name.
+        activation: Name of the tensor it reads.
+        activation_amax: The range's bound: the scale is ``amax / 127``.
+        weight_axis: Axis of the weight with a scale per channel; None for one scale per tensor.
+        method: The calibration method that gave the range.
+    """
+
+    node: str
+    activation: str
+    activation_amax: float
+    weight_axis: int | None
+    method: str
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """What the precision rewrites will do.
+
+    Attributes:
+        requested: ``fp32``, ``tf32``, ``fp16``, ``bf16`` or ``int8``.
+        narrow: The type of what is neither INT8 nor kept in FP32; None to leave everything FP32.
+        wide: Nodes that stay FP32, with the reason.
+        quantized: Nodes that become INT8.
+        refused: Nodes that could have become INT8 and do not, with the reason.
+    """
+
+    requested: str
+    narrow: NarrowType | None = None
+    wide: Mapping[str, str] = field(default_factory=dict)
+    quantized: tuple[QuantizedOp, ...] = ()
+    refused: tuple[Refusal, ...] = ()

@@ -1,0 +1,34 @@
+"""The report and the engine's layers as JSON files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trtopt.files import atomic_write
+from trtopt.report.records import BuildReport, EngineRecord, layer_dicts
+
+LAYERS_SCHEMA = "trtopt.layers/1"
+
+
+def write_report(report: BuildReport, path: Path) -> None:
+    """Write ``trtopt.build/1``, whole or not at all.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    _write(report.to_json_dict(), path)
+
+
+def write_layers(engine: EngineRecord, path: Path) -> None:
+    """Write ``trtopt.layers/1``: the layers of an engine as in ``engine.layers[]`` of the report.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    _write({"schema": LAYERS_SCHEMA, "backend": engine.backend, "layers": layer_dicts(engine)}, path)
+
+
+def _write(value: dict[str, Any], path: Path) -> None:
+    atomic_write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

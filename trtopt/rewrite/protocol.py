@@ -1,0 +1,95 @@
+"""What a recipe is."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import onnx_ir as ir
+
+from trtopt.report.records import Refusal
+
+__all__ = ["Findings", "Match", "Recipe", "Refusal", "Stage", "Target"]
+
+
+class Stage(enum.IntEnum):
+    """When a recipe runs: recipes of an earlier stage see the graph first."""
+
+    CLEAN = 1
+    FOLD = 2
+    FUSE = 3
+    ALIGN = 4
+    LAYOUT = 5
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the graph is prepared for.
+
+    Attributes:
+        backend: ``tensorrt`` or ``tensorrt-rtx``; None when the graph is for either.
+        precision: ``fp32``, ``tf32``, ``fp16``, ``bf16`` or ``int8``; None when the graph keeps its types.
+    """
+
+    backend: str | None = None
+    precision: str | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """One place a recipe applies to.
+
+    Attributes:
+        nodes: The nodes concerned, the one the rewrite is named after first; of the model :meth:`Recipe.find` got.
+        values: Values concerned that no node makes (initializers).
+    """
+
+    nodes: tuple[ir.Node, ...]
+    values: tuple[ir.Value, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name it goes by in reports."""
+        return str(self.nodes[0].name if self.nodes else self.values[0].name)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Where a recipe applies, and where it nearly does and why not."""
+
+    matches: tuple[Match, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+@runtime_checkable
+class Recipe(Protocol):
+    """One graph rewrite: a frozen dataclass whose fields are its options.
+
+    The class docstring has the headings Rewrite, Requires, Why faster, Numerics and Refuses when.
+    """
+
+    @property
+    def name(self) -> str:
+        """Kebab-case; names the pattern that is found."""
+
+    @property
+    def stage(self) -> Stage:
+        """When it runs."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether results are equal within rounding of the arithmetic that is done anyway."""
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """The places it applies to, in graph order. Pure.
+
+        A match stays valid when the matches before it were rewritten.
+        """
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Edit ``model``, a clone, at one match found in it.
+
+        Returns:
+            None when done; a refusal when the match turned out not to be possible and nothing was changed.
+        """

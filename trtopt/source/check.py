@@ -1,0 +1,316 @@
+"""Checks of a parsed ONNX file before anything else touches it: versions, names, operators, attributes, tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx.checker
+import onnx.defs
+import onnx_ir as ir
+
+from trtopt.errors import InvalidModelError
+
+MIN_OPSET = 7
+MIN_IR_VERSION = 3
+
+_CHECKED_BYTES = 1 << 16
+"""Tensors in attributes above this size are not handed to ONNX's checker, which would copy them."""
+
+_EXPORT_AGAIN = "export the model again; onnx.checker.check_model(path) checks a file by itself"
+
+_TYPED_FIELDS = {
+    "float_data": {"FLOAT": 1, "COMPLEX64": 2},
+    "double_data": {"DOUBLE": 1, "COMPLEX128": 2},
+    "int64_data": {"INT64": 1},
+    "uint64_data": {"UINT64": 1, "UINT32": 1},
+}
+"""Field of ``TensorProto`` and how many of its entries one element takes; every other type uses ``int32_data``."""
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What the nodes of a graph or function are checked against."""
+
+    ir_version: int
+    opsets: dict[str, int]
+    functions: frozenset[tuple[str, str]]
+
+    @property
+    def context(self) -> onnx.checker.C.CheckerContext:
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version = self.ir_version
+        context.opset_imports = self.opsets
+        return context
+
+
+def check_model(proto: onnx.ModelProto, where: str) -> None:
+    """Check a model whose external data is not loaded.
+
+    The order of nodes and the shapes of values are left to later steps.
+
+    Args:
+        proto: The parsed file; not changed.
+        where: The file's name, for messages.
+
+    Raises:
+        InvalidModelError: With the node, value or field at fault.
+    """
+    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output or proto.graph.input):
+        raise InvalidModelError("The file holds no ONNX graph", where=where, remedy="give a model saved by onnx.save")
+    opsets = _check_versions(proto, where)
+    functions = frozenset((normal_domain(f.domain), f.name) for f in proto.functions)
+    for function in proto.functions:
+        imports = {**opsets, **{normal_domain(item.domain): item.version for item in function.opset_import}}
+        name = f"function {function.domain}.{function.name}"
+        _check_opset(imports.get(""), name)
+        _check_nodes(function.node, set(function.input), _Scope(proto.ir_version, imports, functions), name)
+    _check_graph(proto.graph, set(), _Scope(proto.ir_version, opsets, functions), where)
+    if not proto.graph.output:
+        raise InvalidModelError("The graph has no outputs", where=where, remedy=_EXPORT_AGAIN)
+    _check_inputs(proto.graph)
+    for tensor, owner in all_tensors(proto):
+        _check_tensor(tensor, owner)
+
+
+def normal_domain(domain: str) -> str:
+    """The default domain has two spellings."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def all_tensors(proto: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
+    """Every tensor of the file (initializers and attributes, nested graphs, functions) and where it is."""
+    for tensor in proto.graph.initializer:
+        yield tensor, f"initializer {tensor.name}"
+    yield from _tensors_of_nodes(proto.graph.node)
+    for function in proto.functions:
+        yield from _tensors_of_nodes(function.node)
+
+
+def node_label(node: onnx.NodeProto) -> str:
+    """A node as messages name it."""
+    if node.name:
+        return f"node {node.name} ({node.op_type})"
+    return f"node {node.op_type} with output {node.output[0] if node.output else '?'}"
+
+
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.TensorProto, str]]:
+    for node in nodes:
+        for attribute in node.attribute:
+            for tensor in (*((attribute.t,) if attribute.HasField("t") else ()), *attribute.tensors):
+                yield tensor, node_label(node)
+            for graph in _graphs_of(attribute):
+                for tensor in graph.initializer:
+                    yield tensor, f"initializer {tensor.name} in {node_label(node)}"
+                yield from _tensors_of_nodes(graph.node)
+
+
+def _graphs_of(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs]
+
+
+def _check_versions(proto: onnx.ModelProto, where: str) -> dict[str, int]:
+    """Opset versions by domain."""
+    if proto.ir_version < MIN_IR_VERSION:
+        raise InvalidModelError(
+            f"The file has IR version {proto.ir_version}; {MIN_IR_VERSION} and later are supported",
+            where=where,
+            remedy=_EXPORT_AGAIN,
+        )
+    if proto.ir_version > onnx.IR_VERSION:
+        raise InvalidModelError(
+            f"The file has IR version {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}",
+            where=where,
+            remedy="pip install --upgrade onnx, or export for an older version",
+        )
+    opsets: dict[str, int] = {}
+    for item in proto.opset_import:
+        domain = normal_domain(item.domain)
+        if opsets.setdefault(domain, item.version) != item.version:
+            raise InvalidModelError(
+                f"The file imports domain {domain!r} in versions {opsets[domain]} and {item.version}",
+                where=where,
+                remedy=_EXPORT_AGAIN,
+            )
+    _check_opset(opsets.get(""), where)
+    return opsets
+
+
+def _check_opset(version: int | None, where: str) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if version is None:
+        raise InvalidModelError("The file imports no version of the ONNX operators", where=where, remedy=_EXPORT_AGAIN)
+    if version < MIN_OPSET:
+        raise InvalidModelError(
+            f"Opset {version} is too old; {MIN_OPSET} and later are supported",
+            where=where,
+            remedy="export the model again with opset 13 or later, or try onnx.version_converter.convert_version",
+        )
+    if version > newest:
+        raise InvalidModelError(
+            f"Opset {version} is newer than the installed onnx knows ({newest})",
+            where=where,
+            remedy=f"pip install --upgrade onnx, or export with opset {newest} or earlier",
+        )
+
+
+def _check_graph(graph: onnx.GraphProto, outer: set[str], scope: _Scope, where: str) -> None:
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise InvalidModelError(
+            "Sparse initializers are not supported", where=f"initializer {name}", remedy="store the tensor as dense"
+        )
+    names: set[str] = set()
+    for value in graph.input:
+        _define(value.name, names, f"graph input in {where}")
+    initializers: set[str] = set()
+    for tensor in graph.initializer:
+        _define(tensor.name, initializers, f"initializer in {where}")
+    known = _check_nodes(graph.node, names | initializers, scope, where, outer)
+    for output in graph.output:
+        # A nested graph may hand out a value of the graph around it.
+        if output.name not in known:
+            raise InvalidModelError(
+                "A graph output is not produced by any node", where=f"output {output.name}", remedy=_EXPORT_AGAIN
+            )
+
+
+def _check_nodes(
+    nodes: Iterable[onnx.NodeProto], defined: set[str], scope: _Scope, where: str, outer: set[str] | None = None
+) -> set[str]:
+    """Check names and operators; return every name that is visible."""
+    own = set(defined)
+    for node in nodes:
+        for name in node.output:
+            if name:
+                _define(name, own, node_label(node))
+    known = own | (outer or set())
+    context = scope.context
+    for node in nodes:
+        for name in node.input:
+            if name and name not in known:
+                raise InvalidModelError(
+                    f"An input is not defined anywhere: {name}", where=node_label(node), remedy=_EXPORT_AGAIN
+                )
+        _check_operator(node, scope, context)
+        for attribute in node.attribute:
+            for graph in _graphs_of(attribute):
+                _check_graph(graph, known, scope, f"{attribute.name} of {node_label(node)}")
+    return known
+
+
+def _define(name: str, names: set[str], where: str) -> None:
+    if not name:
+        raise InvalidModelError("A value has no name", where=where, remedy=_EXPORT_AGAIN)
+    if name in names:
+        raise InvalidModelError(f"Two values have the same name: {name}", where=where, remedy=_EXPORT_AGAIN)
+    names.add(name)
+
+
+def _check_operator(node: onnx.NodeProto, scope: _Scope, context: onnx.checker.C.CheckerContext) -> None:
+    """The operator exists in its domain's version, with these attributes and this many inputs and outputs."""
+    domain = normal_domain(node.domain)
+    if (domain, node.op_type) in scope.functions:
+        return
+    if domain not in scope.opsets:
+        raise InvalidModelError(
+            f"The domain {domain!r} is used and not imported", where=node_label(node), remedy=_EXPORT_AGAIN
+        )
+    try:
+        onnx.checker.check_node(_light(node), context)
+    except onnx.checker.ValidationError as error:
+        unknown = domain == "" and not onnx.defs.has(node.op_type, scope.opsets[""])
+        version = scope.opsets[domain]
+        message = str(error).split("==>")[0].strip()
+        raise InvalidModelError(
+            f"Opset {version} has no operator {node.op_type}" if unknown else f"The node is not valid: {message}",
+            where=node_label(node),
+            remedy="replace the operator, or give it the domain of its plugin" if unknown else _EXPORT_AGAIN,
+        ) from error
+
+
+def _light(node: onnx.NodeProto) -> onnx.NodeProto:
+    """``node`` with empty nested graphs and without large tensors, which are checked on their own."""
+    heavy = [a for a in node.attribute if _graphs_of(a) or (a.HasField("t") and a.t.ByteSize() > _CHECKED_BYTES)]
+    if not heavy:
+        return node
+    light = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name)
+    light.input.extend(node.input)
+    light.output.extend(node.output)
+    for attribute in node.attribute:
+        copy = light.attribute.add(name=attribute.name, type=attribute.type)
+        if attribute.HasField("g"):
+            copy.g.name = "nested"
+        elif attribute.graphs:
+            for _ in attribute.graphs:
+                copy.graphs.add(name="nested")
+        elif attribute.HasField("t") and attribute.t.ByteSize() > _CHECKED_BYTES:
+            copy.t.data_type, copy.t.raw_data = onnx.TensorProto.UINT8, b"\0"
+            copy.t.dims.append(1)
+        else:
+            copy.CopyFrom(attribute)
+    return light
+
+
+def _check_inputs(graph: onnx.GraphProto) -> None:
+    constants = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.name in constants:
+            continue
+        if value.type.WhichOneof("value") != "tensor_type":
+            kind = value.type.WhichOneof("value") or "no type"
+            raise InvalidModelError(
+                f"A graph input is not a tensor ({kind})",
+                where=f"input {value.name}",
+                remedy="export the model with tensors as inputs; sequences, maps and optionals are not supported",
+            )
+        tensor = value.type.tensor_type
+        if tensor.elem_type not in onnx.TensorProto.DataType.values() or tensor.elem_type == 0:
+            raise InvalidModelError("A graph input has no type", where=f"input {value.name}", remedy=_EXPORT_AGAIN)
+        if not tensor.HasField("shape"):
+            raise InvalidModelError(
+                "A graph input has no rank",
+                where=f"input {value.name}",
+                remedy="export the model with example inputs; dimensions may be dynamic, their number may not",
+            )
+        if any(dim.HasField("dim_value") and dim.dim_value < 0 for dim in tensor.shape.dim):
+            raise InvalidModelError(
+                "A graph input has a negative dimension",
+                where=f"input {value.name}",
+                remedy="give dynamic dimensions a name (dim_param) instead of a negative number",
+            )
+
+
+def _check_tensor(tensor: onnx.TensorProto, owner: str) -> None:
+    """The tensor has a type, and as much data as its shape asks for (external data is checked with its file)."""
+    if tensor.data_type == 0 or tensor.data_type not in onnx.TensorProto.DataType.values():
+        raise InvalidModelError("A tensor has no valid type", where=owner, remedy=_EXPORT_AGAIN)
+    if any(dim < 0 for dim in tensor.dims):
+        raise InvalidModelError("A tensor has a negative dimension", where=owner, remedy=_EXPORT_AGAIN)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return
+    elements = math.prod(tensor.dims)
+    dtype = ir.DataType(tensor.data_type)
+    if dtype == ir.DataType.STRING:
+        found, expected = len(tensor.string_data), elements
+    elif tensor.HasField("raw_data"):
+        found, expected = len(tensor.raw_data), -(-elements * dtype.bitwidth // 8)
+    else:
+        field, per_element = _typed_field(dtype)
+        packed = max(1, 8 // dtype.bitwidth) if field == "int32_data" else 1
+        found, expected = len(getattr(tensor, field)), -(-elements * per_element // packed)
+    if found != expected:
+        raise InvalidModelError(
+            f"A tensor of shape {list(tensor.dims)} and type {dtype.name} has {found} bytes or entries, not {expected}",
+            where=owner,
+            remedy="the file is damaged: " + _EXPORT_AGAIN,
+        )
+
+
+def _typed_field(dtype: ir.DataType) -> tuple[str, int]:
+    for field, types in _TYPED_FIELDS.items():
+        if dtype.name in types:
+            return field, types[dtype.name]
+    return "int32_data", 1

@@ -1,0 +1,235 @@
+"""ONNX files in: checked, converted to a current opset, shapes inferred, everything named."""
+
+from __future__ import annotations
+
+import graphlib
+import mmap
+import os
+import time
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from trtopt.errors import InvalidModelError, UsageError
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.edit import all_graphs, all_nodes, subgraphs_of
+from trtopt.graph.shapes import infer_shapes
+from trtopt.report.records import StepRecord
+from trtopt.source.check import check_model
+from trtopt.source.external import check_external_data, sha256_of
+from trtopt.source.names import name_everything
+from trtopt.source.opset import TARGET, convert
+
+_MAX_PROTOBUF_BYTES = (1 << 31) - 1
+"""Protobuf's own limit for one message."""
+
+_IR_VERSION = 10
+"""IR version that belongs to opset 21; newer files keep theirs."""
+
+
+def load(path: str | os.PathLike[str]) -> ModelArtifact:
+    """Load an ONNX model of opset 7 and later, IR version 3 and later.
+
+    The model is checked, its functions are inlined, its nodes sorted and converted to opset 21 (newer ones stay), its
+    shapes inferred, and every node and value named. Initializers listed as graph inputs become constants. Weights in
+    external files stay there, memory-mapped when they are read.
+
+    Args:
+        path: The file. Weights in other files must lie in its folder.
+
+    Returns:
+        The model, with one step that tells what was changed.
+
+    Raises:
+        UsageError: The file is missing, a folder or not readable.
+        InvalidModelError: Its content is invalid or not supported.
+    """
+    began = time.perf_counter()
+    file = Path(os.path.abspath(os.fspath(path)))
+    proto = _parse(file)
+    check_model(proto, str(file))
+    external = check_external_data(proto, file.parent)
+    sha256 = sha256_of([file, *external])
+    model = _deserialize(proto, file.parent)
+    details = _normalize(model, str(file))
+    model = infer_shapes(model)
+    step = StepRecord("load", "LOAD", len(details), time.perf_counter() - began, details=tuple(details))
+    return ModelArtifact(model=model, path=file, sha256=sha256, steps=(step,))
+
+
+def _parse(file: Path) -> onnx.ModelProto:
+    """The file as a protobuf, without external data."""
+    remedy = "check the path"
+    if not file.exists():
+        raise UsageError("The model file does not exist", where=str(file), remedy=remedy)
+    if not file.is_file():
+        raise UsageError("The model path is not a file", where=str(file), remedy="name the .onnx file")
+    not_a_model = "give an ONNX model; if it was downloaded, download it again"
+    size = file.stat().st_size
+    if size == 0:
+        raise InvalidModelError("The model file is empty", where=str(file), remedy=not_a_model)
+    if size > _MAX_PROTOBUF_BYTES:
+        raise InvalidModelError(
+            f"The file has {size} bytes; an ONNX file can have 2 GiB",
+            where=str(file),
+            remedy="save the weights beside the model: onnx.save(model, path, save_as_external_data=True)",
+        )
+    proto = onnx.ModelProto()
+    try:
+        with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            view = memoryview(content)
+            try:
+                proto.ParseFromString(view)
+            finally:
+                view.release()
+    except OSError as error:
+        raise UsageError(
+            f"The model file cannot be read: {error.strerror}", where=str(file), remedy=f"chmod +r {file}"
+        ) from error
+    except DecodeError as error:
+        raise InvalidModelError(
+            "The file is not an ONNX model, or it is cut off", where=str(file), remedy=not_a_model
+        ) from error
+    return proto
+
+
+def _deserialize(proto: onnx.ModelProto, folder: Path) -> ir.Model:
+    try:
+        model = ir.from_proto(proto)
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+        cause = error.__cause__ or error
+        raise InvalidModelError(
+            f"The model cannot be read: {' '.join(str(cause).split())[:400]}",
+            where=str(proto.graph.name or "graph"),
+            remedy="export the model again; maps and sparse tensors are not supported",
+        ) from error
+    for tensor in _tensors(model):
+        if isinstance(tensor, ir.ExternalTensor):
+            # An absolute folder: with a relative one onnx_ir skips its check that the file lies inside it.
+            tensor.base_dir = str(folder)
+    return model
+
+
+def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:
+    graphs = list(all_graphs(model.graph))
+    for function in model.functions.values():
+        graphs += all_graphs(function.graph)
+    tensors = [value.const_value for graph in graphs for value in graph.initializers.values() if value.const_value]
+    for attribute in (a for graph in graphs for node in graph for a in node.attributes.values() if not a.is_ref()):
+        if attribute.type == ir.AttributeType.TENSOR:
+            tensors.append(attribute.as_tensor())
+        elif attribute.type == ir.AttributeType.TENSORS:
+            tensors.extend(attribute.as_tensors())
+    return tensors
+
+
+def _normalize(model: ir.Model, where: str) -> list[str]:
+    """Bring the model, in place, to the form the rest of trtopt works on; what was changed, in words."""
+    details = _drop_constant_inputs(model)
+    _own_nested_outputs(model)
+    _sort(model, where)
+    details += _inline_functions(model, where)
+    opset = model.graph.opset_imports[""]
+    if opset < TARGET:
+        _copy_types(infer_shapes(model), model)
+        changed = convert(model.graph, opset, TARGET)
+        model.graph.opset_imports[""] = TARGET
+        details.append(f"opset {opset} -> {TARGET}: {changed} nodes rewritten")
+    model.ir_version = max(model.ir_version, _IR_VERSION)
+    used = {"", *(node.domain for node in all_nodes(model.graph))}
+    for domain in set(model.graph.opset_imports) - used:
+        del model.graph.opset_imports[domain]
+    named = name_everything(model)
+    if named:
+        details.append(f"{named} nodes and values named")
+    return details
+
+
+def _drop_constant_inputs(model: ir.Model) -> list[str]:
+    """Initializers listed as inputs are constants; up to IR version 3 every initializer had to be listed."""
+    listed = [value for value in model.graph.inputs if value.is_initializer()]
+    if not listed:
+        return []
+    model.graph.inputs[:] = [value for value in model.graph.inputs if not value.is_initializer()]
+    if model.ir_version <= 3:
+        return [f"{len(listed)} initializers taken out of the inputs"]
+    return [f"input {value.name} has a default value: it is now a constant" for value in listed]
+
+
+def _sort(model: ir.Model, where: str) -> None:
+    """Sort the nodes of every graph and function."""
+    try:
+        model.graph.sort()
+        for function in model.functions.values():
+            function.sort()
+    except ValueError as error:
+        raise InvalidModelError(
+            "The graph has a cycle", where=_cycle(model) or where, remedy="export the model again"
+        ) from error
+
+
+def _cycle(model: ir.Model) -> str:
+    """The nodes of one cycle, in words."""
+    nodes = list(all_nodes(model.graph))
+    before: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
+    for node in nodes:
+        makers = [value.producer() for value in node.inputs if value is not None]
+        before[node] += [maker for maker in makers if maker is not None and maker in before]
+        before[node] += [inner for graph in subgraphs_of(node) for inner in graph]
+    try:
+        graphlib.TopologicalSorter(before).prepare()
+    except graphlib.CycleError as error:
+        labels = [f"{node.name or node.op_type}" for node in error.args[1]]
+        return " <- ".join(labels[:8]) + (" <- ..." if len(labels) > 8 else "")
+    return ""
+
+
+def _own_nested_outputs(model: ir.Model) -> None:
+    """Let every nested graph produce its outputs: values handed through from outside get an ``Identity``."""
+    for graph in list(all_graphs(model.graph))[1:]:
+        own = {value for node in graph for value in node.outputs} | set(graph.inputs) | set(graph.initializers.values())
+        for index, value in enumerate(graph.outputs):
+            if value in own:
+                continue
+            node = ir.node("Identity", [value], name=f"{value.name}_handed_through_{index}")
+            node.outputs[0].name = f"{value.name}_handed_through_{index}"
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+
+
+def _inline_functions(model: ir.Model, where: str) -> list[str]:
+    """Inline the model's own functions, in place; first bring functions and graph to one opset."""
+    if not model.functions:
+        return []
+    count = len(model.functions)
+    opsets = {key: function.opset_imports.get("", 0) for key, function in model.functions.items()}
+    common = max(model.graph.opset_imports[""], *opsets.values())
+    if min(model.graph.opset_imports[""], *opsets.values()) < common:
+        _copy_types(infer_shapes(model), model)
+        convert(model.graph, model.graph.opset_imports[""], common)
+        model.graph.opset_imports[""] = common
+        for key, function in model.functions.items():
+            convert(function.graph, opsets[key], common)
+            function.opset_imports[""] = common
+    try:
+        common_passes.InlinePass()(model)
+    except (ValueError, ir.passes.PassError) as error:
+        raise InvalidModelError(
+            f"The model's functions cannot be inlined: {' '.join(str(error.__cause__ or error).split())[:400]}",
+            where=where,
+            remedy="export the model without functions",
+        ) from error
+    model.functions.clear()
+    return [f"{count} functions inlined"]
+
+
+def _copy_types(source: ir.Model, target: ir.Model) -> None:
+    """Copy dtypes and shapes between two models of the same structure."""
+    for from_graph, to_graph in zip(all_graphs(source.graph), all_graphs(target.graph), strict=True):
+        for from_node, to_node in zip(from_graph, to_graph, strict=True):
+            for from_value, to_value in zip(from_node.outputs, to_node.outputs, strict=True):
+                to_value.type, to_value.shape = from_value.type, from_value.shape

@@ -1,0 +1,203 @@
+"""PyTorch modules exported to ONNX by ``torch.export``, and checked against PyTorch before the file is written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from trtopt._lazy import require
+from trtopt.errors import InvalidModelError, UsageError
+from trtopt.events import Event, OnEvent, ignore
+from trtopt.files import check_writable
+from trtopt.graph.artifact import InputSpec, input_spec
+from trtopt.source.save import save_model
+from trtopt.source.torch_call import Call, ExportCheck, bind, check, enlarged
+from trtopt.source.torch_target import parse_dynamic, parse_inputs, resolve_target
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_OPSET = 21
+OPSETS = range(18, 24)
+
+_STACK_TRACE = "pkg.torch.onnx.stack_trace"
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """What was exported, and how it compared with PyTorch."""
+
+    path: Path
+    opset: int
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[str, ...]
+    nodes: int
+    checks: tuple[ExportCheck, ...]
+
+
+def export(
+    target: torch.nn.Module | str,
+    path: str | Path,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    *,
+    inputs: Sequence[str] = (),
+    dynamic: Sequence[str] = (),
+    opset: int = DEFAULT_OPSET,
+    on_event: OnEvent = ignore,
+) -> ExportRecord:
+    """Export a PyTorch module to ONNX, and check the graph against PyTorch with ONNX Runtime.
+
+    The module runs in evaluation mode and gets its training flags back. Graph inputs are named after the parameters of
+    ``forward``; nodes keep the path of the module they come from in their metadata (``pkg.torch.onnx.name_scopes``).
+    The check runs the example inputs, random inputs of the same shapes, and other sizes of the dynamic axes; nothing is
+    written unless it passes.
+
+    Args:
+        target: A module, or a string: ``package.module:attribute``, ``file.py:function``, ``program.pt2`` (see
+            :func:`~trtopt.source.torch_target.resolve_target`; all of them run as code).
+        path: The ONNX file to write.
+        example_inputs: Positional arguments of ``forward`` as a tuple, or arguments by name.
+        inputs: Instead of ``example_inputs``: ``NAME:DTYPE:SHAPE`` each.
+        dynamic: ``NAME:AXIS=SYMBOL[:MIN..MAX]`` each.
+        opset: The ONNX opset, 18 to 23.
+        on_event: Called with ``start``, ``advance`` and ``end`` of the task ``export``.
+
+    Raises:
+        UsageError: An argument is wrong.
+        MissingDependencyError: torch, onnxscript or onnxruntime is missing.
+        InvalidModelError: torch cannot export the module.
+        GateError: The graph computes something else than the module.
+    """
+    path = Path(path)
+    check_writable(path)
+    if opset not in OPSETS:
+        raise UsageError(f"--opset: {opset} cannot be exported", remedy=f"give {OPSETS[0]} to {OPSETS[-1]}")
+    torch = require("torch", "torch", "export PyTorch models")
+    require("onnxscript", "torch", "export PyTorch models")
+    on_event(Event("start", "export", total=3))
+    module = resolve_target(target) if isinstance(target, str) else target
+    if isinstance(module, torch.export.ExportedProgram):
+        if inputs or dynamic or example_inputs is not None:
+            raise UsageError(
+                "An exported program has its inputs and dynamic axes in it",
+                where="--input, --dynamic",
+                remedy="leave them out, or export the module again",
+            )
+        call, program = _program_call(module), module
+        mode: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    elif isinstance(module, torch.nn.Module):
+        axes = tuple(parse_dynamic(text) for text in dynamic)
+        call = enlarged(bind(module, parse_inputs(inputs) if inputs else example_inputs, axes))
+        program, mode = None, _evaluation_mode(module)
+    else:
+        raise UsageError(f"Not a torch.nn.Module: {type(module).__name__}", remedy="pass the module itself")
+    with mode, torch.no_grad():
+        model = _to_onnx(call, program if program is not None else _trace(call), opset)
+        on_event(Event("advance", "export"))
+        checks = check(call, model)
+    on_event(Event("advance", "export"))
+    save_model(model, path)
+    on_event(Event("advance", "export"))
+    on_event(Event("end", "export"))
+    return ExportRecord(
+        path=path,
+        opset=opset,
+        inputs=tuple(input_spec(value) for value in model.graph.inputs),
+        outputs=tuple(str(value.name) for value in model.graph.outputs),
+        nodes=len(model.graph),
+        checks=checks,
+    )
+
+
+def _program_call(program: Any) -> Call:
+    """The call an exported program was made with."""
+    if program.example_inputs is None:
+        raise UsageError("The exported program has no example inputs", remedy="export the module again")
+    args, kwargs = program.example_inputs
+    return Call(program.module(), tuple(args), dict(kwargs))
+
+
+def _trace(call: Call) -> Any:
+    """The module as an exported program."""
+    torch = require("torch", "torch", "export PyTorch models")
+    try:
+        with _quiet():
+            return torch.export.export(
+                call.module, call.args, kwargs=call.kwargs, dynamic_shapes=call.dynamic_shapes(), strict=False
+            )
+    except Exception as error:
+        raise _export_error(call, error) from error
+
+
+def _to_onnx(call: Call, program: Any, opset: int) -> ir.Model:
+    """The exported program as a graph, without the paths of this machine's source files."""
+    torch = require("torch", "torch", "export PyTorch models")
+    try:
+        with _quiet():
+            result = torch.onnx.export(
+                program,
+                call.args,
+                kwargs=call.kwargs,
+                dynamic_shapes=call.dynamic_shapes(),
+                opset_version=opset,
+                verbose=False,
+                dynamo=True,
+            )
+    except Exception as error:
+        raise _export_error(call, error) from error
+    model: ir.Model = result.model
+    for node in model.graph.all_nodes():
+        node.metadata_props.pop(_STACK_TRACE, None)
+    return model
+
+
+def _export_error(call: Call, error: Exception) -> InvalidModelError:
+    """torch's message without colours, advice on debugging torch, and repetition."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split("## Exception summary")[-1]
+    text = re.sub(r"For more information, run with \S+", "", text).strip()
+    text = re.split(r"The error above|Suggested fixes|If you're using|\(Refer to|\n\s*\n", text)[0]
+    return InvalidModelError(
+        f"torch cannot export the module: {' '.join(text.split())[:500]}",
+        where=type(call.module).__name__,
+        remedy="change the module so that torch.export can trace it (no branches on tensor values), "
+        "or make fewer axes dynamic",
+    )
+
+
+@contextlib.contextmanager
+def _evaluation_mode(module: Any) -> Iterator[None]:
+    """Evaluation mode, and each submodule's own flag back afterwards."""
+    flags = {part: part.training for part in module.modules()}
+    if any(flags.values()):
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, flag in flags.items():
+            part.training = flag
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what torch's exporter prints and logs; its exceptions carry the message that counts."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,167 @@
+"""ONNX files out: whole or not at all, also when the weights need a file of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from trtopt.errors import InvalidModelError
+from trtopt.files import atomic_path, atomic_write, check_writable
+from trtopt.graph.edit import all_graphs, dims_of
+from trtopt.graph.skeleton import embed
+from trtopt.source.check import all_tensors
+
+EXTERNAL_OVER_BYTES = 1 << 30
+"""Above this sum of weights they go to a file of their own; one protobuf can have 2 GiB."""
+
+_MIN_EXTERNAL_BYTES = 1024
+_ALIGNMENT = 4096
+"""Tensors begin at page borders, so that readers can map them."""
+
+_CHUNK_BYTES = 1 << 22
+
+
+def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
+    """Write ``model`` to ``path``; it is not changed.
+
+    Weights of more than 1 GiB go to ``NAME.HASH.data`` beside it, HASH being that of their content. A run killed at
+    any moment leaves the old model with its own data, or the new one with its own: the data file is complete under
+    its new name before the model is put in place, and the data file of the replaced model, if trtopt wrote it, is
+    removed after. A model loaded from ``path`` itself must be loaded again after that.
+
+    Args:
+        model: The model.
+        path: The ``.onnx`` file to write or replace.
+
+    Raises:
+        UsageError: The file cannot be written.
+        InvalidModelError: The model is too large for one protobuf without its weights.
+    """
+    target = Path(os.path.abspath(os.fspath(path)))
+    check_writable(target)
+    replaced = _own_data_files(target)
+    clone = model.clone()
+    weights = list(_weights(clone))
+    unload = sum(value.const_value.nbytes for value in weights if value.const_value) > EXTERNAL_OVER_BYTES
+    if unload:
+        _unload(weights, target)
+    embed(clone, initializers=not unload)
+    proto = ir.to_proto(clone)
+    try:
+        content = proto.SerializeToString()
+    except (ValueError, OSError, RuntimeError) as error:
+        raise InvalidModelError(
+            f"The model does not fit one protobuf: {error}",
+            where=str(target),
+            remedy="hold large constants in initializers, not in node attributes",
+        ) from error
+    atomic_write(target, content)
+    for name in replaced - _locations(proto):
+        (target.parent / name).unlink(missing_ok=True)
+
+
+def _weights(model: ir.Model) -> Iterator[ir.Value]:
+    """Initializers that may go to a data file: small ones (shapes, axes) stay where every reader finds them."""
+    for graph in all_graphs(model.graph):
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            if tensor.nbytes >= _MIN_EXTERNAL_BYTES or isinstance(tensor, ir.ExternalTensor):
+                yield value
+
+
+def _unload(values: list[ir.Value], target: Path) -> None:
+    """Write the tensors of ``values`` to a data file beside ``target``, and make the values point there."""
+    tensors = list({id(value.const_value): value.const_value for value in values if value.const_value}.values())
+    digest = hashlib.sha256()
+    for chunk in _content(tensors):
+        digest.update(chunk)
+    name = f"{target.name}.{digest.hexdigest()[:16]}.data"
+    with atomic_path(target.parent / name) as temporary, open(temporary, "wb") as file:
+        for chunk in _content(tensors):
+            file.write(chunk)
+    offsets = dict(zip(map(id, tensors), _offsets(tensors), strict=True))
+    for value in values:
+        tensor = value.const_value
+        if tensor is not None:
+            value.const_value = ir.ExternalTensor(
+                name,
+                offsets[id(tensor)],
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(dims_of(tensor)),
+                name=str(value.name),
+                base_dir=str(target.parent),
+            )
+
+
+def _offsets(tensors: list[ir.TensorProtocol]) -> list[int]:
+    offsets, end = [], 0
+    for tensor in tensors:
+        offsets.append(end)
+        end += _padded(tensor.nbytes)
+    return offsets
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+def _content(tensors: list[ir.TensorProtocol]) -> Iterator[bytes | memoryview]:
+    """The data file in pieces. Tensors in files are read, not mapped: mapped pages would count as memory in use."""
+    for tensor in tensors:
+        if isinstance(tensor, ir.ExternalTensor):
+            yield from _file_pieces(tensor)
+        elif tensor.dtype.bitwidth < 8:
+            yield tensor.tobytes()
+        else:
+            array = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+            for start in range(0, array.size, _CHUNK_BYTES):
+                yield array[start : start + _CHUNK_BYTES].data
+        yield bytes(_padded(tensor.nbytes) - tensor.nbytes)
+
+
+def _file_pieces(tensor: ir.ExternalTensor) -> Iterator[bytes]:
+    left = tensor.nbytes
+    with open(tensor.path, "rb") as file:
+        file.seek(tensor.offset or 0)
+        while left:
+            piece = file.read(min(left, _CHUNK_BYTES))
+            if not piece:
+                raise InvalidModelError(
+                    "External data became shorter since the model was loaded",
+                    where=tensor.path,
+                    remedy="load the model again; do not change its files meanwhile",
+                )
+            left -= len(piece)
+            yield piece
+
+
+def _locations(proto: onnx.ModelProto) -> set[str]:
+    """Names of the data files a model refers to."""
+    return {
+        entry.value for tensor, _ in all_tensors(proto) for entry in tensor.external_data if entry.key == "location"
+    }
+
+
+def _own_data_files(target: Path) -> set[str]:
+    """Data files that the model now at ``target`` names and that trtopt wrote for it."""
+    try:
+        if not target.is_file() or target.stat().st_size > EXTERNAL_OVER_BYTES:
+            return set()
+        proto = onnx.ModelProto()
+        proto.ParseFromString(target.read_bytes())
+    except (DecodeError, OSError):
+        # What is replaced need not be a model.
+        return set()
+    own = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.data")
+    return {name for name in _locations(proto) if own.fullmatch(name)}
