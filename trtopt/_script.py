@@ -17,12 +17,13 @@ def is_script(text: str) -> bool:
     return text.rpartition(":")[0].endswith(".py")
 
 
-def load_object(text: str, option: str) -> Any:
+def load_object(text: str, option: str, kind: str) -> Any:
     """Run the file of ``FILE.py:NAME`` and return what NAME is in it. Modules beside the file can be imported by it.
 
     Args:
         text: For example ``metric.py:top5``; the path may be relative.
         option: The option it was given to, for messages.
+        kind: What NAME should be, for messages.
 
     Raises:
         UsageError: The file is missing, fails when it is run, or has no such name.
@@ -50,7 +51,7 @@ def load_object(text: str, option: str) -> Any:
         sys.path.remove(str(path.resolve().parent))
     if not hasattr(module, name):
         public = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
-        raise UsageError(f"{option}: the file has no {name!r}", where=file, remedy=f"it has: {public or 'no function'}")
+        raise UsageError(f"{option}: the file has no {kind} {name!r}", where=file, remedy=f"it has: {public or 'none'}")
     return getattr(module, name)
 
 
@@ -60,7 +61,7 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
     Raises:
         UsageError: As :func:`load_object`, and when the name is not callable.
     """
-    function = load_object(text, option)
+    function = load_object(text, option, "function")
     if not callable(function):
         raise UsageError(f"{option}: not a function", where=text, remedy="name a function of the file")
     return function  # type: ignore[no-any-return]

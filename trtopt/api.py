@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import tempfile
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.samples import Samples, open_samples
-from trtopt.report.json_file import write_report
+from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.rewrite import driver
 from trtopt.source.onnx_file import load
@@ -302,8 +301,7 @@ class _Session:
             if engine is not None:
                 atomic_write(outputs["engine"], engine.data)
                 if "layers" in outputs:
-                    layers = [dataclasses.asdict(layer) for layer in engine.record.layers]
-                    atomic_write(outputs["layers"], json.dumps({"layers": layers}, indent=1))
+                    write_layers(engine.record, outputs["layers"])
             if "report" in outputs:
                 if engine is not None:
                     atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)

@@ -47,6 +47,7 @@ class OrtSession:
         options.intra_op_num_threads = threads
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+        self._weights: dict[str, np.ndarray] = {}
         try:
             light, self._weights = _detach_weights(
                 with_outputs(model, outputs) if outputs is not None else model.clone()
@@ -83,7 +84,7 @@ class OrtSession:
     def close(self) -> None:
         """Free the session's memory."""
         self._session = None
-        self._weights: dict[str, np.ndarray] = {}
+        self._weights = {}
 
     def __enter__(self) -> OrtSession:
         return self
@@ -119,7 +120,7 @@ def _detach_weights(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:
             continue
         weights[name] = np.ascontiguousarray(tensor.numpy())
         value.const_value = ir.ExternalTensor(
-            "by-reference", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=""
+            "by-reference", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
         )
     return model, weights
 

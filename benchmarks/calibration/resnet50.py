@@ -22,7 +22,9 @@ class _Builder:
         self.weights.append(numpy_helper.from_array(value.astype(np.float32), name))
         return name
 
-    def conv(self, x: str, name: str, channels: tuple[int, int], *, kernel: int, stride: int = 1, gain: float = 2.0) -> str:
+    def conv(
+        self, x: str, name: str, channels: tuple[int, int], *, kernel: int, stride: int = 1, gain: float = 2.0
+    ) -> str:
         """He initialisation with variance ``gain / fan_in``; a small random bias stands for the folded batch norm."""
         c_in, c_out = channels
         fan_in = c_in * kernel * kernel

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.branches import constant_branch, inline_branch
-from trtopt.graph.edit import Names, subgraphs_of, tag
+from trtopt.graph.branches import constant_branch, constant_branches, inline_branch
+from trtopt.graph.edit import Names, tag
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -34,7 +33,7 @@ class ConstantBranch:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """If nodes with a constant condition; of nested ones the outermost, as it may drop the others."""
-        return Findings(tuple(Match((node,)) for node in _outermost(model.graph)))
+        return Findings(tuple(Match((node,)) for node, _ in constant_branches(model.graph)))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Inline the branch taken."""
@@ -45,12 +44,3 @@ class ConstantBranch:
         for moved in inline_branch(node, branch, Names(model)):
             tag(moved, self.name)
         return None
-
-
-def _outermost(graph: ir.Graph) -> Iterator[ir.Node]:
-    for node in graph:
-        if constant_branch(node) is not None:
-            yield node
-        else:
-            for subgraph in subgraphs_of(node):
-                yield from _outermost(subgraph)

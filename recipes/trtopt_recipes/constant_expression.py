@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import all_graphs, constant_of, is_op
+from trtopt.graph.edit import all_graphs, constant_of, is_op, tag
 from trtopt.graph.fold import MAX_GROWTH_BYTES, FoldError, can_fold, constants_from, evaluate, excess
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -57,7 +57,7 @@ class ConstantExpression:
         node = match.nodes[0]
         if is_op(node, "Constant"):
             array = constant_of(node.outputs[0])
-            constants_from(node, [] if array is None else [array])
+            constants_from(model, node, [] if array is None else [array])
             return None
         if not can_fold(node):
             return Refusal(match.label, "one of its inputs could not be computed")
@@ -65,7 +65,8 @@ class ConstantExpression:
             arrays = evaluate(node, model.graph.opset_imports[""], self.max_growth_bytes)
         except FoldError as error:
             return Refusal(match.label, str(error))
-        constants_from(node, arrays)
+        for constant in constants_from(model, node, arrays):
+            tag(constant, self.name)
         return None
 
 

@@ -130,6 +130,19 @@ def test_the_tensor_where_precision_is_lost_is_named_and_not_what_follows_it() -
     assert first_bad(optimized, tensors) == "b"
 
 
+def test_an_infinite_mask_that_does_no_harm_is_not_called_bad() -> None:
+    low = "-340000000000000000000000000000000000000.0"
+    reference = model(
+        f"""g (float[N,C] x) => (float[N,C] y) <float low = {{{low}}}, float zero = {{0.0}}> {{
+            keep = Greater(x, zero) m = Where(keep, zero, low) c = Add(x, m) y = Softmax(c)
+        }}"""
+    )
+    twin = fp32_twin(naive_fp16(reference))
+    tensors = compare_tensors(reference, twin, feeds(2, 4, 8))
+    assert tensors["m"].nonfinite > 0 and tensors["y"].sqnr_db > 50
+    assert first_bad(twin, tensors) is None
+
+
 def test_ordinary_rounding_is_not_called_bad() -> None:
     reference = model(CHAIN.replace("@BIG@", "2.0"))
     twin = fp32_twin(naive_fp16(reference))

@@ -59,7 +59,7 @@ def test_a_users_function_gets_run_and_may_import_its_neighbours(tmp_path: Path)
         ("def f(run):\n    return 'high'", "f", "returned 'high'"),
         ("def f(run):\n    return float('nan')", "f", "returned nan"),
         ("def f(run):\n    raise KeyError('label')", "f", "the function failed: KeyError"),
-        ("def f(run):\n    return 1.0", "g", "no 'g'"),
+        ("def f(run):\n    return 1.0", "g", "no function 'g'"),
         ("f = 3", "f", "not a function"),
         ("import nowhere_to_be_found", "f", "running the file failed: ModuleNotFoundError"),
         ("def f(run:", "f", "running the file failed: SyntaxError"),

@@ -178,7 +178,7 @@ class Random(torch.nn.Module):
         ("weights.pth", {}, UsageError, "holds weights"),
         ("missing.pt2", {}, UsageError, "does not exist"),
         ("missing.py:net", {}, UsageError, "does not exist"),
-        ("nets.py:nothing", {}, UsageError, "no 'nothing'"),
+        ("nets.py:nothing", {}, UsageError, "no module or function 'nothing'"),
         ("nets.py:broken", {}, UsageError, "ValueError: no weights"),
         ("nets.py:number", {}, UsageError, "no torch.nn.Module but int"),
         ("torch.nn:Nothing", {}, UsageError, "cannot be imported"),

@@ -67,6 +67,13 @@ def test_a_layer_is_read_whole() -> None:
     assert parse_layers_log(log(line(CONV))) == (CONV,)
 
 
+@pytest.mark.parametrize("dtype", ["Float", "Half", "BFloat16", "FP8", "FP4E2M1", "Int4", "Int64", "Bool", "UInt8"])
+def test_every_dtype_the_compiler_writes_is_known(dtype: str) -> None:
+    (layer,) = parse_layers_log(log(line(CONV).replace("Datatype: Half", f"Datatype: {dtype}")))
+    assert layer.inputs[0].dtype == dtype
+    assert tensor_bytes(layer.inputs[0]) > 0
+
+
 @pytest.mark.parametrize("separator", ["", "\x1e", "\x1f"])
 def test_claims_are_separated_with_or_without_control_characters(separator: str) -> None:
     (layer,) = parse_layers_log(log(line(CONV, separator=separator)))

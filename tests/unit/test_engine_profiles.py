@@ -159,8 +159,12 @@ def test_an_unknown_input_gets_the_nearest_name() -> None:
 
 
 def test_samples_outside_of_the_profiles_are_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="outside of every profile: x: 8x3x32x32"):
-        plan([IMAGE], opt=[{"x": (4, 3, 32, 32)}], seen=[{"x": (4, 3, 32, 32)}, {"x": (8, 3, 32, 32)}])
+    with pytest.raises(UsageError, match="outside of every profile: ids: 1x200"):
+        plan([IDS], opt=[{"ids": (4, 128)}], seen=[{"ids": (1, 128)}, {"ids": (1, 200)}])
+
+
+def test_single_samples_fit_a_profile_of_larger_batches() -> None:
+    assert plan([IMAGE], opt=[{"x": (8, 3, 32, 32)}], seen=[{"x": (1, 3, 32, 32)}]).profiles[0].is_static
 
 
 def test_samples_may_fit_different_profiles() -> None:

@@ -65,8 +65,9 @@ def test_a_failed_gate_that_is_allowed_still_makes_an_engine() -> None:
 
 def test_the_result_names_the_judge_and_every_file() -> None:
     result = _section(full_report(), "Result")
-    assert "judge rules:tensorrt-rtx" in result
-    assert "written model.rtx.engine written model.int8.onnx written model.json" in result
+    assert "judge rules for tensorrt-rtx: looked up" in result
+    for name in ("model.rtx.engine", "model.int8.onnx", "model.json", "model.build.log"):
+        assert f"written {name}" in result
 
 
 def test_steps_are_listed_and_idle_ones_are_one_line() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -172,11 +172,12 @@ def _checked(name: str, reference: object, output: object) -> tuple[np.ndarray, 
 
 
 def common_tensors(reference: ir.Model, optimized: ir.Model) -> tuple[str, ...]:
-    """Names of the floating-point node outputs that both main graphs have, in the order of ``optimized``."""
+    """Names of the floating-point node outputs that both main graphs compute, in the order of ``optimized``."""
     known = {value.name for node in reference.graph for value in node.outputs}
     return tuple(
         str(value.name)
         for node in optimized.graph
+        if node.op_type != "Constant"
         for value in node.outputs
         if value.name in known and value.dtype is not None and value.dtype.is_floating_point()
     )
@@ -199,7 +200,7 @@ def compare_tensors(
         reference: The FP32 graph.
         optimized: The FP32 twin of the optimized graph (:func:`trtopt.accuracy.twin.fp32_twin`).
         samples: The first ``max_samples`` of them are used.
-        names: The tensors; default :func:`common_tensors`.
+        names: The tensors, each computed in both main graphs; default :func:`common_tensors`.
         max_samples: How many samples to run.
         on_event: Called with ``start``, ``advance`` after each pass, and ``end`` of the task ``compare tensors``.
 
@@ -223,36 +224,40 @@ def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         yield items[start : start + size]
 
 
-def first_bad(optimized: ir.Model, tensors: dict[str, OutputAccuracy]) -> str | None:
-    """The tensor where the error enters: the first that is not finite, else the largest fall of SQNR.
+def first_bad(optimized: ir.Model, tensors: Mapping[str, OutputAccuracy]) -> str | None:
+    """The tensor where the error enters.
 
-    The fall is taken from the worst compared tensor that the value is computed from. Levels above :data:`CLEAN_DB`
-    count as that level, so that the step from an exact input to ordinary quantization noise is no fall.
+    That is the one with the largest fall of SQNR from the worst compared tensor it is computed from. Levels above
+    :data:`CLEAN_DB` count as that level, so that the step from an exact input to ordinary quantization noise is no
+    fall. A tensor that is not finite comes before all falls, unless every output is clean (a mask of -3.4e38 that
+    became -inf does no harm before a softmax).
 
     Args:
         optimized: The graph whose order and connections count, usually the twin.
-        tensors: What :func:`compare_tensors` returned.
+        tensors: What :func:`compare_tensors` returned; the graph's outputs must be among them.
 
     Returns:
         The tensor's name; None when nothing falls below :data:`CLEAN_DB`.
     """
+    ends = [tensors[str(value.name)] for value in optimized.graph.outputs if value.name in tensors]
+    if not all(end.sqnr_db >= CLEAN_DB for end in ends):
+        broken = [name for name, accuracy in tensors.items() if accuracy.nonfinite]
+        if broken:
+            return broken[0]
     worst_behind: dict[ir.Value, float] = {}
-    best: tuple[float, str] | None = None
+    largest, found = 0.0, None
     for node in optimized.graph:
         inputs = {value for value in node.inputs if value is not None} | _captured(node)
         level = min((worst_behind.get(value, CLEAN_DB) for value in inputs), default=CLEAN_DB)
         for value in node.outputs:
             accuracy = tensors.get(str(value.name))
-            if accuracy is None:
+            if accuracy is None or accuracy.nonfinite:
                 worst_behind[value] = level
                 continue
-            if accuracy.nonfinite:
-                return str(value.name)
             worst_behind[value] = min(accuracy.sqnr_db, CLEAN_DB)
-            fall = level - worst_behind[value]
-            if fall > 0 and (best is None or fall > best[0]):
-                best = (fall, str(value.name))
-    return best[1] if best else None
+            if level - worst_behind[value] > largest:
+                largest, found = level - worst_behind[value], str(value.name)
+    return found
 
 
 def _captured(node: ir.Node) -> set[ir.Value]:

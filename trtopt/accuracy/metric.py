@@ -106,7 +106,9 @@ def load_metric(text: str, *, has_labels: bool, max_drop: float | None = None) -
         return Metric(text, load_function(text, "--metric"))
     if text not in BUILT_IN:
         raise UsageError(
-            f"--metric: unknown metric {text!r}", remedy=f"give FILE.py:FUNCTION, {', '.join(BUILT_IN[:-1])} or sqnr"
+            f"--metric: unknown metric {text!r}",
+            where="--metric",
+            remedy=f"give FILE.py:FUNCTION, {', '.join(BUILT_IN[:-1])} or sqnr",
         )
     if text == "top1" and not has_labels:
         raise UsageError(

@@ -37,7 +37,7 @@ def add_config_options(parser: Parser) -> None:
                 _add_value(group, name, option, number=kinds[name] == "number")
     parser.add_argument("--config", metavar="FILE.toml", help="read options from a TOML file; the command line wins")
     parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout, and nothing else")
-    parser.add_argument("--verbose", action="store_true", help="print the log of every stage on stderr")
+    parser.add_argument("--verbose", action="store_true", help="print a line on stderr when a stage starts or ends")
 
 
 def _add_precisions(group: argparse._ArgumentGroup) -> None:
@@ -99,15 +99,20 @@ def check_outputs(model: str, config: BuildConfig) -> None:
     Raises:
         UsageError: See above.
     """
-    taken = {Path(model).absolute(): "the model"}
+    taken = {_identity(model): "the model"}
     for name, option in options(BuildConfig).items():
         value = getattr(config, name)
         if option.path != "output" or value is None:
             continue
-        path = Path(value).absolute()
+        path = _identity(value)
         if path in taken:
             raise UsageError(
                 f"{flag(name)} would overwrite {taken[path]}", where=value, remedy=f"give {flag(name)} another file"
             )
         taken[path] = flag(name)
-        check_writable(path)
+        check_writable(Path(value))
+
+
+def _identity(path: str) -> Path:
+    """The same for every spelling of a file's path; the file itself may be a link, which writing replaces."""
+    return Path(path).absolute().parent.resolve() / Path(path).name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -37,13 +36,11 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     args, config = parse(command, description, epilog, argv)
     for note in args.notes:
         print(f"note: {note}", file=sys.stderr)
-    if args.verbose:
-        logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s: %(message)s")
     check_outputs(args.model, config)
 
     from trtopt import api
 
-    with Listener() as listener, own_stdout(quiet=args.json):
+    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         report = getattr(api, command)(args.model, config, on_event=listener)
     _print(report, as_json=args.json)
     return _gate(report, config)

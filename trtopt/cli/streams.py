@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,15 @@ _PIPE_WIDTH = 100
 
 
 class Listener:
-    """Prints warnings on stderr as they happen and, when stderr is a terminal, progress bars."""
+    """Prints warnings on stderr as they happen and, when stderr is a terminal, progress bars.
 
-    def __init__(self) -> None:
+    Args:
+        verbose: Print a line when a task starts and when it ends, terminal or not.
+    """
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._start = time.monotonic()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
@@ -44,13 +51,17 @@ class Listener:
     def __call__(self, event: Event) -> None:
         """Show one event."""
         if event.kind == "warning":
-            self._warn(f"warning: {event.text}")
-        elif self._progress is not None:
+            self._print(f"warning: {event.text}", "yellow")
+            return
+        if self._verbose and event.kind != "advance":
+            work = f" ({event.total})" if event.total is not None else ""
+            self._print(f"{time.monotonic() - self._start:8.2f} s  {event.kind:5} {event.task}{work}", "dim")
+        if self._progress is not None:
             self._advance(self._progress, event)
 
-    def _warn(self, text: str) -> None:
+    def _print(self, text: str, style: str) -> None:
         if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False, style="yellow")
+            self._progress.console.print(text, markup=False, highlight=False, style=style)
         else:
             print(text, file=sys.stderr)
 

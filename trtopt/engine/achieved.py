@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from trtopt.engine.layers import layers_of_profile
 from trtopt.report.records import Achieved, LayerInfo, TensorInfo
 
-_NAMES = {"Float": "fp32", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8", "FP8": "fp8", "FP4": "fp4"}
-_WIDEST_FIRST = ("Float", "BFloat16", "Half", "FP8", "Int8", "UInt8", "FP4", "Int4")
-_NARROW = ("FP4", "Int8", "FP8")
+_NAMES = {
+    "Float": "fp32",
+    "Half": "fp16",
+    "BFloat16": "bf16",
+    "Int8": "int8",
+    "FP8": "fp8",
+    "FP4": "fp4",
+    "FP4E2M1": "fp4",
+}
+_WIDEST_FIRST = ("Float", "BFloat16", "Half", "FP8", "Int8", "UInt8", "FP4", "FP4E2M1", "Int4")
+_NARROW = ("FP4", "FP4E2M1", "Int8", "FP8")
 _MATH = ("conv", "gemm", "mha", "fused")
 """Kinds of kernels with matrix multiplications, those that surely have one first."""
 

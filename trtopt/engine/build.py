@@ -111,9 +111,9 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore) -> EngineArt
     settings = parse_builder_options(request.builder, request.backend, gpu_present=present is not None)
     _check_files(request)
     output = _run(request, settings, on_event)
-    for severity, message in output.messages:
-        if severity == "WARNING" and _INT64_NOTE not in message:
-            on_event(Event("warning", TASK, text=message.splitlines()[0]))
+    for warning in dict.fromkeys(text.splitlines()[0] for severity, text in output.messages if severity == "WARNING"):
+        if _INT64_NOTE not in warning:
+            on_event(Event("warning", TASK, text=warning))
     raw_log = "\n".join([*(f"{severity}: {message}" for severity, message in output.messages), output.layers])
     resolved = _read_layers(request, output.layers, raw_log)
     sized = _sized_layers(request, settings, resolved.layers)

@@ -21,7 +21,7 @@ from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
 from trtopt.engine.run import run_engine, why_not_run
 from trtopt.errors import TrtoptError
 from trtopt.hardware.probe import present_gpu, probe
-from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu
+from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
 from trtopt.runtime import Feeds, OrtSession
 
 PACKAGES = (
@@ -85,7 +85,7 @@ def _backend_state(backend: Backend) -> dict[str, Any]:
         return {"usable": False, "reason": _scrubbed(error.what, None), "targets": []}
     if backend.needs_gpu and present is None:
         return {"usable": False, "version": version, "reason": "builds on the target GPU only", "targets": []}
-    targets = [present.compute_capability] if backend.needs_gpu and present else [*RTX_TARGETS, "portable"]
+    targets = [present.compute_capability] if backend.needs_gpu and present else [*RTX_TARGETS, PORTABLE]
     reason = why_not_run(backend)
     return {
         "usable": True,

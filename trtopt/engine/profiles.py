@@ -141,11 +141,20 @@ def plan_profiles(
     if options and not min_shapes and not max_shapes and all(profile.is_static for profile in profiles):
         notes.append("only --opt-shapes was given: the engine takes exactly these shapes")
     for shapes_seen in observed:
-        if options and not any(profile.takes(shapes_seen) for profile in profiles):
+        if options and not any(profile.takes(_batched(inputs, shapes_seen, profile)) for profile in profiles):
             raise _sample_outside(shapes_seen, profiles)
     if all(item.is_static for item in inputs):
         return ProfilePlan((), ())
     return ProfilePlan(tuple(profiles), tuple(dict.fromkeys(notes)))
+
+
+def _batched(inputs: Sequence[InputSpec], sample: ShapeMap, profile: Profile) -> ShapeMap:
+    """A sample's shapes with dynamic first axes as in the profile: samples are read one by one, engines run batches."""
+    shapes = dict(sample)
+    for item in inputs:
+        if item.name in shapes and item.shape and not isinstance(item.shape[0], int):
+            shapes[item.name] = (profile.shapes[item.name][0][0], *sample[item.name][1:])
+    return shapes
 
 
 def _option_ranges(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
-from trtopt.graph.edit import Names, can_replace, constant_of, is_op, remove_node, replace_value
+from trtopt.graph.edit import Names, can_replace, constant_of, is_op, remove_node, replace_value, subgraphs_of
 
 
 def constant_branch(node: ir.Node) -> ir.Graph | None:
@@ -50,3 +52,17 @@ def inline_branch(node: ir.Node, branch: ir.Graph, names: Names) -> list[ir.Node
         replace_value(old, new)
     remove_node(node)
     return moved
+
+
+def constant_branches(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Graph]]:
+    """``If`` nodes with a constant condition and the branch each takes; of nested ones the outermost.
+
+    Nested ones may go with a branch that is dropped; look again after inlining.
+    """
+    for node in graph:
+        branch = constant_branch(node)
+        if branch is not None:
+            yield node, branch
+        else:
+            for subgraph in subgraphs_of(node):
+                yield from constant_branches(subgraph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import onnx
 import onnx.checker
@@ -10,7 +10,8 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.graph.edit import all_graphs, all_nodes, static_shape, subgraphs_of
+from trtopt.graph.branches import constant_branches, inline_branch
+from trtopt.graph.edit import Names, all_graphs, all_nodes, static_shape, subgraphs_of
 from trtopt.graph.fold import fold_shapes
 from trtopt.graph.skeleton import skeleton
 
@@ -70,9 +71,16 @@ def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) 
         if len(shapes) == known:
             break
         known = len(shapes)
-        if not fold_shapes(clone):
+        if not fold_shapes(clone) + _inline_branches(clone):
             break
     return _collect(clone)
+
+
+def _inline_branches(model: ir.Model) -> int:
+    taken = list(constant_branches(model.graph))
+    for node, branch in taken:
+        inline_branch(node, branch, Names(model))
+    return len(taken)
 
 
 def _fix_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -129,27 +137,34 @@ def _infer(model: ir.Model) -> None:
             where=str(model.graph.name or "graph"),
             remedy="check the shapes of the node it names; export the model again with matching input shapes",
         ) from error
-    _merge(model.graph, inferred.graph)
+    known = {dim for value in model.graph.inputs for dim in _dims(value) or ()}
+    _merge(model.graph, inferred.graph, known)
 
 
-def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+def _merge(graph: ir.Graph, proto: onnx.GraphProto, known: Container[int | str | None]) -> None:
     types = {info.name: info.type for info in (*proto.value_info, *proto.output)}
     for node, node_proto in zip(graph, proto.node, strict=True):
         for value in node.outputs:
             if value.name in types:
-                _set_type(value, types[str(value.name)])
+                _set_type(value, types[str(value.name)], known)
         nested = [g for a in node_proto.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
         for subgraph, subgraph_proto in zip(subgraphs_of(node), nested, strict=True):
-            _merge(subgraph, subgraph_proto)
+            _merge(subgraph, subgraph_proto, known)
 
 
-def _set_type(value: ir.Value, proto: onnx.TypeProto) -> None:
+def _set_type(value: ir.Value, proto: onnx.TypeProto, known: Container[int | str | None]) -> None:
+    """Take over type and shape; symbols that inference made up (``unk__0``) say no more than "unknown"."""
     found = ir.serde.deserialize_type_proto_for_type(proto)
     if found is not None and found.dtype != ir.DataType.UNDEFINED:
         value.type = found
     shape = ir.serde.deserialize_type_proto_for_shape(proto)
     if shape is not None:
-        value.shape = shape.copy()
+        dims = (dim if isinstance(dim, int) else dim.value for dim in shape)
+        value.shape = ir.Shape([None if _is_made_up(dim) and dim not in known else dim for dim in dims])
+
+
+def _is_made_up(dim: int | str | None) -> bool:
+    return isinstance(dim, str) and dim.startswith("unk__")
 
 
 def _merge_declared(value: ir.Value, declared: _Dims | None) -> None:

@@ -162,7 +162,7 @@ def convert(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
             where=where,
             remedy="remove the sample, or correct its preprocessing",
         )
-    return np.ascontiguousarray(result)
+    return np.asarray(result, order="C")
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

@@ -92,9 +92,10 @@ class TensorStats:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorStats):
             return NotImplemented
-        return self.scalars() == other.scalars() and all(
-            (a is None) == (b is None) and (a is None or np.array_equal(a, b))
-            for a, b in ((self.bins, other.bins), (self.counts, other.counts))
+        if self.scalars() != other.scalars() or self.has_histogram != other.has_histogram:
+            return False
+        return not self.has_histogram or (
+            np.array_equal(self.bins, other.bins) and np.array_equal(self.counts, other.counts)  # type: ignore[arg-type]
         )
 
     def scalars(self) -> tuple[int | float, ...]:

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
+from trtopt.precision.calib_cache import CacheFile, Entry
 from trtopt.precision.calib_feeds import Sample
 from trtopt.precision.ranges import RangeTable, StatsBuilder
 from trtopt.precision.samples import Samples
@@ -80,7 +81,7 @@ def collect(
         MissingDependencyError: ONNX Runtime is not installed.
     """
     started = time.perf_counter()
-    wanted = {name: True for name in histogram} | {name: False for name in set(ranges) - set(histogram)}
+    wanted = dict.fromkeys(histogram, True) | dict.fromkeys(set(ranges) - set(histogram), False)
     inputs = _check_names(model, wanted)
     builders = {name: StatsBuilder(full) for name, full in wanted.items()}
     computed = [name for name in wanted if name not in inputs]
@@ -94,6 +95,50 @@ def collect(
     on_event(Event("end", _TASK))
     _warn_nonfinite(table, on_event)
     return Calibration(table, samples.source, feed.count, time.perf_counter() - started, peak_rss_bytes())
+
+
+def cached_collect(
+    model: ir.Model,
+    samples: Samples,
+    *,
+    key: str,
+    histogram: Collection[str],
+    ranges: Collection[str] = (),
+    cache_dir: Path | None = None,
+    cache_file: Path | None = None,
+    on_event: OnEvent = ignore,
+) -> Calibration:
+    """As :func:`collect`, unless the statistics of this model and these samples are in the cache.
+
+    One file serves all options: when it lacks a tensor, its tensors and the wanted ones are collected together, so
+    that going back to earlier options finds theirs again. A file that is damaged or of another model is replaced.
+
+    Args:
+        model: The graph, in FP32.
+        samples: The samples.
+        key: Hash of the model's structure and weights.
+        histogram: See :func:`collect`.
+        ranges: See :func:`collect`.
+        cache_dir: Folder of caches; None for ``~/.cache/trtopt``.
+        cache_file: An explicit cache file; it wins over the folder.
+        on_event: Also warned when a cache file is not used.
+
+    Raises:
+        UsageError: A sample is bad, or the cache cannot be written where it was asked for.
+        InvalidModelError: ONNX Runtime cannot load or run the model.
+        MissingDependencyError: ONNX Runtime is not installed.
+    """
+    cache = CacheFile(key, samples.sha256, folder=cache_dir, file=cache_file, on_event=on_event)
+    known = cache.load()
+    if known is not None:
+        if known.table.covers(histogram, ranges):
+            return Calibration(known.table, samples.source, known.samples, 0.0, peak_rss_bytes(), cached=True)
+        stats = known.table.stats
+        histogram = {*histogram, *(name for name in stats if stats[name].has_histogram)}
+        ranges = {*ranges, *stats}
+    found = collect(model, samples, histogram=histogram, ranges=ranges, on_event=on_event)
+    cache.store(Entry(found.table, found.samples))
+    return found
 
 
 class _Feed:
@@ -166,7 +211,15 @@ def _warn_nonfinite(table: RangeTable, on_event: OnEvent) -> None:
 
 
 def peak_rss_bytes() -> int:
-    """Peak resident memory of this process; 0 where the system does not tell (Windows)."""
+    """Peak resident memory of this process; 0 where the system does not tell (Windows).
+
+    On Linux the kernel's own figure for this program: ``getrusage`` starts a new program at its parent's peak.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     try:
         import resource
     except ImportError:

@@ -67,9 +67,8 @@ class _Moments:
         if order == 0:
             return part
         end = low + part * self.width[index]
-        if order == 1:
-            return part * (low + end) / 2
-        return part * (low * low + low * end + end * end) / 3
+        mean = (low + end) / 2 if order == 1 else (low * low + low * end + end * end) / 3
+        return np.asarray(part * mean)
 
     def at(self, points: np.ndarray, orders: int = 3) -> list[np.ndarray]:
         """The first ``orders`` of the integrals, from just above 0 to each of ``points``."""
@@ -105,7 +104,7 @@ def scale(amax: float) -> float:
 
 
 def quantization_error(stats: TensorStats, amax: float) -> float:
-    """Mean squared error of rounding the tensor to symmetric INT8 with the range ``amax``, in the tensor's unit squared.
+    """Mean squared error of rounding the tensor to symmetric INT8 with the range ``amax``, in its unit squared.
 
     Raises:
         ValueError: The tensor has no histogram.
@@ -240,8 +239,8 @@ class RangeTable:
         np.savez_compressed(
             buffer,
             header=np.frombuffer(json.dumps(header).encode(), np.uint8),
-            bins=np.concatenate([empty, *(self.stats[name].bins for name in histograms)]).astype(np.int32),  # type: ignore[arg-type]
-            counts=np.concatenate([empty, *(self.stats[name].counts for name in histograms)]),  # type: ignore[arg-type]
+            bins=np.concatenate([empty, *(self.stats[name].bins for name in histograms)]).astype(np.int32),
+            counts=np.concatenate([empty, *(self.stats[name].counts for name in histograms)]),
         )
         return buffer.getvalue()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trtopt._script import load_function
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.calib_arrays import ArrayReader, in_memory, open_arrays
 from trtopt.precision.calib_feeds import LABELS, Group, Sample, group
 from trtopt.precision.calib_synthetic import SYNTHETIC, SYNTHETIC_COUNT, Shapes, synthetic_groups
+
+__all__ = ["SYNTHETIC", "SYNTHETIC_COUNT", "Sample", "Samples", "open_samples"]
 
 _REMEDY = "give an .npz, an .npy (single input), a folder of either, script.py:function, or 'synthetic'"
 
@@ -238,27 +239,10 @@ def _open_script(src: str, inputs: Sequence[InputSpec]) -> Samples:
 
     def make() -> Any:
         if function not in loaded:
-            loaded[function] = _load_function(path, function)
+            loaded[function] = load_function(src, "samples")
         return loaded[function]()
 
     return Samples(lambda: _call(make, inputs, src), where=src, sha256=digest.hexdigest())
-
-
-def _load_function(path: Path, function: str) -> Callable[[], Any]:
-    spec = importlib.util.spec_from_file_location(f"_trtopt_samples_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError("The script cannot be imported", where=str(path), remedy=_REMEDY)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, function, None)
-    if not callable(found):
-        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise UsageError(
-            f"The script has no function {function!r}",
-            where=str(path),
-            remedy=f"name one of its functions: {', '.join(names) or 'it has none'}",
-        )
-    return found  # type: ignore[no-any-return]
 
 
 def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> Iterator[Group]:

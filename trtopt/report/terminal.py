@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.report.records import BuildReport, EngineRecord, OutputAccuracy
@@ -59,9 +60,15 @@ def _result(report: BuildReport) -> list[RenderableType]:
         rows.append(("compiler", f"{engine.backend} {engine.backend_version}"))
     else:
         rows.append(("target", gpu))
-    rows.append(("judge", report.judge))
+    rows.append(("judge", judge_text(report.judge)))
     rows += [("written", path) for path in files_written(report)]
     return [pairs(rows)]
+
+
+def judge_text(judge: str) -> str:
+    """Who decided what is worth a change, in words: ``rules:BACKEND`` is a table of rules."""
+    kind, _, name = judge.partition(":")
+    return f"rules for {name}: looked up, neither compiled nor timed" if kind == "rules" else judge
 
 
 def files_written(report: BuildReport) -> list[str]:
@@ -69,8 +76,12 @@ def files_written(report: BuildReport) -> list[str]:
     names = ["save_onnx", "export_layer_info", "report"] if report.engine is not None else ["output", "report"]
     if failed(report):
         names = ["report"]
-    main = report.engine.path if report.engine is not None else None
-    return [str(path) for path in (main, *(report.config.get(name) for name in names)) if path]
+    files = [report.config.get(name) for name in names]
+    if report.engine is not None:
+        files.insert(0, report.engine.path)
+        if report.config.get("report"):
+            files.append(Path(report.config["report"]).with_suffix(".build.log"))
+    return [str(path) for path in files if path]
 
 
 def _gates(report: BuildReport) -> list[RenderableType]:

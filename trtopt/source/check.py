@@ -19,6 +19,9 @@ MIN_IR_VERSION = 3
 _CHECKED_BYTES = 1 << 16
 """Tensors in attributes above this size are not handed to ONNX's checker, which would copy them."""
 
+_DEPRECATED_GROUP_NORM = range(18, 21)
+"""Opsets whose GroupNormalization the checker calls deprecated; exporters wrote it, and it is converted."""
+
 _EXPORT_AGAIN = "export the model again; onnx.checker.check_model(path) checks a file by itself"
 
 _TYPED_FIELDS = {
@@ -101,13 +104,14 @@ def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.Te
         for attribute in node.attribute:
             for tensor in (*((attribute.t,) if attribute.HasField("t") else ()), *attribute.tensors):
                 yield tensor, node_label(node)
-            for graph in _graphs_of(attribute):
+            for graph in graphs_of(attribute):
                 for tensor in graph.initializer:
                     yield tensor, f"initializer {tensor.name} in {node_label(node)}"
                 yield from _tensors_of_nodes(graph.node)
 
 
-def _graphs_of(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+def graphs_of(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    """The graphs an attribute holds."""
     return [*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs]
 
 
@@ -134,7 +138,8 @@ def _check_versions(proto: onnx.ModelProto, where: str) -> dict[str, int]:
                 where=where,
                 remedy=_EXPORT_AGAIN,
             )
-    _check_opset(opsets.get(""), where)
+    if "" in opsets or any(normal_domain(node.domain) == "" for node in proto.graph.node):
+        _check_opset(opsets.get(""), where)
     return opsets
 
 
@@ -196,7 +201,7 @@ def _check_nodes(
                 )
         _check_operator(node, scope, context)
         for attribute in node.attribute:
-            for graph in _graphs_of(attribute):
+            for graph in graphs_of(attribute):
                 _check_graph(graph, known, scope, f"{attribute.name} of {node_label(node)}")
     return known
 
@@ -213,6 +218,8 @@ def _check_operator(node: onnx.NodeProto, scope: _Scope, context: onnx.checker.C
     """The operator exists in its domain's version, with these attributes and this many inputs and outputs."""
     domain = normal_domain(node.domain)
     if (domain, node.op_type) in scope.functions:
+        return
+    if domain == "" and node.op_type == "GroupNormalization" and scope.opsets[""] in _DEPRECATED_GROUP_NORM:
         return
     if domain not in scope.opsets:
         raise InvalidModelError(
@@ -233,7 +240,7 @@ def _check_operator(node: onnx.NodeProto, scope: _Scope, context: onnx.checker.C
 
 def _light(node: onnx.NodeProto) -> onnx.NodeProto:
     """``node`` with empty nested graphs and without large tensors, which are checked on their own."""
-    heavy = [a for a in node.attribute if _graphs_of(a) or (a.HasField("t") and a.t.ByteSize() > _CHECKED_BYTES)]
+    heavy = [a for a in node.attribute if graphs_of(a) or (a.HasField("t") and a.t.ByteSize() > _CHECKED_BYTES)]
     if not heavy:
         return node
     light = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name)

@@ -6,6 +6,7 @@ import graphlib
 import mmap
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -18,7 +19,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_graphs, all_nodes, subgraphs_of
 from trtopt.graph.shapes import infer_shapes
 from trtopt.report.records import StepRecord
-from trtopt.source.check import check_model
+from trtopt.source.check import check_model, graphs_of
 from trtopt.source.external import check_external_data, sha256_of
 from trtopt.source.names import name_everything
 from trtopt.source.opset import TARGET, convert
@@ -97,6 +98,9 @@ def _parse(file: Path) -> onnx.ModelProto:
 
 
 def _deserialize(proto: onnx.ModelProto, folder: Path) -> ir.Model:
+    _own_nested_outputs(proto.graph.node)
+    for function in proto.functions:
+        _own_nested_outputs(function.node)
     try:
         model = ir.from_proto(proto)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
@@ -128,8 +132,9 @@ def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:
 
 def _normalize(model: ir.Model, where: str) -> list[str]:
     """Bring the model, in place, to the form the rest of trtopt works on; what was changed, in words."""
+    # A graph of custom operators alone need not import the default domain; rewrites may bring nodes of it.
+    model.graph.opset_imports.setdefault("", TARGET)
     details = _drop_constant_inputs(model)
-    _own_nested_outputs(model)
     _sort(model, where)
     details += _inline_functions(model, where)
     opset = model.graph.opset_imports[""]
@@ -187,18 +192,23 @@ def _cycle(model: ir.Model) -> str:
     return ""
 
 
-def _own_nested_outputs(model: ir.Model) -> None:
-    """Let every nested graph produce its outputs: values handed through from outside get an ``Identity``."""
-    for graph in list(all_graphs(model.graph))[1:]:
-        own = {value for node in graph for value in node.outputs} | set(graph.inputs) | set(graph.initializers.values())
-        for index, value in enumerate(graph.outputs):
-            if value in own:
-                continue
-            node = ir.node("Identity", [value], name=f"{value.name}_handed_through_{index}")
-            node.outputs[0].name = f"{value.name}_handed_through_{index}"
-            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
-            graph.append(node)
-            graph.outputs[index] = node.outputs[0]
+def _own_nested_outputs(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Let every nested graph produce its outputs, in place: values handed through from outside get an ``Identity``.
+
+    onnx_ir takes an output that its graph does not produce for a value without a maker.
+    """
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in graphs_of(attribute):
+                own = {name for inner in graph.node for name in inner.output}
+                own.update(value.name for value in graph.input)
+                own.update(tensor.name for tensor in graph.initializer)
+                for output in graph.output:
+                    if output.name not in own:
+                        outer, output.name = output.name, f"{output.name}_handed_to_{node.output[0]}"
+                        graph.node.add(op_type="Identity", input=[outer], output=[output.name])
+                        own.add(output.name)
+                _own_nested_outputs(graph.node)
 
 
 def _inline_functions(model: ir.Model, where: str) -> list[str]:

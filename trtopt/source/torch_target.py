@@ -112,7 +112,9 @@ def resolve_target(target: str) -> Any:
             remedy="name a function that builds the module and loads the weights, file.py:function, "
             "or save a .pt2 with torch.export.save",
         )
-    found = _build(target, load_object(target, "TARGET") if is_script(target) else _import(target))
+    found = _build(
+        target, load_object(target, "TARGET", "module or function") if is_script(target) else _import(target)
+    )
     if not isinstance(found, torch.nn.Module):
         raise UsageError(
             f"The target is no torch.nn.Module but {type(found).__name__}",

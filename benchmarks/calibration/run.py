@@ -1,0 +1,243 @@
+"""Calibration of ResNet-50 with the entropy method: trtopt, ONNX Runtime's quantizer and Model Optimizer.
+
+    python benchmarks/calibration/run.py [--peers] [--rounds N]
+
+Every measurement is a process of its own. The time of each is divided by that of bare ONNX Runtime inference of the
+same samples measured next to it, and the median of these ratios is reported: the machine's other work moves both.
+``--peers`` installs the peers into virtual environments of their own under ``~/.cache/trtopt-benchmarks``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SAMPLES = 64
+MANY_SAMPLES = 256
+MACHINE = "2-core x86-64, no GPU"
+METHOD = "entropy"
+PEERS = {
+    "onnxruntime": [["onnxruntime==1.31.1", "onnx==1.23.2", "sympy"]],
+    # Without its dependencies, which are CUDA packages; then those that the CPU path needs, in the versions it asks for.
+    "modelopt": [
+        ["torch==2.13.0", "onnx~=1.21.0", "onnxruntime~=1.24.2", "onnx-graphsurgeon", "onnxconverter-common~=1.16.0"],
+        ["onnxslim", "onnxscript", "polygraphy", "cppimport", "lief", "ml_dtypes", "scipy", "omegaconf", "pydantic"],
+        ["regex", "rich", "safetensors", "tqdm", "PyYAML", "pulp<4", "ninja", "nvidia-ml-py", "setuptools>=80"],
+        ["--no-deps", "nvidia-modelopt==0.47.0"],
+    ],
+}
+
+Work = Callable[[], dict[str, Any]]
+
+
+def bare(model: Path, samples: Path) -> Work:
+    """Inference alone; the session is made and warmed up outside the time."""
+    import numpy as np
+    import onnxruntime
+
+    images = np.load(samples)["input"]
+    started = time.perf_counter()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    session_seconds = time.perf_counter() - started
+    session.run(None, {"input": images[:1]})
+
+    def work() -> dict[str, Any]:
+        for index in range(len(images)):
+            session.run(None, {"input": images[index : index + 1]})
+        return {"session_seconds": session_seconds}
+
+    return work
+
+
+def trtopt(model: Path, samples: Path, *, ranges_too: bool) -> Work:
+    """Everything from the two files to the INT8 ranges, the session included."""
+    import onnx_ir as ir
+    import onnxruntime  # noqa: F401 - imported here, so that no import is timed
+
+    from trtopt.graph.artifact import input_spec
+    from trtopt.precision.calibrate import collect
+    from trtopt.precision.ranges import choose_amax
+    from trtopt.precision.samples import open_samples
+
+    def work() -> dict[str, Any]:
+        graph = ir.load(model)
+        histogram, others = wanted(graph)
+        source = open_samples(samples, [input_spec(value) for value in graph.graph.inputs])
+        found = collect(graph, source, histogram=histogram, ranges=others if ranges_too else ())
+        for name in histogram:
+            choose_amax(found.table.stats[name], METHOD)
+        counts = [stats.count for stats in found.table.stats.values()]
+        return {"tensors": len(counts), "elements_per_sample": sum(counts) // found.samples, "samples": found.samples}
+
+    return work
+
+
+def wanted(model: Any) -> tuple[set[str], set[str]]:
+    """The inputs of Conv and Gemm; and the other tensors an FP16 decision looks at: not those inside a fused kernel
+    (what a Conv hands to its only reader, a ReLU), nor copies."""
+    histogram = {node.inputs[0].name for node in model.graph if node.op_type in ("Conv", "Gemm")}
+    others = set()
+    for node in model.graph:
+        uses = [use.node.op_type for use in node.outputs[0].uses()]
+        if node.op_type != "Flatten" and not (node.op_type == "Conv" and uses == ["Relu"]):
+            others.add(node.outputs[0].name)
+    return histogram, others - histogram
+
+
+def onnxruntime_quantizer(model: Path, samples: Path) -> Work:
+    """ONNX Runtime's entropy calibrator over Conv and Gemm, as its quantize_static runs it."""
+    import numpy as np
+    from onnxruntime.quantization.calibrate import CalibrationDataReader, CalibrationMethod, create_calibrator
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            images = np.load(samples)["input"]
+            self._feeds = iter([{"input": images[index : index + 1]} for index in range(len(images))])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self._feeds, None)
+
+    def work() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            augmented = str(Path(folder) / "augmented.onnx")
+            calibrator = create_calibrator(
+                model, ["Conv", "Gemm"], augmented_model_path=augmented, calibrate_method=CalibrationMethod.Entropy
+            )
+            calibrator.collect_data(Reader())
+            return {"tensors": len(calibrator.compute_data().data)}
+
+    return work
+
+
+def modelopt(model: Path, samples: Path) -> Work:
+    """Model Optimizer's INT8 entropy quantization; the time includes its placement and the writing of the model."""
+    import numpy as np
+    from modelopt.onnx.quantization import quantize
+
+    def work() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            quantize(
+                str(model),
+                quantize_mode="int8",
+                calibration_data={"input": np.load(samples)["input"]},
+                calibration_method=METHOD,
+                calibration_eps=["cpu"],
+                output_path=str(Path(folder) / "quantized.onnx"),
+            )
+        return {}
+
+    return work
+
+
+WORKERS: dict[str, Callable[[Path, Path], Work]] = {
+    "bare": bare,
+    "trtopt": lambda model, samples: trtopt(model, samples, ranges_too=False),
+    "trtopt + fp16 ranges": lambda model, samples: trtopt(model, samples, ranges_too=True),
+    "onnxruntime": onnxruntime_quantizer,
+    "modelopt": modelopt,
+}
+
+
+def worker(kind: str, model: Path, samples: Path) -> dict[str, Any]:
+    """One measurement, in this process."""
+    work = WORKERS[kind](model, samples)
+    before = os.times()
+    started = time.perf_counter()
+    details = work()
+    seconds = time.perf_counter() - started
+    after = os.times()
+    status = Path("/proc/self/status").read_text()
+    peak = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) * 1024
+    cpu = after.user + after.system - before.user - before.system
+    return {"seconds": seconds, "cpu_seconds": cpu, "peak_rss_bytes": peak, **details}
+
+
+def measure(kind: str, model: Path, samples: Path, python: str = sys.executable) -> dict[str, Any]:
+    """One measurement, in a process of its own."""
+    command = [python, str(HERE / "run.py"), "--worker", kind, str(model), str(samples)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{kind} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def paired(kind: str, model: Path, samples: Path, rounds: int, python: str = sys.executable) -> dict[str, Any]:
+    """The median ratio to bare inference over ``rounds``, each with bare inference before and after it."""
+    runs, ratios, cpu_ratios = [], [], []
+    for _ in range(rounds):
+        around = [measure("bare", model, samples)]
+        run = measure(kind, model, samples, python)
+        around.append(measure("bare", model, samples))
+        runs.append(run)
+        ratios.append(run["seconds"] / statistics.mean(one["seconds"] for one in around))
+        cpu_ratios.append(run["cpu_seconds"] / statistics.mean(one["cpu_seconds"] for one in around))
+    return {
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "cpu_ratio": round(statistics.median(cpu_ratios), 2),
+        "seconds": round(statistics.median(run["seconds"] for run in runs), 2),
+        "peak_rss_gb": round(max(run["peak_rss_bytes"] for run in runs) / 1e9, 2),
+        **{key: runs[0][key] for key in ("tensors", "elements_per_sample") if key in runs[0]},
+    }
+
+
+def install(name: str) -> str:
+    """The Python of a peer's own virtual environment."""
+    folder = Path.home() / ".cache" / "trtopt-benchmarks" / name
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        for packages in PEERS[name]:
+            subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+        (folder / "complete").touch()
+    return str(python)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", action="store_true", help="measure the peers too (minutes, 8 GB of memory)")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    parser.add_argument("--worker", nargs=3, metavar=("KIND", "MODEL", "SAMPLES"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        kind, model, samples = options.worker
+        print(json.dumps(worker(kind, Path(model), Path(samples))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model, samples, many = (Path(folder) / name for name in ("model.onnx", "samples.npz", "many.npz"))
+        make = f"from resnet50 import *; from pathlib import Path; resnet50(Path({str(model)!r}));"
+        make += "".join(f"write_samples(Path({str(p)!r}), {n});" for p, n in ((samples, SAMPLES), (many, MANY_SAMPLES)))
+        subprocess.run([sys.executable, "-c", make], cwd=HERE, check=True)
+        results: dict[str, Any] = {"machine": MACHINE, "date": options.date, "python": platform.python_version()}
+        results["versions"] = {name: metadata.version(name) for name in ("numpy", "onnxruntime", "onnx_ir")}
+        results["samples"] = SAMPLES
+        for kind in ("trtopt", "trtopt + fp16 ranges"):
+            results[kind] = paired(kind, model, samples, options.rounds)
+            of_many = measure(kind, model, many)
+            results[kind][f"peak_rss_gb_at_{MANY_SAMPLES}"] = round(of_many["peak_rss_bytes"] / 1e9, 2)
+            print(kind, results[kind], flush=True)
+        for peer in PEERS if options.peers else ():
+            try:
+                results[peer] = paired(peer, model, samples, 1, install(peer))
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                results[peer] = {"not measured": str(error)[-500:]}
+            print(peer, results[peer], flush=True)
+    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Shape inference raises where it fails, and finds shapes that the graph computes."""
+
+from __future__ import annotations
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from trtopt.errors import InvalidModelError, UsageError
+from trtopt.graph.edit import static_shape
+from trtopt.graph.shapes import infer_shapes, static_shapes
+
+HEADER = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>'
+
+
+def parse(graph: str) -> ir.Model:
+    return ir.from_proto(onnx.parser.parse_model(HEADER + graph))
+
+
+def value(model: ir.Model, name: str) -> ir.Value:
+    return next(v for node in model.graph.all_nodes() for v in node.outputs if v.name == name)
+
+
+def test_every_value_gets_a_shape_and_the_model_stays() -> None:
+    model = parse("g (float[N, 3] x) => (float[N, 3] y) { a = Relu(x) y = Neg(a) }")
+    inferred = infer_shapes(model)
+    assert str(value(inferred, "a").shape) == "[N,3]"
+    assert value(model, "a").shape is None
+
+
+def test_stale_shapes_inside_the_graph_are_replaced() -> None:
+    model = parse("g (float[N, 3] x) => (float[N, 3] y) <float[7, 7] a> { a = Relu(x) y = Neg(a) }")
+    assert str(value(infer_shapes(model), "a").shape) == "[N,3]"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "g (float[2] x, float[3] z) => (float[2] y) { y = Add(x, z) }",
+        "g (float[2] x, int64[2] z) => (float[2] y) { y = Add(x, z) }",
+        "g (float[2, 3] x) => (float[2, 4] y) { y = Relu(x) }",
+        "g (float[2, 3] x) => (float[2] y) { y = Relu(x) }",
+        "g (float[2, 3] x) => (int64[2, 3] y) { y = Relu(x) }",
+        "g (bool c, float[2] x) => (float[2] y) { y = If (c) <"
+        "then_branch = a () => (float[2] p) { n = Transpose <perm = [0, 1]> (x) p = Neg(n) },"
+        "else_branch = b () => (float[2] q) { q = Exp(x) }> }",
+    ],
+)
+def test_a_failure_raises(graph: str) -> None:
+    with pytest.raises(InvalidModelError):
+        infer_shapes(parse(graph))
+
+
+def test_declared_names_of_output_dimensions_fill_what_inference_does_not_know() -> None:
+    model = parse("g (float[N, 3] x) => (int64[2, found] y) { y = NonZero(x) }")
+    assert str(infer_shapes(model).graph.outputs[0].shape) == "[2,found]"
+
+
+def test_outputs_of_custom_operators_keep_their_declared_shapes() -> None:
+    model = parse("g (float[2] x) => (float[5] y) <float[5] a> { a = my.Op(x) y = Neg(a) }")
+    assert static_shape(value(infer_shapes(model), "y")) == (5,)
+
+
+def test_shapes_computed_in_the_graph_become_static() -> None:
+    model = parse(
+        "g (float[N, 3, 8] x) => (float[N, 24] y) <int64 zero = {0}, int64[1] rest = {-1}, int64[1] axis = {0}> "
+        "{ s = Shape(x) n = Gather(s, zero) u = Unsqueeze(n, axis) t = Concat <axis = 0> (u, rest) y = Reshape(x, t) }"
+    )
+    shapes = static_shapes(model, {"x": (5, 3, 8)})
+    assert shapes["y"] == (5, 24) and shapes["t"] == (2,) and shapes["x"] == (5, 3, 8) and shapes["rest"] == (1,)
+    assert len(list(model.graph)) == 5
+
+
+def test_a_branch_chosen_by_a_shape_is_followed() -> None:
+    model = parse(
+        "g (float[N, 4] x) => (y) <int64 zero = {0}, int64 one = {1}> "
+        "{ s = Shape(x) n = Gather(s, zero) c = Equal(n, one) y = If (c) <"
+        "then_branch = a () => (p) { p = Squeeze(x, zero1) },"
+        "else_branch = b () => (q) { q = Exp(x) }> }".replace("zero1", "axis").replace("{ s =", "{ s =", 1)
+    )
+    model.graph.register_initializer(
+        ir.Value(name="axis", const_value=ir.tensor([0]), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
+    )
+    for node in model.graph.all_nodes():
+        for index, used in enumerate(node.inputs):
+            if used is not None and used.name == "axis":
+                node.replace_input_with(index, model.graph.initializers["axis"])
+    assert static_shapes(model, {"x": (1, 4)})["y"] == (4,)
+    assert static_shapes(model, {"x": (2, 4)})["y"] == (2, 4)
+
+
+def test_values_whose_shape_depends_on_data_are_absent() -> None:
+    shapes = static_shapes(parse("g (float[N] x) => (int64[1, M] y) { y = NonZero(x) }"), {"x": (4,)})
+    assert "y" not in shapes and shapes["x"] == (4,)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ({}, "no shape"),
+        ({"z": (2, 3)}, "no input named z"),
+        ({"x": (2, 4)}, "does not fit"),
+        ({"x": (2,)}, "does not fit"),
+    ],
+)
+def test_shapes_that_do_not_fit_the_inputs_are_usage_errors(shapes: dict[str, tuple[int, ...]], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        static_shapes(parse("g (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }"), shapes)
+
+
+def test_shapes_the_model_cannot_run_at_are_invalid() -> None:
+    model = parse("g (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }")
+    with pytest.raises(InvalidModelError):
+        static_shapes(model, {"x": (2,), "z": (3,)})

@@ -1,0 +1,98 @@
+"""Calibration statistics kept in a file, found again by the hash of the model and of the data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtopt.errors import UsageError
+from trtopt.events import Event, OnEvent
+from trtopt.files import atomic_write, check_writable
+from trtopt.precision.ranges import STATISTICS_VERSION, RangeTable
+
+_MAGIC = "trtopt.calibration/1"
+_MAX_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a cache file holds: a table, and the number of samples it was made from."""
+
+    table: RangeTable
+    samples: int
+
+
+class CacheFile:
+    """The cache file of one model and one set of samples.
+
+    Args:
+        model_key: Hash of the model's structure and weights.
+        samples_key: Hash of the samples.
+        folder: Where the file lies, named by the hash; made when missing. None for ``~/.cache/trtopt``.
+        file: An explicit file instead.
+        on_event: Told why a file was not used, or not written.
+
+    Raises:
+        UsageError: The explicit file or folder cannot be written.
+    """
+
+    def __init__(
+        self, model_key: str, samples_key: str, *, folder: Path | None, file: Path | None, on_event: OnEvent
+    ) -> None:
+        text = f"{_MAGIC} {STATISTICS_VERSION} {model_key} {samples_key}"
+        self._identity = hashlib.sha256(text.encode()).hexdigest()
+        self._explicit = file is not None
+        self._must_write = file is not None or folder is not None
+        self._on_event = on_event
+        self.path = file or (folder or Path.home() / ".cache" / "trtopt") / "calibration" / f"{self._identity}.calib"
+        if file is not None:
+            check_writable(file)
+
+    def load(self) -> Entry | None:
+        """The entry, or None when there is none for this model and these samples; says why if the file is there."""
+        try:
+            if self.path.stat().st_size > _MAX_BYTES:
+                raise ValueError("the file is too large")
+            head, _, body = self.path.read_bytes().partition(b"\n")
+            header = json.loads(head)
+            if header["format"] != _MAGIC:
+                raise ValueError("another format")
+            if header["identity"] != self._identity:
+                self._warn("it was made from another model, other samples or another version", "calibrating anew")
+                return None
+            return Entry(RangeTable.from_bytes(body), int(header["samples"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._warn(f"it cannot be read ({' '.join(str(error).split())[:120]})", "calibrating anew")
+            return None
+
+    def store(self, entry: Entry) -> None:
+        """Write the entry, whole or not at all. The default folder being read-only is a warning only.
+
+        Raises:
+            UsageError: The explicit file or folder cannot be written.
+        """
+        header = {"format": _MAGIC, "identity": self._identity, "samples": entry.samples}
+        try:
+            if not self._explicit:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.path, json.dumps(header).encode() + b"\n" + entry.table.to_bytes())
+        except (UsageError, OSError) as error:
+            if self._must_write:
+                raise _unwritable(self.path, error) from error
+            self._warn(str(error), "the statistics are not kept")
+
+    def _warn(self, why: str, what: str) -> None:
+        self._on_event(Event("warning", "calibrate", text=f"calibration cache {self.path}: {why}; {what}"))
+
+
+def _unwritable(path: Path, error: UsageError | OSError) -> UsageError:
+    what = error.what if isinstance(error, UsageError) else str(error.strerror)
+    return UsageError(
+        f"The calibration cache cannot be written: {what}",
+        where=str(path),
+        remedy="give --calib-cache FILE or --cache-dir DIR that can be written",
+    )
