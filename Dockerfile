@@ -13,7 +13,7 @@ RUN python3 -m pip wheel --no-deps --wheel-dir /dist .
 FROM ${TENSORRT_IMAGE}
 COPY --from=wheel /dist /dist
 # TensorRT and its Python module are those of the base image; calibration and verification run on the CPU.
-RUN python3 -m pip install --no-cache-dir "$(ls /dist/*.whl)[cpu]" "cuda-python>=12"
+RUN python3 -m pip install --no-cache-dir "$(ls /dist/*.whl)[cpu]" "cuda-python>=12,<13"
 WORKDIR /models
 ENTRYPOINT ["trtopt"]
 CMD ["--help"]

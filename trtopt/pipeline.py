@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtopt import __version__
-from trtopt.accuracy.compare import compare, compare_tensors
+from trtopt.accuracy.compare import compare, compare_tensors, first_bad
 from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.twin import fp32_twin
 from trtopt.config import BuildConfig
@@ -223,12 +223,13 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
         if job.metric is not None:
             metric = job.metric.measure(before, after, job.samples, job.samples.labels, outputs)
         clock.listen(Event("end", "verify"))
-    tensors = None
+    tensors, entry = None, None
     if job.tensors:
         with clock.stage("compare tensors"):
             tensors = compare_tensors(reference, twin, job.samples, on_event=clock.listen)
+            entry = first_bad(twin, tensors)
     count = total if total is not None else sum(1 for _ in job.samples)
-    return AccuracyRecord(count, job.source, "onnx-only", outputs, metric=metric, tensors=tensors)
+    return AccuracyRecord(count, job.source, "onnx-only", outputs, metric=metric, tensors=tensors, first_bad=entry)
 
 
 def compile_engine(

@@ -45,6 +45,8 @@ class OrtSession:
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
+        # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
+        options.enable_mem_pattern = False
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}

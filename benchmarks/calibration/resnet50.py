@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
-"""Width, blocks and stride of the four stages (He et al. 2016, table 1; the stride sits on the 3x3, as in torchvision)."""
+"""Width, blocks and stride of the stages (He et al. 2016, table 1; the stride sits on the 3x3, as in torchvision)."""
 
 
 class _Builder:
@@ -80,7 +80,7 @@ def resnet50(path: Path, seed: int = 0) -> None:
 
 
 def write_samples(path: Path, count: int, seed: int = 0) -> None:
-    """Write ``count`` standard-normal images [1, 3, 224, 224] to one .npz, smoothed so that they are not white noise."""
+    """Write ``count`` random images [3, 224, 224] to one .npz: smooth blocks with a little white noise."""
     rng = np.random.default_rng(seed)
     images = rng.standard_normal((count, 3, 28, 28)).astype(np.float32).repeat(8, axis=2).repeat(8, axis=3)
     images += 0.3 * rng.standard_normal(images.shape, dtype=np.float32)

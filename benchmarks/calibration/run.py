@@ -30,7 +30,7 @@ MACHINE = "2-core x86-64, no GPU"
 METHOD = "entropy"
 PEERS = {
     "onnxruntime": [["onnxruntime==1.31.1", "onnx==1.23.2", "sympy"]],
-    # Without its dependencies, which are CUDA packages; then those that the CPU path needs, in the versions it asks for.
+    # First what its CPU path needs, in the versions it asks for, then itself without its dependencies (CUDA packages).
     "modelopt": [
         ["torch==2.13.0", "onnx~=1.21.0", "onnxruntime~=1.24.2", "onnx-graphsurgeon", "onnxconverter-common~=1.16.0"],
         ["onnxslim", "onnxscript", "polygraphy", "cppimport", "lief", "ml_dtypes", "scipy", "omegaconf", "pydantic"],

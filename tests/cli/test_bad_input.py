@@ -114,6 +114,12 @@ def _taller_samples(folder: Path) -> list[str]:
     return ["--calib", "calib.npz", "--min-shapes", "x:1x3x8x8", "--opt-shapes", "x:8x3x8x8"]
 
 
+def _calibration_cache(folder: Path) -> list[str]:
+    save_small(folder)
+    (folder / "model.cache").write_text("TRT-100300-EntropyCalibration2\nx: 3c010a14\n")
+    return ["--int8", "--calib=model.cache"]
+
+
 def _external_missing(folder: Path) -> list[str]:
     save_external(folder)
     (folder / "weights.bin").unlink()
@@ -174,6 +180,7 @@ CASES: dict[str, tuple[int, str, Prepare]] = {
     "calibration: text": (2, "", _calib(x=np.array(["a", "b"]))),
     "calibration: NaN": (2, "NaN", _calib(x=_nan())),
     "calibration: zero samples": (2, "no samples", _calib(x=samples(0))),
+    "calibration: a cache of TensorRT": (2, "holds no samples", _calibration_cache),
     "calibration: a pickle": (2, "pickle", _pickle),
     "shapes: unknown input": (2, "'input'", _options("--opt-shapes", "input:1x3x8x8")),
     "shapes: not a shape": (2, "", _options("--opt-shapes", "x=1,3,8,8")),
@@ -212,6 +219,18 @@ def test_bad_input_gives_its_exit_code_one_message_and_no_file(trtopt: Run, tmp_
     assert len(done.stderr.splitlines()) < 24
     assert list(out.iterdir()) == []
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_long_error_is_one_screen_that_ends_with_the_remedy(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    (tmp_path / "metric.py").write_text("def long(run):\n    raise ValueError('\\n'.join(map(str, range(500))))\n")
+    done = trtopt("build", "model.onnx", "--metric", "metric.py:long", "-o", "m.engine")
+    assert done.returncode == 2
+    error = done.stderr[done.stderr.index("error: ") :].splitlines()
+    assert len(error) <= 20
+    assert "more lines" in error[-3]
+    assert error[-2].startswith("  where:  metric.py:2")
+    assert error[-1].startswith("  remedy: ")
 
 
 @pytest.mark.parametrize("option", ["-o", "--report", "--save-onnx", "--calib-cache", "--export-layer-info"])

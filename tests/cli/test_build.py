@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -110,6 +111,10 @@ def test_a_failed_gate_is_exit_code_7_with_a_report_and_no_engine(trtopt: Run, f
     assert not (folder / "o.onnx").exists()
     assert json.loads((folder / "r.json").read_text())["gate_failures"]
 
+    done = trtopt("build", "model.onnx", "-o", "m.engine", *options, "--json")
+    assert done.returncode == 7
+    assert json.loads(done.stdout)["gate_failures"]
+
     done = trtopt("build", "model.onnx", "-o", "m.engine", *options, "--allow-accuracy-loss")
     assert done.returncode == 0
     assert "warning: output scores: SQNR" in done.stderr
@@ -177,12 +182,16 @@ def test_optimize_needs_an_output(trtopt: Run, folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
-def test_an_interrupted_run_is_exit_code_130_and_leaves_nothing(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_run_that_is_stopped_leaves_nothing(folder: Path, number: int, code: int, word: str) -> None:
+    (folder / "tmp").mkdir()
     (folder / "metric.py").write_text(SLOW_METRIC)
     process = subprocess.Popen(
         [sys.executable, "-m", "trtopt", "build", "model.onnx", "--metric", "metric.py:slow", "-o", "m.engine"],
         cwd=folder,
-        env={**os.environ, "HOME": str(folder)},
+        env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder / "tmp")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -191,13 +200,37 @@ def test_an_interrupted_run_is_exit_code_130_and_leaves_nothing(folder: Path) ->
     while not (folder / "started").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert stderr.splitlines()[-1] == "interrupted"
+    assert process.returncode == code
+    assert stderr.splitlines()[-1] == word
     assert "Traceback" not in stderr
     assert stdout == ""
     assert not (folder / "m.engine").exists()
+    assert list((folder / "tmp").glob("trtopt-*")) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals are POSIX's")
+def test_progress_is_drawn_on_a_terminal_and_only_there(folder: Path) -> None:
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trtopt", "build", "model.onnx", "--int8", "--calib", "calib.npz", "--json"],
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder), "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=follower,
+    )
+    os.close(follower)
+    drawn = b""
+    with contextlib.suppress(OSError):
+        while piece := os.read(leader, 65536):
+            drawn += piece
+    os.close(leader)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"\x1b[" in drawn
+    assert b"build engine" in drawn
+    assert json.loads(stdout)["schema"] == "trtopt.build/1"
 
 
 def test_an_unexpected_error_is_exit_code_1_with_the_traceback() -> None:

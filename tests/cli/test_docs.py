@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from small_models import samples, save_small
 
 from trtopt.cli.run import parse
 from trtopt.config import PRECISIONS, BuildConfig, field_kinds, flag, options
@@ -14,6 +20,8 @@ from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.options import parse_builder_options
 from trtopt.errors import TargetError, TrtoptError, UsageError
 from trtopt.report.records import BuildReport
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
 BUILD = (ROOT / "docs" / "build.md").read_text(encoding="utf-8")
@@ -78,6 +86,35 @@ def test_the_commands_on_a_page_parse(page: str) -> None:
     for command, rest in commands:
         words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', rest)]
         parse(command, "", "", words)
+
+
+@pytest.mark.parametrize("command", ["export", "doctor"])
+def test_the_page_of_a_command_has_the_options_of_its_help(trtopt: Run, command: str) -> None:
+    page = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \|", page, flags=re.MULTILINE)
+    written = {name for row in rows for name in re.findall(r"--[a-z]+", row)}
+    help_text = trtopt(command, "--help").stdout.partition("options:")[2].partition("example:")[0]
+    assert written == set(re.findall(r"--[a-z]+", help_text)) - {"--help"}
+
+
+def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    save_small(tmp_path)
+    np.savez(tmp_path / "calib.npz", x=samples(8))
+    np.savez(tmp_path / "eval.npz", x=samples(2))
+    done = subprocess.run(
+        [sys.executable, "-c", example.replace("max_accuracy_drop=0.01", "max_accuracy_drop=1.0")],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^int8: \d+ kernels, \d+% of the flop$", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^scores: SQNR \d+\.\d dB$", done.stdout, flags=re.MULTILINE)
+    assert (tmp_path / "model.rtx.engine").exists()
 
 
 def test_every_exit_code_is_on_the_page() -> None:

@@ -22,8 +22,8 @@ from trtopt.engine.backend import read_header
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX's")
 
-KILLS_BY_TIME = 8
-KILLS_BY_FILE = 8
+KILLS_BY_TIME = 6
+KILLS_BY_FILE = 6
 _PAUSE_S = 0.0002
 OUTPUTS = {
     "-o": "model.engine",

@@ -120,7 +120,7 @@ def test_a_change_is_counted_and_timed(artifact: ModelArtifact) -> None:
 def test_recipes_that_never_end_are_stopped_with_a_warning(artifact: ModelArtifact) -> None:
     events: list[Event] = []
     apply(artifact, (Probe(flips_forever),), target=Target(), on_event=events.append)
-    assert [event.kind for event in events][0] == "start" and events[-1].kind == "end"
+    assert events[0].kind == "start" and events[-1].kind == "end"
     assert any(event.kind == "warning" for event in events)
 
 

@@ -60,6 +60,11 @@ def test_nan_and_infinity_are_counted_apart(histogram: bool) -> None:
     assert (only.minimum, only.maximum, only.nonfinite, only.smallest_nonzero) == (0.0, 0.0, 1, 0.0)
 
 
+def test_negative_zeros_are_zeros() -> None:
+    stats = stats_of(np.array([-0.0, 0.0, -0.0, 2.0], np.float32))
+    assert (stats.zeros, stats.count, stats.minimum, stats.absmax) == (3, 4, 0.0, 2.0)
+
+
 @pytest.mark.parametrize("histogram", [True, False])
 def test_fp16_underflow_is_the_share_of_nonzeros_below_the_smallest_fp16_number(histogram: bool) -> None:
     values = np.array([0.0, -0.0, 1e-10, -1e-8, 2.0**-24, 1.0, -7.0, 3e-39], np.float32)

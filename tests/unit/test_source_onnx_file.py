@@ -115,6 +115,12 @@ def test_an_input_that_is_no_tensor_of_known_rank_is_invalid(tmp_path: Path, kin
     assert "input x" in refused(tmp_path / "m.onnx", InvalidModelError).where
 
 
+def test_text_that_is_not_utf8_is_invalid(tmp_path: Path) -> None:
+    path = saved(tmp_path, RELU)
+    path.write_bytes(path.read_bytes().replace(b"Relu", b"\xd7elu"))
+    assert "damaged" in refused(path, InvalidModelError).what
+
+
 def test_an_initializer_of_the_wrong_length_is_invalid(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         HEADER + "g (float[4] x) => (float[4] y) <float[4] w = {1,2,3,4}> { y = Add(x, w) }"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import NoReturn
 
 from trtopt import __version__
 from trtopt.cli.parser import Parser
@@ -25,6 +27,7 @@ COMMANDS = {
 }
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_TERMINATED = 143
 _MOST_ERROR_LINES = 20
 _DESCRIPTION = "Turns a trained PyTorch or ONNX model into a fast TensorRT engine, and says why it is as fast as it is."
 _EPILOG = """\
@@ -49,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     sys.excepthook = _report_bug
+    signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -67,6 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone; the interpreter's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """End like an exception does, so that temporary files are removed."""
+    print("terminated", file=sys.stderr)
+    raise SystemExit(_TERMINATED)
 
 
 def _run(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
@@ -74,7 +74,9 @@ def _list(recipes: Sequence[Recipe]) -> None:
 def _explain(recipe: Recipe) -> None:
     print(f"{recipe.name} (stage {recipe.stage.name}, {'lossless' if recipe.lossless else 'not lossless'})\n")
     print(inspect.getdoc(type(recipe)))
-    if dataclasses.is_dataclass(recipe) and dataclasses.fields(recipe):
-        print("\nOptions")
-        for item in dataclasses.fields(recipe):
-            print(f"  {item.name} = {getattr(recipe, item.name)!r}")
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(recipe) if dataclasses.is_dataclass(recipe) else ()
+    options: list[str] = [item.name for item in fields if item.name not in ("name", "stage", "lossless")]
+    if options:
+        print("Options:")
+    for name in options:
+        print(f"    {name} = {getattr(recipe, name)!r}")

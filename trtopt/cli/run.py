@@ -36,6 +36,7 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     args, config = parse(command, description, epilog, argv)
     for note in args.notes:
         print(f"note: {note}", file=sys.stderr)
+    trtexec.check_calibration(config.calib)
     check_outputs(args.model, config)
 
     from trtopt import api

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
 
+_CACHE_START = b"TRT-"
 _NOT_TIMED = "the engine is not timed"
 _NO_PRECISION_HINTS = "write the precision into the ONNX model; TensorRT 11 has no such option either"
 _LEAVE_OUT = "leave it out; the builder's default is used"
@@ -169,6 +171,27 @@ def resolve(args: argparse.Namespace) -> None:
         args.opt_shapes = args.shapes
     elif args.shapes:
         args.notes = [*args.notes, "--shapes has no effect beside --minShapes, --optShapes or --maxShapes"]
+
+
+def check_calibration(source: str | None) -> None:
+    """Refuse a calibration cache of TensorRT, which ``--calib`` of trtexec takes and which holds no samples.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if source is None or not Path(source).is_file():
+        return
+    try:
+        with open(source, "rb") as file:
+            start = file.read(len(_CACHE_START))
+    except OSError:
+        return  # whoever opens the samples says what is wrong
+    if start == _CACHE_START:
+        raise UsageError(
+            "A calibration cache of TensorRT holds no samples",
+            where=f"--calib {source}",
+            remedy="give the samples it was made from, such as an .npz; --calib-cache keeps their statistics",
+        )
 
 
 def _setting(key: str, words: Mapping[str, str] | None = None) -> Callable[[str], str]:

@@ -1,6 +1,6 @@
 """Statistics of a tensor over all samples, collected array by array.
 
-A tensor's values are counted in fixed bins taken from the bits of the 32-bit float: sign, exponent and the first 10
+The absolute values are counted in fixed bins taken from the bits of the 32-bit float: the exponent and the first 10
 bits of the mantissa, 1024 bins per power of two. Fixed bins need no first batch to set a range, count every element,
 and merge exactly: the table does not depend on the order of the samples or on their batches. Near the largest value
 a bin is at most 1/1024 of it, 8 to 16 bins per INT8 level.
@@ -8,6 +8,7 @@ a bin is at most 1/1024 of it, 8 to 16 bins per INT8 level.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ _BINS = 1 << (8 + MANTISSA_BITS)
 """Bins of the absolute value."""
 
 _ALL_ONES = np.uint32(0xFFFFFFFF)
+_WITHOUT_SIGN = np.uint32(0x7FFFFFFF)
 _FINITE_BINS = 255 << MANTISSA_BITS
 """Bins from this one on hold infinity and NaN (exponent bits all ones)."""
 
@@ -127,8 +129,9 @@ class StatsBuilder:
     """
 
     def __init__(self, histogram: bool) -> None:
-        # Pages that no value falls into are never touched: a tensor takes some 0.2 MiB of the 4 MiB.
-        self._bins = np.zeros(2 * _BINS, np.int64) if histogram else None
+        # Pages that no value falls into are never touched: a tensor takes some 0.2 MiB of the 2 MiB. (From 4 MiB on,
+        # numpy asks for huge pages, and it would take all of it.) The last bin is that of -0.0.
+        self._bins = np.zeros(_BINS + 1, np.int64) if histogram else None
         self._count = self._zeros = self._nonfinite = self._underflow = 0
         self._minimum = np.inf
         self._maximum = -np.inf
@@ -142,28 +145,34 @@ class StatsBuilder:
         scratch = np.empty(min(_CHUNK, flat.size), np.uint32)
         for start in range(0, flat.size, _CHUNK):
             chunk = flat[start : start + _CHUNK]
-            self._range(chunk)
+            bits = chunk.view(np.uint32)
+            nonnegative = self._range(chunk)
             if self._bins is None:
-                self._small(chunk, scratch[: chunk.size])
-            else:
-                np.right_shift(chunk.view(np.uint32), np.uint32(_SHIFT), out=index[: chunk.size])
-                np.add.at(self._bins, index[: chunk.size], _ONE)
+                self._small(bits, scratch[: chunk.size])
+                continue
+            if not nonnegative:
+                bits = np.bitwise_and(bits, _WITHOUT_SIGN, out=scratch[: chunk.size])
+            np.right_shift(bits, np.uint32(_SHIFT), out=index[: chunk.size])
+            np.add.at(self._bins, index[: chunk.size], _ONE)
         self._count += flat.size
 
-    def _range(self, chunk: np.ndarray) -> None:
+    def _range(self, chunk: np.ndarray) -> bool:
+        """Update minimum and maximum; whether all elements are finite and none is below zero."""
         low, high = float(chunk.min()), float(chunk.max())
-        if not (np.isfinite(low) and np.isfinite(high)):
+        all_finite = math.isfinite(low) and math.isfinite(high)
+        if not all_finite:
             finite = chunk[np.isfinite(chunk)]
             self._nonfinite += chunk.size - finite.size
             if not finite.size:
-                return
+                return False
             low, high = float(finite.min()), float(finite.max())
         self._minimum = min(self._minimum, low)
         self._maximum = max(self._maximum, high)
+        return all_finite and low >= 0
 
-    def _small(self, chunk: np.ndarray, scratch: np.ndarray) -> None:
+    def _small(self, bits: np.ndarray, scratch: np.ndarray) -> None:
         """Smallest non-zero, zeros and FP16 underflows: comparisons of the bits without the sign, minus one."""
-        np.left_shift(chunk.view(np.uint32), np.uint32(1), out=scratch)
+        np.left_shift(bits, np.uint32(1), out=scratch)
         np.subtract(scratch, np.uint32(1), out=scratch)
         self._smallest = min(self._smallest, scratch.min())
         self._zeros += int(np.count_nonzero(scratch == _ALL_ONES))
@@ -185,13 +194,9 @@ class StatsBuilder:
             fp16_underflow=self._underflow,
         )
 
-    def _finish_histogram(self, signed: np.ndarray, minimum: float, maximum: float) -> TensorStats:
-        absolute = signed[:_FINITE_BINS].copy()
-        if minimum < 0:
-            absolute += signed[_BINS : _BINS + _FINITE_BINS]
-            zeros = int(absolute[0])
-        else:
-            zeros = int(absolute[0] + signed[_BINS])
+    def _finish_histogram(self, histogram: np.ndarray, minimum: float, maximum: float) -> TensorStats:
+        zeros = int(histogram[0] + histogram[_BINS])
+        absolute = histogram[:_FINITE_BINS].copy()
         absolute[0] = 0
         bins = np.flatnonzero(absolute).astype(np.int32)
         counts = absolute[bins]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
 from trtopt.precision import ranges, rules
 from trtopt.precision.hazards import LAYOUT_OPS, Spans, is_float, wide_nodes
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
+from trtopt.precision.qdq import quantize_weight
 from trtopt.precision.ranges import TensorStats
 from trtopt.report.records import Refusal
 
@@ -134,9 +137,23 @@ def _quantized_op(
     amax, chosen = known[activation]
     if amax <= 0:
         return Refusal(name, f"{activation} was zero in every sample")
+    quality_db = ranges.int8_sqnr_db(found, amax)
+    if quality_db < rules.SMALLEST_INPUT_SQNR_DB:
+        return Refusal(name, f"{activation} keeps only {quality_db:.1f} dB in INT8: too heavy-tailed")
     granularity = rules.placement(node, backend).granularity
-    axis = _channel_axis(node) if granularity == "per-channel" else None
-    return QuantizedOp(name, activation, amax, axis, chosen)
+    if granularity == "per-channel":
+        return QuantizedOp(name, activation, amax, _channel_axis(node), chosen)
+    multiply = node.op_type == "Conv" and _weight_sqnr_db(node) < rules.SMALLEST_WEIGHT_SQNR_DB
+    return QuantizedOp(name, activation, amax, 0 if multiply else None, chosen, multiply)
+
+
+def _weight_sqnr_db(node: ir.Node) -> float:
+    """Signal to noise of the node's weight in INT8 with one scale, in dB."""
+    weight = np.asarray(edit.constant_of(node.inputs[1]), np.float32)
+    values, scales = quantize_weight(weight, None, None)
+    noise = float(np.square(values * scales - weight).sum())
+    power = float(np.square(weight).sum())
+    return 10 * math.log10(power / noise) if power > 0 and noise > 0 else math.inf
 
 
 def _channel_axis(node: ir.Node) -> int | None:

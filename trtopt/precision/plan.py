@@ -52,6 +52,8 @@ class QuantizedOp:
         activation: Name of the tensor it reads.
         activation_amax: The range's bound: the scale is ``amax / 127``.
         weight_axis: Axis of the weight with a scale per channel; None for one scale per tensor.
+        multiply: Write the scales per channel as one scale and a multiplication behind the node (Conv only), for
+            compilers that do not fold scales per channel into a convolution.
         method: The calibration method that gave the range.
     """
 
@@ -60,6 +62,7 @@ class QuantizedOp:
     activation_amax: float
     weight_axis: int | None
     method: str
+    multiply: bool = False
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,52 @@ def quantize_weight(weight: np.ndarray, axis: int | None, narrow: NarrowType | N
     return values, scales
 
 
+@dataclass(frozen=True)
+class ScaledWeight:
+    """A convolution's weight as INT8 with one scale, and what its output channels are multiplied with.
+
+    Attributes:
+        values: int8, the weight's shape.
+        scale: float32 scalar.
+        ratios: float32, one per output channel, at most 1.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    ratios: np.ndarray
+
+
+_SMALLEST_RATIOS = (2.0**-10, 2.0**-6, 2.0**-4, 2.0**-2)
+
+
+def scale_channels(weight: np.ndarray, amax: float, narrow: NarrowType | None) -> ScaledWeight | None:
+    """Quantize a convolution's weight per output channel, with the scales' ratios kept apart.
+
+    A channel with small weights is quantized with a scale of its own and so comes out larger than it is; the bound on
+    that is ``amax`` times the L1 norm of the channel as the convolution sees it. Ratios are kept from becoming smaller
+    than needed to stay below the narrow type's largest number.
+
+    Args:
+        weight: ``[K, C / groups, ...]``, float.
+        amax: The largest magnitude of the quantized input.
+        narrow: The type of the output and of the ratios.
+
+    Returns:
+        None when no useful ratios keep the output in range.
+    """
+    exact = np.asarray(weight, np.float32)
+    rows = exact.reshape(exact.shape[0], -1)
+    scales = np.abs(rows).max(axis=1) / np.float32(LEVELS)
+    scale = _round_up(np.maximum(scales.max(), np.float32(1e-30)), narrow)
+    for smallest in _SMALLEST_RATIOS:
+        ratios = _round_up(np.maximum(scales / scale, np.float32(smallest)), narrow)
+        values = np.clip(np.rint(rows / (scale * ratios)[:, None]), -LEVELS, LEVELS)
+        largest = amax * float(np.abs(values).sum(axis=1).max()) * float(scale)
+        if narrow is None or largest <= narrow.largest:
+            return ScaledWeight(values.astype(np.int8).reshape(exact.shape), scale, ratios)
+    return None
+
+
 def _round_up(scales: np.ndarray, narrow: NarrowType | None) -> np.ndarray:
     """Scales as the narrow type holds them, one step up where rounding made them smaller; zeros become its smallest."""
     exact = np.asarray(scales, np.float32)
@@ -93,6 +139,7 @@ class _QdqWriter:
         quantized = {op.node for op in plan.quantized}
         self._readers = {node.name for node in self._graph if node.name not in quantized}
         self._zero: ir.Value | None = None
+        self._dropped: list[ir.Value] = []
         self.wide: set[str] = set()
 
     def quantize(self, node: ir.Node, op: QuantizedOp) -> None:
@@ -102,7 +149,9 @@ class _QdqWriter:
             raise ValueError(f"{node.name} has no data input or weight")
         is_wide = op.node in self._plan.wide
         node.replace_input_with(0, self._activation(data, op.activation_amax, is_wide))
-        node.replace_input_with(1, self._weight(weight, op.weight_axis, is_wide, node))
+        if not (op.multiply and self._scaled_conv(node, weight, op, is_wide)):
+            axis = None if op.multiply else op.weight_axis
+            node.replace_input_with(1, self._weight(weight, axis, is_wide, node))
 
     def _activation(self, value: ir.Value, amax: float, wide: bool) -> ir.Value:
         name = str(value.name)
@@ -147,6 +196,45 @@ class _QdqWriter:
         self._weights[key] = dequantize.outputs[0]
         return dequantize.outputs[0]
 
+    def _scaled_conv(self, node: ir.Node, weight: ir.Value, op: QuantizedOp, wide: bool) -> bool:
+        """Scales per channel as one scale and a multiplication behind the convolution, which takes over its bias.
+
+        False when the product before the multiplication could overflow the narrow type.
+        """
+        exact = edit.constant_of(weight)
+        if exact is None:
+            raise ValueError(f"the weight {weight.name} of {node.name} is not constant")
+        scaled = scale_channels(exact, op.activation_amax, self._plan.narrow)
+        if scaled is None:
+            return False
+        output = node.outputs[0]
+        base = str(output.name)
+        inputs = [
+            self._constant(f"{base}_weight_int8", scaled.values),
+            self._constant(f"{base}_weight_scale", scaled.scale),
+        ]
+        dequantize = self._node("DequantizeLinear", inputs, f"{base}_weight", weight)
+        self._graph.insert_before(node, dequantize)
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        node.replace_input_with(1, dequantize.outputs[0])
+        node.resize_inputs(2)
+        column = [1, -1] + [1] * (exact.ndim - 2)
+        ratio = self._constant(f"{base}_ratio", scaled.ratios.reshape(column))
+        output.name = self._names.value(f"{base}_unscaled")
+        chain = [self._node("Mul", [output, ratio], base if bias is None else f"{base}_scaled", output)]
+        if bias is not None:
+            offset = self._constant(f"{base}_bias", np.asarray(edit.constant_of(bias), np.float32).reshape(column))
+            chain.append(self._node("Add", [chain[0].outputs[0], offset], base, output))
+        last = chain[-1].outputs[0]
+        for reader, index in list(output.uses()):
+            if reader is not chain[0]:
+                reader.replace_input_with(index, last)
+        self._graph.insert_after(node, chain)
+        if wide:
+            self.wide.update(str(item.name) for item in (dequantize, *chain))
+        self._dropped.append(weight)
+        return True
+
     def _zero_point(self) -> ir.Value:
         """The one INT8 zero point of the graph; without it, the output type would be UINT8."""
         if self._zero is None:
@@ -163,6 +251,6 @@ class _QdqWriter:
 
     def drop_unused(self) -> None:
         """Weights that only the INT8 form needs leave the graph."""
-        for value, _, _ in self._weights:
+        for value in [*(key[0] for key in self._weights), *self._dropped]:
             if not value.uses() and not value.is_graph_output() and value.is_initializer():
                 self._graph.initializers.pop(str(value.name), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -111,6 +112,18 @@ def quantization_error(stats: TensorStats, amax: float) -> float:
     """
     moments = _Moments(stats)
     return float(_squared_errors(moments, np.array([amax]))[0]) if moments.low.size else 0.0
+
+
+def int8_sqnr_db(stats: TensorStats, amax: float) -> float:
+    """Signal to noise of the tensor in symmetric INT8 with the range ``amax``, in dB; infinite without noise.
+
+    Raises:
+        ValueError: The tensor has no histogram.
+    """
+    moments = _Moments(stats)
+    power = float(moments.sums[2][-1]) / moments.total if moments.total else 0.0
+    noise = quantization_error(stats, amax)
+    return 10 * math.log10(power / noise) if power > 0 and noise > 0 else math.inf
 
 
 def _squared_errors(moments: _Moments, candidates: np.ndarray) -> np.ndarray:

@@ -30,7 +30,11 @@ def render(report: BuildReport) -> RenderableType:
     for title, section in _SECTIONS:
         body = section(report)
         if body:
-            parts += [Text(""), Text(title, style="bold"), *(Padding(item, (0, 0, 0, 2)) for item in body)]
+            parts += [
+                Text(""),
+                Text(title, style="bold"),
+                *(Padding(item, (0, 0, 0, 2), expand=False) for item in body),
+            ]
     return Group(*parts)
 
 

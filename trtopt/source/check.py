@@ -22,6 +22,9 @@ _CHECKED_BYTES = 1 << 16
 _DEPRECATED_GROUP_NORM = range(18, 21)
 """Opsets whose GroupNormalization the checker calls deprecated; exporters wrote it, and it is converted."""
 
+_MAX_VERSION = (1 << 31) - 1
+"""ONNX's checker holds versions in 32 bits."""
+
 _EXPORT_AGAIN = "export the model again; onnx.checker.check_model(path) checks a file by itself"
 
 _TYPED_FIELDS = {
@@ -66,8 +69,8 @@ def check_model(proto: onnx.ModelProto, where: str) -> None:
     opsets = _check_versions(proto, where)
     functions = frozenset((normal_domain(f.domain), f.name) for f in proto.functions)
     for function in proto.functions:
-        imports = {**opsets, **{normal_domain(item.domain): item.version for item in function.opset_import}}
         name = f"function {function.domain}.{function.name}"
+        imports = {**opsets, **_imports(function.opset_import, name)}
         _check_opset(imports.get(""), name)
         _check_nodes(function.node, set(function.input), _Scope(proto.ir_version, imports, functions), name)
     _check_graph(proto.graph, set(), _Scope(proto.ir_version, opsets, functions), where)
@@ -129,17 +132,28 @@ def _check_versions(proto: onnx.ModelProto, where: str) -> dict[str, int]:
             where=where,
             remedy="pip install --upgrade onnx, or export for an older version",
         )
+    opsets = _imports(proto.opset_import, where)
+    if "" in opsets or any(normal_domain(node.domain) == "" for node in proto.graph.node):
+        _check_opset(opsets.get(""), where)
+    return opsets
+
+
+def _imports(items: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str, int]:
+    """Imported versions by domain."""
     opsets: dict[str, int] = {}
-    for item in proto.opset_import:
+    for item in items:
+        _require_text(item.domain, where)
         domain = normal_domain(item.domain)
+        if not 0 < item.version <= _MAX_VERSION:
+            raise InvalidModelError(
+                f"The domain {domain!r} is imported in version {item.version}", where=where, remedy=_EXPORT_AGAIN
+            )
         if opsets.setdefault(domain, item.version) != item.version:
             raise InvalidModelError(
-                f"The file imports domain {domain!r} in versions {opsets[domain]} and {item.version}",
+                f"The domain {domain!r} is imported in versions {opsets[domain]} and {item.version}",
                 where=where,
                 remedy=_EXPORT_AGAIN,
             )
-    if "" in opsets or any(normal_domain(node.domain) == "" for node in proto.graph.node):
-        _check_opset(opsets.get(""), where)
     return opsets
 
 
@@ -206,7 +220,14 @@ def _check_nodes(
     return known
 
 
+def _require_text(text: str | bytes, where: str) -> None:
+    """Protobuf hands out text that is not valid UTF-8 as bytes."""
+    if not isinstance(text, str):
+        raise InvalidModelError(f"The file is damaged: {text!r} is not text", where=where, remedy=_EXPORT_AGAIN)
+
+
 def _define(name: str, names: set[str], where: str) -> None:
+    _require_text(name, where)
     if not name:
         raise InvalidModelError("A value has no name", where=where, remedy=_EXPORT_AGAIN)
     if name in names:
@@ -216,6 +237,8 @@ def _define(name: str, names: set[str], where: str) -> None:
 
 def _check_operator(node: onnx.NodeProto, scope: _Scope, context: onnx.checker.C.CheckerContext) -> None:
     """The operator exists in its domain's version, with these attributes and this many inputs and outputs."""
+    for text in (node.op_type, node.domain, node.name):
+        _require_text(text, f"node with output {list(node.output)}")
     domain = normal_domain(node.domain)
     if (domain, node.op_type) in scope.functions:
         return

@@ -27,6 +27,8 @@ from trtopt.source.opset import TARGET, convert
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
 
+_DOWNLOAD_AGAIN = "give an ONNX model; if it was downloaded, download it again"
+
 _IR_VERSION = 10
 """IR version that belongs to opset 21; newer files keep theirs."""
 
@@ -51,12 +53,19 @@ def load(path: str | os.PathLike[str]) -> ModelArtifact:
     began = time.perf_counter()
     file = Path(os.path.abspath(os.fspath(path)))
     proto = _parse(file)
-    check_model(proto, str(file))
-    external = check_external_data(proto, file.parent)
+    try:
+        check_model(proto, str(file))
+        external = check_external_data(proto, file.parent)
+        model = _deserialize(proto, file.parent)
+        details = _normalize(model, str(file))
+        model = infer_shapes(model)
+    except (UnicodeDecodeError, ir.serde.SerdeError) as error:
+        # Protobuf decodes text when it is read, not when the file is parsed.
+        cause = error.__cause__ or error
+        raise InvalidModelError(
+            f"The file is damaged: {' '.join(str(cause).split())[:400]}", where=str(file), remedy=_DOWNLOAD_AGAIN
+        ) from error
     sha256 = sha256_of([file, *external])
-    model = _deserialize(proto, file.parent)
-    details = _normalize(model, str(file))
-    model = infer_shapes(model)
     step = StepRecord("load", "LOAD", len(details), time.perf_counter() - began, details=tuple(details))
     return ModelArtifact(model=model, path=file, sha256=sha256, steps=(step,))
 
@@ -68,10 +77,9 @@ def _parse(file: Path) -> onnx.ModelProto:
         raise UsageError("The model file does not exist", where=str(file), remedy=remedy)
     if not file.is_file():
         raise UsageError("The model path is not a file", where=str(file), remedy="name the .onnx file")
-    not_a_model = "give an ONNX model; if it was downloaded, download it again"
     size = file.stat().st_size
     if size == 0:
-        raise InvalidModelError("The model file is empty", where=str(file), remedy=not_a_model)
+        raise InvalidModelError("The model file is empty", where=str(file), remedy=_DOWNLOAD_AGAIN)
     if size > _MAX_PROTOBUF_BYTES:
         raise InvalidModelError(
             f"The file has {size} bytes; an ONNX file can have 2 GiB",
@@ -92,7 +100,7 @@ def _parse(file: Path) -> onnx.ModelProto:
         ) from error
     except DecodeError as error:
         raise InvalidModelError(
-            "The file is not an ONNX model, or it is cut off", where=str(file), remedy=not_a_model
+            "The file is not an ONNX model, or it is cut off", where=str(file), remedy=_DOWNLOAD_AGAIN
         ) from error
     return proto
 

@@ -150,16 +150,12 @@ def _topk(node: ir.Node) -> None:
 def _clip(node: ir.Node) -> None:
     """Bounds became inputs of the data's own type (opset 11)."""
     dtype = _numpy_dtype(node)
+    limits = np.finfo(dtype)
     for index, name in enumerate(("min", "max"), start=1):
         if name in node.attributes:
-            bound = np.clip(node.attributes[name].as_float(), float(_finfo(dtype).min), float(_finfo(dtype).max))
+            bound = np.clip(node.attributes[name].as_float(), float(limits.min), float(limits.max))
             del node.attributes[name]
             _set_input(node, index, _constant(node, name, np.asarray(bound, dtype=dtype)))
-
-
-def _finfo(dtype: np.dtype) -> ir.DataType | np.finfo:
-    """Limits of a float type."""
-    return np.finfo(dtype)
 
 
 def _pad(node: ir.Node) -> None:
