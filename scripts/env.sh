@@ -27,12 +27,13 @@ if [ "$(cat .venv/installed 2>/dev/null)" != "$stamp" ]; then
     echo "installing into .venv ..." >&2
     install() { "$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"; }
     if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
-        # The build without CUDA: plain `torch` brings gigabytes of it on Linux. Found among pip's own sources, or else
-        # where PyTorch publishes it.
+        # The build without CUDA where pip's sources have it: plain torch on Linux brings gigabytes of CUDA.
         version=$(sed -n 's/^torch==//p' constraints.txt)
-        install "torch==$version+cpu" 2>/dev/null ||
-            install "torch==$version" --index-url https://download.pytorch.org/whl/cpu ||
-            stop "cannot install the CPU build of torch $version"
+        if ! install "torch==$version+cpu" 2>/dev/null; then
+            echo "pip finds no CPU build of torch $version: installing the default one, which may bring CUDA (gigabytes);" >&2
+            echo "to avoid that, install a CPU build into .venv first, as pytorch.org/get-started says" >&2
+            install "torch==$version" || stop "cannot install torch $version"
+        fi
     fi
     install --editable ".[rtx,cpu,torch,dev]" || stop "the installation failed"
     echo "$stamp" >.venv/installed

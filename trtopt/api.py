@@ -20,20 +20,20 @@ from trtopt.accuracy.metric import Metric, load_metric
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
-from trtopt.engine.build import EngineArtifact
+from trtopt.engine.build import EngineArtifact, check_options
 from trtopt.engine.profiles import Profile, plan_profiles
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.files import atomic_write, check_writable
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
-from trtopt.hardware.spec import GpuSpec, find_gpu
+from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
 from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.samples import Samples, open_samples
 from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord
-from trtopt.rewrite import driver
+from trtopt.rewrite import driver, registry
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     import torch
 
     from trtopt.source.pytorch import ExportRecord
-
-DEFAULT_GPU = "L4"
-PORTABLE = "portable"
 
 
 def build(
@@ -67,7 +64,8 @@ def build(
         **options: Fields of :class:`~trtopt.config.BuildConfig`, and ``example_inputs`` for a PyTorch module.
 
     Returns:
-        The report. When a gate failed (``report.gate_failures``) and ``allow_accuracy_loss`` is off, no engine is built.
+        The report. When a gate failed (``report.gate_failures``) and ``allow_accuracy_loss`` is off, nothing but the
+        report is written.
 
     Raises:
         TrtoptError: See the subclasses in :mod:`trtopt.errors`.
@@ -103,7 +101,7 @@ def export(module: Any, path: str | Path, **options: Any) -> ExportRecord:
 
 @dataclass(frozen=True)
 class _Target:
-    """What the model is prepared for. ``gpu`` is None for portable; ``backend`` is the compiler or whose rules apply."""
+    """What the model is prepared for: the compiler (or the one whose rules apply), and the GPU, None for portable."""
 
     backend: Backend
     gpu: GpuSpec | None
@@ -123,11 +121,14 @@ def _run(
     config = (config or BuildConfig()).with_options(options)
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         path = _as_file(model, Path(folder), example_inputs)
-        in_memory = path.parent == Path(folder)
-        if in_memory and config.output is None and not (make_engine and config.save_onnx):
+        if path.parent == Path(folder) and config.output is None:
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
         session = _Session(config, pipeline.Clock(on_event), make_engine)
-        return session.run(path, calib or config.calib, eval_samples or config.eval)
+        return session.run(
+            path,
+            config.calib if calib is None else calib,
+            config.eval if eval_samples is None else eval_samples,
+        )
 
 
 def _as_file(model: Any, folder: Path, example_inputs: Any) -> Path:
@@ -171,6 +172,9 @@ class _Session:
         outputs = self._outputs(path, target)
         for output in outputs.values():
             check_writable(output)
+        registry.select(config.recipes)
+        if self.make_engine:
+            check_options(config.builder, config.plugins, target.backend)
         with clock.stage("load"):
             loaded = load(path)
         samples, check, source = self._samples(loaded, calib, eval_samples)
@@ -187,9 +191,11 @@ class _Session:
             engine = pipeline.compile_engine(
                 lowered.artifact.model, target.backend, target.gpu, profiles, config, self.precision == "tf32", clock
             )
+            accuracy = pipeline.verify_engine(accuracy, job, engine, target.backend, clock)
+            failures = gate(accuracy, config)
+        written = failures == () or config.allow_accuracy_loss
         for failure in failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
-        written = failures == () or config.allow_accuracy_loss
         report = BuildReport(
             model=_describe(loaded),
             gpu=self._describe_gpu(target),
@@ -199,7 +205,7 @@ class _Session:
             accuracy=accuracy,
             judge=f"rules:{target.backend.name}",
             warnings=tuple(clock.warnings),
-            engine=_engine_record(engine, outputs.get("engine") if written else None),
+            engine=_engine_record(engine, outputs["engine"] if written and engine else None),
             config=dataclasses.asdict(config),
             environment=_environment(),
             seconds={name: round(value, 4) for name, value in clock.seconds.items()},
@@ -298,7 +304,7 @@ class _Session:
         with self.clock.stage("write"):
             if passed and "onnx" in outputs:
                 save_model(artifact.model, outputs["onnx"])
-            if engine is not None:
+            if passed and engine is not None:
                 atomic_write(outputs["engine"], engine.data)
                 if "layers" in outputs:
                     write_layers(engine.record, outputs["layers"])

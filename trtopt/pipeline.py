@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -20,6 +20,7 @@ from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend
 from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
 from trtopt.engine.profiles import Profile
+from trtopt.engine.run import EngineSession, can_run
 from trtopt.events import Event, OnEvent
 from trtopt.graph import cost, edit
 from trtopt.graph.artifact import ModelArtifact
@@ -111,10 +112,11 @@ def lower(
         clock: Times and warnings.
     """
     base = widen(artifact.model)
-    calibration = _observe(base, precision, backend, samples, config, clock)
+    calibration = _observe(base, precision, backend, samples, config, clock, _graph_key(artifact, base))
     start = time.perf_counter()
     stats = calibration.table.stats if calibration is not None else {}
-    plan = decide(base, precision, backend, stats, static_shapes(base, shapes), config.calib_method)
+    all_shapes = static_shapes(base, shapes)
+    plan = decide(base, precision, backend, stats, all_shapes, config.calib_method)
     model, wide = base, frozenset(plan.wide)
     if plan.quantized:
         quantized = quantize(base, plan)
@@ -130,7 +132,7 @@ def lower(
         seconds=seconds,
         refusals=plan.refused,
     )
-    flop = cost.flop_by_node(base, static_shapes(base, shapes))
+    flop = cost.flop_by_node(base, all_shapes)
     record = PrecisionRecord(
         requested=precision,
         int8_flop_share=int8_flop_share(base, plan, flop) if precision == "int8" else None,
@@ -140,22 +142,21 @@ def lower(
 
 
 def _observe(
-    base: ir.Model, precision: str, backend: str, samples: Samples, config: BuildConfig, clock: Clock
+    base: ir.Model, precision: str, backend: str, samples: Samples, config: BuildConfig, clock: Clock, key: str
 ) -> Calibration | None:
+    """Statistics from the cache or from the samples. ``key`` says what they depend on, but for the samples."""
     wanted = wanted_tensors(base, precision, backend)
     if not wanted.histogram and not wanted.ranges:
         return None
     if samples.source == "synthetic":
-        clock.warn(
-            "calibrate",
-            "no calibration samples: ranges come from SYNTHETIC random data; INT8 scales and FP16 overflow checks "
-            "are guesses. Give real samples with --calib",
-        )
+        guessed = "INT8 scales and the FP16 overflow check are" if precision == "int8" else "the overflow check is"
+        text = f"no calibration samples: ranges come from SYNTHETIC random data, so {guessed} a guess"
+        clock.warn("calibrate", f"{text}. Give real samples with --calib")
     with clock.stage("calibrate"):
         return cached_collect(
             base,
             samples,
-            key=_graph_key(base),
+            key=key,
             histogram=wanted.histogram,
             ranges=wanted.ranges,
             cache_dir=Path(config.cache_dir) if config.cache_dir else None,
@@ -164,15 +165,10 @@ def _observe(
         )
 
 
-def _graph_key(model: ir.Model) -> str:
-    """What the statistics of a model depend on: its operators and its weights."""
-    digest = hashlib.sha256(__version__.encode())
-    digest.update(skeleton(model).SerializeToString(deterministic=True))
-    for graph in edit.all_graphs(model.graph):
-        for name, value in sorted(graph.initializers.items()):
-            if value.const_value is not None:
-                digest.update(name.encode())
-                digest.update(memoryview(value.const_value.tobytes()))
+def _graph_key(artifact: ModelArtifact, base: ir.Model) -> str:
+    """What the statistics depend on, but for the samples: the file with its weights, the graph made of it, our version."""
+    digest = hashlib.sha256(f"{__version__} {artifact.sha256} ".encode())
+    digest.update(skeleton(base).SerializeToString(deterministic=True))
     return digest.hexdigest()
 
 
@@ -230,6 +226,23 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
             entry = first_bad(twin, tensors)
     count = total if total is not None else sum(1 for _ in job.samples)
     return AccuracyRecord(count, job.source, "onnx-only", outputs, metric=metric, tensors=tensors, first_bad=entry)
+
+
+def verify_engine(
+    record: AccuracyRecord, job: Verification, engine: EngineArtifact, backend: Backend, clock: Clock
+) -> AccuracyRecord:
+    """Add the engine's own outputs to the record, where the engine can run; else return the record as it is."""
+    if not can_run(backend, engine.data):
+        return record
+    with (
+        clock.stage("verify engine"),
+        OrtSession(widen(job.reference)) as before,
+        EngineSession(engine.data, backend) as after,
+    ):
+        clock.listen(Event("start", "verify engine", total=job.samples.count))
+        outputs = compare(before, after, job.samples, on_event=clock.listen, task="verify engine")
+        clock.listen(Event("end", "verify engine"))
+    return replace(record, verified="engine", engine=outputs)
 
 
 def compile_engine(

@@ -80,7 +80,8 @@ class OrtSession:
             raise InvalidModelError(
                 f"The model fails on an input: {_first_lines(error)}",
                 where=shapes,
-                remedy="check the shapes and values of the samples",
+                remedy="check the shapes of the samples; if they are right, the model contradicts itself: it fails in "
+                "ONNX Runtime as it is",
             ) from error
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,10 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore) -> EngineArt
         MissingDependencyError: The backend is not installed.
         EngineBuildError: The parser or the builder refused the model, or the process crashed.
     """
-    present = present_gpu()
-    check_target(request.backend, request.gpu, present)
-    settings = parse_builder_options(request.builder, request.backend, gpu_present=present is not None)
-    _check_files(request)
+    check_target(request.backend, request.gpu, present_gpu())
+    settings = check_options(request.builder, request.plugins, request.backend)
+    if not request.onnx.is_file():
+        raise UsageError("There is no such file", where=str(request.onnx), remedy="check the path")
     output = _run(request, settings, on_event)
     for warning in dict.fromkeys(text.splitlines()[0] for severity, text in output.messages if severity == "WARNING"):
         if _INT64_NOTE not in warning:
@@ -145,10 +146,17 @@ def _ignored_cache(request: BuildRequest) -> tuple[str, ...]:
     return (f"timing_cache={request.timing_cache}",) if ignored else ()
 
 
-def _check_files(request: BuildRequest) -> None:
-    for path in (request.onnx, *request.plugins):
-        if not path.is_file():
-            raise UsageError("There is no such file", where=str(path), remedy="check the path")
+def check_options(builder: Sequence[str], plugins: Sequence[str | Path], backend: Backend) -> BuilderSettings:
+    """The builder options, checked; before any work is done, so that a typing error costs no minutes.
+
+    Raises:
+        UsageError: An option is unknown or its value wrong, or a plugin library is not there.
+        TargetError: An option needs a GPU, and there is none.
+    """
+    for path in plugins:
+        if not Path(path).is_file():
+            raise UsageError("There is no such plugin library", where=str(path), remedy="check the path of --plugins")
+    return parse_builder_options(builder, backend, gpu_present=present_gpu() is not None)
 
 
 def _targets(request: BuildRequest, engine: bytes) -> tuple[str, ...]:

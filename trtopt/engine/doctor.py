@@ -18,7 +18,7 @@ from trtopt._lazy import is_available, require
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
-from trtopt.engine.run import run_engine, why_not_run
+from trtopt.engine.run import EngineSession, why_not_run
 from trtopt.errors import TrtoptError
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
@@ -161,7 +161,8 @@ def _difference_ratio(model: onnx.ModelProto, artifact: EngineArtifact, backend:
     feeds: Feeds = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float16)}
     with OrtSession(ir.serde.deserialize_model(model), keep_qdq=True) as session:
         (expected,) = session.run(feeds)
-    ((actual,),) = run_engine(artifact.data, backend, [feeds])
+    with EngineSession(artifact.data, backend) as session:
+        (actual,) = session.run(feeds)
     difference = np.abs(actual.astype(np.float64) - expected.astype(np.float64)).max()
     return float(difference / np.abs(expected.astype(np.float64)).max())
 

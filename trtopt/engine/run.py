@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -45,27 +46,46 @@ def can_run(backend: Backend, engine: bytes | None = None) -> bool:
     return not why_not_run(backend, engine)
 
 
-def run_engine(engine: bytes, backend: Backend, feeds: Iterable[Feeds]) -> Iterator[list[np.ndarray]]:
-    """Run an engine on each of ``feeds`` and yield its outputs in the engine's order.
+class EngineSession:
+    """An engine on its GPU, run like an :class:`~trtopt.runtime.OrtSession`; a context manager that frees its memory.
 
     Args:
         engine: The engine file's content.
         backend: What built it.
-        feeds: Arrays by input name, of the engine's dtypes.
 
     Raises:
         TargetError: It cannot run here.
-        UsageError: A feed is missing an input, or its shape is outside of the engine's profile.
-        EngineBuildError: The runtime refuses the engine or fails to run it.
+        EngineBuildError: The runtime refuses the engine.
     """
-    reason = why_not_run(backend, engine)
-    if reason:
-        raise TargetError(f"The engine cannot run here: {reason}", where=backend.runtime, remedy=backend.install)
-    trt = require(backend.module, "gpu", "run engines")
-    with contextlib.ExitStack() as stack:
-        runner = _guarded(lambda: _Runner(trt, engine, stack))
-        for feed in feeds:
-            yield _guarded(functools.partial(runner.run, feed))
+
+    def __init__(self, engine: bytes, backend: Backend) -> None:
+        reason = why_not_run(backend, engine)
+        if reason:
+            raise TargetError(f"The engine cannot run here: {reason}", where=backend.runtime, remedy=backend.install)
+        trt = require(backend.module, "gpu", "run engines")
+        self._stack = contextlib.ExitStack()
+        self._runner = _guarded(lambda: _Runner(trt, engine, self._stack))
+        self.output_names: tuple[str, ...] = self._runner.output_names
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Outputs in the order of ``output_names``.
+
+        Args:
+            feeds: Arrays by input name, converted to the engine's dtypes.
+
+        Raises:
+            UsageError: A feed is missing an input, or its shape is outside of the engine's profile.
+            EngineBuildError: The engine fails to run.
+        """
+        return _guarded(functools.partial(self._runner.run, feeds))
+
+    def __enter__(self) -> EngineSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
 
 
 def _guarded(call: Callable[[], _T]) -> _T:
@@ -140,6 +160,7 @@ class _Runner:
         modes = {name: engine.get_tensor_mode(name) for name in names}
         self._inputs = [name for name in names if modes[name] == trt.TensorIOMode.INPUT]
         self._outputs = [name for name in names if modes[name] == trt.TensorIOMode.OUTPUT]
+        self.output_names = tuple(self._outputs)
         self._on_host = {name for name in names if engine.get_tensor_location(name) == trt.TensorLocation.HOST}
         self._dtypes = {name: self._dtype(engine.get_tensor_dtype(name)) for name in names}
         self._buffers = {name: _Buffer(self._cuda) for name in names}
