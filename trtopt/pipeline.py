@@ -166,7 +166,7 @@ def _observe(
 
 
 def _graph_key(artifact: ModelArtifact, base: ir.Model) -> str:
-    """What the statistics depend on, but for the samples: the file with its weights, the graph made of it, our version."""
+    """What the statistics depend on, but for the samples: the file, the graph made of it, our version."""
     digest = hashlib.sha256(f"{__version__} {artifact.sha256} ".encode())
     digest.update(skeleton(base).SerializeToString(deterministic=True))
     return digest.hexdigest()
