@@ -189,7 +189,7 @@ class _Session:
         engine = None
         if self.make_engine and (not failures or config.allow_accuracy_loss):
             engine = pipeline.compile_engine(
-                lowered.artifact.model, target.backend, target.gpu, profiles, config, self.precision == "tf32", clock
+                lowered.artifact, target.backend, target.gpu, profiles, config, self.precision == "tf32", clock
             )
             accuracy = pipeline.verify_engine(accuracy, job, engine, target.backend, clock)
             failures = gate(accuracy, config)

@@ -246,7 +246,7 @@ def verify_engine(
 
 
 def compile_engine(
-    model: ir.Model,
+    artifact: ModelArtifact,
     backend: Backend,
     gpu: GpuSpec | None,
     profiles: tuple[Profile, ...],
@@ -254,7 +254,8 @@ def compile_engine(
     tf32: bool,
     clock: Clock,
 ) -> EngineArtifact:
-    """Build the engine of ``model`` from a temporary file."""
+    """Build the engine of an optimized model, from a temporary file."""
+    model = artifact.model
     nodes = tuple(str(node.name) for node in edit.all_nodes(model.graph))
     with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         path = Path(folder) / "model.onnx"
@@ -269,6 +270,7 @@ def compile_engine(
             builder=config.builder,
             plugins=tuple(Path(item) for item in config.plugins),
             timing_cache=Path(config.timing_cache) if config.timing_cache else None,
+            name=str(artifact.path),
         )
         return build_engine(request, clock.listen)
 

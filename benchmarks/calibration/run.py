@@ -3,7 +3,9 @@
     python benchmarks/calibration/run.py [--peers] [--rounds N]
 
 Every measurement is a process of its own. The time of each is divided by that of bare ONNX Runtime inference of the
-same samples measured next to it, and the median of these ratios is reported: the machine's other work moves both.
+same samples (a session made from the file, then each sample once) measured before and after it, and the median of
+these ratios is reported: the machine's other work moves both. ``ratio_to_runs_alone`` leaves out the making of the
+bare session, but not of ours.
 ``--peers`` installs the peers into virtual environments of their own under ``~/.cache/trtopt-benchmarks``.
 """
 
@@ -43,20 +45,18 @@ Work = Callable[[], dict[str, Any]]
 
 
 def bare(model: Path, samples: Path) -> Work:
-    """Inference alone; the session is made and warmed up outside the time."""
+    """Inference alone: a session, and every sample once."""
     import numpy as np
     import onnxruntime
 
     images = np.load(samples)["input"]
-    started = time.perf_counter()
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    session_seconds = time.perf_counter() - started
-    session.run(None, {"input": images[:1]})
 
     def work() -> dict[str, Any]:
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        started = time.perf_counter()
         for index in range(len(images)):
             session.run(None, {"input": images[index : index + 1]})
-        return {"session_seconds": session_seconds}
+        return {"run_seconds": time.perf_counter() - started}
 
     return work
 
@@ -176,20 +176,24 @@ def measure(kind: str, model: Path, samples: Path, python: str = sys.executable)
 
 def paired(kind: str, model: Path, samples: Path, rounds: int, python: str = sys.executable) -> dict[str, Any]:
     """The median ratio to bare inference over ``rounds``, each with bare inference before and after it."""
-    runs, ratios, cpu_ratios = [], [], []
+    runs, bares = [], []
     for _ in range(rounds):
-        around = [measure("bare", model, samples)]
-        run = measure(kind, model, samples, python)
-        around.append(measure("bare", model, samples))
-        runs.append(run)
-        ratios.append(run["seconds"] / statistics.mean(one["seconds"] for one in around))
-        cpu_ratios.append(run["cpu_seconds"] / statistics.mean(one["cpu_seconds"] for one in around))
+        before = measure("bare", model, samples)
+        runs.append(measure(kind, model, samples, python))
+        after = measure("bare", model, samples)
+        bares.append({key: (before[key] + after[key]) / 2 for key in before})
+
+    def ratio(key: str, to: str) -> float:
+        return round(statistics.median(run[key] / one[to] for run, one in zip(runs, bares, strict=True)), 2)
+
     return {
-        "ratio": round(statistics.median(ratios), 2),
-        "ratios": [round(ratio, 2) for ratio in ratios],
-        "cpu_ratio": round(statistics.median(cpu_ratios), 2),
+        "ratio": ratio("seconds", "seconds"),
+        "ratio_to_runs_alone": ratio("seconds", "run_seconds"),
+        "cpu_ratio": ratio("cpu_seconds", "cpu_seconds"),
         "seconds": round(statistics.median(run["seconds"] for run in runs), 2),
+        "bare_seconds": round(statistics.median(one["seconds"] for one in bares), 2),
         "peak_rss_gb": round(max(run["peak_rss_bytes"] for run in runs) / 1e9, 2),
+        "rounds": rounds,
         **{key: runs[0][key] for key in ("tensors", "elements_per_sample") if key in runs[0]},
     }
 

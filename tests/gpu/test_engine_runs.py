@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rtx_nets
+
 from trtopt import api
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.run import why_not_run
@@ -21,7 +22,7 @@ def test_the_engines_own_outputs_are_verified(backend: Backend, precision: str, 
     reason = why_not_run(backend)
     if reason:
         pytest.skip(reason)
-    samples = {"x": np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)}
+    samples = {"x": np.random.default_rng(0).standard_normal((8, 16, 16, 16)).astype(np.float32)}
     report = api.build(
         rtx_nets.conv_net(), precision=precision, backend=backend.name, calib=samples, output=str(tmp_path / "m.engine")
     )

@@ -331,7 +331,7 @@ def test_a_plugin_library_that_does_not_load_is_named(tmp_path: Path) -> None:
         build_engine(request(conv_net(), tmp_path, plugins=(library,)))
     assert isinstance(caught.value, UsageError)
     assert str(library) in caught.value.where
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="no such plugin library"):
         build_engine(request(conv_net(), tmp_path, plugins=(tmp_path / "missing.so",)))
 
 

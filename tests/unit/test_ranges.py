@@ -35,11 +35,11 @@ def test_every_element_is_counted(histogram: bool) -> None:
     stats = stats_of(RELU.reshape(4, -1), GAUSSIAN[:99_991], histogram=histogram)
     seen = np.concatenate([RELU, GAUSSIAN[:99_991]])
     assert stats.count == seen.size
-    assert stats.zeros == np.count_nonzero(seen == 0)
     assert (stats.minimum, stats.maximum) == (seen.min(), seen.max())
     assert stats.absmax == np.abs(seen).max()
     if histogram:
         assert stats.counts is not None
+        assert stats.zeros == np.count_nonzero(seen == 0)
         assert stats.counts.sum() + stats.zeros == seen.size
 
 
@@ -54,7 +54,7 @@ def test_the_statistics_do_not_depend_on_order_or_batches(histogram: bool) -> No
 @pytest.mark.parametrize("histogram", [True, False])
 def test_nan_and_infinity_are_counted_apart(histogram: bool) -> None:
     stats = stats_of(np.array([1.0, np.nan, -np.inf, -3.0, np.inf, 0.0], np.float32), histogram=histogram)
-    assert (stats.count, stats.nonfinite, stats.zeros) == (6, 3, 1)
+    assert (stats.count, stats.nonfinite, stats.zeros) == (6, 3, 1 if histogram else None)
     assert (stats.minimum, stats.maximum) == (-3.0, 1.0)
     only = stats_of(np.array([np.nan], np.float32), histogram=histogram)
     assert (only.minimum, only.maximum, only.nonfinite, only.smallest_nonzero) == (0.0, 0.0, 1, 0.0)
@@ -71,7 +71,7 @@ def test_fp16_underflow_is_the_share_of_nonzeros_below_the_smallest_fp16_number(
     stats = stats_of(values, histogram=histogram)
     assert stats.fp16_underflow == 3
     assert stats.fp16_underflow_share == 3 / 8
-    assert stats.zeros == 2
+    assert stats.zeros == (2 if histogram else None)
     assert stats.smallest_nonzero == pytest.approx(3e-39, rel=1e-2)
     assert stats_of(values[:-1], histogram=histogram).smallest_nonzero == pytest.approx(1e-10, rel=1e-3)
 

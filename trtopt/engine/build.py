@@ -55,6 +55,7 @@ class BuildRequest:
         builder: ``KEY=VALUE`` options.
         plugins: Libraries with plugins.
         timing_cache: A file read before and written after the build; TensorRT for RTX ignores it.
+        name: What errors call the model, if not by its file.
     """
 
     onnx: Path
@@ -66,6 +67,7 @@ class BuildRequest:
     builder: tuple[str, ...] = ()
     plugins: tuple[Path, ...] = ()
     timing_cache: Path | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def _run(request: BuildRequest, settings: BuilderSettings, on_event: OnEvent) ->
         result = json.loads(result_file.read_text(encoding="utf-8"))
         messages = tuple((severity, text) for severity, text in result["messages"])
         if not result["ok"]:
-            raise refusal(result["stage"], result["details"], messages, str(request.onnx))
+            raise refusal(result["stage"], result["details"], messages, request.name or str(request.onnx))
         cache = folder / worker.TIMING_CACHE
         layers = folder / worker.LAYERS
         return _Output(

@@ -45,7 +45,7 @@ class TensorStats:
         count: Elements seen, finite or not.
         minimum: Smallest finite value; 0 when there is none.
         maximum: Largest finite value; 0 when there is none.
-        zeros: Elements equal to zero (with a histogram: ``|x| < 2^-136``, its first bin).
+        zeros: Elements equal to zero (``|x| < 2^-136``, the first bin); None without a histogram.
         nonfinite: Elements that are NaN or infinite.
         smallest_nonzero: Smallest finite ``|x| > 0``; with a histogram, the lower edge of its bin, at most 0.1 % less.
             0 when there is none.
@@ -57,7 +57,7 @@ class TensorStats:
     count: int
     minimum: float
     maximum: float
-    zeros: int
+    zeros: int | None
     nonfinite: int
     smallest_nonzero: float
     fp16_underflow: int
@@ -100,7 +100,7 @@ class TensorStats:
             np.array_equal(self.bins, other.bins) and np.array_equal(self.counts, other.counts)  # type: ignore[arg-type]
         )
 
-    def scalars(self) -> tuple[int | float, ...]:
+    def scalars(self) -> tuple[int | float | None, ...]:
         """Every field but the histogram, in order."""
         return (
             self.count,
@@ -132,7 +132,7 @@ class StatsBuilder:
         # Pages that no value falls into are never touched: a tensor takes some 0.2 MiB of the 2 MiB. (From 4 MiB on,
         # numpy asks for huge pages, and it would take all of it.) The last bin is that of -0.0.
         self._bins = np.zeros(_BINS + 1, np.int64) if histogram else None
-        self._count = self._zeros = self._nonfinite = self._underflow = 0
+        self._count = self._nonfinite = self._underflow = 0
         self._minimum = np.inf
         self._maximum = -np.inf
         # |x| in bits without the sign, minus one: zero wraps to the largest number and so never is the smallest.
@@ -171,12 +171,13 @@ class StatsBuilder:
         return all_finite and low >= 0
 
     def _small(self, bits: np.ndarray, scratch: np.ndarray) -> None:
-        """Smallest non-zero, zeros and FP16 underflows: comparisons of the bits without the sign, minus one."""
+        """Smallest non-zero and FP16 underflows: comparisons of the bits without the sign, minus one."""
         np.left_shift(bits, np.uint32(1), out=scratch)
         np.subtract(scratch, np.uint32(1), out=scratch)
-        self._smallest = min(self._smallest, scratch.min())
-        self._zeros += int(np.count_nonzero(scratch == _ALL_ONES))
-        self._underflow += int(np.count_nonzero(scratch < _FP16_SMALLEST_BITS))
+        smallest = scratch.min()
+        self._smallest = min(self._smallest, smallest)
+        if smallest < _FP16_SMALLEST_BITS:
+            self._underflow += int(np.count_nonzero(scratch < _FP16_SMALLEST_BITS))
 
     def finish(self) -> TensorStats:
         """The statistics so far."""
@@ -188,7 +189,7 @@ class StatsBuilder:
             count=self._count,
             minimum=minimum,
             maximum=maximum,
-            zeros=self._zeros,
+            zeros=None,
             nonfinite=self._nonfinite,
             smallest_nonzero=smallest if np.isfinite(smallest) else 0.0,
             fp16_underflow=self._underflow,

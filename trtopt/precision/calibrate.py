@@ -3,9 +3,9 @@
 Measured on ResNet-50 (two cores, 9.1 million counted elements per sample): inference takes 36 ms of one core.
 ``numpy.add.at`` with int64 indices counts an element in 0.8 to 1.1 ns, in place; ``numpy.bincount`` in 1.0 to 1.6 ns
 and an array of all bins per call; a sort in 1.3 to 2.4 ns. ``add.at`` holds Python's lock, and two threads that count
-at the same time hand it to and fro at each pass over a chunk, which costs more than the counting. So one sample is
-counted while others are run, each on its share of the cores: the cores stay busy without a queue, and memory holds
-the observed tensors of ``_WORKERS`` samples, whatever their number.
+at the same time hand it to and fro at each pass over a chunk, which costs more than the counting. So two workers run
+samples, each on half of the cores, and count in turn: the cores stay busy without a queue, and memory holds the
+observed tensors of two samples, whatever their number. (A third worker gains nothing and holds a third sample.)
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from trtopt.precision.samples import Samples
 from trtopt.runtime import OrtSession
 
 _TASK = "calibrate"
-_WORKERS = 3
-"""Samples in flight where there are several cores: one is counted while two are run."""
+_WORKERS = 2
+"""Samples in flight, where there are several cores."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def collect(
     workers = _WORKERS if cores > 1 else 1
     on_event(Event("start", _TASK, total=samples.count))
     feed = _Feed(samples, on_event)
-    with OrtSession(model, computed, threads=max(1, cores // max(1, workers - 1))) as session:
+    with OrtSession(model, computed, threads=max(1, cores // workers)) as session:
         _run_workers(workers, lambda: _work(session, computed, builders, feed), feed)
     table = RangeTable({name: builder.finish() for name, builder in builders.items()})
     on_event(Event("end", _TASK))

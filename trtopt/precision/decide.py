@@ -18,6 +18,7 @@ from trtopt.precision.ranges import TensorStats
 from trtopt.report.records import Refusal
 
 _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,7 @@ class Wanted:
 def wanted_tensors(model: ir.Model, precision: str, backend: str) -> Wanted:
     """What :func:`decide` needs to know about ``model`` (widened, nodes named).
 
-    Left out: the outputs of operators that only move values, and what a Conv or Gemm hands to its only reader when
-    that is a ReLU or Clip, since the fused kernel never stores it.
+    Left out: the outputs of operators that only move values, and what a fused kernel never stores.
     """
     if precision in ("fp32", "tf32"):
         return Wanted(frozenset(), frozenset())
@@ -169,8 +169,16 @@ def _channel_axis(node: ir.Node) -> int | None:
 
 
 def _is_fused_away(value: ir.Value) -> bool:
-    producer = value.producer()
-    if producer is None or producer.op_type not in ("Conv", "Gemm", "ConvTranspose") or value.is_graph_output():
+    """Whether nothing is lost by not observing ``value``.
+
+    Its only reader is a ReLU or Clip, which turn an overflow into what it would have become anyway or show it; or it is
+    a weighted sum whose only reader adds a bias or a residual in the same kernel: the sum is observed behind it, and
+    the dot product bounded by its weights.
+    """
+    producer, uses = value.producer(), list(value.uses())
+    if producer is None or len(uses) != 1 or value.is_graph_output():
         return False
-    uses = list(value.uses())
-    return len(uses) == 1 and uses[0][0].op_type in _FUSED_ACTIVATIONS
+    reader = uses[0][0].op_type
+    if reader in _FUSED_ACTIVATIONS:
+        return True
+    return reader == "Add" and producer.op_type in _WEIGHTED and edit.constant_of(producer.inputs[1]) is not None

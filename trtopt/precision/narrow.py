@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.casts import cast_node, insert_behind
+from trtopt.precision.casts import CAST_PREFIX, cast_node, insert_behind
 from trtopt.precision.plan import NarrowType
+from trtopt.precision.schemas import TYPE_ATTRIBUTES, FloatForm, why_fp32
 
 _FLOAT = ir.DataType.FLOAT
-_TYPED_BY_ATTRIBUTE = {
-    "Cast": "to",
-    "EyeLike": "dtype",
-    "RandomNormal": "dtype",
-    "RandomUniform": "dtype",
-    "RandomNormalLike": "dtype",
-    "RandomUniformLike": "dtype",
-    "Multinomial": "dtype",
-    "Bernoulli": "dtype",
-}
 
 
 def narrow_floats(model: ir.Model, narrow: NarrowType, wide: Collection[str]) -> ir.Model:
@@ -34,7 +24,7 @@ def narrow_floats(model: ir.Model, narrow: NarrowType, wide: Collection[str]) ->
     Args:
         model: A widened model: FP32 is its only float type.
         narrow: FP16 or BF16.
-        wide: Names of nodes that stay FP32.
+        wide: Names of nodes that stay FP32; nodes without a narrow form (:func:`why_fp32`) do so anyway.
     """
     clone = model.clone()
     writer = _Writer(clone, narrow, frozenset(wide))
@@ -54,16 +44,17 @@ class _Writer:
         self._names = edit.Names(model)
         self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self._weights: dict[ir.Value, ir.Value] = {}
+        self._declared = [value.dtype for value in model.graph.outputs]
 
     def retype(self, node: ir.Node) -> None:
         """Give ``node`` its inputs in the right type and mark its outputs."""
-        narrow = node.name not in self._wide
-        allowed = _types_allowed(node, self._narrow)
+        narrow = node.name not in self._wide and why_fp32(node, self._narrow) is None
+        form = FloatForm(node, self._narrow)
         narrowed: set[str] = set()
         for index, value in enumerate(node.inputs):
             if value is None or value.dtype not in (_FLOAT, self._narrow.dtype):
                 continue
-            variable, fits = allowed.input(index)
+            variable, fits = form.input(index)
             want = self._narrow.dtype if narrow and fits else _FLOAT
             if want is self._narrow.dtype:
                 narrowed.add(variable)
@@ -71,14 +62,14 @@ class _Writer:
                 node.replace_input_with(index, self._as(value, want))
         self._capture_wide(node)
         if narrow:
-            self._mark_outputs(node, allowed, narrowed)
+            self._mark_outputs(node, form, narrowed)
 
-    def _mark_outputs(self, node: ir.Node, allowed: _Allowed, narrowed: set[str]) -> None:
-        attribute = _TYPED_BY_ATTRIBUTE.get(node.op_type)
+    def _mark_outputs(self, node: ir.Node, form: FloatForm, narrowed: set[str]) -> None:
+        attribute = TYPE_ATTRIBUTES.get(node.op_type)
         for index, value in enumerate(node.outputs):
             if value.dtype is not _FLOAT:
                 continue
-            variable, fits = allowed.output(index)
+            variable, fits = form.output(index)
             if not fits:
                 continue
             if attribute is not None and attribute in node.attributes:
@@ -127,61 +118,46 @@ class _Writer:
 
     def _capture_wide(self, node: ir.Node) -> None:
         """Subgraphs of ``node`` read outer values as FP32."""
-        for graph in edit.subgraphs_of(node):
-            for inner in graph.all_nodes():
-                for index, value in enumerate(inner.inputs):
-                    if value is not None and value.dtype is self._narrow.dtype:
-                        inner.replace_input_with(index, self._as(value, _FLOAT))
+        for subgraph in edit.subgraphs_of(node):
+            for graph in edit.all_graphs(subgraph):
+                for inner in graph:
+                    for index, value in enumerate(inner.inputs):
+                        if value is not None and value.dtype is self._narrow.dtype:
+                            inner.replace_input_with(index, self._as(value, _FLOAT))
+                for position, value in enumerate(graph.outputs):
+                    if value.dtype is self._narrow.dtype:
+                        graph.outputs[position] = self._as(value, _FLOAT)
 
     def finish(self) -> None:
-        """Restore the types of the graph's outputs and drop the weights that nobody reads any more."""
+        """Restore the types of the graph's outputs; drop unused weights and casts that have become idle."""
+        restored: dict[ir.Value, ir.Value] = {}
         for position, value in enumerate(self._graph.outputs):
-            if value.dtype is self._narrow.dtype:
-                self._restore_output(position, value)
+            if value.dtype is self._narrow.dtype and self._declared[position] is _FLOAT:
+                if value not in restored:
+                    restored[value] = self._restored(value)
+                self._graph.outputs[position] = restored[value]
         for name, value in list(self._graph.initializers.items()):
             if value in self._weights and not value.uses() and not value.is_graph_output():
                 del self._graph.initializers[name]
+        for node in list(self._graph):
+            if node.op_type == "Cast" and str(node.name).startswith(CAST_PREFIX):
+                self._drop_idle(node)
 
-    def _restore_output(self, position: int, value: ir.Value) -> None:
-        """The Cast takes over the output's name."""
+    def _drop_idle(self, cast: ir.Node) -> None:
+        """A model that is narrow at its border has casts there that end at the type they start from."""
+        source, result = cast.inputs[0], cast.outputs[0]
+        if source is not None and source.dtype is result.dtype and edit.can_replace(result, source):
+            edit.replace_value(result, source)
+            edit.remove_node(cast)
+
+    def _restored(self, value: ir.Value) -> ir.Value:
+        """A graph output as FP32; the Cast takes over the output's name."""
         name = str(value.name)
         present = self._casts.get((value, _FLOAT))
         value.name = self._names.value(f"{name}_{self._narrow.name}")
         if present is None:
             cast = cast_node(value, _FLOAT, self._names, name)
             self._graph.append(cast)
-            present = cast.outputs[0]
-        else:
-            present.name = name
-        self._graph.outputs[position] = present
-
-
-class _Allowed:
-    """Which inputs and outputs of an operator its schema lets be narrow."""
-
-    def __init__(self, schema: onnx.defs.OpSchema | None, narrow: NarrowType) -> None:
-        self._schema = schema
-        self._name = narrow.schema_name
-
-    def input(self, index: int) -> tuple[str, bool]:
-        """The type variable of an input, and whether it may be narrow."""
-        return self._parameter(self._schema.inputs if self._schema else [], index)
-
-    def output(self, index: int) -> tuple[str, bool]:
-        """The type variable of an output, and whether it may be narrow."""
-        return self._parameter(self._schema.outputs if self._schema else [], index)
-
-    def _parameter(self, parameters: Sequence[onnx.defs.OpSchema.FormalParameter], index: int) -> tuple[str, bool]:
-        if not parameters:
-            return "", False
-        parameter = parameters[min(index, len(parameters) - 1)]
-        return parameter.type_str, self._name in parameter.types
-
-
-def _types_allowed(node: ir.Node, narrow: NarrowType) -> _Allowed:
-    version = node.version or node.graph.opset_imports.get(node.domain) if node.graph is not None else None
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version or onnx.defs.onnx_opset_version(), node.domain)
-    except onnx.defs.SchemaError:
-        schema = None
-    return _Allowed(schema, narrow)
+            return cast.outputs[0]
+        present.name = name
+        return present

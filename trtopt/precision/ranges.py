@@ -82,9 +82,9 @@ class _Moments:
             for order, start in enumerate(before)
         ]
 
-    def quantile(self, share: float, zeros: int) -> float:
+    def quantile(self, share: float) -> float:
         """The value that ``share`` of the elements, zeros included, do not exceed (an upper bin edge)."""
-        return self._upper_edge(share * self.total - zeros)
+        return self._upper_edge(share * self.total - (self.total - float(self.sums[0][-1])))
 
     def quantile_nonzero(self, share: float) -> float:
         """As :meth:`quantile`, of the elements that are not zero."""
@@ -219,7 +219,7 @@ def _amax(moments: _Moments, stats: TensorStats, method: str) -> float:
     if method == "max":
         return moments.absmax
     if method == "percentile":
-        return moments.quantile(PERCENTILE / 100, stats.zeros)
+        return moments.quantile(PERCENTILE / 100)
     return _search(moments, _divergences if method == "entropy" else _squared_errors)
 
 

@@ -1,0 +1,331 @@
+"""Accuracy of FP16 and INT8 on trained models with real inputs, by each model's own metric.
+
+    python benchmarks/accuracy/run.py [MODELS] [--minilm FILE] [--only NAME,...] [--sweep]
+
+MODELS is a folder of models with an ``evaluate.py`` that writes calibration samples and computes a metric (default:
+``shared/models`` beside the checkout). Each model is built by ``trtopt build``, a process, as a user would; the ONNX
+file it saves is evaluated twice: on its FP32 twin, which rounds to FP16 wherever the engine does, and as ONNX Runtime
+runs the file. ``--sweep`` varies the two thresholds of ``trtopt/precision/rules.py`` and the calibration samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+DEFAULT_MODELS = HERE.parents[2] / "shared" / "models"
+MACHINE = "2-core x86-64, no GPU"
+SMALLEST_SHARE = 0.8
+"""Least share of the flop of eligible layers that has to be INT8 with --keep-all-int8."""
+
+WEIGHT_THRESHOLDS_DB = (34.0, 38.0, 42.0, 99.0)
+INPUT_THRESHOLDS_DB = (0.0, 15.0, 20.0, 25.0)
+SUBSETS: dict[str, Callable[[list[Path]], list[Path]]] = {
+    "even samples": lambda files: files[::2],
+    "odd samples": lambda files: files[1::2],
+    "first half": lambda files: files[: len(files) // 2],
+    "second half": lambda files: files[len(files) // 2 :],
+}
+
+Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and what is asked of it.
+
+    Attributes:
+        name: What ``evaluate.py`` calls it.
+        key: The metric among those it returns.
+        int8: Smallest metric in INT8: a number, or a drop from FP32 when negative; None when INT8 is not asked for.
+        file: The ONNX file in its folder.
+        fp16_drop: Largest drop in FP16.
+        options: More options of ``trtopt build``.
+    """
+
+    name: str
+    key: str
+    int8: float | None
+    file: str = "model.onnx"
+    fp16_drop: float = 0.002
+    options: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.name if self.file == "model.onnx" else f"{self.name}/{self.file}"
+
+    def passes_int8(self, value: float, baseline: float) -> bool:
+        if self.int8 is None:
+            return True
+        return value >= (baseline + self.int8 if self.int8 < 0 else self.int8) - 1e-9
+
+
+_SILERO = ("--opt-shapes", "input:1x576,state:2x1x128")
+SUBJECTS = (
+    Subject("resnet20_cifar10", "top1", 0.80),
+    Subject("squeezenet11_fp16", "top1", -2 / 300, fp16_drop=1 / 300),
+    Subject("squeezenet11_fp16", "top1", -2 / 300, "model_fp16.onnx", fp16_drop=1 / 300),
+    Subject("minilm_l6_sts", "spearman", 0.861),
+    Subject("fastestdet_coco", "map50", 0.330),
+    Subject("dscnn_kws", "top1", 0.909),
+    Subject("mnist_cntk", "top1", 0.988),
+    Subject("crepe_tiny", "argmax_agree", 0.80),
+    Subject("silero_vad", "speech_fraction", None, options=_SILERO),
+    Subject("silero_vad", "speech_fraction", None, "model_ifless.onnx", options=_SILERO),
+)
+
+
+class Bench:
+    """The models, their samples and what was computed once."""
+
+    def __init__(self, models: Path, minilm: Path | None, work: Path) -> None:
+        self.models = models
+        self.minilm = minilm
+        self.work = work
+        spec = importlib.util.spec_from_file_location("evaluate", models / "evaluate.py")
+        if spec is None or spec.loader is None:
+            raise SystemExit(f"no evaluate.py in {models}")
+        self.evaluate = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.evaluate)
+
+    def model(self, subject: Subject) -> Path:
+        if subject.name == "minilm_l6_sts" and self.minilm is not None:
+            return self.minilm
+        return self.models / subject.name / subject.file
+
+    def metric(self, subject: Subject, run: Run) -> float:
+        """The model's own metric of ``run``, as a fraction."""
+        return float(self.evaluate.metric(subject.name, run)[subject.key])
+
+    def samples(self, subject: Subject) -> str:
+        """Calibration samples: a folder, or ``synthetic`` where the model has none."""
+        if self.evaluate.REG[subject.name][1] is None:
+            return "synthetic"
+        folder = self.work / f"{subject.name}-calib"
+        if not folder.exists():
+            command = [sys.executable, str(self.models / "evaluate.py"), "calib", subject.name, str(folder)]
+            subprocess.run(command, check=True)
+        if subject.file != "model_fp16.onnx":
+            return str(folder)
+        half = self.work / f"{subject.name}-calib-fp16"
+        if not half.exists():
+            half.mkdir()
+            for path in sorted(folder.iterdir()):
+                with np.load(path) as arrays:
+                    np.savez(half / path.name, **{name: arrays[name].astype(np.float16) for name in arrays})
+        return str(half)
+
+
+def as_stored(path: Path) -> Run:
+    """The file as ONNX Runtime runs it; FP32 arrays become FP16 where the model's input is FP16."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(3)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    halves = {item.name for item in session.get_inputs() if item.type == "tensor(float16)"}
+
+    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        ready = {name: value.astype(np.float16) if name in halves else value for name, value in feeds.items()}
+        return list(session.run(None, ready))
+
+    return run
+
+
+@contextmanager
+def twin_of(path: Path) -> Iterator[Run]:
+    """The file's FP32 twin: what ``trtopt build`` verified."""
+    from trtopt.accuracy.twin import fp32_twin
+    from trtopt.runtime import OrtSession
+    from trtopt.source.onnx_file import load
+
+    model = load(path).model
+    halves = {value.name for value in model.graph.inputs if str(value.dtype) == "FLOAT16"}
+    with OrtSession(fp32_twin(model), keep_qdq=True) as session:
+
+        def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            return session.run({n: v.astype(np.float16) if n in halves else v for n, v in feeds.items()})
+
+        yield run
+
+
+def build(bench: Bench, subject: Subject, precision: str) -> dict[str, Any]:
+    """``trtopt build`` of one model, and the metric of what it saved."""
+    stem = f"{subject.label.replace('/', '-')}-{precision}"
+    onnx, report = bench.work / f"{stem}.onnx", bench.work / f"{stem}.json"
+    command = [sys.executable, "-m", "trtopt", "build", str(bench.model(subject)), f"--{precision}"]
+    command += ["--calib", bench.samples(subject), "--cache-dir", str(bench.work / "cache")]
+    command += ["-o", str(bench.work / f"{stem}.engine"), "--save-onnx", str(onnx), "--report", str(report)]
+    command += ["--keep-all-int8"] if precision == "int8" else []
+    started = time.perf_counter()
+    done = subprocess.run([*command, *subject.options], capture_output=True, text=True, check=False)
+    result: dict[str, Any] = {"exit_code": done.returncode, "seconds": round(time.perf_counter() - started, 1)}
+    if done.returncode:
+        return {**result, "reason": done.stderr.strip()[-600:].replace(str(bench.work), "")}
+    found = json.loads(report.read_text())
+    result["kernels"] = found["engine"]["kernels"]
+    result["sqnr_db"] = smallest_sqnr(found["accuracy"]["outputs"])
+    result["kept_fp32"] = len(found["precision"]["kept"])
+    if precision == "int8":
+        result["int8_flop_share"] = round(found["precision"]["int8_flop_share"], 4)
+    with twin_of(onnx) as run:
+        result["metric"] = round(bench.metric(subject, run), 5)
+    result["metric_in_onnxruntime"] = round(bench.metric(subject, as_stored(onnx)), 5)
+    return result
+
+
+def smallest_sqnr(outputs: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The worst output's, in dB; None when all are equal to the reference."""
+    known = [item["sqnr_db"] for item in outputs.values() if item["sqnr_db"] is not None]
+    return round(min(known), 2) if known else None
+
+
+def measure(bench: Bench, subject: Subject) -> dict[str, Any]:
+    """FP32, FP16 and INT8 of one model, and whether the targets are met."""
+    result: dict[str, Any] = {"metric": subject.key}
+    result["fp32"] = baseline = round(bench.metric(subject, as_stored(bench.model(subject))), 5)
+    result["fp16"] = half = build(bench, subject, "fp16")
+    passed = half["exit_code"] == 6 or (
+        half["exit_code"] == 0 and baseline - half["metric"] <= subject.fp16_drop + 1e-5
+    )
+    if subject.int8 is not None:
+        result["int8"] = low = build(bench, subject, "int8")
+        passed = passed and low["exit_code"] == 0 and low["int8_flop_share"] >= SMALLEST_SHARE
+        passed = passed and subject.passes_int8(low["metric"], baseline)
+    result["met"] = passed
+    return result
+
+
+def optimize(bench: Bench, subject: Subject, calib: str) -> dict[str, Any]:
+    """INT8 in this process, without an engine: SQNR on the samples, the share in INT8, the metric."""
+    import trtopt
+
+    onnx = bench.work / "sweep.onnx"
+    report = trtopt.optimize(
+        bench.model(subject), precision="int8", calib=calib, eval=bench.samples(subject), output=onnx,
+        cache_dir=bench.work / "cache",
+    )  # fmt: skip
+    found = report.to_json_dict()
+    with twin_of(onnx) as run:
+        value = bench.metric(subject, run)
+    return {
+        "sqnr_db": smallest_sqnr(found["accuracy"]["outputs"]),
+        "metric": round(value, 5),
+        "int8_flop_share": round(found["precision"]["int8_flop_share"], 4),
+    }
+
+
+def sweep(bench: Bench, subject: Subject) -> dict[str, dict[str, Any]]:
+    """INT8 of one model over thresholds and over calibration samples, one of them changed at a time."""
+    from trtopt.precision import rules
+
+    rows: dict[str, dict[str, Any]] = {}
+    calib = bench.samples(subject)
+    names = {"SMALLEST_WEIGHT_SQNR_DB": WEIGHT_THRESHOLDS_DB, "SMALLEST_INPUT_SQNR_DB": INPUT_THRESHOLDS_DB}
+    for name, values in names.items():
+        chosen = getattr(rules, name)
+        try:
+            for value in values:
+                setattr(rules, name, value)
+                rows[f"{name} = {value:g}"] = optimize(bench, subject, calib)
+        finally:
+            setattr(rules, name, chosen)
+    for name, select in SUBSETS.items():
+        folder = bench.work / f"{subject.name}-{name.replace(' ', '-')}"
+        folder.mkdir(exist_ok=True)
+        for path in select(sorted(Path(calib).iterdir())):
+            (folder / path.name).write_bytes(path.read_bytes())
+        rows[name] = optimize(bench, subject, str(folder))
+    return rows
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The results as a Markdown table; metrics in percent where they are counts."""
+    yield "| model | metric | FP32 | FP16 | INT8 | INT8 share of flop | SQNR FP16 / INT8, dB | kernels FP16 / INT8 | exit | met |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for name, row in results.items():
+        if "skipped" in row:
+            yield f"| {name} | skipped: {row['skipped']} |" + " |" * 8
+            continue
+        half, low = row["fp16"], row.get("int8", {})
+        cells = [name, row["metric"], f"{row['fp32']:.4f}", _number(half, "metric", 4), _number(low, "metric", 4)]
+        cells.append(f"{low['int8_flop_share']:.1%}" if "int8_flop_share" in low else "-")
+        cells += [f"{_number(half, 'sqnr_db', 1)} / {_number(low, 'sqnr_db', 1)}"]
+        cells += [f"{half.get('kernels', '-')} / {low.get('kernels', '-')}"]
+        cells += [f"{half['exit_code']} / {low.get('exit_code', '-')}", "yes" if row["met"] else "NO"]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def sweep_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    names = list(results)
+    yield "| SQNR dB; metric; INT8 share | " + " | ".join(names) + " |"
+    yield "|---" * (len(names) + 1) + "|"
+    for setting in next(iter(results.values()), {}):
+        cells = []
+        for name in names:
+            row = results[name][setting]
+            cells.append(f"{_number(row, 'sqnr_db', 1)}; {row['metric']:.4f}; {row['int8_flop_share']:.0%}")
+        yield f"| {setting} | " + " | ".join(cells) + " |"
+
+
+def _number(row: Mapping[str, Any], key: str, digits: int) -> str:
+    value = row.get(key)
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="?", type=Path, default=DEFAULT_MODELS, help="folder of models")
+    parser.add_argument("--minilm", type=Path, help="the MiniLM model, assembled (default: model.onnx in its folder)")
+    parser.add_argument("--only", default="", help="names of models, comma-separated")
+    parser.add_argument("--sweep", action="store_true", help="vary thresholds and samples instead")
+    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    options = parser.parse_args()
+    if not (options.models / "evaluate.py").exists():
+        parser.error(f"no models in {options.models}: give the folder that holds evaluate.py")
+    only = [name for name in options.only.split(",") if name]
+    kind = "sweep" if options.sweep else "models"
+    path = HERE / "results.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    versions = {name: metadata.version(name) for name in ("trtopt", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")}
+    results.update(machine=MACHINE, date=options.date, python=platform.python_version(), versions=versions)
+    found: dict[str, Any] = results.setdefault(kind, {})
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options.models, options.minilm, Path(folder))
+        for subject in SUBJECTS:
+            if only and subject.name not in only:
+                continue
+            if options.sweep and (subject.int8 is None or subject.file != "model.onnx"):
+                continue
+            if not bench.model(subject).exists():
+                reason = f"{bench.model(subject).name} is not there (the models' README says how it is assembled)"
+                print(f"{subject.label}: skipped: {reason}", flush=True)
+                if not options.sweep:
+                    found[subject.label] = {"skipped": reason}
+                continue
+            started = os.times().elapsed
+            found[subject.label] = sweep(bench, subject) if options.sweep else measure(bench, subject)
+            print(
+                f"{subject.label}: {os.times().elapsed - started:.0f} s: {json.dumps(found[subject.label])}", flush=True
+            )
+            path.write_text(json.dumps(results, indent=2) + "\n")
+    print("\n".join(sweep_table(found) if options.sweep else table(found)))
+
+
+if __name__ == "__main__":
+    main()

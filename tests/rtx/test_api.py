@@ -1,0 +1,125 @@
+"""The Python API, with the real compiler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import rtx_nets
+
+import trtopt
+from trtopt.events import Event
+
+SAMPLES = {"x": np.random.default_rng(0).standard_normal((4, 16, 16, 16)).astype(np.float32)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "net.onnx"
+    onnx.save(rtx_nets.conv_net(batch="n"), file)
+    return file
+
+
+def test_the_engine_lies_beside_the_model_and_its_name_says_which_runtime_loads_it(path: Path) -> None:
+    report = trtopt.build(path, calib=SAMPLES)
+    assert report.engine is not None
+    assert report.engine.path == str(path.with_name("net.rtx.engine"))
+    assert Path(report.engine.path).stat().st_size == report.engine.bytes
+
+
+def test_the_achieved_precision_is_what_the_layers_say(path: Path) -> None:
+    report = trtopt.build(path, calib=SAMPLES, precision="int8")
+    assert report.precision.int8_flop_share == 1.0
+    assert report.precision.achieved["int8"].flop_share > 0.9
+    assert sum(share.flop_share for share in report.precision.achieved.values()) == pytest.approx(1.0)
+    fp32 = trtopt.build(path, calib=SAMPLES, precision="fp32")
+    assert set(fp32.precision.achieved) == {"fp32"}
+
+
+@pytest.mark.parametrize("kind", ["proto", "ir"])
+def test_a_model_in_memory_is_built_and_needs_an_output(path: Path, kind: str, tmp_path: Path) -> None:
+    model = onnx.load(path) if kind == "proto" else ir.load(path)
+    with pytest.raises(trtopt.TrtoptError, match="needs an output file"):
+        trtopt.build(model, calib=SAMPLES)
+    report = trtopt.build(model, calib=SAMPLES, output=str(tmp_path / "memory.engine"))
+    assert report.engine is not None and report.engine.kernels > 0
+
+
+def test_samples_come_from_a_function_or_an_iterable(path: Path) -> None:
+    def feeds() -> Iterator[dict[str, np.ndarray]]:
+        for row in SAMPLES["x"]:
+            yield {"x": row[None]}
+
+    from_function = trtopt.optimize(path, precision="int8", calib=feeds, output=str(path.with_name("a.onnx")))
+    from_list = trtopt.optimize(path, precision="int8", calib=list(feeds()), output=str(path.with_name("b.onnx")))
+    assert from_function.calibration is not None and from_list.calibration is not None
+    assert from_function.calibration.samples == from_list.calibration.samples == 4
+    assert path.with_name("a.onnx").read_bytes() == path.with_name("b.onnx").read_bytes()
+
+
+def test_changing_an_option_does_not_calibrate_again_and_changing_the_data_does(path: Path, tmp_path: Path) -> None:
+    def run(method: str, samples: dict[str, np.ndarray]) -> bool:
+        report = trtopt.optimize(
+            path, precision="int8", calib=samples, calib_method=method, cache_dir=str(tmp_path / "cache"),
+            output=str(tmp_path / "out.onnx"),
+        )  # fmt: skip
+        assert report.calibration is not None
+        return report.calibration.cached
+
+    assert not run("max", SAMPLES)
+    assert run("entropy", SAMPLES)
+    assert not run("entropy", {"x": SAMPLES["x"] + 1})
+
+
+def test_a_failed_gate_writes_the_report_and_nothing_else(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    report = trtopt.build(
+        path, calib=SAMPLES, precision="int8", min_sqnr_db=200.0, output=str(out / "m.engine"),
+        save_onnx=str(out / "m.onnx"), report=str(out / "m.json"),
+    )  # fmt: skip
+    assert report.gate_failures and report.engine is None
+    assert [file.name for file in out.iterdir()] == ["m.json"]
+    assert json.loads((out / "m.json").read_text())["gate_failures"]
+
+
+def test_allowing_the_loss_turns_the_gate_into_a_warning(path: Path) -> None:
+    report = trtopt.build(path, calib=SAMPLES, precision="int8", min_sqnr_db=200.0, allow_accuracy_loss=True)
+    assert report.engine is not None and report.gate_failures
+    assert any("SQNR" in warning for warning in report.warnings)
+
+
+def test_without_samples_the_warning_is_an_event_and_in_the_report(path: Path) -> None:
+    events: list[Event] = []
+    report = trtopt.build(path, precision="int8", on_event=events.append)
+    assert report.calibration is not None and report.calibration.source == "synthetic"
+    loud = [event.text for event in events if event.kind == "warning" and "SYNTHETIC" in event.text]
+    assert loud and loud[0] in report.warnings
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one(path: Path) -> None:
+    with pytest.raises(trtopt.TrtoptError, match="calib_methd"):
+        trtopt.build(path, calib_methd="max")
+
+
+def test_intermediate_tensors_are_compared_by_name_in_graph_order(path: Path) -> None:
+    report = trtopt.optimize(
+        path, precision="int8", calib=SAMPLES, compare_tensors=True, output=str(path.with_name("o.onnx"))
+    )
+    assert report.accuracy is not None and report.accuracy.tensors is not None
+    assert list(report.accuracy.tensors)[:2] == ["r1", "r2"]
+    assert report.accuracy.tensors["r1"].sqnr_db > report.accuracy.tensors["r2"].sqnr_db
+
+
+def test_a_pytorch_module_is_exported_on_the_way(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4))
+    report = trtopt.build(module, example_inputs=(torch.zeros(1, 3, 8, 8),), output=str(tmp_path / "m.engine"))
+    assert report.engine is not None
+    with pytest.raises(trtopt.TrtoptError, match="example inputs"):
+        trtopt.build(module, output=str(tmp_path / "n.engine"))
