@@ -41,7 +41,7 @@ def load_object(text: str, option: str, kind: str) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{option}: running the file failed: {type(error).__name__}: {error}",
             where=script_line(error, path),

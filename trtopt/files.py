@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trtopt.errors import UsageError
+
+_NAME_START = 32
+"""Characters of the output's name in the temporary name, which has to fit where the output's name just fits."""
 
 
 def check_writable(path: Path) -> None:
     """Raise early, before minutes of work, when ``path`` cannot become an output file.
 
     Raises:
-        UsageError: The folder is missing or not writable, or ``path`` is a folder.
+        UsageError: The folder is missing or not writable, or ``path`` is a folder, a device or a pipe (writing would
+            replace it), or a name that the file system does not take.
     """
     folder = path.absolute().parent
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise UsageError(f"Cannot write: {error.strerror}", where=str(path), remedy="choose another name") from error
     if path.is_dir():
         raise UsageError("The output path is a folder", where=str(path), remedy="name a file")
+    if is_there and not path.is_file():
+        raise UsageError(
+            "The output path is a device or a pipe, not a file", where=str(path), remedy="name a file, or leave it out"
+        )
     if not folder.is_dir():
         raise UsageError("The output folder does not exist", where=str(folder), remedy=f"mkdir -p {folder}")
     try:
@@ -29,6 +43,32 @@ def check_writable(path: Path) -> None:
         raise UsageError(
             f"The output folder is not writable: {error.strerror}", where=str(folder), remedy="choose another folder"
         ) from error
+
+
+def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> None:
+    """Raise before any work when an output cannot be written, or would overwrite an input or another output.
+
+    Args:
+        outputs: What is written, by what messages call it (``--report``).
+        inputs: What is read, likewise (``the model``).
+
+    Raises:
+        UsageError: See above.
+    """
+    taken = {place: what for what, path in inputs.items() for place in (_place(path), path.resolve())}
+    for what, path in outputs.items():
+        check_writable(path)
+        place = _place(path)
+        if place in taken:
+            raise UsageError(
+                f"{what} would overwrite {taken[place]}", where=str(path), remedy=f"give {what} another file"
+            )
+        taken[place] = what
+
+
+def _place(path: Path) -> Path:
+    """The same for every spelling of a file's path; the file itself may be a link, which writing replaces."""
+    return path.absolute().parent.resolve() / path.name
 
 
 @contextlib.contextmanager
@@ -43,18 +83,18 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        # Not tempfile.mkstemp: its mode is 0600, and reading the umask to correct it changes it for other threads.
+        temporary = path.with_name(f".{path.name[:_NAME_START]}.{secrets.token_hex(8)}.partial")
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
         os.close(handle)
     except OSError as error:
         raise UsageError(
             f"Cannot write: {error.strerror}", where=str(path), remedy="choose a folder that exists and is writable"
         ) from error
-    temporary = Path(name)
     try:
         yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        os.chmod(temporary, mode)
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)

@@ -255,9 +255,10 @@ def sweep(bench: Bench, subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The results as a Markdown table; metrics in percent where they are counts."""
-    yield "| model | metric | FP32 | FP16 | INT8 | INT8 share of flop | SQNR FP16 / INT8, dB | kernels FP16 / INT8 | exit | met |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    """The results as a Markdown table; metrics as fractions."""
+    heads = "model, metric, FP32, FP16, INT8, INT8 share of flop, SQNR dB FP16 / INT8, kernels FP16 / INT8, exit, met"
+    yield "| " + heads.replace(", ", " | ") + " |"
+    yield "|---" * 10 + "|"
     for name, row in results.items():
         if "skipped" in row:
             yield f"| {name} | skipped: {row['skipped']} |" + " |" * 8
@@ -288,6 +289,27 @@ def _number(row: Mapping[str, Any], key: str, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def stored(path: Path) -> dict[str, Any]:
+    """The results so far."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def store(path: Path, kind: str, found: Mapping[str, Any], date: str) -> None:
+    """Put one kind of results into the file, with the versions they were measured with; the other kind stays."""
+    versions = {name: metadata.version(name) for name in ("trtopt", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")}
+    header = {"machine": MACHINE, "date": date, "python": platform.python_version(), "versions": versions}
+    path.write_text(json.dumps({**stored(path), **header, kind: found}, indent=2) + "\n")
+
+
+def write_table(readme: Path, name: str, lines: list[str]) -> None:
+    """Put a table between the README's markers of this name."""
+    before, opening, rest = readme.read_text().partition(f"<!-- {name} -->\n")
+    _, closing, after = rest.partition(f"<!-- end of {name} -->")
+    if not opening or not closing:
+        raise SystemExit(f"{readme} has no markers for the table {name}")
+    readme.write_text(before + opening + "\n".join(lines) + "\n" + closing + after)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="?", type=Path, default=DEFAULT_MODELS, help="folder of models")
@@ -301,10 +323,7 @@ def main() -> None:
     only = [name for name in options.only.split(",") if name]
     kind = "sweep" if options.sweep else "models"
     path = HERE / "results.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    versions = {name: metadata.version(name) for name in ("trtopt", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")}
-    results.update(machine=MACHINE, date=options.date, python=platform.python_version(), versions=versions)
-    found: dict[str, Any] = results.setdefault(kind, {})
+    found: dict[str, Any] = stored(path).get(kind, {})
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options.models, options.minilm, Path(folder))
         for subject in SUBJECTS:
@@ -323,8 +342,11 @@ def main() -> None:
             print(
                 f"{subject.label}: {os.times().elapsed - started:.0f} s: {json.dumps(found[subject.label])}", flush=True
             )
-            path.write_text(json.dumps(results, indent=2) + "\n")
-    print("\n".join(sweep_table(found) if options.sweep else table(found)))
+            store(path, kind, found, options.date)
+    found = {subject.label: found[subject.label] for subject in SUBJECTS if subject.label in found}
+    lines = list(sweep_table(found) if options.sweep else table(found))
+    print("\n".join(lines))
+    write_table(HERE / "README.md", kind, lines)
 
 
 if __name__ == "__main__":

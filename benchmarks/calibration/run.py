@@ -229,6 +229,7 @@ def main() -> None:
         results: dict[str, Any] = {"machine": MACHINE, "date": options.date, "python": platform.python_version()}
         results["versions"] = {name: metadata.version(name) for name in ("numpy", "onnxruntime", "onnx_ir")}
         results["samples"] = SAMPLES
+        results["load_average_at_start"] = round(os.getloadavg()[0], 1)
         for kind in ("trtopt", "trtopt + fp16 ranges"):
             results[kind] = paired(kind, model, samples, options.rounds)
             of_many = measure(kind, model, many)

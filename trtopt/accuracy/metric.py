@@ -77,7 +77,7 @@ class Metric:
             value = self.function(lambda feeds: runner.run(feeds))
         except TrtoptError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(
                 f"--metric: the function failed: {type(error).__name__}: {error}",
                 where=script_line(error, Path(self.name.rpartition(":")[0])),
@@ -154,6 +154,12 @@ def _top1(runner: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -
     if labels is None:
         raise UsageError("--metric top1 needs labels", where=LABELS, remedy=f"save them in the .npz under {LABELS}")
     wanted = np.asarray(labels).ravel()
+    if wanted.dtype.kind not in "biu" and not (wanted.dtype.kind == "f" and np.array_equal(wanted, np.floor(wanted))):
+        raise UsageError(
+            f"--metric top1: the labels are no class indices: {wanted.dtype}, such as {wanted[0]!s:.20}",
+            where=LABELS,
+            remedy="give one label per sample, as class indices",
+        )
     predicted = np.concatenate([_predictions(runner, feeds) for feeds in samples])
     if predicted.size != wanted.size:
         raise UsageError(

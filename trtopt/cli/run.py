@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtopt.cli import trtexec
-from trtopt.cli.options import add_config_options, check_outputs, config_from
+from trtopt.cli.options import add_config_options, check_files, config_from
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
 from trtopt.config import BuildConfig
@@ -37,7 +37,7 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     for note in args.notes:
         print(f"note: {note}", file=sys.stderr)
     trtexec.check_calibration(config.calib)
-    check_outputs(args.model, config)
+    check_files(args.model, config, args.config, engine=command == "build")
 
     from trtopt import api
 

@@ -106,7 +106,9 @@ def print_renderable(renderable: RenderableType) -> None:
     if sys.stdout.isatty():
         Console(highlight=False, emoji=False, markup=False).print(renderable)
         return
-    console = Console(width=int(os.environ.get("COLUMNS", _PIPE_WIDTH)), no_color=True, emoji=False, markup=False)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else _PIPE_WIDTH
+    console = Console(width=width, no_color=True, emoji=False, markup=False)
     with console.capture() as capture:
         console.print(renderable, highlight=False)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -29,7 +29,6 @@ PACKAGES = (
     "onnx",
     "onnx_ir",
     "ml_dtypes",
-    "polygraphy",
     "rich",
     "onnxruntime",
     "onnxruntime-gpu",

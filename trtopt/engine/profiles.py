@@ -233,6 +233,14 @@ def _check_shape(by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, 
             where=option,
             remedy="static dimensions stay as they are; give one number per axis",
         )
+    if option != "--min-shapes" and any(
+        given == 0 and not isinstance(dim, int) for dim, given in zip(wanted, shape, strict=True)
+    ):
+        raise UsageError(
+            f"The input {name!r} of shape {_text(shape)} has no elements",
+            where=option,
+            remedy="give each dynamic axis at least 1",
+        )
 
 
 class _AxisRanges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from trtopt.graph import cost, edit
 from trtopt.precision import ranges, rules
-from trtopt.precision.hazards import LAYOUT_OPS, Spans, is_float, wide_nodes
+from trtopt.precision.hazards import wide_nodes
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq import quantize_weight
 from trtopt.precision.ranges import TensorStats
+from trtopt.precision.spans import LAYOUT_OPS, Spans, is_float
 from trtopt.report.records import Refusal
 
 _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
@@ -68,9 +69,9 @@ def decide(
     if precision in ("fp32", "tf32"):
         return PrecisionPlan(precision)
     narrow = BF16 if precision == "bf16" else FP16
-    wide = wide_nodes(model, Spans(stats, shapes), narrow)
+    spans = Spans(stats, shapes)
     if precision != "int8":
-        return PrecisionPlan(precision, narrow, wide)
+        return PrecisionPlan(precision, narrow, wide_nodes(model, spans, narrow))
     nodes, refused = _candidates(model, backend)
     quantized = []
     amax: dict[str, tuple[float, str]] = {}
@@ -80,6 +81,11 @@ def decide(
             refused.append(op)
             continue
         quantized.append(op)
+    left_out = _left_out(model, quantized, stats, cost.flop_by_node(model, shapes))
+    refused += left_out.values()
+    quantized = [op for op in quantized if op.node not in left_out]
+    wide = wide_nodes(model, spans, narrow, frozenset(op.node for op in quantized))
+    for op in quantized:
         if op.activation_amax / 127 < narrow.smallest_normal:
             wide.setdefault(op.node, f"its INT8 scale {op.activation_amax / 127:.2g} is too small for {narrow.name}")
     return PrecisionPlan(precision, narrow, wide, tuple(quantized), tuple(refused))
@@ -137,14 +143,29 @@ def _quantized_op(
     amax, chosen = known[activation]
     if amax <= 0:
         return Refusal(name, f"{activation} was zero in every sample")
-    quality_db = ranges.int8_sqnr_db(found, amax)
-    if quality_db < rules.SMALLEST_INPUT_SQNR_DB:
-        return Refusal(name, f"{activation} keeps only {quality_db:.1f} dB in INT8: too heavy-tailed")
     granularity = rules.placement(node, backend).granularity
     if granularity == "per-channel":
         return QuantizedOp(name, activation, amax, _channel_axis(node), chosen)
     multiply = node.op_type == "Conv" and _weight_sqnr_db(node) < rules.SMALLEST_WEIGHT_SQNR_DB
     return QuantizedOp(name, activation, amax, 0 if multiply else None, chosen, multiply)
+
+
+def _left_out(
+    model: ir.Model, ops: Sequence[QuantizedOp], stats: Mapping[str, TensorStats], flop: Mapping[str, int]
+) -> dict[str, Refusal]:
+    """Nodes whose input is too heavy-tailed for INT8, the worst first, as far as their share of the flop allows."""
+    quality = {op.node: ranges.int8_sqnr_db(stats[op.activation], op.activation_amax) for op in ops}
+    activation = {op.node: op.activation for op in ops}
+    eligible = [str(node.name) for node in model.graph if cost.is_eligible_for_int8(node)]
+    budget = rules.LARGEST_SHARE_LEFT_OUT * sum(flop.get(name, 0) for name in eligible)
+    found = {}
+    for name in sorted(quality, key=lambda node: quality[node]):
+        budget -= flop.get(name, 0)
+        if quality[name] >= rules.SMALLEST_INPUT_SQNR_DB or budget < 0:
+            break
+        reason = f"{activation[name]} keeps only {quality[name]:.1f} dB in INT8: too heavy-tailed"
+        found[name] = Refusal(name, reason)
+    return found
 
 
 def _weight_sqnr_db(node: ir.Node) -> float:

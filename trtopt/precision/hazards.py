@@ -7,15 +7,15 @@ observed (inside subgraphs), nodes stay FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.precision.plan import NarrowType
-from trtopt.precision.ranges import TensorStats
+from trtopt.precision.schemas import why_fp32
+from trtopt.precision.spans import LAYOUT_OPS, Span, Spans, finite_range, is_float
 
 HEADROOM = 2.0
 """Observed magnitudes may be exceeded by this factor on data not seen."""
@@ -23,110 +23,72 @@ HEADROOM = 2.0
 WEIGHT_ERROR = 1e-2
 """Largest relative error (L2) that rounding a weight tensor may cause; normal values cost 2e-4."""
 
-LAYOUT_OPS = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Split Gather GatherElements GatherND Expand Dropout "
-    "DepthToSpace SpaceToDepth Tile ReverseSequence".split()
-)
-"""Operators that move their first input's values without changing them."""
+_DOTS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul"])
 
 _RELATIVE_OPS = frozenset(["Mul", "Div", "Pow", "BatchNormalization", "Max", "Min", "Clip", "Where"])
 """Operators in which every entry of a constant counts by itself; elsewhere the tensor counts as a whole."""
 
-_SUMS = frozenset(["ReduceSum", "ReduceMean", "ReduceL1", "GlobalAveragePool", "AveragePool", "CumSum"])
+_BOUNDS = frozenset(["Clip", "Max", "Min"])
+"""Operators for which a constant too large is a bound no narrow value reaches."""
+
+_MEANS = frozenset(["ReduceMean", "GlobalAveragePool", "AveragePool"])
+_SUMS = _MEANS | {"ReduceSum", "ReduceL1", "ReduceLogSum", "CumSum"}
 _SQUARES = frozenset(
-    "ReduceL2 ReduceSumSquare LayerNormalization InstanceNormalization GroupNormalization LpNormalization "
-    "RMSNormalization MeanVarianceNormalization".split()
+    "ReduceL2 ReduceSumSquare LayerNormalization InstanceNormalization GroupNormalization LpNormalization LRN "
+    "RMSNormalization MeanVarianceNormalization GlobalLpPool LpPool".split()
 )
-_SENSITIVE = {"Log": 0, "Reciprocal": 0, "Sqrt": 0, "Div": 1, "Pow": 0}
-"""Operators whose result depends on the relative precision of a small operand, and which operand."""
+
+_SENSITIVE = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
+"""Operators (Pow with a negative exponent) that make a small operand large, and which operand."""
 
 _FLOORS = frozenset({"Add", "Max", "Clip", "Sub", "Where"})
 
-
-@dataclass(frozen=True)
-class Span:
-    """Magnitudes of a tensor: the largest, and the smallest that is not zero (None when all are zero)."""
-
-    largest: float
-    smallest: float | None
+_CARRIERS = LAYOUT_OPS | frozenset(
+    "Sqrt Abs Neg Mul Div Relu Add Sub Max Min Clip Where Concat ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 "
+    "ReduceL2 ReduceSumSquare Pow Sum Mean".split()
+)
+"""Operators whose small results stand on the precision of their small operands."""
 
 
-class Spans:
-    """Spans of values, from statistics, constants, and through operators that only move values.
-
-    Args:
-        stats: Observed statistics by tensor name.
-        shapes: Static shapes by tensor name, at the largest input shapes.
-    """
-
-    def __init__(self, stats: Mapping[str, TensorStats], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._stats = stats
-        self._shapes = shapes
-
-    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
-        """The largest shape of ``value``; None when it depends on data."""
-        return self._shapes.get(str(value.name))
-
-    def of(self, value: ir.Value | None) -> Span | None:
-        """The span of ``value``; None when it was not observed."""
-        if value is None:
-            return None
-        constant = edit.constant_of(value)
-        if constant is not None:
-            return _constant_span(constant)
-        found = self._stats.get(str(value.name))
-        if found is not None:
-            return Span(found.absmax, found.smallest_nonzero or None)
-        node = value.producer()
-        if node is not None and node.op_type in LAYOUT_OPS:
-            return self.of(node.inputs[0])
-        if node is not None and node.op_type in ("Concat", "Max", "Min", "MaxPool", "Relu", "Pad"):
-            return _union([self.of(item) for item in node.inputs if item is not None and is_float(item)])
-        return None
-
-
-def is_float(value: ir.Value) -> bool:
-    """Whether ``value`` is an FP32 tensor (the only float type of a widened model)."""
-    return value.dtype is ir.DataType.FLOAT
-
-
-def wide_nodes(model: ir.Model, spans: Spans, narrow: NarrowType) -> dict[str, str]:
+def wide_nodes(
+    model: ir.Model, spans: Spans, narrow: NarrowType, integer: Collection[str] = frozenset()
+) -> dict[str, str]:
     """Nodes of the main graph that must stay FP32, by name, with the first reason found.
 
     Args:
         model: A widened model (FP32 the only float type), nodes named.
         spans: What is known of the model's tensors.
         narrow: The type the others will have.
+        integer: Names of nodes that will run in INT8, whose sums are exact.
     """
     reasons: dict[str, str] = {}
-    floored: set[ir.Value] = set()
     for node in model.graph:
-        behind_floor = _floor_hazard(node, floored, narrow)
-        found = next(_node_hazards(node, spans, narrow), behind_floor)
+        found = next(_node_hazards(node, spans, narrow, node.name in integer), None)
         if found is not None:
             reasons[str(node.name)] = found
+    _keep_floors(model, spans, narrow, reasons)
     _keep_small_operands(model, spans, narrow, reasons)
     return reasons
 
 
-def _node_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
-    if node.domain not in ("", "ai.onnx"):
-        yield f"operator of domain {node.domain}: its 16-bit form is unknown"
-    if any(
-        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
-    ):
-        yield "control flow: ranges inside its subgraphs are not observed"
+def _node_hazards(node: ir.Node, spans: Spans, narrow: NarrowType, integer: bool) -> Iterator[str]:
+    reason = why_fp32(node, narrow)
+    if reason is not None:
+        yield reason
     for value in [*node.outputs, *node.inputs]:
         yield from _range_hazards(value, spans, narrow)
-    yield from _constant_hazards(node, narrow)
+    yield from _constant_hazards(node, spans, narrow)
+    yield from _growth_hazards(node, spans, narrow)
     yield from _sum_hazards(node, spans, narrow)
+    if node.op_type in _DOTS and not (integer and spans.of(node.outputs[0]) is not None):
+        yield from _dot_hazards(node, spans, narrow)
     epsilon = node.attributes.get("epsilon")
     if epsilon is not None and epsilon.as_float() > 0 and narrow.round(np.array(epsilon.as_float())) == 0:
         yield f"epsilon {epsilon.as_float():.1e} is 0 in {narrow.name}"
 
 
 def _range_hazards(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> Iterator[str]:
-    if value is None or not is_float(value) or edit.constant_of(value) is not None:
+    if value is None or not is_float(value) or edit.constant_tensor_of(value) is not None:
         return
     span = spans.of(value)
     if span is None:
@@ -135,30 +97,92 @@ def _range_hazards(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> 
         yield f"values up to {span.largest:.3g} in {value.name} (the limit of {narrow.name} is {narrow.largest:.5g})"
     if 0 < span.largest < 4 * narrow.smallest_normal:
         yield f"values no larger than {span.largest:.3g} in {value.name} lose their precision in {narrow.name}"
+    if span.largest > narrow.largest_exact_integer and _holds_integers(value):
+        exact = narrow.largest_exact_integer
+        yield f"integers up to {span.largest:.0f} in {value.name}: {narrow.name} holds each of them only up to {exact}"
 
 
-def _constant_hazards(node: ir.Node, narrow: NarrowType) -> Iterator[str]:
-    for value in node.inputs:
-        if value is None or not is_float(value):
+def _holds_integers(value: ir.Value) -> bool:
+    """Indices and positions that pass as floats; rounding them to a neighbour is an error of a whole step."""
+    if any(user.op_type == "Cast" and _is_integer(user.outputs[0]) for user, _ in value.uses()):
+        return True
+    node = value.producer()
+    while node is not None and node.op_type in LAYOUT_OPS:
+        source = node.inputs[0]
+        node = source.producer() if source is not None else None
+    return node is not None and (node.op_type == "Range" or (node.op_type == "Cast" and _is_integer(node.inputs[0])))
+
+
+def _is_integer(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype is not None and value.dtype.is_integer()
+
+
+def _constant_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+    for index, value in enumerate(node.inputs):
+        constant = spans.constant(value)
+        if value is None or constant is None or constant.size == 0:
             continue
-        constant = edit.constant_of(value)
-        if constant is None or constant.size == 0:
-            continue
-        with np.errstate(invalid="ignore"):
-            exact = np.asarray(constant, np.float32)
-            finite = exact[np.isfinite(exact)]
-            rounded = narrow.round(finite)
-        if not np.isfinite(rounded).all():
-            yield f"constant {_extreme(finite):.3g} in {value.name} overflows {narrow.name}"
+        low, high = finite_range(constant)
+        largest = max(abs(low), abs(high))
+        if largest > narrow.largest and node.op_type not in _BOUNDS:
+            extreme = high if high == largest else low
+            yield f"constant {extreme:.3g} in {value.name} overflows {narrow.name}"
+        elif largest > narrow.largest or (node.op_type in _DOTS and index == 2):
+            continue  # what a bias loses is small beside the sum it is added to
         elif constant.size > 1 and node.op_type not in _RELATIVE_OPS:
-            norm = float(np.linalg.norm(finite))
-            if norm > 0 and float(np.linalg.norm(rounded - finite)) > WEIGHT_ERROR * norm:
-                yield f"weights as small as {float(np.abs(finite).max()):.3g} in {value.name} underflow {narrow.name}"
+            if _loses_weights(constant, narrow):
+                yield f"weights as small as {largest:.3g} in {value.name} underflow {narrow.name}"
         else:
-            nonzero = finite[finite != 0]
-            lost = nonzero[np.abs(narrow.round(nonzero) - nonzero) > WEIGHT_ERROR * np.abs(nonzero)]
+            lost = _lost_entries(constant, narrow)
             if lost.size:
                 yield f"constant {float(lost[np.abs(lost).argmin()]):.3g} in {value.name} underflows {narrow.name}"
+
+
+def _loses_weights(weights: np.ndarray, narrow: NarrowType) -> bool:
+    """Whether rounding changes the tensor by more than ``WEIGHT_ERROR`` of its norm.
+
+    An element is off by at most half the type's precision, or half its smallest number: where that bound suffices,
+    nothing needs to be rounded.
+    """
+    flat = np.asarray(weights, np.float32).reshape(-1)
+    norm = float(np.linalg.norm(flat))
+    if not math.isfinite(norm):
+        flat = flat[np.isfinite(flat)].astype(np.float64)
+        norm = float(np.linalg.norm(flat))
+    bound = narrow.smallest_normal * narrow.precision / 2 * math.sqrt(flat.size) + narrow.precision / 2 * norm
+    if bound <= WEIGHT_ERROR * norm:
+        return False
+    return norm > 0 and float(np.linalg.norm(narrow.round(flat) - flat)) > WEIGHT_ERROR * norm
+
+
+def _lost_entries(constant: np.ndarray, narrow: NarrowType) -> np.ndarray:
+    """The entries that rounding changes by more than ``WEIGHT_ERROR`` of themselves."""
+    exact = np.asarray(constant, np.float32)
+    nonzero = exact[np.isfinite(exact) & (exact != 0) & (np.abs(exact) <= narrow.largest)]
+    return np.asarray(nonzero[np.abs(narrow.round(nonzero) - nonzero) > WEIGHT_ERROR * np.abs(nonzero)])
+
+
+def _growth_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+    """Operators that turn the headroom of their operand into more than that of their result."""
+    span = spans.of(node.inputs[0]) if node.inputs else None
+    if span is None:
+        return
+    limit = math.log(narrow.largest)
+    power = _power(node)
+    if node.op_type == "Exp" and span.high * HEADROOM > limit:
+        yield f"exponentials of values up to {span.high:.3g} may overflow {narrow.name}"
+    elif node.op_type == "ReduceLogSumExp" and span.high * HEADROOM + math.log(_reduced(node, spans) or 1) > limit:
+        yield f"a sum of exponentials of values up to {span.high:.3g} inside the kernel may overflow {narrow.name}"
+    elif power > 1 and span.largest > 0 and power * math.log(span.largest * HEADROOM) > limit:
+        yield f"values up to {span.largest:.3g} to the power of {power:.3g} may overflow {narrow.name}"
+
+
+def _power(node: ir.Node) -> float:
+    """The constant power that ``node`` raises its first input to; 1 where it does not."""
+    if node.op_type == "Mul":
+        return 2.0 if node.inputs[0] is node.inputs[1] else 1.0
+    exponent = edit.constant_of(node.inputs[1]) if node.op_type == "Pow" else None
+    return float(exponent.max()) if exponent is not None and exponent.size else 1.0
 
 
 def _sum_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
@@ -167,54 +191,78 @@ def _sum_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[st
     if span is None:
         return
     if node.op_type in _SUMS or node.op_type in _SQUARES:
-        count = _reduced_elements(node, spans)
+        count = _reduced(node, spans)
         term = span.largest**2 if node.op_type in _SQUARES else span.largest
         if count is None:
             yield "a sum inside the kernel whose number of terms depends on data"
-        elif count * term > narrow.largest:
+        elif min(count * term, _observed_sum(node, count, span, spans)) > narrow.largest:
             yield f"a sum of {count} terms up to {term:.3g} inside the kernel may overflow {narrow.name}"
     elif node.op_type in ("Softmax", "LogSoftmax"):
-        count = _reduced_elements(node, spans)
+        count = _reduced(node, spans)
         if count is not None and count > narrow.largest:
             yield f"a sum of {count} exponentials inside the kernel may overflow {narrow.name}"
-    elif node.op_type in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
-        bound = _dot_bound(node, span)
-        if bound is not None and bound > narrow.largest:
-            yield f"a partial sum of the dot product may reach {bound:.3g} ({narrow.name} holds {narrow.largest:.5g})"
 
 
-def _dot_bound(node: ir.Node, span: Span) -> float | None:
-    """max |x| times the largest L1 norm of a weight column; None without a constant weight."""
-    weight = edit.constant_of(node.inputs[1])
-    if weight is None or weight.ndim < 2:
-        return None
-    absolute = np.abs(np.asarray(weight, np.float32))
+def _observed_sum(node: ir.Node, count: int, span: Span, spans: Spans) -> float:
+    """Terms of one sign make no partial sum larger than the whole, which the result shows; infinity without it."""
+    result = spans.of(node.outputs[0])
+    if result is None or span.low < 0 < span.high or node.op_type not in _MEANS | {"ReduceSum", "CumSum"}:
+        return math.inf
+    return HEADROOM * result.largest * (count if node.op_type in _MEANS else 1)
+
+
+def _dot_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+    """Bounds on the partial sums of a dot product with constant weights."""
+    left = node.op_type == "MatMul" and edit.constant_of(node.inputs[0]) is not None
+    weight = spans.constant(node.inputs[0 if left else 1])
+    span = spans.of(node.inputs[1 if left else 0])
+    if weight is None or weight.ndim < 2 or weight.size == 0 or span is None:
+        return
+    axes = _summed_axes(node, weight, left)
+    terms = math.prod(weight.shape[axis] for axis in axes)
+    low, high = finite_range(weight)
+    if terms * span.largest * max(abs(low), abs(high)) <= narrow.largest:
+        return
+    exact = np.asarray(weight, np.float32)
+    total, absolute = exact.sum(axis=axes), np.abs(exact).sum(axis=axes)
+    positive, negative = (absolute + total) / 2, (absolute - total) / 2
+    top, bottom = max(span.high, 0.0), max(-span.low, 0.0)
+    bound = float(np.maximum(top * positive + bottom * negative, top * negative + bottom * positive).max())
+    if bound > narrow.largest:
+        yield f"a partial sum of the dot product may reach {bound:.3g} ({narrow.name} holds {narrow.largest:.5g})"
+
+
+def _summed_axes(node: ir.Node, weight: np.ndarray, left: bool) -> tuple[int, ...]:
+    """The axes of a weight over which one output element sums."""
     if node.op_type == "Conv":
-        sums = absolute.reshape(absolute.shape[0], -1).sum(axis=1)
-    elif node.op_type == "ConvTranspose":
-        sums = absolute.sum(axis=(0, *range(2, absolute.ndim)))
-    elif node.op_type == "Gemm" and edit.int_attribute(node, "transB", 0):
-        sums = absolute.sum(axis=1)
-    else:
-        sums = absolute.sum(axis=-2)
-    return span.largest * float(sums.max(initial=0.0))
+        return tuple(range(1, weight.ndim))
+    if node.op_type == "ConvTranspose":
+        return (0, *range(2, weight.ndim))
+    if left or (node.op_type == "Gemm" and edit.int_attribute(node, "transB", 0)):
+        return (weight.ndim - 1,)
+    return (weight.ndim - 2,)
 
 
-def _reduced_elements(node: ir.Node, spans: Spans) -> int | None:
+def _reduced(node: ir.Node, spans: Spans) -> int | None:
     """How many elements one output element of a reduction sums; None when the shape does not tell."""
-    if node.op_type == "AveragePool":
+    if node.op_type in ("AveragePool", "LpPool"):
         return math.prod(node.attributes["kernel_shape"].as_ints())
+    if node.op_type == "LRN":
+        return edit.int_attribute(node, "size", 1)
     dims = spans.shape(node.inputs[0]) if node.inputs[0] is not None else None
     if dims is None:
         return None
-    if node.op_type in ("GlobalAveragePool", "InstanceNormalization", "MeanVarianceNormalization"):
+    if node.op_type in ("GlobalAveragePool", "GlobalLpPool", "InstanceNormalization"):
         return math.prod(dims[2:])
+    if node.op_type == "MeanVarianceNormalization":
+        axes = edit.ints_attribute(node, "axes") or (0, 2, 3)
+        return math.prod(dims[axis] for axis in axes)
     if node.op_type == "GroupNormalization":
         return math.prod(dims[1:]) // edit.int_attribute(node, "num_groups", 1)
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
         return math.prod(dims[edit.int_attribute(node, "axis", -1) % len(dims) :])
     if node.op_type in ("Softmax", "LogSoftmax", "LpNormalization"):
-        return dims[edit.int_attribute(node, "axis", -1)]
+        return dims[edit.int_attribute(node, "axis", -1)] if dims else 1
     if node.op_type == "CumSum":
         return max(dims, default=1)
     axes = _axes(node)
@@ -222,80 +270,90 @@ def _reduced_elements(node: ir.Node, spans: Spans) -> int | None:
 
 
 def _axes(node: ir.Node) -> tuple[int, ...]:
-    if "axes" in node.attributes:
-        return tuple(node.attributes["axes"].as_ints())
+    listed = edit.ints_attribute(node, "axes")
+    if listed is not None:
+        return listed
     constant = edit.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     return tuple(int(axis) for axis in constant.ravel()) if constant is not None else ()
 
 
-def _floor_hazard(node: ir.Node, floored: set[ir.Value], narrow: NarrowType) -> str | None:
-    """A floor too small for the type (x + 1e-10, max(x, 1e-10)) protects a later log, root or division.
+def _keep_floors(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
+    """A floor too small for the type (x + 1e-10, max(x, 1e-10)) protects a later logarithm or division.
 
-    Everything from the floor up to that operator has to stay wide, whatever was observed: a sample that reaches the
-    floor may come later.
+    Everything from the floor to that operator stays wide, whatever was observed: a sample that reaches the floor may
+    come later.
     """
-    carried = next((value for value in node.inputs if value is not None and value in floored), None)
-    if carried is None:
-        if node.op_type in _FLOORS and any(_is_lost_floor(value, narrow) for value in node.inputs):
+    reason = f"between a floor too small for {narrow.name} and what it protects"
+    floored: set[ir.Value] = set()
+    for node in model.graph:
+        operand = _sensitive_operand(node)
+        if operand in floored:
+            reasons.setdefault(str(node.name), reason)
+            _keep_back(operand, floored, reason, reasons)
+        carried = node.op_type in _CARRIERS and any(value in floored for value in node.inputs)
+        if carried or (node.op_type in _FLOORS and any(_is_lost_floor(value, spans, narrow) for value in node.inputs)):
             floored.update(node.outputs)
-        return None
-    if node.op_type in LAYOUT_OPS or node.op_type == "Sqrt":
-        floored.update(node.outputs)
-        return f"behind a floor too small for {narrow.name}"
-    if node.op_type in _SENSITIVE or node.op_type in ("Mul", "Neg"):
-        return f"behind a floor too small for {narrow.name}"
-    return None
 
 
-def _is_lost_floor(value: ir.Value | None, narrow: NarrowType) -> bool:
-    constant = edit.constant_of(value) if value is not None and is_float(value) else None
-    if constant is None or constant.size != 1:
+def _keep_back(value: ir.Value | None, among: set[ir.Value], reason: str, reasons: dict[str, str]) -> None:
+    """Keep the producers of ``value`` as far back as values are in ``among``."""
+    stack, seen = [value], {value}
+    while stack:
+        current = stack.pop()
+        node = current.producer() if current is not None else None
+        if node is None:
+            continue
+        reasons.setdefault(str(node.name), reason)
+        fresh = [item for item in node.inputs if item in among and item not in seen]
+        seen.update(fresh)
+        stack.extend(fresh)
+
+
+def _is_lost_floor(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> bool:
+    constant = spans.constant(value)
+    if constant is None or constant.size == 0:
         return False
-    number = float(constant.reshape(-1)[0])
-    return number > 0 and abs(float(narrow.round(np.array(number))) - number) > WEIGHT_ERROR * number
+    largest = max(map(abs, finite_range(constant)))
+    return largest > 0 and abs(float(narrow.round(np.array(largest))) - largest) > WEIGHT_ERROR * largest
 
 
 def _keep_small_operands(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
-    """Operators sensitive to small operands: they stay wide, and so does whoever computes the operand."""
+    """Small operands of a logarithm or division: it stays wide, and so does whoever computes them."""
     for node in model.graph:
-        index = _SENSITIVE.get(node.op_type)
-        if index is None or index >= len(node.inputs) or (node.op_type == "Pow" and not _negative_power(node)):
+        operand = _sensitive_operand(node)
+        if operand is None or edit.constant_of(operand) is not None:
             continue
-        value = node.inputs[index]
-        span = spans.of(value)
-        if value is None or not is_float(value) or span is None or span.smallest is None:
+        smallest = _small(operand, spans, narrow)
+        if smallest is None:
             continue
-        if span.smallest >= narrow.smallest_normal or edit.constant_of(value) is not None:
-            continue
-        reason = f"values as small as {span.smallest:.3g} in {value.name} feed {node.op_type}"
+        reason = f"values as small as {smallest:.3g} in {operand.name} feed {node.op_type}"
         reasons.setdefault(str(node.name), reason)
-        producer = value.producer()
-        while producer is not None:
-            reasons.setdefault(str(producer.name), reason)
-            source = producer.inputs[0] if producer.op_type in LAYOUT_OPS else None
-            producer = source.producer() if source is not None else None
+        small, stack = {operand}, [operand]
+        while stack:
+            producer = stack.pop().producer()
+            if producer is None or producer.op_type not in _CARRIERS:
+                continue
+            fresh = [item for item in producer.inputs if item is not None and item not in small]
+            fresh = [item for item in fresh if _small(item, spans, narrow) is not None]
+            small.update(fresh)
+            stack.extend(fresh)
+        _keep_back(operand, small, reason, reasons)
 
 
-def _negative_power(node: ir.Node) -> bool:
+def _small(value: ir.Value, spans: Spans, narrow: NarrowType) -> float | None:
+    """The smallest magnitude seen in ``value`` if the type does not hold it with full precision, else None."""
+    span = spans.of(value) if is_float(value) else None
+    smallest = span.smallest if span is not None else None
+    return smallest if smallest is not None and smallest < narrow.smallest_normal else None
+
+
+def _sensitive_operand(node: ir.Node) -> ir.Value | None:
+    index = _SENSITIVE.get(node.op_type)
+    if index is None or index >= len(node.inputs) or (node.op_type == "Pow" and not _has_negative_power(node)):
+        return None
+    return node.inputs[index]
+
+
+def _has_negative_power(node: ir.Node) -> bool:
     exponent = edit.constant_of(node.inputs[1])
     return exponent is None or bool((exponent < 0).any())
-
-
-def _constant_span(array: np.ndarray) -> Span | None:
-    if array.dtype.kind != "f" or array.size == 0:
-        return None
-    absolute = np.abs(array[np.isfinite(array)])
-    nonzero = absolute[absolute > 0]
-    return Span(float(absolute.max(initial=0.0)), float(nonzero.min()) if nonzero.size else None)
-
-
-def _union(spans: list[Span | None]) -> Span | None:
-    known = [span for span in spans if span is not None]
-    if not known or len(known) != len(spans):
-        return None
-    smallest = [span.smallest for span in known if span.smallest is not None]
-    return Span(max(span.largest for span in known), min(smallest, default=None))
-
-
-def _extreme(array: np.ndarray) -> float:
-    return float(array[np.abs(array).argmax()])

@@ -83,7 +83,7 @@ class _Writer:
     def _narrow_fill(self, node: ir.Node) -> None:
         fill = node.attributes.get("value")
         number = fill.as_tensor().numpy() if fill is not None else np.zeros(1, np.float32)
-        node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(number.astype(self._narrow.dtype.numpy())))
+        node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(self._narrow.saturate(number)))
 
     def _as(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """``value`` as ``dtype``: a converted weight, or the output of a Cast behind its producer."""
@@ -104,8 +104,7 @@ class _Writer:
             if tensor is None:
                 raise ValueError(f"initializer {value.name} has no value")
             name = self._names.value(f"{value.name}_{self._narrow.name}")
-            with np.errstate(over="ignore"):
-                array = tensor.numpy().astype(self._narrow.dtype.numpy())
+            array = self._narrow.saturate(tensor.numpy())
             found = ir.Value(
                 name=name,
                 shape=value.shape,

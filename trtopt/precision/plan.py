@@ -21,12 +21,19 @@ class NarrowType:
         dtype: Its ONNX type.
         largest: Largest finite value.
         smallest_normal: Smallest positive value with full relative precision.
+        precision: Distance from 1 to the next value.
     """
 
     name: str
     dtype: ir.DataType
     largest: float
     smallest_normal: float
+    precision: float
+
+    @property
+    def largest_exact_integer(self) -> int:
+        """Every integer up to this one has a value of its own."""
+        return int(2 / self.precision)
 
     @property
     def schema_name(self) -> str:
@@ -38,9 +45,20 @@ class NarrowType:
         with np.errstate(over="ignore"):
             return array.astype(self.dtype.numpy()).astype(np.float32)
 
+    def saturate(self, array: np.ndarray) -> np.ndarray:
+        """``array`` as an array of this type; finite values too large become its largest."""
+        exact = np.asarray(array, np.float32)
+        with np.errstate(over="ignore"):
+            stored = exact.astype(self.dtype.numpy())
+        beyond = np.isinf(stored) & np.isfinite(exact)
+        return (
+            np.where(beyond, np.copysign(self.largest, exact).astype(stored.dtype), stored) if beyond.any() else stored
+        )
 
-FP16 = NarrowType("fp16", ir.DataType.FLOAT16, 65504.0, 2.0**-14)
-BF16 = NarrowType("bf16", ir.DataType.BFLOAT16, float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), 2.0**-126)
+
+FP16 = NarrowType("fp16", ir.DataType.FLOAT16, 65504.0, 2.0**-14, 2.0**-10)
+_BF16_MAX = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+BF16 = NarrowType("bf16", ir.DataType.BFLOAT16, _BF16_MAX, 2.0**-126, 2.0**-7)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class _QdqWriter:
         self._graph = model.graph
         self._plan = plan
         self._names = edit.Names(model)
-        self._activations: dict[str, ir.Value] = {}
+        self._activations: dict[tuple[str, bool], ir.Value] = {}
         self._weights: dict[tuple[ir.Value, int | None, bool], ir.Value] = {}
         quantized = {op.node for op in plan.quantized}
         self._readers = {node.name for node in self._graph if node.name not in quantized}
@@ -155,9 +155,9 @@ class _QdqWriter:
 
     def _activation(self, value: ir.Value, amax: float, wide: bool) -> ir.Value:
         name = str(value.name)
-        if name in self._activations:
-            return self._activations[name]
-        scale = self._constant(f"{name}_scale", np.array(activation_scale(amax, self._plan.narrow), np.float32))
+        if (name, wide) in self._activations:
+            return self._activations[name, wide]
+        scale = self._constant(f"{name}_scale", np.array(activation_scale(amax, self._type(wide)), np.float32))
         quantized = self._node("QuantizeLinear", [value, scale, self._zero_point()], f"{name}_int8", value)
         quantized.outputs[0].type = ir.TensorType(ir.DataType.INT8)
         inputs = [quantized.outputs[0], scale, self._zero_point()]
@@ -167,8 +167,12 @@ class _QdqWriter:
             self.wide.add(str(quantized.name))
         if wide:
             self.wide.add(str(dequantized.name))
-        self._activations[name] = dequantized.outputs[0]
+        self._activations[name, wide] = dequantized.outputs[0]
         return dequantized.outputs[0]
+
+    def _type(self, wide: bool) -> NarrowType | None:
+        """The type that the scales of a node are stored in; None for FP32."""
+        return None if wide else self._plan.narrow
 
     def _stays_fp32(self, value: ir.Value) -> bool:
         """Whether nobody but the quantizer wants ``value`` narrow, so that quantizing from FP32 saves a Cast."""
@@ -184,7 +188,7 @@ class _QdqWriter:
         exact = edit.constant_of(value)
         if exact is None:
             raise ValueError(f"the weight {value.name} of {node.name} is not constant")
-        values, scales = quantize_weight(exact, axis, self._plan.narrow)
+        values, scales = quantize_weight(exact, axis, self._type(wide))
         output = f"{value.name}_dequantized"
         inputs = [self._constant(f"{value.name}_int8", values), self._constant(f"{value.name}_scale", scales)]
         dequantize = self._node("DequantizeLinear", inputs, output, value)
@@ -199,41 +203,51 @@ class _QdqWriter:
     def _scaled_conv(self, node: ir.Node, weight: ir.Value, op: QuantizedOp, wide: bool) -> bool:
         """Scales per channel as one scale and a multiplication behind the convolution, which takes over its bias.
 
-        False when the product before the multiplication could overflow the narrow type.
+        False when the product before the multiplication could overflow the narrow type, or the bias is computed.
         """
         exact = edit.constant_of(weight)
         if exact is None:
             raise ValueError(f"the weight {weight.name} of {node.name} is not constant")
-        scaled = scale_channels(exact, op.activation_amax, self._plan.narrow)
-        if scaled is None:
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        offset = edit.constant_of(bias)
+        scaled = scale_channels(exact, op.activation_amax, self._type(wide))
+        if scaled is None or (bias is not None and offset is None):
             return False
-        output = node.outputs[0]
-        base = str(output.name)
+        base = str(node.outputs[0].name)
         inputs = [
             self._constant(f"{base}_weight_int8", scaled.values),
             self._constant(f"{base}_weight_scale", scaled.scale),
         ]
         dequantize = self._node("DequantizeLinear", inputs, f"{base}_weight", weight)
         self._graph.insert_before(node, dequantize)
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
         node.replace_input_with(1, dequantize.outputs[0])
         node.resize_inputs(2)
-        column = [1, -1] + [1] * (exact.ndim - 2)
-        ratio = self._constant(f"{base}_ratio", scaled.ratios.reshape(column))
-        output.name = self._names.value(f"{base}_unscaled")
-        chain = [self._node("Mul", [output, ratio], base if bias is None else f"{base}_scaled", output)]
-        if bias is not None:
-            offset = self._constant(f"{base}_bias", np.asarray(edit.constant_of(bias), np.float32).reshape(column))
-            chain.append(self._node("Add", [chain[0].outputs[0], offset], base, output))
-        last = chain[-1].outputs[0]
-        for reader, index in list(output.uses()):
-            if reader is not chain[0]:
-                reader.replace_input_with(index, last)
-        self._graph.insert_after(node, chain)
+        chain = self._behind(node, scaled.ratios, offset, exact.ndim)
         if wide:
             self.wide.update(str(item.name) for item in (dequantize, *chain))
-        self._dropped.append(weight)
+        self._dropped += [weight] if bias is None else [weight, bias]
         return True
+
+    def _behind(self, node: ir.Node, ratios: np.ndarray, bias: np.ndarray | None, rank: int) -> list[ir.Node]:
+        """Multiply a convolution's output channels and add its bias; the result takes over name and readers."""
+        output = node.outputs[0]
+        base, readers = str(output.name), list(output.uses())
+        output.name = self._names.value(f"{base}_unscaled")
+        column = [1, -1] + [1] * (rank - 2)
+        ratio = self._constant(f"{base}_ratio", ratios.reshape(column))
+        chain = [self._node("Mul", [output, ratio], f"{base}_scaled", output)]
+        if bias is not None:
+            offset = self._constant(f"{base}_bias", np.asarray(bias, np.float32).reshape(column))
+            chain.append(self._node("Add", [chain[0].outputs[0], offset], f"{base}_biased", output))
+        last = chain[-1].outputs[0]
+        last.name = base
+        for reader, index in readers:
+            reader.replace_input_with(index, last)
+        for position, value in enumerate(self._graph.outputs):
+            if value is output:
+                self._graph.outputs[position] = last
+        self._graph.insert_after(node, chain)
+        return chain
 
     def _zero_point(self) -> ir.Value:
         """The one INT8 zero point of the graph; without it, the output type would be UINT8."""

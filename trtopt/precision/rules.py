@@ -20,6 +20,9 @@ SMALLEST_INPUT_SQNR_DB = 20.0
 """Below it a tensor is too heavy-tailed for INT8: the nodes that read it stay 16-bit. Chosen on FastestDet, where two
 convolutions below 20 dB cost more output SQNR than the other forty (benchmarks/accuracy)."""
 
+LARGEST_SHARE_LEFT_OUT = 0.2
+"""Share of the flop of eligible nodes that heavy tails may keep out of INT8, the worst first: INT8 was asked for."""
+
 SMALLEST_WEIGHT_SQNR_DB = 42.0
 """Below it one scale per tensor is too coarse for a convolution's weight, and scales per channel are written as one
 scale and a multiplication, which joins the kernel that quantizes the result. Chosen on FastestDet and SqueezeNet

@@ -68,7 +68,7 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     """Why ``node`` has no form in ``narrow``, None when it has one or holds no floats.
 
     Args:
-        node: A node of a widened model (FP32 the only float type).
+        node: A node whose floats are FP32 or already narrow.
         narrow: The narrow type.
     """
     if node.domain not in ("", "ai.onnx"):
@@ -82,8 +82,11 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     if any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in values):
         return "sequences and optional values stay as they are"
     form = FloatForm(node, narrow)
-    inputs = [form.input(index) for index, value in enumerate(node.inputs) if _is_fp32(value)]
-    outputs = [form.output(index) for index, value in enumerate(node.outputs) if value.name and _is_fp32(value)]
+    floats = (ir.DataType.FLOAT, narrow.dtype)
+    inputs = [
+        form.input(index) for index, value in enumerate(node.inputs) if value is not None and value.dtype in floats
+    ]
+    outputs = [form.output(index) for index, value in enumerate(node.outputs) if value.name and value.dtype in floats]
     if (inputs or outputs) and not any(fits for _, fits in (*inputs, *outputs)):
         return f"{node.op_type} has no {narrow.name} form in ONNX"
     variables = {variable for variable, fits in inputs if fits}
@@ -91,10 +94,6 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     if inputs and not typed and any(fits and variable not in variables for variable, fits in outputs):
         return f"the type of an output of {node.op_type} does not follow from its inputs"
     return None
-
-
-def _is_fp32(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype is ir.DataType.FLOAT
 
 
 def _schema_of(node: ir.Node) -> onnx.defs.OpSchema | None:

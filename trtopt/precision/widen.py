@@ -26,6 +26,8 @@ def widen(model: ir.Model) -> ir.Model:
     """
     if not _has_narrow(model):
         return model
+    for node in edit.all_nodes(model.graph):
+        _refuse_bit_cast(node)
     clone = model.clone()
     main = clone.graph
     for graph in edit.all_graphs(main):
@@ -80,8 +82,7 @@ def _as_fp32(tensor: ir.TensorProtocol) -> np.ndarray:
     return array.astype(np.float32)
 
 
-def _widen_node(node: ir.Node) -> None:
-    """Types of the outputs, and those an operator takes from an attribute: Cast's ``to``, a constant's value."""
+def _refuse_bit_cast(node: ir.Node) -> None:
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     if node.op_type == "BitCast" and any(value.dtype in _NARROW for value in values):
         raise InvalidModelError(
@@ -89,6 +90,10 @@ def _widen_node(node: ir.Node) -> None:
             where=f"node {node.name}",
             remedy="replace it with Cast; it has no FP32 equivalent to start from",
         )
+
+
+def _widen_node(node: ir.Node) -> None:
+    """Types of the outputs, and those an operator takes from an attribute: Cast's ``to``, a constant's value."""
     for name in _TYPE_ATTRIBUTES:
         attribute = node.attributes.get(name)
         if attribute is not None and attribute.type == ir.AttributeType.INT and attribute.as_int() in _NARROW:
