@@ -27,6 +27,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.graph.skeleton import skeleton
 from trtopt.hardware.spec import GpuSpec
+from trtopt.precision.calib_cache import CacheFile
 from trtopt.precision.calibrate import Calibration, cached_collect
 from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
 from trtopt.precision.narrow import narrow_floats
@@ -153,15 +154,15 @@ def _observe(
         text = f"no calibration samples: ranges come from SYNTHETIC random data, so {guessed} a guess"
         clock.warn("calibrate", f"{text}. Give real samples with --calib")
     with clock.stage("calibrate"):
-        return cached_collect(
-            base,
-            samples,
-            key=key,
-            histogram=wanted.histogram,
-            ranges=wanted.ranges,
-            cache_dir=Path(config.cache_dir) if config.cache_dir else None,
-            cache_file=Path(config.calib_cache) if config.calib_cache else None,
+        cache = CacheFile(
+            key,
+            samples.sha256,
+            folder=Path(config.cache_dir) if config.cache_dir else None,
+            file=Path(config.calib_cache) if config.calib_cache else None,
             on_event=clock.listen,
+        )
+        return cached_collect(
+            base, samples, cache, histogram=wanted.histogram, ranges=wanted.ranges, on_event=clock.listen
         )
 
 

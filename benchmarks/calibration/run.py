@@ -62,38 +62,30 @@ def bare(model: Path, samples: Path) -> Work:
 
 
 def trtopt(model: Path, samples: Path, *, ranges_too: bool) -> Work:
-    """Everything from the two files to the INT8 ranges, the session included."""
+    """Everything from the two files to the INT8 ranges, the session included.
+
+    ``ranges_too``: also what ``trtopt build --int8`` observes for FP16; else the histograms only.
+    """
     import onnx_ir as ir
     import onnxruntime  # noqa: F401 - imported here, so that no import is timed
 
     from trtopt.graph.artifact import input_spec
     from trtopt.precision.calibrate import collect
+    from trtopt.precision.decide import wanted_tensors
     from trtopt.precision.ranges import choose_amax
     from trtopt.precision.samples import open_samples
 
     def work() -> dict[str, Any]:
         graph = ir.load(model)
-        histogram, others = wanted(graph)
+        wanted = wanted_tensors(graph, "int8", "tensorrt-rtx")
         source = open_samples(samples, [input_spec(value) for value in graph.graph.inputs])
-        found = collect(graph, source, histogram=histogram, ranges=others if ranges_too else ())
-        for name in histogram:
+        found = collect(graph, source, histogram=wanted.histogram, ranges=wanted.ranges if ranges_too else ())
+        for name in wanted.histogram:
             choose_amax(found.table.stats[name], METHOD)
         counts = [stats.count for stats in found.table.stats.values()]
         return {"tensors": len(counts), "elements_per_sample": sum(counts) // found.samples, "samples": found.samples}
 
     return work
-
-
-def wanted(model: Any) -> tuple[set[str], set[str]]:
-    """The inputs of Conv and Gemm; and the other tensors an FP16 decision looks at: not those inside a fused kernel
-    (what a Conv hands to its only reader, a ReLU), nor copies."""
-    histogram = {node.inputs[0].name for node in model.graph if node.op_type in ("Conv", "Gemm")}
-    others = set()
-    for node in model.graph:
-        uses = [use.node.op_type for use in node.outputs[0].uses()]
-        if node.op_type != "Flatten" and not (node.op_type == "Conv" and uses == ["Relu"]):
-            others.add(node.outputs[0].name)
-    return histogram, others - histogram
 
 
 def onnxruntime_quantizer(model: Path, samples: Path) -> Work:
@@ -143,8 +135,8 @@ def modelopt(model: Path, samples: Path) -> Work:
 
 WORKERS: dict[str, Callable[[Path, Path], Work]] = {
     "bare": bare,
-    "trtopt": lambda model, samples: trtopt(model, samples, ranges_too=False),
-    "trtopt + fp16 ranges": lambda model, samples: trtopt(model, samples, ranges_too=True),
+    "trtopt": lambda model, samples: trtopt(model, samples, ranges_too=True),
+    "trtopt, histograms only": lambda model, samples: trtopt(model, samples, ranges_too=False),
     "onnxruntime": onnxruntime_quantizer,
     "modelopt": modelopt,
 }
@@ -230,7 +222,7 @@ def main() -> None:
         results["versions"] = {name: metadata.version(name) for name in ("numpy", "onnxruntime", "onnx_ir")}
         results["samples"] = SAMPLES
         results["load_average_at_start"] = round(os.getloadavg()[0], 1)
-        for kind in ("trtopt", "trtopt + fp16 ranges"):
+        for kind in ("trtopt", "trtopt, histograms only"):
             results[kind] = paired(kind, model, samples, options.rounds)
             of_many = measure(kind, model, many)
             results[kind][f"peak_rss_gb_at_{MANY_SAMPLES}"] = round(of_many["peak_rss_bytes"] / 1e9, 2)

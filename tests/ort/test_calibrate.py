@@ -13,6 +13,7 @@ import pytest
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
+from trtopt.precision.calib_cache import CacheFile
 from trtopt.precision.calibrate import Calibration, cached_collect, collect
 from trtopt.precision.ranges import StatsBuilder
 from trtopt.precision.samples import Samples, open_samples
@@ -139,16 +140,10 @@ def cached(
 ) -> tuple[Calibration, list[str]]:
     events: list[Event] = []
     model = net()
-    found = cached_collect(
-        model,
-        samples_of(model, {"x": data}),
-        key=key,
-        histogram=histogram,
-        ranges=ranges,
-        cache_dir=tmp_path,
-        cache_file=tmp_path / file if file else None,
-        on_event=events.append,
-    )
+    samples = samples_of(model, {"x": data})
+    place = tmp_path / file if file else None
+    cache = CacheFile(key, samples.sha256, folder=tmp_path, file=place, on_event=events.append)
+    found = cached_collect(model, samples, cache, histogram=histogram, ranges=ranges, on_event=events.append)
     return found, [event.text for event in events if event.kind == "warning"]
 
 

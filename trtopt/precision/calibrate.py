@@ -101,12 +101,10 @@ def collect(
 def cached_collect(
     model: ir.Model,
     samples: Samples,
+    cache: CacheFile,
     *,
-    key: str,
     histogram: Collection[str],
     ranges: Collection[str] = (),
-    cache_dir: Path | None = None,
-    cache_file: Path | None = None,
     on_event: OnEvent = ignore,
 ) -> Calibration:
     """As :func:`collect`, unless the statistics of this model and these samples are in the cache.
@@ -117,19 +115,16 @@ def cached_collect(
     Args:
         model: The graph, in FP32.
         samples: The samples.
-        key: Hash of the model's structure and weights.
+        cache: Where the statistics of this model and these samples are kept.
         histogram: See :func:`collect`.
         ranges: See :func:`collect`.
-        cache_dir: Folder of caches; None for ``~/.cache/trtopt``.
-        cache_file: An explicit cache file; it wins over the folder.
-        on_event: Also warned when a cache file is not used.
+        on_event: Progress, and warnings.
 
     Raises:
         UsageError: A sample is bad, or the cache cannot be written where it was asked for.
         InvalidModelError: ONNX Runtime cannot load or run the model.
         MissingDependencyError: ONNX Runtime is not installed.
     """
-    cache = CacheFile(key, samples.sha256, folder=cache_dir, file=cache_file, on_event=on_event)
     known = cache.load()
     if known is not None:
         if known.table.covers(histogram, ranges):
