@@ -176,7 +176,8 @@ def build(bench: Bench, subject: Subject, precision: str) -> dict[str, Any]:
     done = subprocess.run([*command, *subject.options], capture_output=True, text=True, check=False)
     result: dict[str, Any] = {"exit_code": done.returncode, "seconds": round(time.perf_counter() - started, 1)}
     if done.returncode:
-        return {**result, "reason": done.stderr.strip()[-600:].replace(str(bench.work), "")}
+        error = done.stderr[max(done.stderr.find("error: "), 0) :].strip()
+        return {**result, "reason": error[-600:].replace(str(bench.models), "MODELS").replace(str(bench.work), "")}
     found = json.loads(report.read_text())
     result["kernels"] = found["engine"]["kernels"]
     result["sqnr_db"] = smallest_sqnr(found["accuracy"]["outputs"])
