@@ -280,3 +280,12 @@ def test_control_flow_and_foreign_operators_say_why() -> None:
     assert wide(text) == {"y": "control flow: ranges inside its subgraphs are not observed"}
     boxes = """g (float[1,6,4] x, float[1,1,6] s) => (int64[K,3] y) { y = NonMaxSuppression(x, s) }"""
     assert wide(boxes) == {"y": "NonMaxSuppression has no fp16 form in ONNX"}
+
+
+def test_a_mask_that_no_sample_shows_keeps_its_softmax_wide() -> None:
+    text = """g (float[1,4] x, float[1,4] keep) => (float[1,4] y) <float[1] one = {1}, float[1] huge = {-3.4e38}> {
+        a = Sub(one, keep) b = Mul(a, huge) c = Add(x, b) d = Softmax(c) y = Mul(d, d)
+    }"""
+    stats = dict.fromkeys(["x", "keep", "a", "b", "c", "d", "y"], seen(0, 1))
+    assert set(wide(text, stats)) == {"b", "c", "d"}
+    assert wide(text, stats)["d"] == "behind a mask too large for fp16"

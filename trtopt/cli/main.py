@@ -67,16 +67,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except _Terminated:
+        print("terminated", file=sys.stderr)
+        return _TERMINATED
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
 
 
+class _Terminated(BaseException):
+    """SIGTERM. Not a SystemExit, which a user's script may raise and we would report as its failure."""
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """End like an exception does, so that temporary files are removed."""
-    print("terminated", file=sys.stderr)
-    raise SystemExit(_TERMINATED)
+    raise _Terminated
 
 
 def _run(argv: list[str]) -> int:

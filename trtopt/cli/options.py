@@ -107,7 +107,7 @@ def check_files(model: str, config: BuildConfig, config_file: str | None, *, eng
         UsageError: See above; or the model is a folder.
     """
     if os.path.isdir(model or "."):
-        raise UsageError("The model path is a folder", where=repr(model), remedy="name the ONNX file")
+        raise UsageError("The model path is a folder, not a file", where=model or ".", remedy="name the ONNX file")
     outputs: dict[str, Path] = {}
     inputs = {"the model": Path(model)}
     if config_file is not None:

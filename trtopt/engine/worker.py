@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 REQUEST, RESULT, ENGINE, LAYERS = "request.json", "result.json", "engine", "layers"
 TIMING_CACHE = "timing-cache"
+_STACK_BYTES = 1 << 30
 
 
 class _RefusedError(Exception):
@@ -35,6 +36,7 @@ def main(folder: str) -> None:
     """Build what ``folder`` asks for and leave the results there."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what native code prints must not mix with the events
+    _allow_deep_recursion()
     threading.Thread(target=_die_with_parent, args=(Path(folder),), daemon=True).start()
     request = json.loads(Path(folder, REQUEST).read_text(encoding="utf-8"))
     messages: list[tuple[str, str]] = []
@@ -47,6 +49,18 @@ def main(folder: str) -> None:
     result["seconds"] = time.perf_counter() - start
     result["messages"] = messages
     Path(folder, RESULT).write_text(json.dumps(result), encoding="utf-8")
+
+
+def _allow_deep_recursion() -> None:
+    """Let this thread's stack grow: the compiler recurses along chains of nodes, and thousands of them do not fit the
+    usual 8 MiB (TensorRT for RTX 1.7 dies of SIGSEGV on a chain of 5000)."""
+    if sys.platform == "win32":
+        return
+    resource = importlib.import_module("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
 
 
 def _die_with_parent(folder: Path) -> None:

@@ -43,6 +43,9 @@ _SENSITIVE = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 
 _FLOORS = frozenset({"Add", "Max", "Clip", "Sub", "Where"})
 
+_MASK_CARRIERS = LAYOUT_OPS | frozenset(["Add", "Sub", "Mul", "Where", "Cast", "Concat"])
+"""Operators through which a mask reaches its softmax."""
+
 _CARRIERS = LAYOUT_OPS | frozenset(
     "Sqrt Abs Neg Mul Div Relu Add Sub Max Min Clip Where Concat ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 "
     "ReduceL2 ReduceSumSquare Pow Sum Mean".split()
@@ -66,6 +69,7 @@ def wide_nodes(
         found = next(_node_hazards(node, spans, narrow, node.name in integer), None)
         if found is not None:
             reasons[str(node.name)] = found
+    _keep_masks(model, spans, narrow, reasons)
     _keep_floors(model, spans, narrow, reasons)
     _keep_small_operands(model, spans, narrow, reasons)
     return reasons
@@ -275,6 +279,27 @@ def _axes(node: ir.Node) -> tuple[int, ...]:
         return listed
     constant = edit.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     return tuple(int(axis) for axis in constant.ravel()) if constant is not None else ()
+
+
+def _keep_masks(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
+    """What a mask too large for the type (-3.4e38) may be added to stays wide up to its softmax.
+
+    Samples without a masked position do not show it; with one, a row that is masked throughout would become NaN.
+    """
+    reason = f"behind a mask too large for {narrow.name}"
+    masked: set[ir.Value] = set()
+    for node in model.graph:
+        if any(value in masked for value in node.inputs):
+            reasons.setdefault(str(node.name), reason)
+            if node.op_type in _MASK_CARRIERS:
+                masked.update(node.outputs)
+        elif node.op_type in _MASK_CARRIERS and any(_overflows(value, spans, narrow) for value in node.inputs):
+            masked.update(node.outputs)
+
+
+def _overflows(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> bool:
+    constant = spans.constant(value)
+    return constant is not None and constant.size > 0 and max(map(abs, finite_range(constant))) > narrow.largest
 
 
 def _keep_floors(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
