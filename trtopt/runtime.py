@@ -47,6 +47,8 @@ class OrtSession:
         options.intra_op_num_threads = threads
         # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
         options.enable_mem_pattern = False
+        # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}

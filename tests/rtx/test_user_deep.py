@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -14,7 +13,7 @@ pytest.importorskip("tensorrt_rtx")
 
 
 def test_a_chain_too_deep_for_the_usual_stack_is_built(tmp_path: Path) -> None:
-    length = 5000
+    length = 3500
     kinds = ("Relu", "Sigmoid", "Tanh", "Neg")
     nodes = [helper.make_node(kinds[i % 4], [f"t{i}"], [f"t{i + 1}"], f"n{i}") for i in range(length)]
     graph = helper.make_graph(

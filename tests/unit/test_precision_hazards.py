@@ -87,9 +87,9 @@ def test_operators_that_move_values_stay_wide_between_hazards() -> None:
 
 def test_what_a_relu_lets_through_counts_for_the_convolution_before_it() -> None:
     text = """g (float[1,4,4,4] x) => (float[1,4,4,4] y) <float[4,4,1,1] w = {0}> {
-        c = Conv(x, w) r = Relu(c) y = Tanh(r) }"""
+        c = Conv(x, w) r = Relu(c) t = Tanh(r) y = Neg(t) }"""
     source = model(text, w=np.ones((4, 4, 1, 1)))
-    assert set(wide(source, {"x": ORDINARY, "r": seen(0, 5e4)})) == {"c", "r", "y"}
+    assert set(wide(source, {"x": ORDINARY, "r": seen(0, 5e4)})) == {"c", "r", "t"}
     assert wide(source, {"x": ORDINARY, "r": seen(0, 2e4)}) == {}
 
 
@@ -192,8 +192,8 @@ def test_sums_inside_a_kernel_are_bounded(
 
 
 def test_a_softmax_longer_than_fp16_counts_stays_wide() -> None:
-    text = "g (float[1,%d] x) => (float[1,%d] y) { y = Softmax(x) }"
-    assert "70000 exponentials" in wide(text % (70000, 70000), {"x": ORDINARY})["y"]
+    text = "g (float[1,%d] x) => (float[1,%d] y) { s = Softmax(x) y = Neg(s) }"
+    assert "70000 exponentials" in wide(text % (70000, 70000), {"x": ORDINARY})["s"]
     assert wide(text % (60000, 60000), {"x": ORDINARY}) == {}
 
 
@@ -265,7 +265,7 @@ def test_growth_counts_the_headroom_of_the_operand() -> None:
 
 
 def test_integers_that_pass_as_floats_stay_exact() -> None:
-    text = "g (int64[4] i, float[4] t) => (float[4] y) { a = Cast <to = 1> (i) b = Add(a, t) y = Tanh(b) }"
+    text = "g (int64[4] i, float[4] t) => (float[4] y) { a = Cast <to = 1> (i) b = Add(a, t) c = Tanh(b) y = Neg(c) }"
     assert set(wide(text, {"a": seen(0, 3000)})) == {"a", "b"}
     assert wide(text, {"a": seen(0, 2000)}) == {}
     assert set(wide(text, {"a": seen(0, 300)}, BF16)) == {"a", "b"}
@@ -289,3 +289,9 @@ def test_a_mask_that_no_sample_shows_keeps_its_softmax_wide() -> None:
     stats = dict.fromkeys(["x", "keep", "a", "b", "c", "d", "y"], seen(0, 1))
     assert set(wide(text, stats)) == {"b", "c", "d"}
     assert wide(text, stats)["d"] == "behind a mask too large for fp16"
+
+
+@pytest.mark.parametrize("op", ["Sigmoid", "Softmax", "LogSoftmax", "Tanh"])
+def test_scores_that_leave_the_network_are_not_rounded_to_ties(op: str) -> None:
+    assert set(wide(f"g (float[1,4] x) => (float[1,4] y) {{ a = Neg(x) y = {op}(a) }}", {"a": ORDINARY})) == {"y"}
+    assert wide(f"g (float[1,4] x) => (float[1,4] y) {{ a = {op}(x) y = Neg(a) }}", {"a": ORDINARY}) == {}

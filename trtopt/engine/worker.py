@@ -53,7 +53,7 @@ def main(folder: str) -> None:
 
 def _allow_deep_recursion() -> None:
     """Let this thread's stack grow: the compiler recurses along chains of nodes, and thousands of them do not fit the
-    usual 8 MiB (TensorRT for RTX 1.7 dies of SIGSEGV on a chain of 5000)."""
+    usual 8 MiB (TensorRT for RTX 1.7 dies of SIGSEGV on a chain of 3500)."""
     if sys.platform == "win32":
         return
     resource = importlib.import_module("resource")

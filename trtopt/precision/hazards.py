@@ -41,6 +41,9 @@ _SQUARES = frozenset(
 _SENSITIVE = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operators (Pow with a negative exponent) that make a small operand large, and which operand."""
 
+_SQUASHING = frozenset(["Sigmoid", "Softmax", "LogSoftmax", "Tanh"])
+"""Operators that press scores together, so that rounding their result makes equal what was not."""
+
 _FLOORS = frozenset({"Add", "Max", "Clip", "Sub", "Where"})
 
 _MASK_CARRIERS = LAYOUT_OPS | frozenset(["Add", "Sub", "Mul", "Where", "Cast", "Concat"])
@@ -86,6 +89,8 @@ def _node_hazards(node: ir.Node, spans: Spans, narrow: NarrowType, integer: bool
     yield from _sum_hazards(node, spans, narrow)
     if node.op_type in _DOTS and not (integer and spans.of(node.outputs[0]) is not None):
         yield from _dot_hazards(node, spans, narrow)
+    if node.op_type in _SQUASHING and any(value.is_graph_output() for value in node.outputs):
+        yield "its result leaves the network in FP32: rounding it on the way would only make ties"
     epsilon = node.attributes.get("epsilon")
     if epsilon is not None and epsilon.as_float() > 0 and narrow.round(np.array(epsilon.as_float())) == 0:
         yield f"epsilon {epsilon.as_float():.1e} is 0 in {narrow.name}"
