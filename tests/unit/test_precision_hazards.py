@@ -295,3 +295,15 @@ def test_a_mask_that_no_sample_shows_keeps_its_softmax_wide() -> None:
 def test_scores_that_leave_the_network_are_not_rounded_to_ties(op: str) -> None:
     assert set(wide(f"g (float[1,4] x) => (float[1,4] y) {{ a = Neg(x) y = {op}(a) }}", {"a": ORDINARY})) == {"y"}
     assert wide(f"g (float[1,4] x) => (float[1,4] y) {{ a = {op}(x) y = Neg(a) }}", {"a": ORDINARY}) == {}
+
+
+def test_a_small_head_before_final_scores_stays_fp32_and_a_large_one_does_not() -> None:
+    text = (
+        "g (float[1,8] x) => (float[1,N] y) <float[8,N] w = {0}, float[N] b = {0}> { a = Gemm(x, w, b) y = Sigmoid(a) }"
+    )
+    small = model(text.replace("N", "4"), w=np.ones((8, 4)), b=np.ones(4))
+    large = model(text.replace("N", "70000"), w=np.ones((8, 70000)), b=np.ones(70000))
+    stats = {"x": ORDINARY, "a": ORDINARY, "y": seen(0, 1)}
+    assert set(wide(small, stats)) == {"a", "y"}
+    assert set(wide(small, stats, integer=frozenset({"a"}))) == {"y"}
+    assert set(wide(large, stats)) == {"y"}

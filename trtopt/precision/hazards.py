@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.precision.heads import score_nodes
 from trtopt.precision.plan import NarrowType
 from trtopt.precision.schemas import why_fp32
 from trtopt.precision.spans import LAYOUT_OPS, Span, Spans, finite_range, is_float
@@ -40,9 +41,6 @@ _SQUARES = frozenset(
 
 _SENSITIVE = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operators (Pow with a negative exponent) that make a small operand large, and which operand."""
-
-_SQUASHING = frozenset(["Sigmoid", "Softmax", "LogSoftmax", "Tanh"])
-"""Operators that press scores together, so that rounding their result makes equal what was not."""
 
 _FLOORS = frozenset({"Add", "Max", "Clip", "Sub", "Where"})
 
@@ -75,7 +73,7 @@ def wide_nodes(
     _keep_masks(model, spans, narrow, reasons)
     _keep_floors(model, spans, narrow, reasons)
     _keep_small_operands(model, spans, narrow, reasons)
-    return reasons
+    return score_nodes(model, integer) | reasons
 
 
 def _node_hazards(node: ir.Node, spans: Spans, narrow: NarrowType, integer: bool) -> Iterator[str]:
@@ -89,8 +87,6 @@ def _node_hazards(node: ir.Node, spans: Spans, narrow: NarrowType, integer: bool
     yield from _sum_hazards(node, spans, narrow)
     if node.op_type in _DOTS and not (integer and spans.of(node.outputs[0]) is not None):
         yield from _dot_hazards(node, spans, narrow)
-    if node.op_type in _SQUASHING and any(value.is_graph_output() for value in node.outputs):
-        yield "its result leaves the network in FP32: rounding it on the way would only make ties"
     epsilon = node.attributes.get("epsilon")
     if epsilon is not None and epsilon.as_float() > 0 and narrow.round(np.array(epsilon.as_float())) == 0:
         yield f"epsilon {epsilon.as_float():.1e} is 0 in {narrow.name}"
