@@ -24,10 +24,12 @@ from trtopt.engine.build import EngineArtifact, check_options
 from trtopt.engine.profiles import Profile, plan_profiles
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
-from trtopt.files import atomic_write, check_writable
+from trtopt.files import atomic_write, check_outputs
+from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
+from trtopt.outputs import check_files
 from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.samples import Samples, open_samples
@@ -118,6 +120,10 @@ def _run(
     make_engine: bool,
 ) -> BuildReport:
     example_inputs = options.pop("example_inputs", None)
+    if config is not None and not isinstance(config, BuildConfig):
+        raise UsageError(
+            "config is not a BuildConfig", where="config", remedy="pass options as keywords: build(m, precision=...)"
+        )
     config = (config or BuildConfig()).with_options(options)
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         path = _as_file(model, Path(folder), example_inputs)
@@ -170,13 +176,13 @@ class _Session:
         config, clock = self.config, self.clock
         target = self._target()
         outputs = self._outputs(path, target)
-        for output in outputs.values():
-            check_writable(output)
+        check_files(str(path), config, None, engine=self.make_engine)
         registry.select(config.recipes)
         if self.make_engine:
             check_options(config.builder, config.plugins, target.backend)
         with clock.stage("load"):
             loaded = load(path)
+        check_outputs({f"the output {file.name}": file for file in outputs.values()}, _weight_files(loaded.model))
         samples, check, source = self._samples(loaded, calib, eval_samples)
         metric = self._metric(check)
         profiles = self._profiles(loaded, samples)
@@ -318,6 +324,13 @@ def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRe
     if engine is None:
         return None
     return dataclasses.replace(engine.record, path=str(path) if path else None)
+
+
+def _weight_files(model: ir.Model) -> dict[str, Path]:
+    """The files that hold the model's external weights, by what messages call them."""
+    values = [value for graph in edit.all_graphs(model.graph) for value in graph.initializers.values()]
+    tensors = [value.const_value for value in values if isinstance(value.const_value, ir.ExternalTensor)]
+    return {f"the weights of the model ({Path(item.path).name})": Path(item.path) for item in tensors}
 
 
 def _describe(artifact: ModelArtifact) -> dict[str, Any]:

@@ -225,6 +225,12 @@ class BuildConfig:
             if value is not None or item.default is not None:
                 value = checked(item.name, item.metadata["option"], kinds[item.name], value)
                 object.__setattr__(self, item.name, value)
+        if self.max_accuracy_drop is not None and self.max_accuracy_drop < 0:
+            raise UsageError(
+                "The largest accuracy drop is negative",
+                where=flag("max_accuracy_drop"),
+                remedy="give a number from 0 on; the drop is baseline - optimized",
+            )
 
     def with_options(self, changes: Mapping[str, Any]) -> BuildConfig:
         """A copy with other values of the named options.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -42,6 +43,7 @@ class OrtSession:
         self, model: ir.Model, outputs: Sequence[str] | None = None, *, keep_qdq: bool = False, threads: int = 0
     ) -> None:
         ort = require("onnxruntime", "cpu", "run models on the CPU")
+        ort.disable_telemetry_events()
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
@@ -53,9 +55,9 @@ class OrtSession:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}
         try:
-            light, self._weights = _detach_weights(
-                with_outputs(model, outputs) if outputs is not None else model.clone()
-            )
+            clone = with_outputs(model, outputs) if outputs is not None else model.clone()
+            _widen_bf16_borders(clone)
+            light, self._weights = _detach_weights(clone)
             values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._weights.values()]
             options.add_external_initializers(list(self._weights), values)
             data = ir.to_proto(light).SerializeToString()
@@ -70,13 +72,13 @@ class OrtSession:
         self.output_names: tuple[str, ...] = tuple(item.name for item in self._session.get_outputs())
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
-        """Outputs in the order of ``output_names``.
+        """Outputs in the order of ``output_names``; what the graph gives as BF16 comes as float32.
 
         Raises:
             InvalidModelError: The model fails on these inputs.
         """
         try:
-            return list(self._session.run(None, dict(feeds)))
+            return list(self._session.run(None, {name: _without_bf16(array) for name, array in feeds.items()}))
         except Exception as error:
             shapes = ", ".join(f"{name}:{value.dtype}{list(value.shape)}" for name, value in feeds.items())
             raise InvalidModelError(
@@ -108,6 +110,39 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     values.update((value.name, value) for node in clone.graph for value in node.outputs)
     clone.graph.outputs[:] = [values[name] for name in names]
     return clone
+
+
+def _widen_bf16_borders(model: ir.Model) -> None:
+    """Make inputs and outputs of type BF16 FP32 with a Cast, in place: ONNX Runtime's numpy interface has no BF16."""
+    graph = model.graph
+    for value in graph.inputs:
+        if value.dtype is ir.DataType.BFLOAT16:
+            uses = list(value.uses())
+            cast = _cast(value, ir.DataType.BFLOAT16)
+            for node, index in uses:
+                node.replace_input_with(index, cast.outputs[0])
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+            if len(graph):
+                graph.insert_before(graph[0], cast)
+            else:
+                graph.append(cast)
+    for position, value in enumerate(graph.outputs):
+        if value.dtype is ir.DataType.BFLOAT16:
+            cast = _cast(value, ir.DataType.FLOAT)
+            cast.outputs[0].name, value.name = value.name, f"{value.name}_bf16"
+            graph.append(cast)
+            graph.outputs[position] = cast.outputs[0]
+
+
+def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    node = ir.node("Cast", [value], attributes={"to": int(dtype)}, name=f"{value.name}_border")
+    node.outputs[0].name = f"{value.name}_border"
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(dtype), value.shape
+    return node
+
+
+def _without_bf16(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def _detach_weights(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:

@@ -141,6 +141,12 @@ def _predictions(runner: Runner, feeds: Feeds) -> np.ndarray:
     raise _no_scores("top1", ", ".join(str(list(output.shape)) for output in outputs))
 
 
+def _classes(runner: Runner, feeds: Feeds) -> int:
+    """Number of classes of the first output that holds scores of classes."""
+    scores = next(output for output in runner.run(feeds) if is_class_like(output))
+    return int([dim for dim in scores.shape[1:] if dim != 1][-1])
+
+
 def _no_scores(name: str, where: str) -> UsageError:
     return UsageError(
         f"--metric {name}: no output holds scores of classes",
@@ -166,5 +172,11 @@ def _top1(runner: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -
             f"--metric top1: {wanted.size} labels for {predicted.size} predictions",
             where=LABELS,
             remedy="give one label per sample, as class indices",
+        )
+    if wanted.max() > (classes := _classes(runner, next(iter(samples)))) - 1 or wanted.min() < 0:
+        raise UsageError(
+            f"--metric top1: the labels go from {wanted.min():g} to {wanted.max():g}, and there are {classes} classes",
+            where=LABELS,
+            remedy="class indices start at 0; give the ones the model's outputs stand for",
         )
     return float((predicted == wanted).mean())

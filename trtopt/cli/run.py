@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtopt.cli import trtexec
-from trtopt.cli.options import add_config_options, check_files, config_from
+from trtopt.cli.options import add_config_options, config_from
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
 from trtopt.config import BuildConfig
 from trtopt.errors import GateError
+from trtopt.outputs import check_files
 
 if TYPE_CHECKING:
     from trtopt.report.records import BuildReport

@@ -21,6 +21,8 @@ _NARROW = ("FP4", "FP4E2M1", "Int8", "FP8")
 _MATH = ("conv", "gemm", "mha", "fused")
 """Kinds of kernels with matrix multiplications, those that surely have one first."""
 
+_FLOATS = frozenset(["Half", "BFloat16", "Float"])
+
 
 def achieved_precision(layers: Sequence[LayerInfo], flop_by_node: Mapping[str, int]) -> dict[str, Achieved]:
     """The share of each dtype in kernels and in flop, first optimization profile.
@@ -57,7 +59,8 @@ def math_dtype(layer: LayerInfo) -> str:
 
     A convolution, matrix product or attention kernel is narrow (INT8, FP8, FP4) when an activation *and* its other
     operand (a constant of rank 2 or more, else another view or activation) are; a narrow constant alone is a
-    compressed weight, widened before the product. Otherwise the widest floating-point operand decides.
+    compressed weight, widened before the product. Otherwise a floating-point weight decides (an activation of another
+    type is cast as it is read), and without one the widest floating-point operand.
     """
     operands = [tensor.dtype for tensor in layer.inputs]
     if layer.kind in _MATH:
@@ -65,7 +68,8 @@ def math_dtype(layer: LayerInfo) -> str:
         for dtype in _NARROW:
             if dtype in operands and (dtype in weights or operands.count(dtype) >= 2):
                 return _NAMES[dtype]
-        operands = [dtype for dtype in operands if dtype not in _NARROW] or operands
+        stored = [dtype for dtype in weights if dtype in _FLOATS]
+        operands = stored or [dtype for dtype in operands if dtype not in _NARROW] or operands
     return _name(operands, layer.constants, layer.outputs)
 
 

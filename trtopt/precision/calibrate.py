@@ -10,6 +10,7 @@ observed tensors of two samples, whatever their number. (A third worker gains no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -90,7 +91,10 @@ def collect(
     workers = _WORKERS if cores > 1 else 1
     on_event(Event("start", _TASK, total=samples.count))
     feed = _Feed(samples, on_event)
-    with OrtSession(model, computed, threads=max(1, cores // workers)) as session:
+    with contextlib.ExitStack() as stack:
+        session = (
+            stack.enter_context(OrtSession(model, computed, threads=max(1, cores // workers))) if computed else None
+        )
         _run_workers(workers, lambda: _work(session, computed, builders, feed), feed)
     table = RangeTable({name: builder.finish() for name, builder in builders.items()})
     on_event(Event("end", _TASK))
@@ -158,9 +162,11 @@ class _Feed:
             self._on_event(Event("advance", _TASK))
 
 
-def _work(session: OrtSession, computed: Sequence[str], builders: Mapping[str, StatsBuilder], feed: _Feed) -> None:
+def _work(
+    session: OrtSession | None, computed: Sequence[str], builders: Mapping[str, StatsBuilder], feed: _Feed
+) -> None:
     while (sample := feed.take()) is not None:
-        outputs = session.run(sample) if computed else []
+        outputs = session.run(sample) if session is not None else []
         with feed.counting:
             for name in builders.keys() & sample.keys():
                 builders[name].update(sample[name])

@@ -134,6 +134,9 @@ def _quantized_op(
 ) -> QuantizedOp | Refusal:
     name, activation = str(node.name), str(node.inputs[0].name)  # type: ignore[union-attr]
     found = stats.get(activation)
+    weight = edit.constant_of(node.inputs[1])
+    if weight is not None and not np.isfinite(np.abs(weight).max(initial=0)):
+        return Refusal(name, f"its weight {node.inputs[1].name} holds NaN or infinity")  # type: ignore[union-attr]
     if found is None:
         return Refusal(name, f"{activation} was not observed")
     if found.nonfinite:

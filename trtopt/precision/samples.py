@@ -167,7 +167,11 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
         raise UsageError("The samples do not exist", where=str(path), remedy=_REMEDY)
     files = [path]
     if path.is_dir():
-        files = sorted(item for item in path.iterdir() if item.suffix in (".npz", ".npy") and item.is_file())
+        files = sorted(
+            item
+            for item in path.iterdir()
+            if item.suffix in (".npz", ".npy") and item.name[0] != "." and item.is_file()
+        )
         if not files:
             raise UsageError("The folder holds no .npz or .npy file", where=str(path), remedy=_REMEDY)
     groups = tuple(_file_group(file, inputs) for file in files)
@@ -251,7 +255,7 @@ def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> I
         feeds = iter(make())
     except TrtoptError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(error, where) from error
     index = 0
     while True:
@@ -259,13 +263,13 @@ def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> I
             feed = next(feeds)
         except StopIteration:
             return
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _failed(error, where) from error
         yield _feed_group(feed, inputs, f"{where}, item {index}")
         index += 1
 
 
-def _failed(error: Exception, where: str) -> UsageError:
+def _failed(error: BaseException, where: str) -> UsageError:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,0 +1,49 @@
+"""Which files a run reads and writes, checked before any work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trtopt.config import BuildConfig, flag, options
+from trtopt.errors import UsageError
+from trtopt.files import check_outputs
+
+
+def check_files(model: str, config: BuildConfig, config_file: str | None, *, engine: bool) -> None:
+    """Raise before any work when an output cannot be written, or would overwrite an input or another output.
+
+    Args:
+        model: The model file.
+        config: The options; the paths among them are known by :class:`Option.path`.
+        config_file: The value of ``--config``.
+        engine: Whether an engine is built: it has a name when ``--output`` gives none, and a log beside the report.
+
+    Raises:
+        UsageError: See above; or the model is a folder.
+    """
+    if os.path.isdir(model or "."):
+        raise UsageError("The model path is a folder, not a file", where=model or ".", remedy="name the ONNX file")
+    outputs: dict[str, Path] = {}
+    inputs = {"the model": Path(model)}
+    if config_file is not None:
+        inputs["--config"] = Path(config_file)
+    for name, option in options(BuildConfig).items():
+        value = getattr(config, name)
+        if option.path == "output" and value is not None:
+            outputs[flag(name)] = Path(value)
+        elif option.path in ("source", "file") and value:
+            items = (value,) if isinstance(value, str) else value
+            inputs.update((f"{flag(name)} {item}", _source(item)) for item in items if item not in option.words)
+    if engine and config.output is None:
+        engines = (Path(model).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
+        inputs.update((f"the engine {path.name}", path) for path in engines)
+    if engine and config.report is not None:
+        inputs["the builder's log"] = Path(config.report).with_suffix(".build.log")
+    check_outputs(outputs, inputs)
+
+
+def _source(value: str) -> Path:
+    """The file that ``FILE.py:FUNCTION`` or a path names."""
+    script, _, function = value.rpartition(":")
+    return Path(script if script.endswith(".py") and function else value)
