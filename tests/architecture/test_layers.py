@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"trtopt": ROOT / "trtopt", "trtopt_recipes": ROOT / "recipes" / "trtopt_recipes"}
 
 TIERS = (
-    ("config", "config_file", "report", "errors", "events", "files", "_lazy", "_script"),
+    ("config", "config_file", "report", "errors", "events", "files", "outputs", "_lazy", "_script"),
     ("graph", "hardware", "runtime"),
     ("rewrite",),
     ("source", "precision", "accuracy", "engine"),
@@ -30,6 +30,9 @@ SIBLINGS = {
     ("config_file", "config"): "the file sets the configuration's fields",
     ("config", "errors"): "a wrong option is a usage error",
     ("config_file", "errors"): "so is a wrong key in the file",
+    ("outputs", "config"): "the options say which files are read and written",
+    ("outputs", "files"): "one check of an output's path",
+    ("outputs", "errors"): "an output over an input is a usage error",
     ("files", "errors"): "a file that cannot be written is a usage error",
     ("_lazy", "errors"): "a missing package is a dependency error",
     ("_script", "errors"): "a wrong FILE.py:FUNCTION is a usage error",
@@ -41,7 +44,8 @@ SIBLINGS = {
 RECIPES_MAY_IMPORT = ("rewrite", "graph", "report", "errors")
 
 HEAVY = frozenset("torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy matplotlib ray".split())
-LIGHT_MODULES = ("__init__", "__main__", "config", "config_file", "errors", "events", "files", "_lazy", "_script")
+LIGHT_MODULES = ("__init__", "__main__", "config", "config_file", "errors", "events", "files", "outputs")
+LIGHT_MODULES += ("_lazy", "_script")
 """Loaded by ``import trtopt`` or ``trtopt --help``, as are the modules of cli: the standard library only."""
 ARRAYS = frozenset("numpy onnx onnx_ir ml_dtypes rich".split())
 

@@ -112,7 +112,8 @@ def test_intermediate_tensors_are_compared_by_name_in_graph_order(path: Path) ->
         path, precision="int8", calib=SAMPLES, compare_tensors=True, output=str(path.with_name("o.onnx"))
     )
     assert report.accuracy is not None and report.accuracy.tensors is not None
-    assert list(report.accuracy.tensors)[:2] == ["r1", "r2"]
+    names = list(report.accuracy.tensors)
+    assert names.index("r1") < names.index("r2")
     assert report.accuracy.tensors["r1"].sqnr_db > report.accuracy.tensors["r2"].sqnr_db
 
 
