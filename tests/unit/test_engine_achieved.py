@@ -45,6 +45,7 @@ def layer(
         (layer("mha", ("Int8", "Int8", "Int8")), "int8"),
         (layer("mha", ("Half", "Half", "Half")), "fp16"),
         (layer("gemm", ("Int8", "Half"), ("Half",)), "fp16"),
+        (layer("fused", ("Float",), ("Half",)), "fp16"),  # the input is cast as it is read
         (layer("pointwise", ("Half",), (), ("Int8",)), "fp16"),  # quantizes
         (layer("pointwise", ("Int8",), (), ("Half",)), "int8"),
         (layer("pointwise", ("Half", "Float")), "fp32"),
