@@ -31,11 +31,11 @@ from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
 from trtopt.outputs import check_files
 from trtopt.precision.calib_synthetic import SYNTHETIC
-from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.samples import Samples, open_samples
 from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.rewrite import driver, registry
+from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 
@@ -187,7 +187,13 @@ class _Session:
         metric = self._metric(check)
         profiles = self._profiles(loaded, samples)
         with clock.stage("rewrite"):
-            cleaned = driver.run(loaded, recipes=config.recipes, strict=config.strict_recipes, on_event=clock.listen)
+            cleaned = driver.run(
+                loaded,
+                recipes=config.recipes,
+                strict=config.strict_recipes,
+                target=Target(target.backend.name, self.precision),
+                on_event=clock.listen,
+            )
         lowered = self._lower(cleaned, target, samples, profiles)
         job = pipeline.Verification(loaded.model, lowered.artifact.model, check, source, metric, config.compare_tensors)
         accuracy = pipeline.verify(job, clock)
@@ -279,7 +285,7 @@ class _Session:
         self, cleaned: ModelArtifact, target: _Target, samples: Samples, profiles: tuple[Profile, ...]
     ) -> pipeline.Lowered:
         if self.precision is None:
-            return pipeline.Lowered(cleaned, PrecisionPlan("as-is"), None, PrecisionRecord("as-is"))
+            return pipeline.Lowered(cleaned, None, PrecisionRecord("as-is"))
         largest = {name: top for profile in profiles for name, (_, _, top) in profile.shapes.items()}
         return pipeline.lower(cleaned, self.precision, target.backend.name, samples, self.config, largest, self.clock)
 

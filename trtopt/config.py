@@ -1,4 +1,4 @@
-"""Every option once: its help, unit, choices, aliases, and whether it changes the engine (part of the cache key)."""
+"""Every option once: its help, unit, choices, aliases and kind of value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Option:
         choices: The allowed values, if few.
         aliases: Other spellings on the command line (trtexec's).
         metavar: The placeholder in ``--help``.
-        changes_engine: Whether another value may give another engine.
         repeatable: The option may be given several times.
         path: What the value is as a path: a file that is written (``output``), a file or folder that is read or kept,
             a ``source`` (a path, or ``file.py:function``), or empty when it is no path.
@@ -45,7 +44,6 @@ class Option:
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     metavar: str = ""
-    changes_engine: bool = True
     repeatable: bool = False
     path: PathKind = ""
     words: tuple[str, ...] = ()
@@ -82,7 +80,6 @@ class BuildConfig:
         FILES,
         aliases=("--saveEngine",),
         metavar="FILE",
-        changes_engine=False,
         path="output",
     )
     precision: str | None = _option(
@@ -104,7 +101,6 @@ class BuildConfig:
         "file that keeps the calibration statistics",
         SAMPLES,
         metavar="FILE",
-        changes_engine=False,
         path="output",
     )
     eval: str | None = _option(
@@ -112,7 +108,6 @@ class BuildConfig:
         "samples to verify on (default: the calibration samples)",
         SAMPLES,
         metavar="SRC",
-        changes_engine=False,
         path="source",
         words=("synthetic",),
     )
@@ -121,32 +116,28 @@ class BuildConfig:
         "FILE.py:FUNCTION called with run(feeds) -> outputs, or top1, agreement, sqnr; higher is better",
         SAMPLES,
         metavar="METRIC",
-        changes_engine=False,
         path="source",
         words=("top1", "agreement", "sqnr"),
     )
     max_accuracy_drop: float | None = _option(
-        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X", changes_engine=False
+        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
     )
     min_sqnr_db: float | None = _option(
-        None, "fail (exit code 7) when an output's SQNR is below X dB", SAMPLES, metavar="X", changes_engine=False
+        None, "fail (exit code 7) when an output's SQNR is below X dB", SAMPLES, metavar="X"
     )
-    allow_accuracy_loss: bool = _option(
-        False, "report failed gates as warnings, exit code 0", SAMPLES, changes_engine=False
-    )
+    allow_accuracy_loss: bool = _option(False, "report failed gates as warnings, exit code 0", SAMPLES)
     compare_tensors: bool = _option(
         False,
         "compare intermediate tensors too, to name the layer where the error enters",
         SAMPLES,
-        changes_engine=False,
     )
-    keep_all_int8: bool = _option(False, "keep every INT8 region, also where it does not pay", PRECISION)
+    keep_all_int8: bool = _option(
+        False, "keep every INT8 region, also where it does not pay (none is taken back yet)", PRECISION
+    )
     recipes: str = _option(
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )
-    strict_recipes: bool = _option(
-        False, "fail (exit code 5) when a recipe fails instead of rolling it back", REWRITES, changes_engine=False
-    )
+    strict_recipes: bool = _option(False, "fail (exit code 5) when a recipe fails instead of rolling it back", REWRITES)
     gpu: str | None = _option(
         None,
         "target GPU, or 'portable' for Ampere and later (default: the one present, else L4)",
@@ -191,7 +182,6 @@ class BuildConfig:
         BUILDER,
         aliases=("--timingCacheFile",),
         metavar="FILE",
-        changes_engine=False,
         path="output",
     )
     cache_dir: str | None = _option(
@@ -199,22 +189,16 @@ class BuildConfig:
         "folder for cached calibration statistics (default: ~/.cache/trtopt)",
         SAMPLES,
         metavar="DIR",
-        changes_engine=False,
         path="folder",
     )
-    save_onnx: str | None = _option(
-        None, "write the optimized ONNX model", FILES, metavar="FILE", changes_engine=False, path="output"
-    )
-    report: str | None = _option(
-        None, "write the report as JSON", FILES, metavar="FILE", changes_engine=False, path="output"
-    )
+    save_onnx: str | None = _option(None, "write the optimized ONNX model", FILES, metavar="FILE", path="output")
+    report: str | None = _option(None, "write the report as JSON", FILES, metavar="FILE", path="output")
     export_layer_info: str | None = _option(
         None,
         "write the engine's fused layers as JSON",
         FILES,
         aliases=("--exportLayerInfo",),
         metavar="FILE",
-        changes_engine=False,
         path="output",
     )
 

@@ -31,7 +31,6 @@ from trtopt.precision.calib_cache import CacheFile
 from trtopt.precision.calibrate import Calibration, cached_collect
 from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
 from trtopt.precision.narrow import narrow_floats
-from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.qdq import quantize
 from trtopt.precision.samples import Samples
 from trtopt.precision.widen import widen
@@ -81,13 +80,11 @@ class Lowered:
 
     Attributes:
         artifact: The optimized model.
-        plan: What was decided.
         calibration: What was observed; None when the precision needs no ranges.
         record: The precision part of the report, not yet knowing what the engine achieves.
     """
 
     artifact: ModelArtifact
-    plan: PrecisionPlan
     calibration: CalibrationRecord | None
     record: PrecisionRecord
 
@@ -139,7 +136,7 @@ def lower(
         int8_flop_share=int8_flop_share(base, plan, flop) if precision == "int8" else None,
         kept=tuple(KeptNode(node, "fp32", reason) for node, reason in plan.wide.items()),
     )
-    return Lowered(artifact.with_step(model, step), plan, _calibration_record(calibration, samples, config), record)
+    return Lowered(artifact.with_step(model, step), _calibration_record(calibration, samples, config), record)
 
 
 def _observe(
@@ -232,7 +229,7 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
 def verify_engine(
     record: AccuracyRecord, job: Verification, engine: EngineArtifact, backend: Backend, clock: Clock
 ) -> AccuracyRecord:
-    """Add the engine's own outputs to the record, where the engine can run; else return the record as it is."""
+    """Add the engine's own outputs, and the metric on them, where it can run; else return ``record`` as it is."""
     if not can_run(backend, engine.data):
         return record
     with (

@@ -17,9 +17,7 @@ from trtopt.precision.spans import Spans
 
 
 def seen(low: float, high: float, smallest: float = 1e-3) -> TensorStats:
-    return TensorStats(
-        count=64, minimum=low, maximum=high, zeros=0, nonfinite=0, smallest_nonzero=smallest, fp16_underflow=0
-    )
+    return TensorStats(count=64, minimum=low, maximum=high, zeros=0, nonfinite=0, smallest_nonzero=smallest)
 
 
 def model(text: str, **weights: np.ndarray) -> ir.Model:

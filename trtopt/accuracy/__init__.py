@@ -1,1 +1,1 @@
-"""accuracy"""
+"""Accuracy: the optimized graph compared with FP32, metrics, gates."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.events import Event, OnEvent, ignore
+from trtopt.graph import edit
 from trtopt.report.records import OutputAccuracy
 from trtopt.runtime import Feeds, OrtSession
 
@@ -48,7 +49,7 @@ class Accumulator:
     nonfinite: int = 0
     agree: int = 0
     positions: int = 0
-    has_top1: bool | None = field(default=None)
+    has_top1: bool | None = None
 
     def update(self, reference: np.ndarray, output: np.ndarray) -> None:
         """Add one sample; both arrays have the same shape, any numeric or boolean dtype."""
@@ -262,7 +263,5 @@ def first_bad(optimized: ir.Model, tensors: Mapping[str, OutputAccuracy]) -> str
 
 def _captured(node: ir.Node) -> set[ir.Value]:
     """Values of outer graphs that the subgraphs of ``node`` read."""
-    graphs = [
-        attribute.as_graph() for attribute in node.attributes.values() if attribute.type == ir.AttributeType.GRAPH
-    ]
+    graphs = edit.subgraphs_of(node)
     return {value for graph in graphs for inner in graph.all_nodes() for value in inner.inputs if value is not None}

@@ -1,1 +1,1 @@
-"""cli"""
+"""The command line: one module per command. Nothing else prints."""

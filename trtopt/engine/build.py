@@ -1,4 +1,7 @@
-"""Build an engine in a process of its own and read back what the compiler made of the graph."""
+"""Build an engine in a process of its own and read back what the compiler made of the graph.
+
+The backend ``tensorrt`` was never run: it needs the target GPU. `trtopt doctor --selftest` is its first run.
+"""
 
 from __future__ import annotations
 

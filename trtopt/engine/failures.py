@@ -25,9 +25,7 @@ def crash(returncode: int, stderr: str) -> EngineBuildError:
         what = f"The compiler's process was ended by {name}"
         remedy = "SIGKILL usually means that memory ran out: free some, or build a smaller profile"
         if name != "SIGKILL":
-            remedy = (
-                "the compiler crashed: report it with the model; a smaller --precision or other shapes may avoid it"
-            )
+            remedy = "the compiler crashed: report it with the model; another precision or other shapes may avoid it"
     else:
         what = f"The compiler's process failed with exit code {returncode}"
         remedy = "run `trtopt doctor --selftest`, and report it with its output if that passes"
@@ -60,6 +58,12 @@ def refusal(
         return UsageError(
             f"This version of the backend has no {details[0]['name']}", where="--builder", remedy="leave the option out"
         )
+    if stage == "inspect":
+        return EngineBuildError(
+            "The engine was built, and the runtime of the same package does not load it to list its layers",
+            where="; ".join(text for severity, text in messages if severity != "WARNING")[:400] or model,
+            remedy="report it with the output of `trtopt doctor --selftest`",
+        )
     if stage == "parse":
         return _parse_error(details, model)
     return _build_error(messages, model)
@@ -77,7 +81,7 @@ def _parse_error(details: Sequence[dict[str, Any]], model: str) -> EngineBuildEr
         return EngineBuildError(
             f"The parser cannot read the model: {text}", where=f"{model} ({first['code']})", remedy="check the file"
         )
-    remedy = "change the model around this node; `--save-onnx` writes the graph the parser saw"
+    remedy = "change the model around this node; `trtopt optimize` writes the graph the parser saw"
     if "Plugin not found" in text:
         text = "no such operator, and no plugin of that name"
         remedy = "replace the operator, or name the library of its plugin with --plugins"

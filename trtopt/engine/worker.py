@@ -2,8 +2,11 @@
 
 A failed build can poison the next one in its process (seen with TensorRT for RTX 1.7: after a failure for compute
 capability 7.5 the next engine was lowered for it too), and native code can crash: hence one process per build. The
-request and the results are files in a folder; progress is JSON lines on standard output. This module imports nothing
-heavy, and trtopt's own modules only where that is cheap: the process starts for every build.
+request and the results are files in a folder; progress is JSON lines on standard output. This module imports the
+standard library only: the process starts for every build.
+
+What runs here is TensorRT for RTX without a GPU. What only the backend ``tensorrt`` uses (its flags and enums, the
+timing cache, the inspector) is written to the documented API of TensorRT 10.3 to 11 and was never run.
 """
 
 from __future__ import annotations

@@ -30,12 +30,6 @@ _ONE = np.int64(1)
 _CHUNK = 1 << 15
 """Elements per pass: the int64 indices of a chunk (256 KiB) stay in the second-level cache."""
 
-FP16_SMALLEST = 2.0**-24
-"""The smallest positive FP16 number (IEEE 754 binary16, subnormal)."""
-
-_FP16_SMALLEST_BITS = np.uint32(((127 - 24) << 24) - 1)
-"""Bits of ``FP16_SMALLEST`` as float32, shifted left by one to drop the sign, minus one (see ``_small``)."""
-
 
 @dataclass(frozen=True, eq=False)
 class TensorStats:
@@ -49,7 +43,6 @@ class TensorStats:
         nonfinite: Elements that are NaN or infinite.
         smallest_nonzero: Smallest finite ``|x| > 0``; with a histogram, the lower edge of its bin, at most 0.1 % less.
             0 when there is none.
-        fp16_underflow: Elements with ``0 < |x| < 2^-24``, below the smallest FP16 number.
         bins: int32, ascending indices of the non-empty bins of finite ``|x| > 0``; None without a histogram.
         counts: int64, elements in each of ``bins``.
     """
@@ -60,7 +53,6 @@ class TensorStats:
     zeros: int | None
     nonfinite: int
     smallest_nonzero: float
-    fp16_underflow: int
     bins: np.ndarray | None = None
     counts: np.ndarray | None = None
 
@@ -73,23 +65,6 @@ class TensorStats:
     def has_histogram(self) -> bool:
         """Whether the histogram was taken, or only the ranges."""
         return self.bins is not None
-
-    @property
-    def fp16_underflow_share(self) -> float:
-        """Share of the elements that are not zero and smaller than the smallest FP16 number."""
-        return self.fp16_underflow / self.count if self.count else 0.0
-
-    def share_below(self, threshold: float) -> float:
-        """Share of the elements with ``0 < |x| < threshold``: exact at powers of two, else interpolated in a bin.
-
-        Raises:
-            ValueError: The tensor has no histogram.
-        """
-        if self.bins is None or self.counts is None:
-            raise ValueError("share_below needs the histogram of the tensor")
-        low, high = bin_edges(self.bins)
-        part = np.clip((threshold - low) / (high - low), 0.0, 1.0)
-        return float((part * self.counts).sum() / self.count) if self.count else 0.0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorStats):
@@ -109,7 +84,6 @@ class TensorStats:
             self.zeros,
             self.nonfinite,
             self.smallest_nonzero,
-            self.fp16_underflow,
         )
 
 
@@ -132,7 +106,7 @@ class StatsBuilder:
         # Pages that no value falls into are never touched: a tensor takes some 0.2 MiB of the 2 MiB. (From 4 MiB on,
         # numpy asks for huge pages, and it would take all of it.) The last bin is that of -0.0.
         self._bins = np.zeros(_BINS + 1, np.int64) if histogram else None
-        self._count = self._nonfinite = self._underflow = 0
+        self._count = self._nonfinite = 0
         self._minimum = np.inf
         self._maximum = -np.inf
         # |x| in bits without the sign, minus one: zero wraps to the largest number and so never is the smallest.
@@ -171,13 +145,10 @@ class StatsBuilder:
         return all_finite and low >= 0
 
     def _small(self, bits: np.ndarray, scratch: np.ndarray) -> None:
-        """Smallest non-zero and FP16 underflows: comparisons of the bits without the sign, minus one."""
+        """The smallest that is not zero, by the bits without the sign, minus one."""
         np.left_shift(bits, np.uint32(1), out=scratch)
         np.subtract(scratch, np.uint32(1), out=scratch)
-        smallest = scratch.min()
-        self._smallest = min(self._smallest, smallest)
-        if smallest < _FP16_SMALLEST_BITS:
-            self._underflow += int(np.count_nonzero(scratch < _FP16_SMALLEST_BITS))
+        self._smallest = min(self._smallest, scratch.min())
 
     def finish(self) -> TensorStats:
         """The statistics so far."""
@@ -192,7 +163,6 @@ class StatsBuilder:
             zeros=None,
             nonfinite=self._nonfinite,
             smallest_nonzero=smallest if np.isfinite(smallest) else 0.0,
-            fp16_underflow=self._underflow,
         )
 
     def _finish_histogram(self, histogram: np.ndarray, minimum: float, maximum: float) -> TensorStats:
@@ -209,7 +179,6 @@ class StatsBuilder:
             zeros=zeros,
             nonfinite=self._nonfinite,
             smallest_nonzero=float(low[0]) if bins.size else 0.0,
-            fp16_underflow=int(counts[low < FP16_SMALLEST].sum()),
             bins=bins,
             counts=counts,
         )

@@ -86,8 +86,9 @@ def decide(
     quantized = [op for op in quantized if op.node not in left_out]
     wide = wide_nodes(model, spans, narrow, frozenset(op.node for op in quantized))
     for op in quantized:
-        if op.activation_amax / 127 < narrow.smallest_normal:
-            wide.setdefault(op.node, f"its INT8 scale {op.activation_amax / 127:.2g} is too small for {narrow.name}")
+        scale = ranges.scale(op.activation_amax)
+        if scale < narrow.smallest_normal:
+            wide.setdefault(op.node, f"its INT8 scale {scale:.2g} is too small for {narrow.name}")
     return PrecisionPlan(precision, narrow, wide, tuple(quantized), tuple(refused))
 
 
@@ -103,7 +104,7 @@ def _candidates(model: ir.Model, backend: str) -> tuple[list[ir.Node], list[Refu
     """Nodes with a constant weight that the backend's table sends to INT8, and the refusals of the others."""
     nodes, refused = [], []
     for node in model.graph:
-        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
+        if node.op_type not in _WEIGHTED or len(node.inputs) < 2:
             continue
         weight = edit.constant_of(node.inputs[1])
         if weight is None:

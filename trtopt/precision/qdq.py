@@ -10,9 +10,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.precision.casts import insert_behind
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
-
-LEVELS = 127
-"""Symmetric INT8 uses -127..127: -128 has no positive counterpart."""
+from trtopt.precision.ranges import LEVELS
 
 
 @dataclass(frozen=True)

@@ -209,13 +209,13 @@ def choose_amax(stats: TensorStats, method: str) -> tuple[float, str]:
     if not moments.low.size:
         return 0.0, "max"
     if method != "auto":
-        return _amax(moments, stats, method), method
-    found = np.array([_amax(moments, stats, name) for name in METHODS])
+        return _amax(moments, method), method
+    found = np.array([_amax(moments, name) for name in METHODS])
     best = int(np.argmin(_squared_errors(moments, found)))
     return float(found[best]), METHODS[best]
 
 
-def _amax(moments: _Moments, stats: TensorStats, method: str) -> float:
+def _amax(moments: _Moments, method: str) -> float:
     if method == "max":
         return moments.absmax
     if method == "percentile":

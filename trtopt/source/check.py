@@ -72,7 +72,7 @@ def check_model(proto: onnx.ModelProto, where: str) -> None:
         name = f"function {function.domain}.{function.name}"
         imports = {**opsets, **_imports(function.opset_import, name)}
         _check_opset(imports.get(""), name)
-        _check_nodes(function.node, set(function.input), _Scope(proto.ir_version, imports, functions), name)
+        _check_nodes(function.node, set(function.input), _Scope(proto.ir_version, imports, functions))
     _check_graph(proto.graph, set(), _Scope(proto.ir_version, opsets, functions), where)
     if not proto.graph.output:
         raise InvalidModelError("The graph has no outputs", where=where, remedy=_EXPORT_AGAIN)
@@ -187,7 +187,7 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], scope: _Scope, where: 
     initializers: set[str] = set()
     for tensor in graph.initializer:
         _define(tensor.name, initializers, f"initializer in {where}")
-    known = _check_nodes(graph.node, names | initializers, scope, where, outer)
+    known = _check_nodes(graph.node, names | initializers, scope, outer)
     for output in graph.output:
         # A nested graph may hand out a value of the graph around it.
         if output.name not in known:
@@ -197,7 +197,7 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], scope: _Scope, where: 
 
 
 def _check_nodes(
-    nodes: Iterable[onnx.NodeProto], defined: set[str], scope: _Scope, where: str, outer: set[str] | None = None
+    nodes: Iterable[onnx.NodeProto], defined: set[str], scope: _Scope, outer: set[str] | None = None
 ) -> set[str]:
     """Check names and operators; return every name that is visible."""
     own = set(defined)
