@@ -161,7 +161,7 @@ class OutputAccuracy:
         cosine: Cosine similarity over all elements.
         max_abs: Largest absolute difference.
         top1_agreement: Share of samples and positions whose argmax over the last axis agrees; None when the output is
-            not class-like (a last axis of at least 2 after squeezing, floating point).
+            not class-like: floating point, [N, C] or [N, positions, C] without unit axes, C >= 2.
         nonfinite: Elements that are NaN or infinite in the output but finite in the reference.
     """
 

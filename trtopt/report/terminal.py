@@ -131,7 +131,10 @@ def _precision(report: BuildReport) -> list[RenderableType]:
         wanted = "fp32" if record.requested == "tf32" else record.requested
         share = record.achieved[wanted].flop_share if wanted in record.achieved else 0.0
         style = "" if share >= _MOSTLY else "yellow"
-        body.append(_plain(f"asked for {record.requested}: {percent(share)} of the flop runs in {wanted}", style))
+        unsaid = "; the compiler may multiply in TF32 and does not say where" if record.requested == "tf32" else ""
+        body.append(
+            _plain(f"asked for {record.requested}: {percent(share)} of the flop runs in {wanted}{unsaid}", style)
+        )
     elif record.requested == AS_IS:
         body.append(_plain("the types the model has"))
     else:
