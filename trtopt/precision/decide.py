@@ -164,9 +164,11 @@ def _left_out(
     budget = rules.LARGEST_SHARE_LEFT_OUT * sum(flop.get(name, 0) for name in eligible)
     found = {}
     for name in sorted(quality, key=lambda node: quality[node]):
-        budget -= flop.get(name, 0)
-        if quality[name] >= rules.SMALLEST_INPUT_SQNR_DB or budget < 0:
+        if quality[name] >= rules.SMALLEST_INPUT_SQNR_DB:
             break
+        if flop.get(name, 0) > budget:
+            continue
+        budget -= flop.get(name, 0)
         reason = f"{activation[name]} keeps only {quality[name]:.1f} dB in INT8: too heavy-tailed"
         found[name] = Refusal(name, reason)
     return found
