@@ -18,6 +18,7 @@ PACKAGES = {"trtopt": ROOT / "trtopt", "trtopt_recipes": ROOT / "recipes" / "trt
 TIERS = (
     ("config", "config_file", "report", "errors", "events", "files", "outputs", "_lazy", "_script"),
     ("graph", "hardware", "runtime"),
+    ("roofline",),
     ("rewrite",),
     ("source", "precision", "accuracy", "engine"),
     ("pipeline",),

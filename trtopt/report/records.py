@@ -227,22 +227,22 @@ class BuildReport:
 
     def to_json_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
-        result: dict[str, Any] = {"schema": self.schema, **_plain(dataclasses.asdict(self))}
+        result: dict[str, Any] = {"schema": self.schema, **plain(dataclasses.asdict(self))}
         result.update(guard=[], sparsity=None, pareto=None, analysis=None, prediction=None)
         return result
 
 
 def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:
     """The layers of an engine as plain JSON values, as in ``engine.layers[]`` of the report."""
-    return [dict(_plain(dataclasses.asdict(layer))) for layer in engine.layers]
+    return [dict(plain(dataclasses.asdict(layer))) for layer in engine.layers]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """``value`` with JSON types only."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if value - value == 0.0 else None
     if isinstance(value, Path):

@@ -1,0 +1,195 @@
+"""The records of the JSON contract ``trtopt.analysis/1``. Field names are part of the contract.
+
+Conventions: 1 multiply-add = 2 flop; the bytes of a layer are each input, constant and output once; GB = 1e9; times in
+microseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtopt.report.records import plain
+
+SCHEMA = "trtopt.analysis/1"
+
+Limiter = Literal["math", "memory", "latency"]
+Severity = Literal["error", "warning", "hint", "info"]
+Level = Literal["onnx", "engine"]
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer and its predicted time.
+
+    Attributes:
+        name: The layer's name, unique in its list.
+        op: The ONNX operator that does the work, or the compiler's layer type.
+        onnx_nodes: Names of the ONNX nodes it computes.
+        kind: Which kernel does it: ``gemm``, ``conv``, ``depthwise``, ``attention``, ``recurrent``, ``memory``.
+        flop: Its arithmetic.
+        bytes: Each input, constant and output once.
+        arithmetic_intensity: Flop per byte.
+        dtype: The type of the operands of its arithmetic.
+        gemm: m, n, k and batch of its matrix product; None when it is bound by memory.
+        tile: m and n of the output tile of one thread block; None without a product.
+        tiles: Thread blocks.
+        waves: Rounds of thread blocks over the GPU, rounded up.
+        tile_efficiency: Share of the tiles' arithmetic that is useful.
+        wave_efficiency: ``tiles / (waves * slots)``: share of the GPU's slots that have a tile.
+        alignment_bytes: The largest power of two, at most 128, that divides its rows.
+        limiter: What bounds its time.
+        math_us: Time of the arithmetic alone.
+        memory_us: Time of moving the bytes alone.
+        latency_us: The launch.
+        predicted_us: All of it.
+    """
+
+    name: str
+    op: str
+    onnx_nodes: tuple[str, ...]
+    kind: str
+    flop: int
+    bytes: int
+    arithmetic_intensity: float
+    dtype: str
+    gemm: dict[str, int] | None
+    tile: dict[str, int] | None
+    tiles: int
+    waves: int
+    tile_efficiency: float
+    wave_efficiency: float
+    alignment_bytes: int
+    limiter: Limiter
+    math_us: float
+    memory_us: float
+    latency_us: float
+    predicted_us: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time, or could.
+
+    Attributes:
+        rule: The rule that found it (``trtopt explain RULE``).
+        severity: ``error``, ``warning``, ``hint`` (no gain could be predicted) or ``info``.
+        nodes: ONNX nodes, or layers where there are none.
+        message: What is so, with the figures.
+        remedy: What to change.
+        gain_us: Predicted microseconds won by the remedy; 0 when none can be predicted.
+    """
+
+    rule: str
+    severity: Severity
+    nodes: tuple[str, ...]
+    message: str
+    remedy: str
+    gain_us: float
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over layers. ``by_limiter`` and ``by_kind`` split ``predicted_us``."""
+
+    flop: int
+    bytes: int
+    predicted_us: float
+    by_limiter: dict[str, float]
+    by_kind: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Device memory, in bytes.
+
+    Attributes:
+        weight_bytes: All weights, once.
+        activation_bytes: The largest sum of activations alive at one time.
+        peak_node: The node at which it is reached.
+        device_bytes: What the GPU has.
+        fits: Whether weights and activations fit.
+    """
+
+    weight_bytes: int
+    activation_bytes: int
+    peak_node: str
+    device_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """One batch size of a sweep. ``throughput`` is in samples per second."""
+
+    batch: int
+    predicted_us: float
+    throughput: float
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class BatchSweep:
+    """A batch sweep.
+
+    Attributes:
+        points: By increasing batch.
+        knee: The smallest batch that reaches 90 % of the best throughput of the sweep.
+        budget_us: The latency budget asked for; None without one.
+        best_within_budget: The batch with the highest throughput within the budget; None when no batch meets it, or
+            none was asked for.
+    """
+
+    points: tuple[BatchPoint, ...]
+    knee: int
+    budget_us: float | None = None
+    best_within_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class LevelSummary:
+    """One level of the model: the ``onnx`` graph with the fusion TensorRT is known to do, or the built ``engine``.
+
+    Attributes:
+        level: Which.
+        kernels: Layers with work.
+        totals: Their sums.
+        proxy: The GPU the engine was lowered for when the compiler cannot target the one asked for; else None.
+    """
+
+    level: Level
+    kernels: int
+    totals: Totals
+    proxy: str | None = None
+
+
+@dataclass(frozen=True)
+class Uncosted:
+    """Nodes or layers whose operator has no cost: listed, and in no sum."""
+
+    op: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
+    of the ONNX graph."""
+
+    model: dict[str, Any]
+    gpu: dict[str, Any]
+    precision: str
+    layers: tuple[LayerRow, ...]
+    totals: Totals
+    findings: tuple[Finding, ...]
+    levels: tuple[LevelSummary, ...]
+    memory: Memory
+    uncosted: tuple[Uncosted, ...] = ()
+    batch_sweep: BatchSweep | None = None
+    warnings: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
+        return {"schema": self.schema, **plain(dataclasses.asdict(self))}

@@ -1,0 +1,139 @@
+"""What a kernel has to do: arithmetic, bytes, and the sizes that decide how well a GPU does it.
+
+The vocabulary between the two sides of the performance model. On one side an ONNX graph or the layers of an engine are
+turned into ``Layer``; on the other :mod:`trtopt.roofline.layer` turns a ``Work`` into microseconds on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gemm", "conv", "depthwise", "attention", "recurrent", "memory"]
+"""Which kernel does the work: a matrix product; a convolution (also transposed or grouped) as an implicit one; a
+convolution with one input channel per group, on CUDA cores; fused attention; a recurrent layer, step by step;
+everything bound by what it moves."""
+
+MathType = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
+
+ELEMENT_BYTES: dict[MathType, float] = {
+    "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5,
+}  # fmt: skip
+"""Bytes of one element of an operand."""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A matrix product [m, k] x [k, n], ``batch`` times.
+
+    A convolution is one with m = N*P*Q, n = K and k = C*R*S (output pixels, output channels, taps); a grouped one has
+    the channels of a group and ``batch`` = groups.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def flop(self) -> int:
+        """2mnk per product: one multiply-add = 2 flop."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a convolution slides over its input: sizes per spatial axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    group: int = 1
+    transposed: bool = False
+
+    @property
+    def unread_share(self) -> float:
+        """Share of the input that is never read: strides beyond the reach of the kernel skip pixels (a 1x1
+        convolution of stride 2 reads a quarter of its input)."""
+        if self.transposed:
+            return 0.0
+        pairs = zip(self.kernel, self.stride, strict=True)
+        return 1.0 - math.prod(min(1.0, size / step) for size, step in pairs)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one kernel has to do.
+
+    Attributes:
+        kind: Which kernel does it.
+        flop: All arithmetic, one multiply-add = 2 flop.
+        read_bytes: Activations read, each tensor once.
+        weight_bytes: Weights and other constants read, each once.
+        write_bytes: Activations written, each once.
+        dtype: The type of the operands of the arithmetic.
+        accumulate_fp16: Whether FP16 products are summed in FP16: a higher peak on GeForce GPUs.
+        gemm: The sizes of the (largest) matrix product; None for work bound by memory.
+        window: What a convolution slides over its input.
+        steps: Sequential steps, each as large as ``gemm``: the time steps of a recurrent layer.
+        alignment_bytes: The largest power of two, at most 128, that divides the length in bytes of the contiguous rows
+            the kernel reads and writes (channels, or k and n of a product).
+    """
+
+    kind: Kind
+    flop: int
+    read_bytes: int
+    weight_bytes: int
+    write_bytes: int
+    dtype: MathType
+    accumulate_fp16: bool = False
+    gemm: Gemm | None = None
+    window: Window | None = None
+    steps: int = 1
+    alignment_bytes: int = 128
+
+    @property
+    def bytes(self) -> int:
+        """Each input, constant and output once."""
+        return self.read_bytes + self.weight_bytes + self.write_bytes
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes that have to move: as :attr:`bytes`, without the pixels a strided convolution never reads."""
+        unread = self.window.unread_share if self.window else 0.0
+        return self.bytes - self.read_bytes * unread
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """Flop per byte; 0 when nothing is moved."""
+        return self.flop / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kernel of an engine, or the node or fused nodes of a graph that would become one.
+
+    Attributes:
+        name: The layer's name; unique in its list.
+        op: The ONNX operator that does the work, or the compiler's layer type.
+        onnx_nodes: Names of the ONNX nodes it computes.
+        work: What it has to do; None when its cost is not known, which is reported and never counted as zero.
+    """
+
+    name: str
+    op: str
+    onnx_nodes: tuple[str, ...]
+    work: Work | None
+
+
+def alignment_of(*row_lengths: int, dtype: MathType) -> int:
+    """The largest power of two, at most 128, that divides every row's length in bytes.
+
+    Args:
+        row_lengths: Elements per contiguous row, for each tensor.
+        dtype: The element type.
+    """
+    bits = [round(length * ELEMENT_BYTES[dtype] * 8) for length in row_lengths if length > 0]
+    common = math.gcd(128 * 8, *bits)
+    return max(common // 8, 1)
