@@ -7,17 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trtopt.api import build, export, optimize
-    from trtopt.config import BuildConfig
+    from trtopt.api_analyze import analyze
+    from trtopt.config import AnalyzeConfig, BuildConfig
     from trtopt.errors import TrtoptError
+    from trtopt.report.analysis import Analysis
     from trtopt.report.records import BuildReport
 
 __version__ = "0.1.0"
-__all__ = ["BuildConfig", "BuildReport", "TrtoptError", "build", "export", "optimize"]
+__all__ = [
+    "Analysis",
+    "AnalyzeConfig",
+    "BuildConfig",
+    "BuildReport",
+    "TrtoptError",
+    "analyze",
+    "build",
+    "export",
+    "optimize",
+]
 
 _HOMES = {
+    "Analysis": "trtopt.report.analysis",
+    "AnalyzeConfig": "trtopt.config",
     "BuildConfig": "trtopt.config",
     "BuildReport": "trtopt.report.records",
     "TrtoptError": "trtopt.errors",
+    "analyze": "trtopt.api_analyze",
     "build": "trtopt.api",
     "export": "trtopt.api",
     "optimize": "trtopt.api",

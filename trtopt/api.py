@@ -17,6 +17,7 @@ import onnx_ir as ir
 from trtopt import __version__, pipeline
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Metric, load_metric
+from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
@@ -25,10 +26,10 @@ from trtopt.engine.profiles import Profile, plan_profiles
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.files import atomic_write, check_outputs
-from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
-from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
+from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu
+from trtopt.hardware.user import gpu_table
 from trtopt.outputs import check_files
 from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.samples import Samples, open_samples
@@ -36,6 +37,8 @@ from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.rewrite import driver, registry
 from trtopt.rewrite.protocol import Target
+from trtopt.source.external import weight_files
+from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 
@@ -126,10 +129,10 @@ def _run(
         )
     config = (config or BuildConfig()).with_options(options)
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        path = _as_file(model, Path(folder), example_inputs)
+        path = as_file(model, Path(folder), example_inputs)
         if path.parent == Path(folder) and config.output is None:
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
-        session = _Session(config, pipeline.Clock(on_event), make_engine)
+        session = _Session(config, Clock(on_event), make_engine)
         return session.run(
             path,
             config.calib if calib is None else calib,
@@ -137,36 +140,10 @@ def _run(
         )
 
 
-def _as_file(model: Any, folder: Path, example_inputs: Any) -> Path:
-    """The model as a file: in-memory models are written to ``folder``."""
-    if isinstance(model, (str, Path)):
-        return Path(model)
-    path = folder / "model.onnx"
-    if isinstance(model, onnx.ModelProto):
-        onnx.save(model, path)
-    elif isinstance(model, ir.Model):
-        save_model(model, path)
-    elif hasattr(model, "forward"):
-        if example_inputs is None:
-            raise UsageError(
-                "A PyTorch module needs example inputs to be exported",
-                where="example_inputs",
-                remedy="pass a tuple of tensors",
-            )
-        export(model, path, example_inputs=example_inputs)
-    else:
-        raise UsageError(
-            f"Cannot build from a {type(model).__name__}",
-            where="model",
-            remedy="give a path, an ONNX model or a module",
-        )
-    return path
-
-
 class _Session:
     """One run of build or optimize."""
 
-    def __init__(self, config: BuildConfig, clock: pipeline.Clock, make_engine: bool) -> None:
+    def __init__(self, config: BuildConfig, clock: Clock, make_engine: bool) -> None:
         self.config = config
         self.clock = clock
         self.make_engine = make_engine
@@ -182,7 +159,7 @@ class _Session:
             check_options(config.builder, config.plugins, target.backend)
         with clock.stage("load"):
             loaded = load(path)
-        check_outputs({f"the output {file.name}": file for file in outputs.values()}, _weight_files(loaded.model))
+        check_outputs({f"the output {file.name}": file for file in outputs.values()}, weight_files(loaded.model))
         samples, check, source = self._samples(loaded, calib, eval_samples)
         metric = self._metric(check)
         profiles = self._profiles(loaded, samples)
@@ -209,7 +186,7 @@ class _Session:
         for failure in failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
         report = BuildReport(
-            model=_describe(loaded),
+            model=loaded.to_json_dict(),
             gpu=self._describe_gpu(target),
             steps=lowered.artifact.steps,
             calibration=lowered.calibration,
@@ -228,11 +205,8 @@ class _Session:
 
     def _target(self) -> _Target:
         """The GPU asked for, the one present, or the default; and the compiler for it."""
-        present, name = present_gpu(), self.config.gpu
-        if name is None:
-            gpu: GpuSpec | None = present or find_gpu(DEFAULT_GPU)
-        else:
-            gpu = None if name.strip().lower() == PORTABLE else find_gpu(name)
+        present = present_gpu()
+        gpu = choose_gpu(self.config.gpu, gpu_table(self.config.gpus), present)
         if self.make_engine:
             return _Target(choose_backend(self.config.backend, gpu, present), gpu)
         if self.config.backend == "auto":
@@ -330,24 +304,6 @@ def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRe
     if engine is None:
         return None
     return dataclasses.replace(engine.record, path=str(path) if path else None)
-
-
-def _weight_files(model: ir.Model) -> dict[str, Path]:
-    """The files that hold the model's external weights, by what messages call them."""
-    values = [value for graph in edit.all_graphs(model.graph) for value in graph.initializers.values()]
-    tensors = [value.const_value for value in values if isinstance(value.const_value, ir.ExternalTensor)]
-    return {f"the weights of the model ({Path(item.path).name})": Path(item.path) for item in tensors}
-
-
-def _describe(artifact: ModelArtifact) -> dict[str, Any]:
-    return {
-        "path": str(artifact.path) if artifact.path else None,
-        "sha256": artifact.sha256,
-        "opset": artifact.model.opset_imports.get(""),
-        "inputs": [
-            {"name": item.name, "dtype": str(item.dtype), "shape": list(item.shape)} for item in artifact.inputs
-        ],
-    }
 
 
 def _environment() -> dict[str, str]:

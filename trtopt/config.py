@@ -9,9 +9,13 @@ import os
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from trtopt.batch_sizes import checked_batches, parse_batches
 from trtopt.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 CALIB_METHODS = ("auto", "max", "percentile", "entropy", "mse")
@@ -57,13 +61,56 @@ BUILDER = "builder"
 FILES = "files"
 GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, FILES)
 
+_REPORT_HELP = "write the report as JSON"
+
 
 def _option(default: Any, help: str, group: str, **kwargs: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, group, **kwargs)})
 
 
 @dataclass(frozen=True)
-class BuildConfig:
+class Config:
+    """What the commands that take a model share.
+
+    Attributes:
+        gpus: GPUs of the user's own and other figures for known ones, by name: the tables ``[gpu.NAME]`` of the
+            configuration file (:func:`trtopt.hardware.user.gpu_table`).
+    """
+
+    gpu: str | None = _option(
+        None,
+        "target GPU (default: the one present, else L4); builds also take 'portable', for Ampere and later",
+        TARGET,
+        metavar="NAME",
+    )
+    gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kinds = field_kinds(type(self))
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name in kinds and (value is not None or item.default is not None):
+                value = checked(item.name, item.metadata["option"], kinds[item.name], value)
+                object.__setattr__(self, item.name, value)
+        tables = isinstance(self.gpus, Mapping) and all(isinstance(table, Mapping) for table in self.gpus.values())
+        _expect("gpus", self.gpus, "a mapping of GPU fields by GPU name", tables)
+
+    def with_options(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with other values of the named options.
+
+        Raises:
+            UsageError: There is no such option, or its value is wrong.
+        """
+        known = [item.name for item in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                remedy = did_you_mean(name, known) or "see docs/build.md and docs/analyze.md"
+                raise UsageError(f"There is no option {name!r}", where=name, remedy=remedy)
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class BuildConfig(Config):
     """The options of ``trtopt build`` and ``trtopt optimize``.
 
     ``precision=None`` means the command's default: FP16 for ``build``, the types the model has for ``optimize``. Paths
@@ -138,12 +185,6 @@ class BuildConfig:
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )
     strict_recipes: bool = _option(False, "fail (exit code 5) when a recipe fails instead of rolling it back", REWRITES)
-    gpu: str | None = _option(
-        None,
-        "target GPU, or 'portable' for Ampere and later (default: the one present, else L4)",
-        TARGET,
-        metavar="NAME",
-    )
     backend: str = _option("auto", "compiler", TARGET, choices=BACKENDS)
     min_shapes: tuple[ShapeMap, ...] = _option(
         (),
@@ -192,7 +233,7 @@ class BuildConfig:
         path="folder",
     )
     save_onnx: str | None = _option(None, "write the optimized ONNX model", FILES, metavar="FILE", path="output")
-    report: str | None = _option(None, "write the report as JSON", FILES, metavar="FILE", path="output")
+    report: str | None = _option(None, _REPORT_HELP, FILES, metavar="FILE", path="output")
     export_layer_info: str | None = _option(
         None,
         "write the engine's fused layers as JSON",
@@ -203,12 +244,7 @@ class BuildConfig:
     )
 
     def __post_init__(self) -> None:
-        kinds = field_kinds(type(self))
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if value is not None or item.default is not None:
-                value = checked(item.name, item.metadata["option"], kinds[item.name], value)
-                object.__setattr__(self, item.name, value)
+        super().__post_init__()
         if self.max_accuracy_drop is not None and self.max_accuracy_drop < 0:
             raise UsageError(
                 "The largest accuracy drop is negative",
@@ -216,28 +252,62 @@ class BuildConfig:
                 remedy="give a number from 0 on; the drop is baseline - optimized",
             )
 
-    def with_options(self, changes: Mapping[str, Any]) -> BuildConfig:
-        """A copy with other values of the named options.
 
-        Raises:
-            UsageError: There is no such option, or its value is wrong.
-        """
-        for name in changes:
-            if name not in options(type(self)):
-                raise UsageError(
-                    f"There is no option {name!r}",
-                    where=name,
-                    remedy=did_you_mean(name, options(type(self))) or "see trtopt build --help",
-                )
-        return dataclasses.replace(self, **changes)
+@dataclass(frozen=True)
+class AnalyzeConfig(Config):
+    """The options of ``trtopt analyze``.
+
+    ``precision=None`` means FP16, or the types the model has where it already carries 16-bit types or Q/DQ. Batch sizes
+    may be given as text, as on the command line, or as integers.
+
+    Raises:
+        UsageError: As of :class:`BuildConfig`.
+    """
+
+    precision: str | None = _option(
+        None, "precision to predict (default: fp16, or the model's own 16-bit and INT8)", PRECISION, choices=PRECISIONS
+    )
+    shapes: tuple[ShapeMap, ...] = _option(
+        (),
+        "input shapes, name:1x3x224x224,other:1x77 (default: 8 on a dynamic first axis)",
+        TARGET,
+        aliases=("--opt-shapes", "--optShapes"),
+        metavar="S",
+        repeatable=True,
+    )
+    compile: bool = _option(False, "compile with TensorRT for RTX and predict the layers of the engine too", TARGET)
+    batch_sweep: tuple[int, ...] = _option(
+        (),
+        "batch sizes to predict: 1,2,4 or 1..256 (a range: its ends, and four sizes per doubling)",
+        TARGET,
+        metavar="LIST",
+    )
+    latency_budget_ms: float | None = _option(
+        None,
+        "name the batch of the sweep with the highest throughput within MS milliseconds",
+        TARGET,
+        aliases=("--latency-budget",),
+        metavar="MS",
+    )
+    report: str | None = _option(None, _REPORT_HELP, FILES, metavar="FILE", path="output")
+    html: str | None = _option(None, "write the report as one HTML file", FILES, metavar="FILE", path="output")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = flag("latency_budget_ms")
+        if self.latency_budget_ms is not None and self.latency_budget_ms <= 0:
+            raise UsageError("The latency budget is not positive", where=where, remedy="give milliseconds above 0")
+        if self.latency_budget_ms is not None and not self.batch_sweep:
+            what = "A latency budget needs batch sizes to choose from"
+            raise UsageError(what, where=where, remedy="add --batch-sweep 1..256")
 
 
-FieldKind = Literal["flag", "number", "text", "texts", "shapes"]
+FieldKind = Literal["flag", "number", "text", "texts", "shapes", "batches"]
 
 
 def options(config: type) -> dict[str, Option]:
     """The options of a configuration class by field name."""
-    return {item.name: item.metadata["option"] for item in dataclasses.fields(config)}
+    return {item.name: item.metadata["option"] for item in dataclasses.fields(config) if "option" in item.metadata}
 
 
 def field_kinds(config: type) -> dict[str, FieldKind]:
@@ -249,6 +319,7 @@ def field_kinds(config: type) -> dict[str, FieldKind]:
         str | None: "text",
         tuple[str, ...]: "texts",
         tuple[ShapeMap, ...]: "shapes",
+        tuple[int, ...]: "batches",
     }
     hints = typing.get_type_hints(config)
     return {name: kinds[hints[name]] for name in options(config)}
@@ -285,6 +356,11 @@ def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:
         profiles = (value,) if isinstance(value, Mapping) else value
         _expect(name, value, "shapes by input name", isinstance(profiles, (list, tuple)))
         return tuple(_shape_map(name, profile) for profile in profiles)
+    if kind == "batches":
+        sizes = parse_batches(value, flag(name)) if isinstance(value, str) else value
+        good = isinstance(sizes, (list, tuple)) and all(type(size) is int for size in sizes)
+        _expect(name, value, "batch sizes, such as (1, 2, 4)", good)
+        return checked_batches(sizes, flag(name))
     if kind == "texts":
         items = (value,) if isinstance(value, (str, os.PathLike)) else value
         _expect(name, value, "a list of texts", isinstance(items, (list, tuple)))
@@ -315,5 +391,7 @@ def _shape_map(name: str, value: Any) -> ShapeMap:
 
 def _expect(name: str, value: Any, wanted: str, good: bool) -> Any:
     if not good:
-        raise UsageError(f"{name} must be {wanted}, not {value!r}", where=name, remedy="see docs/build.md")
+        raise UsageError(
+            f"{name} must be {wanted}, not {value!r}", where=name, remedy="see docs/build.md and docs/analyze.md"
+        )
     return value

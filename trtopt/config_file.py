@@ -6,47 +6,91 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trtopt.config import BuildConfig, FieldKind, Option, checked, did_you_mean, field_kinds, options
+from trtopt.config import (
+    AnalyzeConfig,
+    BuildConfig,
+    Config,
+    FieldKind,
+    Option,
+    checked,
+    did_you_mean,
+    field_kinds,
+    options,
+)
 from trtopt.errors import UsageError
 
-COMMANDS = ("build", "optimize")
+COMMANDS: dict[str, type[Config]] = {"build": BuildConfig, "optimize": BuildConfig, "analyze": AnalyzeConfig}
+"""The tables of options, and what each configures."""
+
+_PAGES = {"build": "build.md", "optimize": "build.md", "analyze": "analyze.md"}
+
+GPUS = "gpu"
+"""The table of GPUs, for all commands: ``[gpu.NAME]``."""
+
 _MOST_BYTES = 1 << 20
 
 
 def load(path: Path, command: str) -> dict[str, Any]:
-    """Read the table of ``command`` from a TOML file.
+    """Read the table of ``command`` from a TOML file, and its GPUs.
 
     Args:
         path: The file.
-        command: ``build`` or ``optimize``: the name of the table.
+        command: ``build``, ``optimize`` or ``analyze``: the name of the table.
 
     Returns:
-        Values by field name of :class:`BuildConfig`, checked. Relative paths are made relative to the file's folder.
-        Shapes are left as tuples of text, as on the command line.
+        Values by field name of the command's configuration, checked. Relative paths are made relative to the file's
+        folder. Shapes are left as tuples of text, as on the command line. ``gpus`` are the tables ``[gpu.NAME]``.
 
     Raises:
         UsageError: The file cannot be read or parsed, has an unknown table or key, or a value of the wrong type.
     """
-    tables = _parse(path)
-    for name, table in tables.items():
-        if name not in COMMANDS or not isinstance(table, dict):
-            raise UsageError(
-                f"The configuration file has an unknown table or key {name!r}",
-                where=f"{path}: {name}",
-                remedy=did_you_mean(name, COMMANDS)
-                or f"put options under {' or '.join(f'[{known}]' for known in COMMANDS)}",
-            )
-    if command not in tables:
+    tables = _tables(path)
+    gpus = tables.get(GPUS, {})
+    if command not in tables and not gpus:
         raise UsageError(f"The configuration file has no table [{command}]", where=str(path), remedy=f"add [{command}]")
-    known, kinds = options(BuildConfig), field_kinds(BuildConfig)
+    config = COMMANDS[command]
+    known, kinds = options(config), field_kinds(config)
     values: dict[str, Any] = {}
-    for key, value in tables[command].items():
+    for key, value in tables.get(command, {}).items():
         where = f"{path}: [{command}] {key}"
         if key not in known:
             near = did_you_mean(key.replace("-", "_"), known)
-            raise UsageError(f"Unknown option {key!r}", where=where, remedy=near or "see docs/build.md")
+            raise UsageError(f"Unknown option {key!r}", where=where, remedy=near or f"see docs/{_PAGES[command]}")
         values[key] = _value(key, known[key], kinds[key], value, where)
-    return {key: _anchored(known[key], value, path.absolute().parent) for key, value in values.items()}
+    anchored = {key: _anchored(known[key], value, path.absolute().parent) for key, value in values.items()}
+    return {**anchored, "gpus": gpus} if gpus else anchored
+
+
+def load_gpus(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables ``[gpu.NAME]`` of a TOML file by name; their fields are not checked here.
+
+    Raises:
+        UsageError: The file cannot be read or parsed, has an unknown table, or no GPU.
+    """
+    gpus = _tables(path).get(GPUS, {})
+    if not gpus:
+        raise UsageError("The configuration file has no GPU", where=str(path), remedy='add a table [gpu."NAME"]')
+    return gpus
+
+
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a file, each of a known name."""
+    tables = _parse(path)
+    known = (*COMMANDS, GPUS)
+    for name, table in tables.items():
+        if name not in known or not isinstance(table, dict):
+            raise UsageError(
+                f"The configuration file has an unknown table or key {name!r}",
+                where=f"{path}: {name}",
+                remedy=did_you_mean(name, known)
+                or f"put options under {' or '.join(f'[{item}]' for item in COMMANDS)}",
+            )
+    for name, table in tables.get(GPUS, {}).items():
+        if not isinstance(table, dict):
+            raise UsageError(
+                f"The GPU {name!r} is no table", where=f"{path}: [{GPUS}] {name}", remedy=f'write [{GPUS}."NAME"]'
+            )
+    return tables
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trtopt.config import BuildConfig, flag, options
+from trtopt.config import BuildConfig, Config, flag, options
 from trtopt.errors import UsageError
 from trtopt.files import check_outputs
 
 
-def check_files(model: str, config: BuildConfig, config_file: str | None, *, engine: bool) -> None:
+def check_files(model: str, config: Config, config_file: str | None, *, engine: bool = False) -> None:
     """Raise before any work when an output cannot be written, or would overwrite an input or another output.
 
     Args:
@@ -28,17 +28,17 @@ def check_files(model: str, config: BuildConfig, config_file: str | None, *, eng
     inputs = {"the model": Path(model)}
     if config_file is not None:
         inputs["--config"] = Path(config_file)
-    for name, option in options(BuildConfig).items():
+    for name, option in options(type(config)).items():
         value = getattr(config, name)
         if option.path == "output" and value is not None:
             outputs[flag(name)] = Path(value)
         elif option.path in ("source", "file") and value:
             items = (value,) if isinstance(value, str) else value
             inputs.update((f"{flag(name)} {item}", _source(item)) for item in items if item not in option.words)
-    if engine and config.output is None:
+    if engine and isinstance(config, BuildConfig) and config.output is None:
         engines = (Path(model).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
         inputs.update((f"the engine {path.name}", path) for path in engines)
-    if engine and config.report is not None:
+    if engine and isinstance(config, BuildConfig) and config.report is not None:
         inputs["the builder's log"] = Path(config.report).with_suffix(".build.log")
     check_outputs(outputs, inputs)
 

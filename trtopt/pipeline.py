@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,12 +15,13 @@ from trtopt import __version__
 from trtopt.accuracy.compare import compare, compare_tensors, first_bad
 from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.twin import fp32_twin
+from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend
 from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
 from trtopt.engine.profiles import Profile
 from trtopt.engine.run import EngineSession, can_run
-from trtopt.events import Event, OnEvent
+from trtopt.events import Event
 from trtopt.graph import cost, edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -31,6 +31,7 @@ from trtopt.precision.calib_cache import CacheFile
 from trtopt.precision.calibrate import Calibration, cached_collect
 from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
 from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.qdq import quantize
 from trtopt.precision.samples import Samples
 from trtopt.precision.widen import widen
@@ -44,34 +45,6 @@ from trtopt.report.records import (
 )
 from trtopt.runtime import OrtSession
 from trtopt.source.save import save_model
-
-
-@dataclass
-class Clock:
-    """Seconds by stage, and the warnings met on the way."""
-
-    on_event: OnEvent
-    seconds: dict[str, float] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-    def listen(self, event: Event) -> None:
-        """Pass an event on, and keep it if it is a warning."""
-        if event.kind == "warning" and event.text not in self.warnings:
-            self.warnings.append(event.text)
-        self.on_event(event)
-
-    def warn(self, stage: str, text: str) -> None:
-        """Raise a warning of the pipeline itself."""
-        self.listen(Event("warning", stage, text=text))
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time a stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 @dataclass(frozen=True)
@@ -115,12 +88,7 @@ def lower(
     stats = calibration.table.stats if calibration is not None else {}
     all_shapes = static_shapes(base, shapes)
     plan = decide(base, precision, backend, stats, all_shapes, config.calib_method)
-    model, wide = base, frozenset(plan.wide)
-    if plan.quantized:
-        quantized = quantize(base, plan)
-        model, wide = quantized.model, wide | quantized.wide
-    if plan.narrow is not None:
-        model = narrow_floats(model, plan.narrow, wide)
+    model = apply_plan(base, plan)
     seconds = time.perf_counter() - start
     clock.seconds["rewrite precision"] = seconds
     step = StepRecord(
@@ -137,6 +105,15 @@ def lower(
         kept=tuple(KeptNode(node, "fp32", reason) for node, reason in plan.wide.items()),
     )
     return Lowered(artifact.with_step(model, step), _calibration_record(calibration, samples, config), record)
+
+
+def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
+    """Write a precision plan into (a clone of) the widened model it was made for."""
+    model, wide = base, frozenset(plan.wide)
+    if plan.quantized:
+        quantized = quantize(base, plan)
+        model, wide = quantized.model, wide | quantized.wide
+    return model if plan.narrow is None else narrow_floats(model, plan.narrow, wide)
 
 
 def _observe(

@@ -52,8 +52,8 @@ class _Builder:
         return self.op("Relu", [self.op("Add", [y, x], f"{name}.add")], f"{name}.relu3")
 
 
-def resnet50(path: Path, seed: int = 0) -> None:
-    """Write the model: input ``input`` [1, 3, 224, 224] float32, output ``logits`` [1, 1000]."""
+def resnet50(path: Path, seed: int = 0, *, batch: int = 1) -> None:
+    """Write the model: input ``input`` [batch, 3, 224, 224] float32, output ``logits`` [batch, 1000]."""
     b = _Builder(seed)
     x = b.op("Relu", [b.conv("input", "conv1", (3, 64), kernel=7, stride=2)], "relu1")
     x = b.op("MaxPool", [x], "maxpool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -70,8 +70,8 @@ def resnet50(path: Path, seed: int = 0) -> None:
     graph = helper.make_graph(
         b.nodes,
         "resnet50",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, 224, 224])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 1000])],
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [batch, 3, 224, 224])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 1000])],
         b.weights,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -16,27 +16,35 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"trtopt": ROOT / "trtopt", "trtopt_recipes": ROOT / "recipes" / "trtopt_recipes"}
 
 TIERS = (
-    ("config", "config_file", "report", "errors", "events", "files", "outputs", "_lazy", "_script"),
+    (
+        *("config", "config_file", "batch_sizes", "report", "errors", "events", "clock", "files", "outputs"),
+        *("_lazy", "_script"),
+    ),
     ("graph", "hardware", "runtime"),
     ("roofline",),
     ("rewrite",),
     ("source", "precision", "accuracy", "engine"),
-    ("pipeline",),
-    ("api",),
+    ("pipeline", "pipeline_analyze"),
+    ("api", "api_analyze"),
     ("cli", "__main__"),
 )
 """From the bottom: a part may import what lies below it."""
 
 SIBLINGS = {
     ("config_file", "config"): "the file sets the configuration's fields",
+    ("config", "batch_sizes"): "an option of its own form",
+    ("batch_sizes", "errors"): "a wrong batch size is a usage error",
+    ("clock", "events"): "a warning is an event",
     ("config", "errors"): "a wrong option is a usage error",
     ("config_file", "errors"): "so is a wrong key in the file",
+    ("pipeline_analyze", "pipeline"): "an analysis compiles as a build does",
     ("outputs", "config"): "the options say which files are read and written",
     ("outputs", "files"): "one check of an output's path",
     ("outputs", "errors"): "an output over an input is a usage error",
     ("files", "errors"): "a file that cannot be written is a usage error",
     ("_lazy", "errors"): "a missing package is a dependency error",
     ("_script", "errors"): "a wrong FILE.py:FUNCTION is a usage error",
+    ("report", "_lazy"): "the plotting package is loaded when a page is drawn",
     ("report", "files"): "reports are written whole or not at all",
     ("__main__", "cli"): "python -m trtopt is the command",
 }
@@ -45,7 +53,7 @@ SIBLINGS = {
 RECIPES_MAY_IMPORT = ("rewrite", "graph", "report", "errors")
 
 HEAVY = frozenset("torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy matplotlib ray".split())
-LIGHT_MODULES = ("__init__", "__main__", "config", "config_file", "errors", "events", "files", "outputs")
+LIGHT_MODULES = ("__init__", "__main__", "batch_sizes", "config", "config_file", "errors", "events", "files", "outputs")
 LIGHT_MODULES += ("_lazy", "_script")
 """Loaded by ``import trtopt`` or ``trtopt --help``, as are the modules of cli: the standard library only."""
 ARRAYS = frozenset("numpy onnx onnx_ir ml_dtypes rich".split())

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph.cost import flop_by_node, is_eligible_for_int8
+from trtopt.graph.edit import all_nodes
 from trtopt.graph.shapes import infer_shapes, static_shapes
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
@@ -44,7 +45,31 @@ def one_node(graph: str) -> tuple[ir.Model, ir.Node]:
         ),
         ("g (float[2, 3] x) => (y) { y = Relu(x) }", 6),
         ("g (float[2, 3] x) => (y) { y = Identity(x) }", 0),
-        ("g (float[2, 6] x) => (y, z) { y, z = Split <axis = 1, num_outputs = 2> (x) }", 12),
+        ("g (float[2, 6] x) => (y, z) { y, z = Split <axis = 1, num_outputs = 2> (x) }", 0),
+        ("g (float[2, 3] x) => (y) { y = Softmax(x) }", 5 * 6),
+        ("g (float[2, 3, 4] x) => (y) { y = ReduceSum <keepdims = 0> (x) }", 24),
+        # 9 per output element.
+        (
+            "g (float[1, 2, 4, 4] x) => (y) { y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x) }",
+            9 * 32,
+        ),
+        # Two neighbours along each of two axes.
+        (
+            "g (float[1, 2, 4, 4] x) => (y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> "
+            '{ y = Resize <mode = "linear"> (x, , s) }',
+            2 * 4 * 128,
+        ),
+        ("g (float[1, 2, 4, 4] x) => (y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> { y = Resize(x, , s) }", 0),
+        # "bhid,bhjd->bhij", then two operands more, contracted from left to right: 2*2*3*4*5, then 2*2*3*5*6.
+        (
+            "g (float[2, 3, 4] a, float[2, 4, 5] b, float[2, 5, 6] c) => (y) "
+            '{ y = Einsum <equation = "bij,bjk,bkl->bil"> (a, b, c) }',
+            2 * 2 * 3 * 4 * 5 + 2 * 2 * 3 * 5 * 6,
+        ),
+        ('g (float[2, 3] x) => (y) { y = Einsum <equation = "ij->ji"> (x) }', 0),
+        ('g (float[2, 3] x) => (y) { y = Einsum <equation = "ij->i"> (x) }', 6),
+        # Shape arithmetic is done on the host.
+        ("g (int64[3] x) => (y) { y = Mul(x, x) }", 0),
     ],
 )
 def test_flop(graph: str, flop: int) -> None:
@@ -53,8 +78,30 @@ def test_flop(graph: str, flop: int) -> None:
 
 
 def test_nodes_of_unknown_shape_are_absent() -> None:
-    model, _ = one_node("g (float[2, 3] x) => (y) { y = NonZero(x) }")
+    model, _ = one_node("g (float[2, 3] x) => (y) { i = NonZero(x) f = Cast <to = 1> (i) y = Relu(f) }")
+    assert "node" not in flop_by_node(model, static_shapes(model, {}))
+
+
+def test_operators_without_a_cost_are_absent_not_zero() -> None:
+    model, _ = one_node("g (float[2, 2] x) => (y) { y = Det(x) }")
     assert flop_by_node(model, static_shapes(model, {})) == {}
+
+
+LOOP = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[2, 3] x) => (float[2, 3] y) <int64 trips = {7}, bool go = {1}> {
+    y = Loop <body = b (int64 i, bool c, float[2, 3] s) => (bool d, float[2, 3] t) {
+        d = Identity(c)
+        t = Relu(s)
+    }> (trips, go, x)
+}"""
+
+
+def test_the_body_of_a_loop_counts_once_per_iteration() -> None:
+    model = infer_shapes(ir.from_proto(onnx.parser.parse_model(LOOP)))
+    for index, node in enumerate(all_nodes(model.graph)):
+        node.name = f"{node.op_type}{index}"
+    flop = flop_by_node(model, static_shapes(model, {}))
+    assert {name.rstrip("0123456789"): count for name, count in flop.items()} == {"Loop": 0, "Identity": 0, "Relu": 42}
 
 
 @pytest.mark.parametrize(

@@ -112,3 +112,14 @@ def test_shapes_the_model_cannot_run_at_are_invalid() -> None:
     model = parse("g (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }")
     with pytest.raises(InvalidModelError):
         static_shapes(model, {"x": (2,), "z": (3,)})
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["GroupNormalization<num_groups = 2>(x, s, s)", "MeanVarianceNormalization(x)"],
+)
+def test_normalisations_that_onnx_cannot_infer_keep_the_shape_of_their_input(node: str) -> None:
+    model = parse(f"g (float[N, 4, 8, 8] x, float[4] s) => (float[N, 4, 8, 8] y) {{ a = {node} y = Relu(a) }}")
+    assert static_shapes(model, {"x": (3, 4, 8, 8)})["y"] == (3, 4, 8, 8)
+    assert str(value(infer_shapes(model), "a").shape) == "[N,4,8,8]"
+    assert [each.op_type for each in model.graph] == [node.partition("<")[0].partition("(")[0], "Relu"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from trtopt.hardware.spec import GpuSpec
 
 _SCHEMA = "trtopt.gpus/1"
-_RATES = ("fp32", "tf32", "fp16", "fp8", "int8", "fp4")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -24,12 +26,18 @@ def run(argv: Sequence[str]) -> int:
     showing = commands.add_parser("show", help="show one GPU", description="Show what is known of one GPU.")
     showing.add_argument("name", metavar="NAME", help="its name, or the beginning of it, in any case")
     for command in (listing, showing):
+        command.add_argument(
+            "--config", metavar="FILE.toml", help="read more GPUs from the tables [gpu.NAME] of a file"
+        )
         command.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse(argv)
 
-    from trtopt.hardware.spec import all_gpus, find_gpu
+    from trtopt.config_file import load_gpus
+    from trtopt.hardware.spec import find_gpu
+    from trtopt.hardware.user import gpu_table
 
-    gpus = [find_gpu(args.name)] if args.action == "show" else list(all_gpus())
+    table = gpu_table(load_gpus(Path(args.config)) if args.config is not None else {})
+    gpus = [find_gpu(args.name, table)] if args.action == "show" else list(table)
     if args.json:
         print_json({"schema": _SCHEMA, "gpus": [as_json(gpu) for gpu in gpus]})
     elif args.action == "show":
@@ -40,8 +48,15 @@ def run(argv: Sequence[str]) -> int:
 
 
 def as_json(gpu: GpuSpec) -> dict[str, Any]:
-    """A GPU's fields, and the backends that can build for it."""
-    return {**dataclasses.asdict(gpu), "backends": backends(gpu)}
+    """A GPU's fields, what follows from them, and the backends that can build for it."""
+    from trtopt.hardware.spec import precisions_of, ridge_flop_per_byte
+
+    return {
+        **dataclasses.asdict(gpu),
+        "precisions": list(precisions_of(gpu)),
+        "ridge_flop_per_byte": {dtype: round(ridge_flop_per_byte(gpu, dtype), 1) for dtype in gpu.tflops},
+        "backends": backends(gpu),
+    }
 
 
 def backends(gpu: GpuSpec) -> list[str]:
@@ -75,7 +90,11 @@ def _list(gpus: Sequence[GpuSpec]) -> None:
 
 
 def _show(gpu: GpuSpec) -> None:
-    from trtopt.report.text import pairs
+    from rich.console import Group
+    from rich.text import Text
+
+    from trtopt.hardware.spec import UNITS, precisions_of, ridge_flop_per_byte
+    from trtopt.report.text import pairs, table
 
     rows = [
         ("name", gpu.name),
@@ -88,10 +107,23 @@ def _show(gpu: GpuSpec) -> None:
         ("L2 cache", f"{gpu.l2_mib:g} MiB"),
         ("power limit", f"{gpu.tdp_w:g} W"),
     ]
-    for rate in _RATES:
-        if rate in gpu.tflops:
-            rows.append((f"dense {rate.upper()}", f"{gpu.tflops[rate]:g} {'TOP/s' if rate == 'int8' else 'TFLOP/s'}"))
     rows.append(("2:4 sparsity", "doubles the Tensor Core rates" if gpu.sparse_2_4 else "no"))
+    rows.append(("precisions", ", ".join(precisions_of(gpu))))
     rows.append(("backends", ", ".join(backends(gpu))))
     rows.append(("source", gpu.source))
-    print_renderable(pairs(rows))
+    fma = gpu.fma_per_clock_per_sm
+    rates = [
+        (
+            dtype.upper(),
+            f"{gpu.tflops[dtype]:g}",
+            f"{fma[unit]:g}" if unit in fma else "",
+            f"{ridge_flop_per_byte(gpu, dtype):.1f}",
+        )
+        for dtype, unit in UNITS.items()
+        if dtype in gpu.tflops
+    ]
+    headers = ("dense", "1e12 op/s", "FMA/clock/SM", "ridge, flop/byte")
+    parts: list[RenderableType] = [pairs(rows), Text(""), table(headers, rates, right=(1, 2, 3))]
+    if fma.get("fp16_acc16") != fma.get("fp16_acc32"):
+        parts.append(Text(f"FP16 products summed in FP16: {fma['fp16_acc16']:g} FMA/clock/SM"))
+    print_renderable(Group(*parts))

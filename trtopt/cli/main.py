@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from trtopt import __version__
+from trtopt.cli import deferred
 from trtopt.cli.parser import Parser
 from trtopt.config import did_you_mean
 from trtopt.errors import TrtoptError, UsageError
@@ -20,8 +21,10 @@ from trtopt.errors import TrtoptError, UsageError
 COMMANDS = {
     "build": "make a TensorRT engine from an ONNX model",
     "optimize": "make an optimized ONNX model: build without the engine",
+    "analyze": "predict each layer's time, what limits it and what to change",
     "export": "make an ONNX model from a PyTorch module",
     "recipe": "list and explain the graph rewrites",
+    "explain": "explain a rule of analyze",
     "gpu": "list and show the GPUs an engine can be built for",
     "doctor": "say what this installation can do, and test it",
 }
@@ -52,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     sys.excepthook = _report_bug
+    deferred.install()
     signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trtopt.cli.parser import Parser, one_of
-from trtopt.config import GROUPS, PRECISIONS, BuildConfig, Option, ShapeMap, field_kinds, flag, options
+from trtopt.config import (
+    GROUPS,
+    PRECISIONS,
+    AnalyzeConfig,
+    BuildConfig,
+    Config,
+    Option,
+    ShapeMap,
+    field_kinds,
+    flag,
+    options,
+)
 
 _PRECISION_HELP = {
     "fp32": "keep everything in FP32, without TF32",
@@ -19,16 +30,21 @@ _PRECISION_HELP = {
 }
 
 
-def add_config_options(parser: Parser) -> None:
-    """Add every field of :class:`BuildConfig`, its aliases, and ``--config``."""
-    kinds = field_kinds(BuildConfig)
+_Config = TypeVar("_Config", BuildConfig, AnalyzeConfig)
+
+
+def add_config_options(parser: Parser, config: type[Config]) -> None:
+    """Add every field of a configuration class, its aliases, and ``--config``."""
+    kinds, known = field_kinds(config), options(config)
     for title in GROUPS:
+        if title not in {option.group for option in known.values()}:
+            continue
         group = parser.add_argument_group(title)
-        for name, option in options(BuildConfig).items():
+        for name, option in known.items():
             if option.group != title:
                 continue
             if name == "precision":
-                _add_precisions(group)
+                _add_precisions(group, option if config is AnalyzeConfig else None)
             elif kinds[name] == "flag":
                 _add_flag(group, name, option)
             else:
@@ -38,13 +54,23 @@ def add_config_options(parser: Parser) -> None:
     parser.add_argument("--verbose", action="store_true", help="print a line on stderr when a stage starts or ends")
 
 
-def _add_precisions(group: argparse._ArgumentGroup) -> None:
+def _add_precisions(group: argparse._ArgumentGroup, option: Option | None) -> None:
+    """A switch for each precision; with ``option``, also ``--precision P``."""
     exclusive = group.add_mutually_exclusive_group()
+    if option is not None:
+        exclusive.add_argument(
+            flag("precision"),
+            metavar="P",
+            type=one_of(option.choices),
+            default=argparse.SUPPRESS,
+            help=f"{option.help}: {', '.join(option.choices)}; --fp16 and so on are short for it",
+        )
     spellings = {flag(name): (name, _PRECISION_HELP[name]) for name in PRECISIONS}
     spellings["--best"] = ("int8", argparse.SUPPRESS)
     for spelling, (name, text) in spellings.items():
+        shown = text if option is None else argparse.SUPPRESS
         exclusive.add_argument(
-            spelling, dest="precision", action="store_const", const=name, default=argparse.SUPPRESS, help=text
+            spelling, dest="precision", action="store_const", const=name, default=argparse.SUPPRESS, help=shown
         )
 
 
@@ -66,8 +92,13 @@ def _add_value(group: argparse._ArgumentGroup, name: str, option: Option, *, num
         group.add_argument(*option.aliases, metavar=shown, help=argparse.SUPPRESS, **common)
 
 
-def config_from(args: argparse.Namespace, command: str) -> BuildConfig:
+def config_from(args: argparse.Namespace, config: type[_Config], command: str) -> _Config:
     """The configuration: the file's values, then those of the command line.
+
+    Args:
+        args: The parsed options.
+        config: Its class.
+        command: The table of the file.
 
     Raises:
         UsageError: A value, a shape or the configuration file is wrong.
@@ -77,12 +108,12 @@ def config_from(args: argparse.Namespace, command: str) -> BuildConfig:
         from trtopt.config_file import load
 
         values = load(Path(args.config), command)
-    kinds = field_kinds(BuildConfig)
+    kinds = field_kinds(config)
     values.update((name, value) for name, value in vars(args).items() if name in kinds)
     for name, value in values.items():
-        if kinds[name] == "shapes":
+        if kinds.get(name) == "shapes":
             values[name] = _shapes(value)
-    return BuildConfig(**values)
+    return config(**values)
 
 
 def _shapes(texts: Iterable[str]) -> tuple[ShapeMap, ...]:

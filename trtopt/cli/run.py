@@ -62,11 +62,11 @@ def parse(command: str, description: str, epilog: str, argv: Sequence[str]) -> t
         refused=trtexec.REFUSED,
     )
     parser.add_argument("model", metavar="MODEL", help="the ONNX file")
-    add_config_options(parser)
+    add_config_options(parser, BuildConfig)
     trtexec.add_aliases(parser)
     args = parser.parse(trtexec.model_of(argv))
     trtexec.resolve(args)
-    return args, config_from(args, command)
+    return args, config_from(args, BuildConfig, command)
 
 
 def _print(report: BuildReport, *, as_json: bool) -> None:

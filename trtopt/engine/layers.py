@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtopt.errors import EngineBuildError
@@ -258,11 +258,18 @@ def activation_bytes(layers: Sequence[LayerInfo]) -> int:
     A buffer that one kernel lists several times (views of it) counts the sum of the views, at most its own size.
     Dynamic dimensions count as 1: take the layers of a static build.
     """
-    sizes: dict[str, int] = {}
     mine = layers_of_profile(layers)
-    for tensor in (item for layer in mine for item in layer.outputs):
+    sizes = buffer_sizes(mine)
+    kernels = [layer for layer in mine if layer.is_kernel]
+    return sum(views_bytes(layer.inputs, sizes) + views_bytes(layer.outputs, sizes) for layer in kernels)
+
+
+def buffer_sizes(layers: Iterable[LayerInfo]) -> dict[str, int]:
+    """Bytes of every activation, by name: as large as the largest output of that name."""
+    sizes: dict[str, int] = {}
+    for tensor in (item for layer in layers for item in layer.outputs):
         sizes[tensor.name] = max(sizes.get(tensor.name, 0), tensor_bytes(tensor))
-    return sum(_views(layer.inputs, sizes) + _views(layer.outputs, sizes) for layer in mine if layer.is_kernel)
+    return sizes
 
 
 def weight_bytes(layers: Sequence[LayerInfo]) -> int:
@@ -274,7 +281,13 @@ def weight_bytes(layers: Sequence[LayerInfo]) -> int:
     return total
 
 
-def _views(tensors: Iterable[TensorInfo], sizes: dict[str, int]) -> int:
+def views_bytes(tensors: Iterable[TensorInfo], sizes: Mapping[str, int]) -> int:
+    """Bytes a kernel moves of the tensors it lists: several views of one buffer together at most the buffer's size.
+
+    Args:
+        tensors: A layer's inputs, or its outputs.
+        sizes: Of :func:`buffer_sizes`; a network input is in none and as large as its largest view.
+    """
     listed: dict[str, int] = {}
     largest: dict[str, int] = {}
     for tensor in tensors:

@@ -182,7 +182,7 @@ def _option_ranges(
     for option, maps in lists.items():
         for shapes in maps:
             for name, shape in shapes.items():
-                _check_shape(by_name, name, shape, option)
+                check_shape(by_name, name, shape, option)
     return [
         _ranges_of_profile(*(maps[index] if maps else {} for maps in lists.values())) for index in range(counts.pop())
     ]
@@ -216,7 +216,8 @@ def _ranges_of_profile(low: ShapeMap, optimum: ShapeMap, high: ShapeMap) -> dict
     return ranges
 
 
-def _check_shape(by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, ...], option: str) -> None:
+def check_shape(by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, ...], option: str) -> None:
+    """Raise UsageError when a shape given with ``option`` does not fit the input ``name``."""
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -258,7 +259,7 @@ class _AxisRanges:
             for axis, dim in enumerate(item.shape):
                 if isinstance(dim, int):
                     continue
-                key = _key(item, axis)
+                key = axis_key(item, axis)
                 self._seen.setdefault(key, Counter()).update(
                     shapes[item.name][axis] for shapes in observed if item.name in shapes
                 )
@@ -275,7 +276,7 @@ class _AxisRanges:
         return low, optimum, high
 
     def _range(self, item: InputSpec, axis: int) -> Range:
-        key = _key(item, axis)
+        key = axis_key(item, axis)
         if key in self._by_symbol:
             return self._by_symbol[key]
         seen = self._seen[key]
@@ -303,7 +304,7 @@ class _AxisRanges:
         return min(seen), max(seen, key=lambda dim: (seen[dim], dim)), max(seen)
 
 
-def _key(item: InputSpec, axis: int) -> str:
+def axis_key(item: InputSpec, axis: int) -> str:
     """What identifies an axis: its symbol, or itself where it has none."""
     symbol = item.shape[axis]
     return f"symbol {symbol}" if symbol != "?" else f"axis {axis} of {item.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -38,7 +39,7 @@ class ModelArtifact:
     Attributes:
         model: The graph. Large weights stay memory-mapped external tensors.
         path: The file it was loaded from, absolute; None for a model made in memory.
-        sha256: Hash of the file and of the external data it names, hex.
+        sha256: Hash of the file and, unless the loader was told otherwise, of the external data it names, hex.
         steps: What was done so far, in order.
     """
 
@@ -55,6 +56,17 @@ class ModelArtifact:
     def inputs(self) -> tuple[InputSpec, ...]:
         """The network's inputs in graph order."""
         return tuple(input_spec(value) for value in self.model.graph.inputs)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The ``model`` of a report."""
+        return {
+            "path": str(self.path) if self.path else None,
+            "sha256": self.sha256,
+            "opset": self.model.opset_imports.get(""),
+            "inputs": [
+                {"name": item.name, "dtype": str(item.dtype), "shape": list(item.shape)} for item in self.inputs
+            ],
+        }
 
 
 def input_spec(value: ir.Value) -> InputSpec:

@@ -1,55 +1,182 @@
-"""Arithmetic of ONNX nodes. Conventions: 1 multiply-add = 2 flop."""
+"""Arithmetic of ONNX nodes: one table, by operator.
+
+Conventions: 1 multiply-add = 2 flop; pooling and element-wise operators count 1 per element visited, as NVIDIA's tables
+do; normalisations and softmax count the operations of their definition; moving values counts nothing.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
 from trtopt.graph.edit import (
-    all_nodes,
+    constant_of,
     constant_tensor_of,
     input_of,
     int_attribute,
+    ints_attribute,
     is_op,
     string_attribute,
+    subgraphs_of,
+)
+from trtopt.graph.products import (
+    PRODUCTS,
+    Shapes,
+    heads_of,
+    products_of,
+    shape_of_input,
+    shape_of_output,
 )
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Static shapes by value name (see :func:`trtopt.graph.shapes.static_shapes`)."""
+VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""The output is the input under another shape: nothing is computed and nothing moves."""
 
-_FREE = frozenset(
-    {
-        "Constant", "ConstantOfShape", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size",
-        "If", "Loop", "Scan",
-    }
-)  # fmt: skip
-"""No arithmetic of their own: views, constants, and control flow, whose nested nodes are counted."""
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+"""Nothing of their own: their nested nodes are counted."""
 
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+FREE = VIEWS | CONTROL_FLOW | {"Constant", "Shape", "Size"}
+"""Operators that launch no kernel; the host knows shapes."""
+
+HOST_ELEMENTS = 64
+"""Integer tensors of rank 0 or 1 and up to this many elements are shape arithmetic, which TensorRT does on the host
+(its shape tensors hold 64 elements)."""
+
+_MOVES = (
+    "Cast CastLike Concat ConstantOfShape DepthToSpace DequantizeLinear Expand EyeLike Gather GatherElements GatherND "
+    "OneHot Pad Range ReverseSequence Scatter ScatterElements ScatterND Slice SpaceToDepth Split TensorScatter Tile "
+    "Transpose Trilu"
+)
+"""No arithmetic of their own; a DequantizeLinear's scale becomes a factor in the kernel that reads it."""
+
+POINTWISE = frozenset(
+    (
+        "Abs Acos Acosh Add And Asin Asinh Atan Atanh Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater "
+        "GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Mish Mod Mul Neg Not Or PRelu "
+        "Pow QuantizeLinear Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Swish "
+        "Tan Tanh ThresholdedRelu Where Xor"
+    ).split()
+)
+"""Functions of the elements at one place; one operation each."""
+
+RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+_ONE_PER_OUTPUT = POINTWISE | RANDOM | {"BlackmanWindow", "CumSum", "HammingWindow", "HannWindow"}
+_ONE_PER_INPUT = (
+    "ArgMax ArgMin GlobalAveragePool GlobalMaxPool NonMaxSuppression NonZero ReduceLogSum ReduceMax ReduceMean "
+    "ReduceMin ReduceProd ReduceSum TopK"
+)
+
+_PER_OUTPUT: dict[str, int] = {
+    **dict.fromkeys(_MOVES.split(), 0),
+    **dict.fromkeys(_ONE_PER_OUTPUT, 1),
+    "BatchNormalization": 2,  # a scale and a shift
+    "RotaryEmbedding": 3,  # two products and a sum
+}
+"""Operations per element of the output."""
+
+_PER_INPUT: dict[str, int] = {
+    **dict.fromkeys(_ONE_PER_INPUT.split(), 1),
+    **dict.fromkeys(("GlobalLpPool", "ReduceL1", "ReduceL2", "ReduceSumSquare"), 2),
+    "ReduceLogSumExp": 3,  # largest, exponential, sum
+    "LpNormalization": 3,  # square, sum, scale
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), 5),  # largest, difference, exponential, sum, quotient
+    "RMSNormalization": 4,  # square, sum, scale, weight
+    "MeanVarianceNormalization": 5,  # mean, difference, square, sum, scale
+    **dict.fromkeys(("GroupNormalization", "InstanceNormalization", "LayerNormalization"), 7),  # and weight, bias
+}
+"""Operations per element of the first input."""
+
+SOFTMAX_FLOP = _PER_INPUT["Softmax"]
+
+
+def flop_of(node: ir.Node, shapes: Shapes) -> int | None:
+    """Floating-point operations of one node, nested graphs not included.
+
+    Args:
+        node: A node.
+        shapes: Static shapes by value name.
+
+    Returns:
+        None when the operator has no cost here (:func:`has_cost`) or a shape is not known.
+    """
+    op = node.op_type
+    if not has_cost(node):
+        return None
+    if op in FREE or is_host_arithmetic(node, shapes):
+        return 0
+    if op in _SPECIAL:
+        return _SPECIAL[op](node, shapes)
+    if op in PRODUCTS:
+        return _product(node, shapes)
+    table, shape = (
+        (_PER_OUTPUT, shape_of_output(node, shapes))
+        if op in _PER_OUTPUT
+        else (_PER_INPUT, shape_of_input(node, 0, shapes))
+    )
+    return None if shape is None else table[op] * math.prod(shape)
+
+
+def has_cost(node: ir.Node) -> bool:
+    """Whether the operator is in the tables. Those of the default domain that TensorRT runs are."""
+    known = (FREE, _PER_OUTPUT, _PER_INPUT, PRODUCTS, _SPECIAL)
+    return node.domain == "" and any(node.op_type in table for table in known)
+
+
+def is_host_arithmetic(node: ir.Node, shapes: Shapes) -> bool:
+    """Whether everything a node reads and writes is a small integer: see :data:`HOST_ELEMENTS`."""
+    values = [value for value in (*node.outputs, *node.inputs) if value is not None and value.name]
+    return bool(values) and all(_is_integer(value) and _is_small(shapes.get(str(value.name))) for value in values)
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+def _is_small(shape: tuple[int, ...] | None) -> bool:
+    return shape is not None and len(shape) <= 1 and math.prod(shape) <= HOST_ELEMENTS
 
 
 def flop_by_node(model: ir.Model, shapes: Shapes) -> dict[str, int]:
-    """Floating-point operations of every node, nested graphs included (a loop's body once).
-
-    Convolutions, matrix products and recurrent layers count their multiply-adds and bias additions; every other
-    operator counts one per output element.
+    """Floating-point operations of every node, nested graphs included, once per iteration (see :func:`iterations`).
 
     Args:
         model: The model; every node has a unique name.
         shapes: Static shapes by value name.
 
     Returns:
-        Flop by node name; a node whose shapes are not known is absent.
+        Flop by node name; a node whose cost or shapes are not known is absent.
     """
-    result: dict[str, int] = {}
-    for node in all_nodes(model.graph):
-        count = _COUNTS.get(node.op_type, _elementwise) if node.domain == "" else _elementwise
-        flop = count(node, shapes)
-        if flop is not None:
-            result[str(node.name)] = flop
-    return result
+    found = ((str(node.name), flop_of(node, shapes), times) for node, times in nodes_with_counts(model.graph, shapes))
+    return {name: flop * times for name, flop, times in found if flop is not None}
+
+
+def nodes_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterator[tuple[ir.Node, int]]:
+    """Every node of ``graph`` and of the graphs nested in it, each with how often it runs.
+
+    The nested nodes of an operator come right after it.
+    """
+    for node in graph:
+        yield node, times
+        inner = times * iterations(node, shapes)
+        for subgraph in subgraphs_of(node):
+            yield from nodes_with_counts(subgraph, shapes, inner)
+
+
+def iterations(node: ir.Node, shapes: Shapes) -> int:
+    """How often the nested graphs of a node run: the trip count of a ``Loop`` where it is constant, the length a
+    ``Scan`` runs over, else once."""
+    if is_op(node, "Loop"):
+        limit = input_of(node, 0)
+        tensor = constant_tensor_of(limit)
+        array = constant_of(limit) if tensor is not None and tensor.size == 1 else None
+        return 1 if array is None else max(int(array.reshape(())), 0)
+    if is_op(node, "Scan"):
+        count = int_attribute(node, "num_scan_inputs", 1)
+        axes = ints_attribute(node, "scan_input_axes") or (0,)
+        shape = shape_of_input(node, len(node.inputs) - count, shapes)
+        return shape[axes[0]] if shape else 1
+    return 1
 
 
 def is_eligible_for_int8(node: ir.Node) -> bool:
@@ -76,96 +203,108 @@ def constant_weight(node: ir.Node) -> ir.TensorProtocol | None:
     return constant_tensor_of(value)
 
 
-def _shape(node: ir.Node, index: int, shapes: Shapes) -> tuple[int, ...] | None:
-    value = input_of(node, index)
-    return None if value is None else shapes.get(str(value.name))
-
-
-def _out_shape(node: ir.Node, shapes: Shapes) -> tuple[int, ...] | None:
-    """The shape of the first output that is there."""
-    value = next((value for value in node.outputs if value.name), None)
-    return None if value is None else shapes.get(str(value.name))
-
-
-def _elementwise(node: ir.Node, shapes: Shapes) -> int | None:
-    if node.domain == "" and node.op_type in _FREE:
-        return 0
-    found = [shapes.get(str(value.name)) for value in node.outputs if value.name]
-    return None if None in found else sum(math.prod(shape) for shape in found if shape is not None)
-
-
-def _conv(node: ir.Node, shapes: Shapes) -> int | None:
-    """Every output element is a sum over the kernel and the input channels of its group."""
-    weight, out = _shape(node, 1, shapes), _out_shape(node, shapes)
-    if weight is None or out is None:
+def _product(node: ir.Node, shapes: Shapes) -> int | None:
+    """The products, and one addition per output for the bias of a convolution or GEMM."""
+    products, out = products_of(node, shapes), shape_of_output(node, shapes)
+    if products is None or out is None:
         return None
-    bias = math.prod(out) if input_of(node, 2) is not None else 0
-    return 2 * math.prod(out) * math.prod(weight[1:]) + bias
-
-
-def _conv_transpose(node: ir.Node, shapes: Shapes) -> int | None:
-    """Every input element goes to the kernel times the output channels of its group."""
-    data, weight, out = _shape(node, 0, shapes), _shape(node, 1, shapes), _out_shape(node, shapes)
-    if data is None or weight is None or out is None:
-        return None
-    bias = math.prod(out) if input_of(node, 2) is not None else 0
-    return 2 * math.prod(data) * math.prod(weight[1:]) + bias
-
-
-def _gemm(node: ir.Node, shapes: Shapes) -> int | None:
-    left, out = _shape(node, 0, shapes), _out_shape(node, shapes)
-    if left is None or out is None:
-        return None
-    inner = left[0 if int_attribute(node, "transA", 0) else 1]
-    bias = math.prod(out) if input_of(node, 2) is not None else 0
-    return 2 * math.prod(out) * inner + bias
-
-
-def _matmul(node: ir.Node, shapes: Shapes) -> int | None:
-    left, out = _shape(node, 0, shapes), _out_shape(node, shapes)
-    return None if not left or out is None else 2 * math.prod(out) * left[-1]
+    has_bias = is_op(node, "CausalConvWithState", "Conv", "ConvTranspose", "Gemm") and input_of(node, 2) is not None
+    return sum(product.flop for product in products) + (math.prod(out) if has_bias else 0)
 
 
 def _einsum(node: ir.Node, shapes: Shapes) -> int | None:
-    """Two operands: a multiply-add per point of the space of all indices; with ``...`` the broadcast part is dense."""
-    found = [_shape(node, index, shapes) for index in range(len(node.inputs))]
-    equation = string_attribute(node, "equation", "").replace(" ", "").split("->")[0].split(",")
-    if len(found) != 2 or any(shape is None for shape in found):
-        return _elementwise(node, shapes)
-    sizes: dict[str, int] = {}
-    for term, shape in zip(equation, found, strict=True):
-        labels = _labels(term, len(shape or ()))
-        sizes.update((label, max(size, sizes.get(label, 1))) for label, size in zip(labels, shape or (), strict=True))
-    return 2 * math.prod(sizes.values())
-
-
-def _labels(term: str, rank: int) -> list[str]:
-    """One label per axis; those of an ellipsis are counted from the right so that operands share them."""
-    before, ellipsis, after = term.partition("...")
-    if not ellipsis:
-        return list(term)
-    hidden = rank - len(before) - len(after)
-    return [*before, *(f".{hidden - index}" for index in range(hidden)), *after]
-
-
-def _recurrent(node: ir.Node, shapes: Shapes) -> int | None:
-    """X is [sequence, batch, inputs] (batch first with layout 1), W [directions, gates * hidden, inputs]."""
-    data, weight = _shape(node, 0, shapes), _shape(node, 1, shapes)
-    if data is None or weight is None:
+    """Products; a single operand is summed or only moved."""
+    if len(node.inputs) > 1:
+        return _product(node, shapes)
+    data, out = shape_of_input(node, 0, shapes), shape_of_output(node, shapes)
+    if data is None or out is None:
         return None
-    steps = data[0] * data[1]
-    directions, rows, inputs = weight
-    hidden = rows // _GATES[node.op_type]
-    return 2 * steps * directions * rows * (inputs + hidden)
+    return math.prod(data) if math.prod(out) < math.prod(data) else 0
 
 
-_COUNTS: dict[str, Callable[[ir.Node, Shapes], int | None]] = {
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "Gemm": _gemm,
-    "MatMul": _matmul,
+def _attention(node: ir.Node, shapes: Shapes) -> int | None:
+    """Both products; scale, mask and softmax of the scores between them."""
+    products, sizes = products_of(node, shapes), heads_of(node, shapes)
+    if products is None or sizes is None:
+        return None
+    masks = int(input_of(node, 3) is not None) + int(int_attribute(node, "is_causal", 0) != 0)
+    return sum(product.flop for product in products) + sizes.scores * (SOFTMAX_FLOP + 1 + masks)
+
+
+def _variadic(node: ir.Node, shapes: Shapes) -> int | None:
+    out = shape_of_output(node, shapes)
+    count = max(len(node.inputs) - 1, 1) + int(node.op_type == "Mean")
+    return None if out is None else count * math.prod(out)
+
+
+def _pool(node: ir.Node, shapes: Shapes) -> int | None:
+    out, kernel = shape_of_output(node, shapes), ints_attribute(node, "kernel_shape") or ()
+    per_element = 2 if node.op_type == "LpPool" else 1
+    return None if out is None else per_element * math.prod(out) * math.prod(kernel)
+
+
+def _local_response(node: ir.Node, shapes: Shapes) -> int | None:
+    """Per element: squares and their sum over the window; then scale, shift, power, quotient."""
+    out = shape_of_output(node, shapes)
+    return None if out is None else (2 * int_attribute(node, "size", 1) + 4) * math.prod(out)
+
+
+def _resize(node: ir.Node, shapes: Shapes) -> int | None:
+    """A multiply-add for each of the 2 (linear) or 4 (cubic) neighbours along every resized axis."""
+    data, out = shape_of_input(node, 0, shapes), shape_of_output(node, shapes)
+    if data is None or out is None:
+        return None
+    taps = _TAPS[string_attribute(node, "mode", "nearest")]
+    resized = sum(a != b for a, b in zip(data, out, strict=True))
+    return 0 if taps == 1 else 2 * taps**resized * math.prod(out)
+
+
+def _grid_sample(node: ir.Node, shapes: Shapes) -> int | None:
+    data, out = shape_of_input(node, 0, shapes), shape_of_output(node, shapes)
+    if data is None or out is None:
+        return None
+    taps = _TAPS[string_attribute(node, "mode", "linear")]
+    return 0 if taps == 1 else 2 * taps ** (len(data) - 2) * math.prod(out)
+
+
+def _roi_align(node: ir.Node, shapes: Shapes) -> int | None:
+    """Four neighbours per sample. ``sampling_ratio`` 0 adapts to each box: taken as 2, the value detectors are trained
+    with (torchvision's MultiScaleRoIAlign)."""
+    out = shape_of_output(node, shapes)
+    ratio = int_attribute(node, "sampling_ratio", 0) or 2
+    return None if out is None else 2 * 4 * ratio**2 * math.prod(out)
+
+
+def _fourier(node: ir.Node, shapes: Shapes) -> int | None:
+    """A real FFT of length N per frame, 2.5 N log2 N: half of a complex one (Cooley-Tukey).
+
+    The output is [batch, frames, bins, 2]; bins is N/2 + 1 when one-sided.
+    """
+    out = shape_of_output(node, shapes)
+    if out is None:
+        return None
+    length = 2 * (out[2] - 1) if int_attribute(node, "onesided", 1) else out[2]
+    return round(out[0] * out[1] * 2.5 * length * math.log2(max(length, 1)))
+
+
+_TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
+"""Neighbours along one axis by interpolation mode."""
+
+_SPECIAL: dict[str, Callable[[ir.Node, Shapes], int | None]] = {
+    "Attention": _attention,
+    "AveragePool": _pool,
     "Einsum": _einsum,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
+    "GridSample": _grid_sample,
+    "LRN": _local_response,
+    "LpPool": _pool,
+    "Max": _variadic,
+    "MaxPool": _pool,
+    "Mean": _variadic,
+    "Min": _variadic,
+    "Resize": _resize,
+    "RoiAlign": _roi_align,
+    "STFT": _fourier,
+    "Sum": _variadic,
+    "Upsample": _resize,
 }
+"""Operators whose cost depends on more than a count per element."""

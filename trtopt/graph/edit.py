@@ -38,12 +38,11 @@ def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """The graphs a node holds as attributes (``If``, ``Loop``, ``Scan``, ...), one level down."""
     found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
+    for attribute in node.attributes.data.values():  # the dict behind: this is asked of every node, many times
+        kind = attribute.type
+        if kind == ir.AttributeType.GRAPH and not attribute.is_ref():
             found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
+        elif kind == ir.AttributeType.GRAPHS and not attribute.is_ref():
             found.extend(attribute.as_graphs())
     return found
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from trtopt.graph.edit import (
     Names,
@@ -91,6 +90,8 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
         raise FoldError(f"the constant would be {size}, the limit is {allowed}")
     try:
         with np.errstate(all="ignore"):
+            from onnx.reference import ReferenceEvaluator  # slow to import, and rarely needed
+
             results = ReferenceEvaluator(proto).run(None, arrays)
     except Exception as error:
         raise FoldError(f"ONNX's reference implementation fails: {' '.join(str(error).split())[:200]}") from error

@@ -13,10 +13,16 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.branches import constant_branches, inline_branch
 from trtopt.graph.edit import Names, all_graphs, all_nodes, static_shape, subgraphs_of
 from trtopt.graph.fold import fold_shapes
-from trtopt.graph.skeleton import skeleton
+from trtopt.graph.skeleton import flat_skeleton, skeleton
 
 _SWEEPS = 16
 """Rounds of inference and constant evaluation before shapes that depend on data are given up."""
+
+_SHAPE_OF_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+"""Operators that ONNX infers no shape for, or fails on (onnx 1.23); theirs is that of the first input."""
+
+_INFERABLE = ("", "ai.onnx.ml")
+"""Domains of operators that ONNX has shape inference for."""
 
 _Dims = tuple[int | str | None, ...]
 
@@ -31,14 +37,23 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         InvalidModelError: Inference fails, or a graph output is declared with another dtype, rank or dimension.
     """
     clone = model.clone()
-    declared = {value: (value.type, _dims(value)) for value in clone.graph.outputs}
-    _forget(clone)
+    infer_in_place(clone)
+    return clone
+
+
+def infer_in_place(model: ir.Model) -> None:
+    """As :func:`infer_shapes`, on a model that the caller owns.
+
+    Raises:
+        InvalidModelError: As above; the model may then be half done.
+    """
+    declared = {value: (value.type, _dims(value)) for value in model.graph.outputs}
+    _forget(model)
     for value, (type_, _) in declared.items():
         value.type = type_
-    _infer(clone)
+    _infer(model)
     for value, (_, dims) in declared.items():
         _merge_declared(value, dims)
-    return clone
 
 
 def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -58,8 +73,13 @@ def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) 
         UsageError: An input is unknown or missing, or its rank or a fixed dimension differs.
         InvalidModelError: The model cannot run at these shapes.
     """
+    fixed = _checked_inputs(model, input_shapes)
+    quick = _quick_shapes(model, fixed)
+    if quick is not None:
+        return quick
     clone = model.clone()
-    _fix_inputs(clone, input_shapes)
+    for value in clone.graph.inputs:
+        value.shape = ir.Shape(fixed[str(value.name)])
     outputs = {value: value.type for value in clone.graph.outputs}
     _forget(clone)
     for value, type_ in outputs.items():
@@ -83,7 +103,32 @@ def _inline_branches(model: ir.Model) -> int:
     return len(taken)
 
 
-def _fix_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:
+    """Every shape from one inference on a protobuf; None where that does not find all, or graphs are nested."""
+    if model.functions or any(subgraphs_of(node) for node in model.graph):
+        return None
+    custom = [value for node in model.graph if node.domain not in _INFERABLE for value in node.outputs if value.name]
+    proto = flat_skeleton(model, custom)
+    for info in proto.graph.input:
+        info.type.tensor_type.shape.Clear()
+        info.type.tensor_type.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=n) for n in inputs[info.name])
+    inferable = {name for node in proto.graph.node if node.domain in _INFERABLE for name in node.output}
+    for info in proto.graph.output:
+        if info.name in inferable and info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    inferred = _inferred(proto).graph
+    shapes = dict(inputs)
+    for name, value in model.graph.initializers.items():
+        shapes[name] = static_shape(value) or ()
+    for info in (*inferred.value_info, *inferred.output):
+        dims = info.type.tensor_type.shape.dim
+        if info.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
+            shapes[info.name] = tuple(dim.dim_value for dim in dims)
+    return shapes if all(name in shapes for node in proto.graph.node for name in node.output if name) else None
+
+
+def _checked_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shape of every input."""
     inputs = {str(value.name): value for value in model.graph.inputs}
     unknown = sorted(set(input_shapes) - set(inputs))
     if unknown:
@@ -92,6 +137,7 @@ def _fix_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) ->
             where="shapes",
             remedy=f"its inputs are: {', '.join(sorted(inputs))}",
         )
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, value in inputs.items():
         old = _dims(value) or ()
         if name not in input_shapes:
@@ -101,6 +147,7 @@ def _fix_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) ->
                     where=f"{name}: {_text(old)}",
                     remedy=f"give one with --opt-shapes {name}:{'x'.join(str(d) for d in old)}",
                 )
+            shapes[name] = tuple(dim for dim in old if isinstance(dim, int))
             continue
         new = tuple(input_shapes[name])
         if len(new) != len(old) or any(isinstance(o, int) and o != n for o, n in zip(old, new, strict=True)):
@@ -109,22 +156,41 @@ def _fix_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) ->
                 where=f"{name}: {_text(old)}",
                 remedy="keep the rank and the fixed dimensions",
             )
-        value.shape = ir.Shape(new)
+        shapes[name] = new
+    return shapes
 
 
 def _forget(model: ir.Model) -> None:
     """Drop what is said about values that ONNX can infer."""
     for node in all_nodes(model.graph):
-        if node.domain in ("", "ai.onnx.ml"):
+        if node.domain in _INFERABLE:
             for value in node.outputs:
                 value.shape, value.type = None, None
 
 
 def _infer(model: ir.Model) -> None:
     """Write inferred dtypes and shapes into ``model``."""
-    proto = skeleton(model)
+    inferred = _inferred(skeleton(model))
+    known = {dim for value in model.graph.inputs for dim in _dims(value) or ()}
+    _merge(model.graph, inferred.graph, known)
+
+
+def _stand_in(graph: onnx.GraphProto) -> None:
+    """Put an Identity in the place of operators ONNX cannot infer the shape of."""
+    for node in graph.node:
+        if node.domain in ("", "ai.onnx") and node.op_type in _SHAPE_OF_INPUT:
+            node.op_type = "Identity"
+            del node.attribute[:], node.input[1:]
+        for attribute in node.attribute:
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _stand_in(subgraph)
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What ONNX infers; ``proto`` is changed."""
+    _stand_in(proto.graph)
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        return onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
     except (
         onnx.shape_inference.InferenceError,
         onnx.checker.ValidationError,
@@ -134,11 +200,9 @@ def _infer(model: ir.Model) -> None:
     ) as error:
         raise InvalidModelError(
             f"Shape inference fails: {_first_line(error)}",
-            where=str(model.graph.name or "graph"),
+            where=proto.graph.name or "graph",
             remedy="check the shapes of the node it names; export the model again with matching input shapes",
         ) from error
-    known = {dim for value in model.graph.inputs for dim in _dims(value) or ()}
-    _merge(model.graph, inferred.graph, known)
 
 
 def _merge(graph: ir.Graph, proto: onnx.GraphProto, known: Container[int | str | None]) -> None:
@@ -154,6 +218,9 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto, known: Container[int | str |
 
 def _set_type(value: ir.Value, proto: onnx.TypeProto, known: Container[int | str | None]) -> None:
     """Take over type and shape; symbols that inference made up (``unk__0``) say no more than "unknown"."""
+    if proto.HasField("tensor_type"):
+        _set_tensor_type(value, proto.tensor_type, known)
+        return
     found = ir.serde.deserialize_type_proto_for_type(proto)
     if found is not None and found.dtype != ir.DataType.UNDEFINED:
         value.type = found
@@ -161,6 +228,22 @@ def _set_type(value: ir.Value, proto: onnx.TypeProto, known: Container[int | str
     if shape is not None:
         dims = (dim if isinstance(dim, int) else dim.value for dim in shape)
         value.shape = ir.Shape([None if _is_made_up(dim) and dim not in known else dim for dim in dims])
+
+
+def _set_tensor_type(value: ir.Value, proto: onnx.TypeProto.Tensor, known: Container[int | str | None]) -> None:
+    """As :func:`_set_type` for tensors, without the detour that is most of its time on large graphs."""
+    if proto.elem_type:
+        value.type = ir.TensorType(ir.DataType(proto.elem_type))
+    if not proto.HasField("shape"):
+        return
+    dims: list[int | str | None] = []
+    for dim in proto.shape.dim:
+        if dim.HasField("dim_value"):
+            dims.append(dim.dim_value)
+        else:
+            symbol = dim.dim_param or None
+            dims.append(None if _is_made_up(symbol) and symbol not in known else symbol)
+    value.shape = ir.Shape(dims)
 
 
 def _is_made_up(dim: int | str | None) -> bool:

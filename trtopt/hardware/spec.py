@@ -6,9 +6,11 @@ import difflib
 import functools
 import importlib.resources
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from trtopt.config import PRECISIONS
 from trtopt.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -33,6 +35,15 @@ SHORT_NAMES = {
     "Thor": "Jetson-AGX-Thor-T5000",
 }
 """Short names that several GPUs could have, and the one that is meant."""
+
+
+UNITS = {
+    "fp32": "fp32", "tf32": "tf32", "fp16": "fp16_acc32", "fp8": "fp8_acc32", "int8": "int8", "fp4": "fp4",
+}  # fmt: skip
+"""The key of ``fma_per_clock_per_sm`` from which the rate of each key of ``tflops`` follows."""
+
+_BF16_SINCE = 8
+"""The first major compute capability whose Tensor Cores take BF16, at the rate of FP16."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +76,8 @@ class GpuSpec:
     bandwidth_gbs: float
     l2_mib: float
     tdp_w: float
-    fma_per_clock_per_sm: dict[str, float]
-    tflops: dict[str, float]
+    fma_per_clock_per_sm: dict[str, float] = field(hash=False)
+    tflops: dict[str, float] = field(hash=False)
     sparse_2_4: bool
     source: str
 
@@ -79,15 +90,19 @@ def all_gpus() -> tuple[GpuSpec, ...]:
     return tuple(GpuSpec(**entry) for entry in entries)
 
 
-def find_gpu(name: str) -> GpuSpec:
+def find_gpu(name: str, gpus: Sequence[GpuSpec] | None = None) -> GpuSpec:
     """The GPU a user means: its name without regard to case, spaces, dashes and underscores, a short name, or the
     beginning of exactly one name.
+
+    Args:
+        name: What the user wrote.
+        gpus: The table to look in; None for trtopt's own.
 
     Raises:
         UsageError: No GPU of the table, or several, have that name; the message lists the nearest.
     """
     wanted = normalized(name)
-    exact = {normalized(gpu.name): gpu for gpu in all_gpus()}
+    exact = {normalized(gpu.name): gpu for gpu in (all_gpus() if gpus is None else gpus)}
     short = {normalized(alias): target for alias, target in SHORT_NAMES.items()}
     if wanted in exact:
         return exact[wanted]
@@ -105,8 +120,48 @@ def find_gpu(name: str) -> GpuSpec:
     raise UsageError(
         f"No GPU is called {name!r}",
         where="--gpu",
-        remedy=f"{hint}There are: portable, {', '.join(gpu.name for gpu in all_gpus())}",
+        remedy=f"{hint}There are: portable, {', '.join(gpu.name for gpu in exact.values())}",
     )
+
+
+def choose_gpu(name: str | None, gpus: Sequence[GpuSpec], present: GpuSpec | None) -> GpuSpec | None:
+    """The GPU asked for; without a name, the one present, else :data:`DEFAULT_GPU`. None for ``portable``.
+
+    Args:
+        name: What the user wrote.
+        gpus: The table; its figures hold for the GPU present too.
+        present: The GPU of this machine.
+
+    Raises:
+        UsageError: As of :func:`find_gpu`.
+    """
+    if name is not None:
+        return None if normalized(name) == PORTABLE else find_gpu(name, gpus)
+    if present is None:
+        return find_gpu(DEFAULT_GPU, gpus)
+    return next((gpu for gpu in gpus if gpu.name == present.name), present)
+
+
+def precisions_of(gpu: GpuSpec) -> tuple[str, ...]:
+    """The precisions a GPU has arithmetic units for, of :data:`trtopt.config.PRECISIONS`."""
+    bf16 = "fp16" in gpu.tflops and int(gpu.compute_capability.split(".")[0]) >= _BF16_SINCE
+    return tuple(name for name in PRECISIONS if name in gpu.tflops or (bf16 and name == "bf16"))
+
+
+def clock_mhz(gpu: GpuSpec, dtype: str) -> float:
+    """The clock at which the units of a key of ``tflops`` run."""
+    return gpu.clock_cuda_mhz if dtype == "fp32" else gpu.clock_tensor_mhz
+
+
+def ridge_flop_per_byte(gpu: GpuSpec, dtype: str) -> float:
+    """The arithmetic intensity at which math and memory take equally long: rate over bandwidth (roofline model,
+    Williams et al. 2009).
+
+    Args:
+        gpu: The GPU.
+        dtype: A key of ``tflops``.
+    """
+    return gpu.tflops[dtype] * 1e12 / (gpu.bandwidth_gbs * 1e9)
 
 
 def gpus_of(compute_capability: str) -> tuple[GpuSpec, ...]:

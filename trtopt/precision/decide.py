@@ -48,6 +48,16 @@ def wanted_tensors(model: ir.Model, precision: str, backend: str) -> Wanted:
     return Wanted(frozenset(histogram), frozenset(names - histogram))
 
 
+def int8_nodes(model: ir.Model, backend: str) -> frozenset[str]:
+    """The nodes that the backend's table sends to INT8, before anything was observed.
+
+    Args:
+        model: Nodes named.
+        backend: ``tensorrt-rtx`` or ``tensorrt``.
+    """
+    return frozenset(str(node.name) for node in _candidates(model, backend)[0])
+
+
 def decide(
     model: ir.Model,
     precision: str,

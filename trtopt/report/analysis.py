@@ -27,7 +27,8 @@ class LayerRow:
         name: The layer's name, unique in its list.
         op: The ONNX operator that does the work, or the compiler's layer type.
         onnx_nodes: Names of the ONNX nodes it computes.
-        kind: Which kernel does it: ``gemm``, ``conv``, ``depthwise``, ``attention``, ``recurrent``, ``memory``.
+        kind: Which kernel does it: ``gemm``, ``conv``, ``depthwise``, ``attention``, ``recurrent``, ``layout`` or
+            ``memory``.
         flop: Its arithmetic.
         bytes: Each input, constant and output once.
         arithmetic_intensity: Flop per byte.
@@ -121,12 +122,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """One batch size of a sweep. ``throughput`` is in samples per second."""
+    """One batch size of a sweep. ``throughput`` is in samples per second; ``fits`` says whether weights and activations
+    fit the GPU's memory."""
 
     batch: int
     predicted_us: float
     throughput: float
     activation_bytes: int
+    fits: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class BatchSweep:
 
     Attributes:
         points: By increasing batch.
-        knee: The smallest batch that reaches 90 % of the best throughput of the sweep.
+        knee: The smallest batch that reaches 90 % of the best throughput of the sweep, among those that fit.
         budget_us: The latency budget asked for; None without one.
         best_within_budget: The batch with the highest throughput within the budget; None when no batch meets it, or
             none was asked for.

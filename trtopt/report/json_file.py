@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.files import atomic_write
+from trtopt.report.analysis import Analysis
 from trtopt.report.records import BuildReport, EngineRecord, layer_dicts
 
 LAYERS_SCHEMA = "trtopt.layers/1"
 
 
-def write_report(report: BuildReport, path: Path) -> None:
-    """Write ``trtopt.build/1``, whole or not at all.
+def write_report(report: BuildReport | Analysis, path: Path) -> None:
+    """Write ``trtopt.build/1`` or ``trtopt.analysis/1``, whole or not at all.
 
     Raises:
         UsageError: The file cannot be written.

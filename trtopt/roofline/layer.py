@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.analysis import LayerRow, Limiter
+from trtopt.roofline.batch import Batch, Times
+from trtopt.roofline.constants import Constants, constants_for
+from trtopt.roofline.gemm import TILES
+from trtopt.roofline.waves import Tiling, tiling
 from trtopt.roofline.work import Layer, Work
 
-
-@dataclass(frozen=True)
-class Tile:
-    """Output rows and columns of one thread block."""
-
-    m: int
-    n: int
+Timing = Literal["graph", "profile", "single run"]
+"""A launch in a captured CUDA graph; each layer timed by itself, averaged over many runs; the same in one run."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,10 @@ class LayerTime:
     Attributes:
         math_us: Time of the arithmetic alone.
         memory_us: Time of moving the bytes alone.
-        latency_us: The launch.
+        latency_us: The launch, once per step.
         predicted_us: All of it.
-        limiter: What bounds it.
-        tile: The tile chosen; None without a product.
-        tiles: Thread blocks.
-        waves: Rounds of thread blocks over the GPU.
-        tile_efficiency: Share of the tiles' arithmetic that is useful.
-        wave_efficiency: Share of the GPU's slots that have a tile.
+        limiter: What bounds it: ``latency`` when the launch takes longer than the kernel.
+        tiling: Tile and waves of a matrix product; None without one.
     """
 
     math_us: float
@@ -40,46 +37,64 @@ class LayerTime:
     latency_us: float
     predicted_us: float
     limiter: Limiter
-    tile: Tile | None = None
-    tiles: int = 0
-    waves: int = 0
-    tile_efficiency: float = 1.0
-    wave_efficiency: float = 1.0
+    tiling: Tiling | None = None
 
 
-def layer_time(work: Work, gpu: GpuSpec, *, profiled: bool = False) -> LayerTime:
-    """Predict the time of a kernel.
+@functools.lru_cache(maxsize=65536)
+def layer_time(work: Work, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerTime:
+    """Predict the time of a kernel, with the constants of the GPU or of its architecture.
 
     Args:
         work: What it has to do.
         gpu: The GPU.
-        profiled: Whether each layer is timed by itself, which costs more than a launch in a captured graph.
+        timing: How it is launched and timed; each way costs something else per kernel.
+
+    Raises:
+        UsageError: The GPU has no units for the type of the arithmetic.
     """
-    rate = gpu.tflops.get({"bf16": "fp16"}.get(work.dtype, work.dtype), gpu.tflops["fp32"])
-    math_us = work.flop / (rate * 1e12) * 1e6
-    memory_us = work.moved_bytes / (gpu.bandwidth_gbs * 1e9) * 1e6
-    latency = 2.0
-    total = max(math_us, memory_us) + latency
-    limiter: Limiter = "latency" if latency > max(math_us, memory_us) else "math" if math_us > memory_us else "memory"
-    if work.gemm is None:
-        return LayerTime(math_us, memory_us, latency, total, limiter)
-    tile = Tile(128, 128)
-    tiles = math.ceil(work.gemm.m / tile.m) * math.ceil(work.gemm.n / tile.n) * work.gemm.batch
-    waves = math.ceil(tiles / gpu.sm)
-    return LayerTime(math_us, memory_us, latency, total, limiter, tile, tiles, waves, 1.0, tiles / (waves * gpu.sm))
+    return layer_times((work,), gpu, constants_for(gpu), timing=timing)[0]
 
 
-def row_of(layer: Layer, gpu: GpuSpec, *, profiled: bool = False) -> LayerRow:
+def layer_times(
+    works: Sequence[Work], gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph"
+) -> tuple[LayerTime, ...]:
+    """Predict the times of kernels with given constants; see :func:`layer_time`."""
+    times = Batch.of(works, gpu).predict(constants)
+    latency = launch_us(gpu, constants, timing=timing)
+    return tuple(_layer_time(index, work, times, latency * work.steps, gpu) for index, work in enumerate(works))
+
+
+def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph") -> float:
+    """What every kernel costs before it does anything."""
+    launch = constants.launch_us + constants.launch_cycles / gpu.clock_tensor_mhz
+    if timing == "graph":
+        return launch
+    return launch + constants.profiled_us + (constants.single_run_us if timing == "single run" else 0.0)
+
+
+def _layer_time(index: int, work: Work, times: Times, latency: float, gpu: GpuSpec) -> LayerTime:
+    arithmetic, memory, busy = (float(values[index]) for values in (times.math, times.memory, times.total))
+    limiter: Limiter = "latency" if latency >= busy else "math" if arithmetic >= memory else "memory"
+    shape = None
+    if times.choice is not None and work.gemm is not None and times.product[index] >= 0:
+        row = times.product[index]
+        tile = TILES[times.choice.tile[row]]
+        shape = tiling(work.gemm, tile, gpu.sm, split=int(times.choice.split[row]))
+    return LayerTime(arithmetic, memory, latency, busy + latency, limiter, shape)
+
+
+def row_of(layer: Layer, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerRow:
     """The report's row of a layer whose work is known.
 
     Raises:
         ValueError: ``layer.work`` is None.
+        UsageError: The GPU has no units for the type of the arithmetic.
     """
     work = layer.work
     if work is None:
         raise ValueError(f"the cost of {layer.name} is not known")
-    time = layer_time(work, gpu, profiled=profiled)
-    gemm = work.gemm
+    time = layer_time(work, gpu, timing=timing)
+    gemm, shape = work.gemm, time.tiling
     return LayerRow(
         name=layer.name,
         op=layer.op,
@@ -90,11 +105,11 @@ def row_of(layer: Layer, gpu: GpuSpec, *, profiled: bool = False) -> LayerRow:
         arithmetic_intensity=work.arithmetic_intensity,
         dtype=work.dtype,
         gemm={"m": gemm.m, "n": gemm.n, "k": gemm.k, "batch": gemm.batch} if gemm else None,
-        tile={"m": time.tile.m, "n": time.tile.n} if time.tile else None,
-        tiles=time.tiles,
-        waves=time.waves,
-        tile_efficiency=time.tile_efficiency,
-        wave_efficiency=time.wave_efficiency,
+        tile={"m": shape.tile_m, "n": shape.tile_n} if shape else None,
+        tiles=shape.tiles if shape else 0,
+        waves=shape.waves if shape else 0,
+        tile_efficiency=shape.tile_efficiency if shape else 1.0,
+        wave_efficiency=shape.wave_efficiency if shape else 1.0,
         alignment_bytes=work.alignment_bytes,
         limiter=time.limiter,
         math_us=time.math_us,

@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["gemm", "conv", "depthwise", "attention", "recurrent", "memory"]
+Kind = Literal["gemm", "conv", "depthwise", "attention", "recurrent", "layout", "memory"]
 """Which kernel does the work: a matrix product; a convolution (also transposed or grouped) as an implicit one; a
-convolution with one input channel per group, on CUDA cores; fused attention; a recurrent layer, step by step;
-everything bound by what it moves."""
+convolution with one input channel per group, on CUDA cores; fused attention; a recurrent layer, step by step; a change
+of layout (a transposition, a reformat); everything else that is bound by what it moves."""
 
 MathType = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
 

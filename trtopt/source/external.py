@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
+from trtopt.graph import edit
 from trtopt.source.check import all_tensors
 
 _CHUNK_BYTES = 1 << 22
@@ -44,6 +45,13 @@ def check_external_data(proto: onnx.ModelProto, folder: Path) -> list[Path]:
             sizes[location] = path.stat().st_size
         _check_range(tensor, entries, sizes[location], owner)
     return sorted(files)
+
+
+def weight_files(model: ir.Model) -> dict[str, Path]:
+    """The files that hold the model's external weights, by what messages call them."""
+    values = [value for graph in edit.all_graphs(model.graph) for value in graph.initializers.values()]
+    tensors = [value.const_value for value in values if isinstance(value.const_value, ir.ExternalTensor)]
+    return {f"the weights of the model ({Path(item.path).name})": Path(item.path) for item in tensors}
 
 
 def sha256_of(files: Iterable[Path]) -> str:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_graphs, all_nodes, subgraphs_of
-from trtopt.graph.shapes import infer_shapes
+from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.records import StepRecord
 from trtopt.source.check import check_model, graphs_of
 from trtopt.source.external import check_external_data, sha256_of
@@ -33,7 +33,7 @@ _IR_VERSION = 10
 """IR version that belongs to opset 21; newer files keep theirs."""
 
 
-def load(path: str | os.PathLike[str]) -> ModelArtifact:
+def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArtifact:
     """Load an ONNX model of opset 7 and later, IR version 3 and later.
 
     The model is checked, its functions are inlined, its nodes sorted and converted to opset 21 (newer ones stay), its
@@ -42,6 +42,8 @@ def load(path: str | os.PathLike[str]) -> ModelArtifact:
 
     Args:
         path: The file. Weights in other files must lie in its folder.
+        hash_weights: Whether the artifact's hash covers weights in other files, which are then read in full; without,
+            it is that of the file alone.
 
     Returns:
         The model, with one step that tells what was changed.
@@ -58,14 +60,14 @@ def load(path: str | os.PathLike[str]) -> ModelArtifact:
         external = check_external_data(proto, file.parent)
         model = _deserialize(proto, file.parent)
         details = _normalize(model, str(file))
-        model = infer_shapes(model)
+        infer_in_place(model)
     except (UnicodeDecodeError, ir.serde.SerdeError) as error:
         # Protobuf decodes text when it is read, not when the file is parsed.
         cause = error.__cause__ or error
         raise InvalidModelError(
             f"The file is damaged: {' '.join(str(cause).split())[:400]}", where=str(file), remedy=_DOWNLOAD_AGAIN
         ) from error
-    sha256 = sha256_of([file, *external])
+    sha256 = sha256_of([file, *external] if hash_weights else [file])
     step = StepRecord("load", "LOAD", len(details), time.perf_counter() - began, details=tuple(details))
     return ModelArtifact(model=model, path=file, sha256=sha256, steps=(step,))
 

@@ -1,0 +1,92 @@
+"""Fits the constants of the performance model and writes them to ``trtopt/roofline/constants.toml``.
+
+    python benchmarks/predictor/fit.py
+
+Needs the folder `profiles` (see `data.py`). Each set of constants is written with what it was fitted to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+
+from data import Dataset, deepbench, gemm_table, tensorrt_layers
+from fitting import FAMILY_FIELDS, FIELDS, PRODUCT_FIELDS, START, TIMING_FIELDS, Measured, fit, log_mean
+
+from trtopt.roofline.constants import GENERIC, Constants
+
+OUT = Path(__file__).parents[2] / "trtopt" / "roofline" / "constants.toml"
+
+TABLES = {
+    "a100_sxm": "A100-SXM4-80GB",
+    "h100_sxm": "H100-SXM5-80GB",
+    "rtx_pro_6000_server": "RTX-PRO-6000-BW-Server",
+}
+"""Tables of matrix products, and the GPU each was measured on."""
+
+LOOSE, FIRM, STIFF = 0.0003, 0.05, 5.0
+"""How strongly constants are held to where they start: for tables of thousands of products; for a few engines; for
+what is carried over to a GPU that was never measured."""
+
+_MOST = 4000
+
+
+def product_constants(table: Dataset, groups: frozenset[str] | None = None, hold: float = LOOSE) -> Constants:
+    """The constants of matrix products from a table of them (or from some of its (n, k) pairs)."""
+    return fit([Measured.of(table, groups, _MOST)], fields=PRODUCT_FIELDS, hold=hold)
+
+
+def layer_constants(layers: Dataset, start: Constants, groups: frozenset[str] | None = None) -> Constants:
+    """The constants of the other kernels and of the timing, from engines, those of products being known."""
+    return fit([Measured.of(layers, groups)], start=start, fields=(*TIMING_FIELDS, *FAMILY_FIELDS), hold=FIRM)
+
+
+def unseen_constants(tables: list[Dataset]) -> Constants:
+    """The constants of products for a GPU none of these tables is of: the mean of their logarithms."""
+    return log_mean([product_constants(table, hold=STIFF) for table in tables], PRODUCT_FIELDS, START)
+
+
+def all_constants() -> dict[str, tuple[str, str, Constants]]:
+    """Compute capability, data and constants of each set, by name."""
+    tables = {name: gemm_table(name, gpu) for name, gpu in TABLES.items()}
+    a100, laptop = tensorrt_layers("A100-PCIe-80GB"), tensorrt_layers("RTX-3060-Laptop")
+    found: dict[str, tuple[str, str, Constants]] = {}
+    on_a100 = layer_constants(a100, product_constants(tables["a100_sxm"]))
+    on_laptop = fit([Measured.of(laptop)], hold=FIRM)
+    families = (*TIMING_FIELDS, *FAMILY_FIELDS)
+    on_v100 = fit([Measured.of(deepbench())], hold=FIRM)
+    shared = log_mean([on_a100, on_laptop], families, unseen_constants(list(tables.values())))
+    shared = dataclasses.replace(
+        shared, misaligned_share=on_v100.misaligned_share, winograd_gain=on_v100.winograd_gain
+    )
+    both = "TensorRT layers of A100-80GB-PCIe and RTX-3060-Laptop"
+    found[GENERIC] = ("", f"mean of the sets of {', '.join(TABLES)}; {both}", shared)
+    for name, table in tables.items():
+        products = product_constants(table)
+        kept = {field: getattr(products, field) for field in PRODUCT_FIELDS}
+        base = on_a100 if name == "a100_sxm" else shared
+        others = "TensorRT layers of A100-80GB-PCIe (5 engines of ResNet-18)" if base is on_a100 else both
+        data = f"{table.name}: {len(table.samples)} BF16 matrix products; {others}"
+        found[TABLES[name]] = (table.gpu.compute_capability, data, dataclasses.replace(base, **kept))
+    found["RTX-3060-Laptop"] = ("8.6", "TensorRT layers of RTX-3060-Laptop (AlexNet, MobileNetV2, ResNet-18)", on_laptop)
+    found["V100-SXM2-16GB"] = ("7.0", "DeepBench: matrix products and convolutions of V100", on_v100)
+    return found
+
+
+def main() -> None:
+    """Fit, and write the file."""
+    lines = [
+        "# Constants of the performance model. Written by benchmarks/predictor/fit.py; their meaning is in constants.py.",
+        f"# Fitted {datetime.date.today().isoformat()} to measurements published by others: NVIDIA/TensorRT b8b46f213c3f (layers, A100),",
+        "# fuzzylabs/edge-vision-power-estimation 6d8ac68acf65 (layers, RTX 3060 Laptop), ai-dynamo/aiconfigurator 095f58a51c4c",
+        "# (matrix products), baidu-research/DeepBench da81ba782073 (V100).",
+    ]
+    for name, (capability, data, constants) in all_constants().items():
+        lines += ["", "[[fit]]", f'name = "{name}"', f'compute_capability = "{capability}"', f'data = "{data}"']
+        lines += [f"{field} = {getattr(constants, field):.6g}" for field in FIELDS]
+    OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Fitting the constants of the performance model to measured kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from data import Dataset
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from trtopt.roofline.batch import Batch
+from trtopt.roofline.constants import Constants
+from trtopt.roofline.layer import launch_us
+
+Array = NDArray[np.float64]
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Constants))
+SHARES = {
+    "peak_share": 1.0,
+    "dram_share": 1.0,
+    "wave_smoothing": 1.0,
+    "l2_bytes_per_clock": 64.0,
+    "sm_bytes_per_clock": 128.0,
+    "misaligned_share": 1.0,
+    "conv_share": 1.0,
+    "pointwise_share": 1.0,
+    "layout_share": 1.0,
+    "narrow_share": 1.0,
+    "winograd_gain": 4.0,
+}
+"""Constants that have an upper limit by what they mean; the rest are positive."""
+
+TIMING_FIELDS = ("profiled_us", "single_run_us")
+FAMILY_FIELDS = FIELDS[FIELDS.index("misaligned_share") :]
+PRODUCT_FIELDS = tuple(name for name in FIELDS if name not in (*TIMING_FIELDS, *FAMILY_FIELDS))
+"""The constants that tables of matrix products say something about."""
+
+START = Constants(
+    launch_us=1.0, launch_cycles=2500.0, profiled_us=1.7, single_run_us=3.0, peak_share=0.9, half_area=3000.0,
+    fill_bytes=300.0, step_cycles=15.0, sm_bytes_per_clock=50.0, wave_smoothing=0.5, split_us=2.0, split_traffic=0.5,
+    dram_share=0.85, ramp_us=1.5, l2_bytes_per_clock=30.0, l2_share=0.25, norm=3.0, power=0.02, power_us=200.0,
+    misaligned_share=0.6, conv_share=0.9, tap_bytes=16.0, pointwise_share=0.8, layout_share=0.6, narrow_share=0.3,
+    cuda_core_share=0.5, winograd_gain=2.0,
+)  # fmt: skip
+"""Where every fit starts, and what it is held to where the data say nothing: round numbers of the right size."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A part of a dataset as arrays."""
+
+    batch: Batch
+    measured_us: Array
+    dataset: Dataset
+
+    @staticmethod
+    def of(dataset: Dataset, groups: Iterable[str] | None = None, most: int | None = None) -> Measured:
+        """The samples of the given groups (default: all), at most ``most`` of them drawn with a fixed seed."""
+        wanted = None if groups is None else frozenset(groups)
+        samples = [sample for sample in dataset.samples if wanted is None or sample.group in wanted]
+        if most is not None and len(samples) > most:
+            chosen = np.random.default_rng(0).choice(len(samples), most, replace=False)
+            samples = [samples[index] for index in sorted(chosen)]
+        batch = Batch.of([sample.work for sample in samples], dataset.gpu)
+        return Measured(batch, np.array([sample.measured_us for sample in samples]), dataset)
+
+    def predict(self, constants: Constants) -> Array:
+        """Predicted microseconds, the launch included."""
+        latency = launch_us(self.dataset.gpu, constants, timing=self.dataset.timing)
+        return np.asarray(self.batch.predict(constants).total + latency)
+
+
+def fit(
+    parts: Sequence[Measured],
+    start: Constants = START,
+    fields: Sequence[str] = FIELDS,
+    hold: float = 0.05,
+    sum_weight: float = 0.3,
+) -> Constants:
+    """Fit constants to measured kernels.
+
+    Minimised is the robust sum (soft L1) of the relative errors, plus the logarithm of the ratio of the sums for each
+    part (fits of relative errors alone come out low on the sum), plus what holds each constant to its start.
+
+    Args:
+        parts: What to fit to; each part weighs the same.
+        start: Where to start, and what to hold to.
+        fields: The constants to fit.
+        hold: Standard deviation of the relative error of one kernel over that of a constant's logarithm around its
+            start, squared; larger holds more.
+        sum_weight: Weight of the ratio of sums, in units of all kernels of a part.
+    """
+    begin = _to_free(start, fields)
+    most = max(len(part.measured_us) for part in parts)
+
+    def residuals(free: Array) -> Array:
+        constants = _from_free(free, fields, start)
+        found = [np.sqrt(hold) * (free - begin)]
+        for part in parts:
+            predicted = part.predict(constants)
+            weight = np.sqrt(most / len(part.measured_us))
+            found.append(weight * (predicted / part.measured_us - 1))
+            ratio = np.log(predicted.sum() / part.measured_us.sum())
+            found.append(np.array([sum_weight * np.sqrt(most) * ratio]))
+        return np.concatenate(found)
+
+    result: Any = least_squares(residuals, begin, loss="soft_l1", f_scale=_SOFT, diff_step=1e-3, max_nfev=40)
+    return _from_free(result.x, fields, start)
+
+
+_SOFT = 0.05
+"""Relative error from which on a kernel counts linearly."""
+
+
+def _to_free(constants: Constants, fields: Sequence[str]) -> Array:
+    values = []
+    for name in fields:
+        value, top = getattr(constants, name), SHARES.get(name)
+        values.append(np.log(value) if top is None else np.log(value / (top - value)))
+    return np.array(values)
+
+
+def _from_free(free: Array, fields: Sequence[str], base: Constants) -> Constants:
+    values = {}
+    for name, value in zip(fields, np.clip(free, -30, 30), strict=True):
+        top = SHARES.get(name)
+        values[name] = float(np.exp(value) if top is None else top / (1 + np.exp(-value)))
+    return dataclasses.replace(base, **values)
+
+
+def log_mean(sets: Sequence[Constants], fields: Sequence[str], base: Constants) -> Constants:
+    """``base`` with the given constants replaced by the mean over ``sets``, in the scale they are fitted in."""
+    return _from_free(np.mean([_to_free(constants, fields) for constants in sets], axis=0), fields, base)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good predictions are.
+
+    Attributes:
+        mape: Mean absolute relative error of a kernel.
+        ratio: Sum of predictions over sum of measurements.
+        spearman: Rank correlation.
+        kernels: How many.
+    """
+
+    mape: float
+    ratio: float
+    spearman: float
+    kernels: int
+
+
+def score(predicted: Array, measured: Array) -> Score:
+    """Compare predictions with measurements, both [kernels] in microseconds."""
+    from scipy.stats import spearmanr
+
+    error = float(np.mean(np.abs(predicted - measured) / measured))
+    rank: Any = spearmanr(predicted, measured)
+    return Score(error, float(predicted.sum() / measured.sum()), float(rank.statistic), len(measured))

@@ -1,0 +1,116 @@
+"""Early, memory-bound stages: each rule fires there, and not on the near miss."""
+
+from __future__ import annotations
+
+import pytest
+from advice import Net, findings, subject_of
+
+from trtopt.roofline.layer import layer_time
+from trtopt.roofline.work import Gemm, Window, Work
+
+
+def us(net: Net, *names: str) -> float:
+    """The predicted time of the layers named."""
+    return sum(row.predicted_us for row in subject_of(net).rows if row.name in names)
+
+
+def inverted(c: int, size: int, *, expand: int = 6) -> Net:
+    """1x1 expansion, depthwise 3x3, 1x1 projection, at batch 32."""
+    net = Net()
+    x = net.op("Relu", net.conv(net.input("x", 32, c, size, size), c, expand * c, kernel=1, name="expand"))
+    x = net.op("Relu", net.conv(x, expand * c, expand * c, group=expand * c, name="depthwise"))
+    return net.output(net.conv(x, expand * c, c, kernel=1, name="project"))
+
+
+def test_an_early_depthwise_convolution_loses_to_a_dense_one_by_the_predicted_difference() -> None:
+    net = inverted(16, 112)
+    (found,) = findings("depthwise", net)
+    assert found.severity == "warning"
+    assert {"expand", "depthwise"} <= set(found.nodes) and "project" not in found.nodes
+    pixels = 32 * 112 * 112
+    gemm = Gemm(pixels, 96, 16 * 9)
+    dense = Work(
+        "conv", gemm.flop, pixels * 16 * 2, 96 * 16 * 9 * 2, pixels * 96 * 2, "fp16",
+        gemm=gemm, window=Window((3, 3), (1, 1), (1, 1)), alignment_bytes=32,
+    )  # fmt: skip
+    after = layer_time(dense, subject_of(net).gpu).predicted_us
+    assert found.gain_us == pytest.approx(us(net, "expand", "depthwise") - after, rel=1e-6)
+    assert "3x3 16 -> 96" in found.remedy
+
+
+def test_a_late_depthwise_convolution_and_a_dense_one_are_no_finding() -> None:
+    assert not findings("depthwise", inverted(512, 7))
+    net = Net()
+    x = net.conv(net.input("x", 32, 64, 112, 112), 64, 64, kernel=1)
+    assert not findings("depthwise", net.output(net.conv(net.op("Relu", x), 64, 64)))
+
+
+def test_a_depthwise_convolution_whose_neighbours_are_read_elsewhere_is_left_alone() -> None:
+    net = Net()
+    x = net.input("x", 32, 16, 112, 112)
+    wide = net.conv(x, 16, 96, kernel=1, name="expand")
+    deep = net.conv(wide, 96, 96, group=96, name="depthwise")
+    assert not findings("depthwise", net.output(wide, deep))
+
+
+def test_a_depthwise_convolution_before_a_1x1_is_found_too() -> None:
+    net = Net()
+    x = net.conv(net.input("x", 32, 32, 112, 112), 32, 32, group=32, name="depthwise")
+    (found,) = findings("depthwise", net.output(net.conv(net.op("Relu", x), 32, 64, kernel=1, name="point")))
+    assert {"depthwise", "point"} <= set(found.nodes)
+    assert "3x3 32 -> 64" in found.remedy
+
+
+def pooled(size: int, *, stride: int = 2, shared: bool = False) -> Net:
+    """An image, a convolution and a max pool."""
+    net = Net()
+    x = net.op("Relu", net.conv(net.input("x", 32, 4, 224, 224), 4, 64, kernel=7, stride=224 // size, name="conv"))
+    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[stride] * 2, pads=[1] * 4, name="pool")
+    y = net.conv(x, 64, 64, name="next")
+    return net.output(y, "conv") if shared else net.output(y)
+
+
+def test_pooling_of_a_large_map_loses_to_a_strided_convolution_by_the_predicted_difference() -> None:
+    net = pooled(112)
+    (found,) = findings("early-pooling", net)
+    assert {"conv", "pool"} <= set(found.nodes) and "next" not in found.nodes
+    assert "stride 4x4" in found.remedy
+    gemm = Gemm(32 * 56 * 56, 64, 4 * 49)
+    conv = Work(
+        "conv", 0, 32 * 224 * 224 * 4 * 2, 64 * 4 * 49 * 2, 32 * 56 * 56 * 64 * 2, "fp16",
+        gemm=gemm, window=Window((7, 7), (4, 4), (1, 1)), alignment_bytes=8,
+    )  # fmt: skip
+    before = us(net, "conv", "pool")
+    assert found.gain_us == pytest.approx(before - layer_time(conv, subject_of(net).gpu).predicted_us, rel=0.05)
+
+
+def test_pooling_of_a_small_map_at_stride_one_or_of_a_shared_one_is_no_finding() -> None:
+    assert findings("early-pooling", pooled(112))
+    assert not findings("early-pooling", pooled(14))
+    assert not findings("early-pooling", pooled(112, stride=1))
+    assert not findings("early-pooling", pooled(112, shared=True))
+
+
+def excited(size: int, *, gated: bool = True) -> Net:
+    """A squeeze-and-excitation on [32, 32, size, size] of a 224x224 image."""
+    net = Net()
+    x = net.op("Relu", net.conv(net.input("x", 32, 4, 224, 224), 4, 32, stride=224 // size, name="conv"))
+    pool = net.op("GlobalAveragePool", x, name="squeeze")
+    small = net.op("Relu", net.conv(pool, 32, 8, kernel=1, name="reduce"))
+    gate = net.op("Sigmoid", net.conv(small, 8, 32, kernel=1, name="excite"))
+    out = net.op("Mul", x, gate, name="scale") if gated else net.op("Add", x, gate, name="scale")
+    return net.output(net.conv(out, 32, 32, name="next"))
+
+
+def test_early_squeeze_and_excitation_costs_the_time_of_its_kernels() -> None:
+    net = excited(112)
+    (found,) = findings("squeeze-excite", net)
+    assert {"squeeze", "reduce", "excite", "scale"} <= set(found.nodes)
+    assert not {"conv", "next"} & set(found.nodes)
+    assert "32x112x112" in found.message
+    assert found.gain_us == pytest.approx(us(net, "squeeze", "reduce", "excite", "scale"))
+
+
+def test_late_squeeze_and_excitation_and_other_uses_of_a_pool_are_no_finding() -> None:
+    assert not findings("squeeze-excite", excited(14))
+    assert not findings("squeeze-excite", excited(112, gated=False))

@@ -1,0 +1,50 @@
+"""``trtopt explain`` and ``trtopt explain RULE``: the rules behind the findings of ``trtopt analyze``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtopt.cli.parser import Parser
+from trtopt.cli.streams import print_json, print_renderable
+from trtopt.config import did_you_mean
+from trtopt.errors import UsageError
+
+_SCHEMA = "trtopt.rules/1"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = Parser(prog="trtopt explain", description="The rules behind the findings of 'trtopt analyze'.")
+    parser.add_argument("rule", metavar="RULE", nargs="?", help="the rule to explain; without one, all are listed")
+    parser.add_argument("--list", action="store_true", help="list all rules, as without RULE")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse(argv)
+
+    from trtopt.roofline.rules.registry import PAGES
+
+    if args.rule is not None and args.list:
+        raise UsageError("--list lists all rules", where=f"trtopt explain {args.rule} --list", remedy="leave out one")
+    if args.rule is not None and args.rule not in PAGES:
+        raise UsageError(
+            f"There is no rule named {args.rule!r}",
+            where="trtopt explain",
+            remedy=did_you_mean(args.rule, PAGES) or "trtopt explain lists them all",
+        )
+    pages = {args.rule: PAGES[args.rule]} if args.rule else PAGES
+    if args.json:
+        rules = [{"name": name, "summary": text.partition("\n")[0], "page": text} for name, text in pages.items()]
+        print_json({"schema": _SCHEMA, "rules": rules})
+    elif args.rule:
+        print(f"{args.rule}\n\n{pages[args.rule]}")
+    else:
+        _list(pages)
+    return 0
+
+
+def _list(pages: dict[str, str]) -> None:
+    from trtopt.report.text import table
+
+    print_renderable(
+        table(("rule", "what it finds"), [(name, text.partition("\n")[0]) for name, text in pages.items()])
+    )
+    print("\n'trtopt explain RULE' shows what a rule looks for, why, an example and the remedy.")

@@ -1,0 +1,283 @@
+"""What the layers of an engine have to do: the compiler's list and the graph it was made from, as ``Layer`` records.
+
+The compiler says which kernels there are, which tensors they move and in which types; the ONNX graph says how much
+arithmetic that is and of which shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from trtopt.engine.achieved import math_dtype
+from trtopt.engine.claims import Claims, claims_of
+from trtopt.engine.layers import BITS, buffer_sizes, layers_of_profile, tensor_bytes, views_bytes
+from trtopt.engine.loops import trip_counts
+from trtopt.graph.edit import constant_tensor_of, is_op
+from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
+from trtopt.report.records import LayerInfo, TensorInfo
+from trtopt.roofline.node_work import READ_AS_WRITTEN, Precision, work_of_node
+from trtopt.roofline.onnx_layers import graphs_with_counts
+from trtopt.roofline.work import Gemm, Kind, Layer, MathType, Work
+
+_FP16_SUMS = re.compile(r"f16f16_f16f16_f16|_h(?:884|1688|16816)")
+"""Tactics that sum FP16 products in FP16: xmma kernels name operands and result, multiplication and sum, epilogue; the
+older ones begin ``h`` for half sums where others begin ``s``."""
+
+_MATH_TYPES: dict[str, MathType] = {
+    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp4": "fp4",
+}  # fmt: skip
+
+_CHANNELS_LAST = re.compile("NHWC|channel", re.IGNORECASE)
+_WIDTHS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16, "thirty-two": 32}
+_PACKED = re.compile(rf"channel % (\d+) == 0|({'|'.join(_WIDTHS)}) wide", re.IGNORECASE)
+_LARGEST_ROW_BYTES = 128
+
+
+@dataclass(frozen=True)
+class EngineWork:
+    """The kernels of an engine with their work.
+
+    Attributes:
+        layers: One per kernel, in the engine's order. ``onnx_nodes`` also holds nodes that were fused without a trace;
+            for a kernel that only prepares operands, they are those of the layer it does so for.
+        notes: What could not be counted: loops of unknown trip count, nodes that no layer computes.
+    """
+
+    layers: tuple[Layer, ...]
+    notes: tuple[str, ...]
+
+
+def layers_of_engine(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes, *, tf32: bool = False) -> EngineWork:
+    """The work of every kernel of an engine's first optimization profile.
+
+    The arithmetic of a node belongs to the layer that does its math (see :func:`~trtopt.engine.claims.claims_of`), so
+    that all layers add up to the graph; a recurrent node's is spread over its products and the element-wise kernels
+    between them. Sizes of products come from the node, types and bytes from what the compiler lists. A kernel inside a
+    loop is one layer whose bytes and ``steps`` are those of all its trips; the flop are those of all iterations in the
+    graph, whatever the compiler unrolled.
+
+    Args:
+        layers: What the compiler lists, from a build at static shapes.
+        model: The model that was compiled: its precision is in its graph. Node names are unique.
+        shapes: Static shapes of its values, by name.
+        tf32: Whether FP32 products may use TF32 Tensor Cores.
+
+    Returns:
+        ``work`` is None for a layer that computes an operator without a known cost.
+    """
+    mine = layers_of_profile(layers)
+    trips = trip_counts(mine)
+    indices = [index for index, layer in enumerate(mine) if layer.is_kernel]
+    kernels = [mine[index] for index in indices]
+    claims = claims_of(kernels, model, lambda node: node.domain == "" and node.op_type in PRODUCTS)
+    counter = _Counter(kernels, claims, [trips[index] or 1 for index in indices], model, shapes, tf32)
+    notes = []
+    if None in trips:
+        notes.append("the trip count of a loop is not a constant: its kernels count once")
+    lost = [name for name in claims.lost if counter.flop_of(name)]
+    if lost:
+        notes.append(f"no layer of the engine computes {', '.join(lost[:5])}{' ...' if lost[5:] else ''}")
+    return EngineWork(counter.layers(), tuple(notes))
+
+
+class _Counter:
+    """Counts the work of the kernels of one engine."""
+
+    def __init__(
+        self,
+        kernels: Sequence[LayerInfo],
+        claims: Claims,
+        trips: Sequence[int],
+        model: ir.Model,
+        shapes: Shapes,
+        tf32: bool,
+    ) -> None:
+        self.kernels, self.claims, self.trips, self.shapes, self.tf32 = kernels, claims, trips, shapes, tf32
+        self.nodes = {str(node.name): node for node in model.graph.all_nodes()}
+        self.sizes = buffer_sizes(kernels)
+        self.work = _works(model, shapes)
+        self.recurrent = self._recurrent_shares()
+
+    def flop_of(self, name: str) -> int:
+        work = self.work[name]
+        return 0 if work is None else work.flop
+
+    def layers(self) -> tuple[Layer, ...]:
+        seen: dict[str, int] = {}
+        found = []
+        for index, kernel in enumerate(self.kernels):
+            seen[kernel.name] = seen.get(kernel.name, 0) + 1
+            name = kernel.name if seen[kernel.name] == 1 else f"{kernel.name} #{seen[kernel.name]}"
+            found.append(Layer(name, self._operator(index), self.claims.touched[index], self._work(index)))
+        return tuple(found)
+
+    def _operator(self, index: int) -> str:
+        """The operator with most arithmetic, among equals a quantizer or the last; the compiler's layer type for a
+        kernel that computes no node."""
+        owned = self.claims.owned[index]
+        if index in self.recurrent:
+            return self.recurrent[index].op
+        flop = [(self.flop_of(str(node.name)), is_op(node, "QuantizeLinear"), at) for at, node in enumerate(owned)]
+        best = owned[max(flop)[2]] if flop else None
+        return self.kernels[index].type if best is None else best.op_type
+
+    def _work(self, index: int) -> Work | None:
+        kernel, trips = self.kernels[index], self.trips[index]
+        owned = [node for node in self.claims.owned[index] if not is_op(node, *GATES)]
+        works = {node: self.work[str(node.name)] for node in owned}
+        if None in works.values():
+            return None
+        known = {node: work for node, work in works.items() if work is not None}
+        share = self.recurrent.get(index)
+        flop = sum(work.flop for work in known.values()) + (share.flop if share else 0)
+        read, weights, written = self._bytes(index)
+        math_type = self._math_type(kernel)
+        base = Work("memory", flop, read * trips, weights * trips, written * trips, math_type, steps=trips)
+        if share is not None and share.gemm is not None:
+            kind: Kind = "recurrent" if trips > 1 else "gemm"
+            return self._product(base, kernel, kind, share.gemm)
+        products = {node: work for node, work in known.items() if work.gemm is not None}
+        if not products:
+            return base
+        largest = max(products, key=lambda node: products[node].flop)
+        shaped = products[largest]
+        gemm = self._merged(list(products), largest)
+        kind = "attention" if kernel.kind == "mha" else shaped.kind
+        return replace(self._product(base, kernel, kind, gemm), window=shaped.window)
+
+    def _product(self, base: Work, kernel: LayerInfo, kind: Kind, gemm: Gemm) -> Work:
+        uses_tf32 = base.dtype == "fp32" and (self.tf32 or "tf32" in kernel.tactic)
+        return replace(
+            base,
+            kind=kind,
+            gemm=gemm,
+            dtype="tf32" if uses_tf32 else base.dtype,
+            accumulate_fp16=_FP16_SUMS.search(kernel.tactic) is not None,
+            alignment_bytes=_alignment(kernel),
+        )
+
+    def _merged(self, products: Sequence[ir.Node], largest: ir.Node) -> Gemm:
+        """The product a kernel computes for several nodes: of one operand by several weights (query, key and value),
+        one with their columns side by side; else the largest."""
+        gemm = self._gemm(largest)
+        same = [node for node in products if node.inputs[0] is largest.inputs[0]]
+        beside = [self._gemm(node) for node in same]
+        if len(same) < len(products) or any((g.m, g.k, g.batch) != (gemm.m, gemm.k, gemm.batch) for g in beside):
+            return gemm
+        return replace(gemm, n=sum(each.n for each in beside))
+
+    def _gemm(self, node: ir.Node) -> Gemm:
+        work = self.work[str(node.name)]
+        if work is None or work.gemm is None:
+            raise ValueError(f"{node.name} is no product")
+        return work.gemm
+
+    def _bytes(self, index: int) -> tuple[int, int, int]:
+        """Bytes of activations read, of constants read, of activations written, in one run of the kernel."""
+        kernel = self.kernels[index]
+        tables = self._gathered(index)
+        constants = {item.name: item for item in kernel.constants}
+        weights = sum(_read_bytes(item, tables) for item in constants.values())
+        return views_bytes(kernel.inputs, self.sizes), weights, views_bytes(kernel.outputs, self.sizes)
+
+    def _gathered(self, index: int) -> dict[tuple[int, ...], int]:
+        """Shapes of constants of which a kernel gathers rows, and the elements it reads of them."""
+        found: dict[tuple[int, ...], int] = {}
+        for name in self.claims.touched[index]:
+            node = self.nodes[name]
+            if not is_op(node, *READ_AS_WRITTEN) or constant_tensor_of(node.inputs[0]) is None:
+                continue
+            table = self.shapes.get(str(node.inputs[0].name))  # type: ignore[union-attr]
+            out = [self.shapes.get(str(value.name)) for value in node.outputs if value.name]
+            if table is not None and None not in out:
+                found[table] = found.get(table, 0) + sum(math.prod(shape) for shape in out if shape is not None)
+        return found
+
+    def _math_type(self, kernel: LayerInfo) -> MathType:
+        """The type of a kernel's operands; integers and booleans are computed where FP32 is, on CUDA cores."""
+        return _MATH_TYPES.get(math_dtype(kernel), "fp32")
+
+    def _recurrent_shares(self) -> dict[int, _Share]:
+        """The shares of recurrent nodes in their kernels, by kernel."""
+        shares: dict[int, _Share] = {}
+        for name, node in self.nodes.items():
+            products = products_of(node, self.shapes) if is_op(node, *GATES) else None
+            members = [index for index, names in enumerate(self.claims.touched) if name in names]
+            if not products or not members:
+                continue
+            gemms = {index: _gemm_of(self.kernels[index]) for index in members if self.kernels[index].kind == "gemm"}
+            own = {index: gemm.flop * self.trips[index] for index, gemm in gemms.items() if gemm is not None}
+            total = self.flop_of(name)
+            in_products = sum(product.flop for product in products) if own else 0
+            split = _split(in_products, own)
+            others = {index: self.trips[index] for index in members if index not in own} or own
+            for index, part in _split(total - in_products, others).items():
+                split[index] = split.get(index, 0) + part
+            shares.update((index, _Share(node.op_type, flop, gemms.get(index))) for index, flop in split.items())
+        return shares
+
+
+def _works(model: ir.Model, shapes: Shapes) -> dict[str, Work | None]:
+    """The work of every node as a kernel of its own, the flop of all iterations of the loops around it."""
+    found = {}
+    for graph, times in graphs_with_counts(model.graph, shapes):
+        for node in graph:
+            work = work_of_node(node, shapes, Precision())
+            found[str(node.name)] = None if work is None else replace(work, flop=work.flop * times)
+    return found
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a kernel does of a recurrent node: its flop, and its product in one step."""
+
+    op: str
+    flop: int
+    gemm: Gemm | None
+
+
+def _split(total: int, weights: Mapping[int, int]) -> dict[int, int]:
+    """``total`` in whole parts in proportion to ``weights``, adding up exactly."""
+    parts, given, seen, whole = {}, 0, 0, sum(weights.values())
+    for index, weight in weights.items():
+        seen += weight
+        upto = total * seen // whole
+        parts[index], given = upto - given, upto
+    return parts
+
+
+def _gemm_of(kernel: LayerInfo) -> Gemm | None:
+    """The sizes of a matrix product as the compiler lists it: [..., m, k] x [..., k, n] = [..., m, n]."""
+    left = next((item.shape for item in kernel.inputs if len(item.shape) >= 2), None)
+    out = next((item.shape for item in kernel.outputs if len(item.shape) >= 2), None)
+    if left is None or out is None:
+        return None
+    return Gemm(m=out[-2], n=out[-1], k=left[-1], batch=math.prod(out[:-2]))
+
+
+def _read_bytes(constant: TensorInfo, tables: Mapping[tuple[int, ...], int]) -> int:
+    """Bytes read of a constant: all of it, or what is gathered."""
+    size, gathered = tensor_bytes(constant), tables.get(constant.shape)
+    return size if gathered is None else min(size, gathered * BITS[constant.dtype] // 8)
+
+
+def _alignment(kernel: LayerInfo) -> int:
+    """The largest power of two, at most 128, that divides the bytes of the rows of all activations a product moves."""
+    tensors = [item for item in (*kernel.inputs, *kernel.outputs) if len(item.shape) >= 2]
+    rows = [_row_elements(item) * BITS[item.dtype] // 8 for item in tensors]
+    return math.gcd(_LARGEST_ROW_BYTES, *(row for row in rows if row > 0))
+
+
+def _row_elements(item: TensorInfo) -> int:
+    """Elements of a contiguous row: channels where they are last, padded to what the format packs; else the last
+    axis."""
+    if not _CHANNELS_LAST.search(item.format):
+        return item.shape[-1]
+    packed = _PACKED.search(item.format)
+    multiple = 1 if packed is None else int(packed[1] or _WIDTHS[packed[2].lower()])
+    return -(-item.shape[1] // multiple) * multiple

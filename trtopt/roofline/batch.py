@@ -1,0 +1,187 @@
+"""Many kernels at once: the arrays that the model computes with.
+
+Predicting one layer, a network, or the thousands of rows the constants are fitted to is the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtopt.hardware.spec import GpuSpec
+from trtopt.roofline.constants import Constants
+from trtopt.roofline.gemm import Array, Chip, Choice, Products, choose, memory_time
+from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate
+from trtopt.roofline.work import ELEMENT_BYTES, Work
+
+WINOGRAD_SAVING = 4.0
+"""Multiplications of a direct 3x3 convolution for each of Winograd's F(4x4, 3x3) (Lavin and Gray, CVPR 2016)."""
+
+_WINOGRAD_CHANNELS = 16
+"""Input channels from which on the transforms of Winograd's algorithm are worth it."""
+
+_VECTOR_BYTES = 16
+"""Bytes that a thread loads at once."""
+
+_PACKED_FP16 = 2.0
+"""CUDA cores take two FP16 numbers at a time."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Predicted times without the launch; each field an array [kernels], in microseconds.
+
+    Attributes:
+        math: Arithmetic alone.
+        memory: Memory alone.
+        total: Both together, never below :attr:`bound`.
+        bound: What no kernel can beat on this GPU: flop over peak (with the algorithm's saving), bytes over the DRAM
+            bandwidth for what exceeds the L2 cache, over the L2 bandwidth for the rest.
+        choice: Tile and split of the kernels that are matrix products; None when none is.
+        product: Index of each kernel in ``choice``, -1 for those that are no products.
+    """
+
+    math: Array
+    memory: Array
+    total: Array
+    bound: Array
+    choice: Choice | None
+    product: np.ndarray[tuple[int], np.dtype[np.intp]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Kernels on one GPU.
+
+    Attributes:
+        works: What they have to do.
+        chip: The GPU.
+        fp32_rate: Peak flop per microsecond of its CUDA cores.
+        flop: All arithmetic, [kernels].
+        moved: Bytes to move per step, [kernels].
+        steps: Sequential steps, [kernels].
+        rate: Peak flop per microsecond for the type of the operands, [kernels].
+        saving: Factor by which an algorithm may undercut the flop, [kernels].
+        product: Index of each kernel among the products, -1 for those that are none, [kernels].
+        sizes: m, n, k, batch of the product of one step, and taps, [products] each.
+    """
+
+    works: tuple[Work, ...]
+    chip: Chip
+    fp32_rate: float
+    flop: Array
+    moved: Array
+    steps: Array
+    rate: Array
+    saving: Array
+    product: np.ndarray[tuple[int], np.dtype[np.intp]]
+    sizes: tuple[Array, Array, Array, Array, Array]
+
+    @staticmethod
+    def of(works: Sequence[Work], gpu: GpuSpec) -> Batch:
+        """The arrays of ``works``.
+
+        Raises:
+            UsageError: The GPU has no units for the type of one of them.
+        """
+        gemms = [(work.gemm, work) for work in works if work.gemm is not None and work.kind != "depthwise"]
+        is_product = np.array([work.gemm is not None and work.kind != "depthwise" for work in works], dtype=bool)
+        return Batch(
+            works=tuple(works),
+            chip=Chip(gpu.sm, gpu.clock_tensor_mhz, gpu.bandwidth_gbs * 1e3, gpu.l2_mib * 2**20),
+            fp32_rate=cuda_core_rate(gpu),
+            flop=_array(work.flop for work in works),
+            moved=_array(_moved_per_step(work) for work in works),
+            steps=_array(work.steps for work in works),
+            rate=_array(peak_rate(gpu, work.dtype, work.accumulate_fp16) for work in works),
+            saving=_array(WINOGRAD_SAVING if _is_winograd(work) else 1.0 for work in works),
+            product=np.where(is_product, np.cumsum(is_product) - 1, -1),
+            sizes=(
+                _array(gemm.m for gemm, _ in gemms),
+                _array(gemm.n for gemm, _ in gemms),
+                _array(gemm.k for gemm, _ in gemms),
+                _array(gemm.batch for gemm, _ in gemms),
+                _array(_taps(work) for _, work in gemms),
+            ),
+        )
+
+    def predict(self, c: Constants) -> Times:
+        """The times of all kernels."""
+        share = _array(_bandwidth_share(work, c) for work in self.works)
+        memory = memory_time(self.moved / share, self.chip, c) * self.steps
+        arithmetic = self.flop / (self.fp32_rate * c.cuda_core_share)
+        total = (arithmetic**c.norm + memory**c.norm) ** (1 / c.norm)
+        chosen = None
+        rows = self.product >= 0
+        if rows.any():
+            chosen, beside = self._products(rows, c)
+            steps = self.steps[rows]
+            arithmetic[rows], memory[rows] = chosen.math * steps + beside, chosen.memory * steps
+            total[rows] = chosen.time * steps + beside
+        bound = self._bound(rows)
+        return Times(arithmetic, memory, np.maximum(total, bound), bound, chosen, self.product)
+
+    def _products(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], c: Constants) -> tuple[Choice, Array]:
+        """The choice for each product, and the time of what a recurrent layer does before its first step."""
+        works = [work for work in self.works if work.gemm is not None and work.kind != "depthwise"]
+        m, n, k, batch, taps = self.sizes
+        element = _array(ELEMENT_BYTES[work.dtype] for work in works)
+        per_tap = np.where([work.dtype == "fp32" for work in works], 1.0, c.tap_bytes / element)
+        padded = np.where(taps > 1, taps * np.ceil(k / taps / per_tap) * per_tap, k)
+        family = _array(_family_share(work, c) for work in works)
+        gain = np.where(self.saving[rows] > 1, c.winograd_gain, 1.0)
+        flop, steps = self.flop[rows], self.steps[rows]
+        own = 2 * m * n * k * batch
+        recurrent = np.array([work.kind == "recurrent" for work in works], dtype=bool)
+        beside = np.where(recurrent, np.maximum(flop - own * steps, 0.0) / (self.rate[rows] * c.peak_share), 0.0)
+        extra = np.where(recurrent, 1.0, np.maximum(flop / (own * steps), 1.0))
+        products = Products(m, n, padded, batch, element, self.moved[rows], self.rate[rows], family * gain, extra)
+        return choose(products, self.chip, c), beside
+
+    def _bound(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Array:
+        arithmetic = np.where(rows, self.flop / (self.rate * self.saving), self.flop / (self.fp32_rate * _PACKED_FP16))
+        cached = np.minimum(self.moved, self.chip.l2_bytes)
+        memory = (self.moved - cached) / self.chip.bandwidth + cached / (L2_PORT_BYTES * self.chip.clock * self.chip.sm)
+        return np.maximum(arithmetic, memory)
+
+
+def _array(values: Iterable[float]) -> Array:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def _family_share(work: Work, c: Constants) -> float:
+    """Rate of a family of kernels. A convolution of very few channels is padded to whole vectors instead."""
+    share = c.conv_share if work.kind == "conv" else 1.0
+    vectors = work.gemm is None or work.gemm.k // _taps(work) * ELEMENT_BYTES[work.dtype] >= _VECTOR_BYTES
+    if work.dtype != "fp32" and vectors and work.alignment_bytes < _VECTOR_BYTES:
+        share *= c.misaligned_share
+    return share
+
+
+def _bandwidth_share(work: Work, c: Constants) -> float:
+    if work.kind != "layout":
+        return c.pointwise_share
+    return c.narrow_share if work.alignment_bytes < _VECTOR_BYTES else c.layout_share
+
+
+def _moved_per_step(work: Work) -> float:
+    """A recurrent layer reads its weights in every step."""
+    if work.kind == "recurrent":
+        return work.weight_bytes + (work.read_bytes + work.write_bytes) / work.steps
+    return work.moved_bytes / work.steps
+
+
+def _taps(work: Work) -> int:
+    return math.prod(work.window.kernel) if work.window is not None and work.kind == "conv" else 1
+
+
+def _is_winograd(work: Work) -> bool:
+    """Stride-1 3x3 convolutions on CUDA cores; Tensor Cores are faster without."""
+    window = work.window
+    if work.dtype != "fp32" or window is None or work.gemm is None or work.kind != "conv":
+        return False
+    plain = set(window.stride) == {1} and set(window.dilation) == {1} and window.group == 1 and not window.transposed
+    return plain and window.kernel == (3, 3) and work.gemm.k >= 9 * _WINOGRAD_CHANNELS

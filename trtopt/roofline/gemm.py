@@ -1,0 +1,155 @@
+"""The time of matrix products on a GPU: tiles, waves, split-K, and what they move.
+
+One thread block computes a tile of the output. The tile and the number of blocks that share a tile's sum (split-K) are
+chosen as a good library would: the pair with the shortest predicted time. For a tile of ``area`` elements, with ``k``
+the length of its part of the sum:
+
+    block  = 2 area k / (rate area_share) + 2 area fill / rate + steps of k x a floor       area_share rises with area
+    busy   = rounds over the SMs x block, rounds between T / SMs and its ceiling
+    move   = bytes / bandwidth + ramp                                     DRAM, or L2 for what fits
+    time   = (busy^p + move^p)^(1/p) + cost of the split
+
+Arrays broadcast over [products, tiles, splits], so that fitting the constants and predicting with them is one code.
+The shape of the model follows NVIDIA's "Matrix Multiplication Background User's Guide" (tiles, waves, their
+quantization) and NeuSight (ASPLOS 2025: utilisation rises with the number of waves); its constants are fitted, see
+:mod:`trtopt.roofline.constants`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trtopt.roofline.constants import Constants
+from trtopt.roofline.peaks import L2_PORT_BYTES
+
+Array = npt.NDArray[np.float64]
+
+TILES = (
+    (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (256, 32), (32, 256),
+    (128, 32), (32, 128), (64, 32), (32, 64), (16, 128), (16, 64), (16, 32),
+)  # fmt: skip
+"""Output tiles (rows, columns). Kernels of 96 and 192 exist too; with them, A100 is predicted worse."""
+
+SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
+"""Blocks that may share one tile's sum."""
+
+_MOST_SPLIT_ROUNDS = 2
+"""A sum is split only while the blocks make no more than this many rounds: it is there to fill the GPU."""
+
+_K_STEP_BYTES = 64
+"""Bytes of k in one step of a block's main loop."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What the model needs of a GPU.
+
+    Attributes:
+        sm: Streaming multiprocessors.
+        clock: Cycles per microsecond.
+        bandwidth: DRAM bytes per microsecond.
+        l2_bytes: Size of the L2 cache.
+    """
+
+    sm: int
+    clock: float
+    bandwidth: float
+    l2_bytes: float
+
+
+@dataclass(frozen=True)
+class Products:
+    """Matrix products, one per row; each field an array [products].
+
+    Attributes:
+        m, n, k, batch: Sizes.
+        element_bytes: Of the operands.
+        bytes: All that is moved to and from memory.
+        rate: The datasheet's flop per microsecond of the whole GPU for the type of the operands.
+        share: Factor on that rate for the family of kernels, Winograd's saving included.
+        extra: Arithmetic of the kernel, over that of the product: what is fused into it (1 when nothing is).
+    """
+
+    m: Array
+    n: Array
+    k: Array
+    batch: Array
+    element_bytes: Array
+    bytes: Array
+    rate: Array
+    share: Array
+    extra: Array
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best kernel of each product; each field an array [products], times in microseconds without the launch.
+
+    Attributes:
+        time: Arithmetic and memory together.
+        math: Arithmetic alone.
+        memory: Memory alone.
+        tile: Index into :data:`TILES`.
+        split: Blocks that share one tile's sum.
+    """
+
+    time: Array
+    math: Array
+    memory: Array
+    tile: npt.NDArray[np.intp]
+    split: npt.NDArray[np.intp]
+
+
+def choose(products: Products, chip: Chip, c: Constants) -> Choice:
+    """Time every tile and split of every product, and take the best of each."""
+    tile_m, tile_n = (np.array([tile[axis] for tile in TILES], dtype=np.float64)[None, :, None] for axis in (0, 1))
+    split = np.array(SPLITS, dtype=np.float64)[None, None, :]
+    m, n, k, batch = (_rows(values) for values in (products.m, products.n, products.k, products.batch))
+    element, rate, share = _rows(products.element_bytes), _rows(products.rate), _rows(products.share)
+    blocks = np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split
+    step = _K_STEP_BYTES / element
+    part = np.ceil(k / split / step) * step
+    ideal = 2 * m * n * k * batch / (rate * share)
+    slow_down = 1 + c.power * np.log1p(ideal / c.power_us)
+    busy = _busy(blocks, part, products, (tile_m, tile_n), chip, c) * slow_down * _rows(products.extra)
+    memory = _rows(memory_time(products.bytes, chip, c))
+    reduced = c.split_traffic * split * m * n * batch * 4 / (L2_PORT_BYTES * chip.clock * chip.sm)
+    time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + np.where(split > 1, c.split_us + reduced, 0.0)
+    sensible = (part * (split - 1) < k) & ((split == 1) | (blocks <= _MOST_SPLIT_ROUNDS * chip.sm))
+    time = np.where(sensible, time, np.inf)
+    best = time.reshape(len(time), -1).argmin(axis=1)
+    at_tile, at_split = np.unravel_index(best, (len(TILES), len(SPLITS)))
+    picked = (np.arange(len(time)), at_tile, at_split)
+    return Choice(time[picked], busy[picked], memory[:, 0, 0], at_tile, np.array(SPLITS)[at_split])
+
+
+def _busy(blocks: Array, part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:
+    """Time the SMs are at it: rounds of blocks, each with its main loop and what fills and drains it."""
+    element, share = _rows(products.element_bytes), _rows(products.share)
+    rate = _rows(products.rate) / chip.sm
+    area = tile[0] * tile[1]
+    math = 2 * area * part * (area + c.half_area) / (rate * share * c.peak_share * area)
+    load = (tile[0] + tile[1]) * part * element / (c.sm_bytes_per_clock * chip.clock)
+    steps = part * element / _K_STEP_BYTES * c.step_cycles / chip.clock
+    block = np.maximum(math, load) + steps + 2 * area * c.fill_bytes / element / rate
+    rounds = blocks / chip.sm
+    rounds = (1 - c.wave_smoothing) * np.ceil(rounds) + c.wave_smoothing * np.maximum(rounds, 1.0)
+    return rounds * block
+
+
+def memory_time(moved: Array, chip: Chip, c: Constants) -> Array:
+    """Microseconds to move bytes: L2 for what fits into its usable share, DRAM else, with a ramp for small sizes.
+
+    The residency falls off with the third power of the size, so that no size is a cliff.
+    """
+    dram = c.dram_share * chip.bandwidth
+    resident = 1 / (1 + (moved / (c.l2_share * chip.l2_bytes)) ** 3)
+    l2 = c.l2_bytes_per_clock * chip.clock * chip.sm
+    return moved * ((1 - resident) / dram + resident / l2) + c.ramp_us * moved / (moved + c.ramp_us * dram)
+
+
+def _rows(values: Array) -> Array:
+    return np.asarray(values)[:, None, None]

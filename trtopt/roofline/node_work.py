@@ -1,0 +1,263 @@
+"""What one ONNX node has to do when it is a kernel of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from trtopt.graph import cost
+from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.products import Product, Shapes, heads_of, products_of, shape_of_input, shape_of_output
+from trtopt.roofline.work import ELEMENT_BYTES, Gemm, Kind, MathType, Window, Work, alignment_of
+
+PRODUCT_KINDS: dict[str, Kind] = {
+    "Attention": "attention",
+    "CausalConvWithState": "depthwise",
+    "Conv": "conv",
+    "ConvTranspose": "conv",
+    "Einsum": "gemm",
+    "GRU": "recurrent",
+    "Gemm": "gemm",
+    "LSTM": "recurrent",
+    "LinearAttention": "attention",
+    "MatMul": "gemm",
+    "RNN": "recurrent",
+}
+
+QUANTIZABLE = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Operators that have a kernel with INT8 or FP8 operands."""
+
+READ_AS_WRITTEN = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
+"""Operators that read of their first input only what they write."""
+
+_DEVICE_INPUTS = {
+    "Clip": 1, "CumSum": 1, "Expand": 1, "OneHot": 1, "Pad": 1, "Reshape": 1, "Resize": 1, "STFT": 1, "Slice": 1,
+    "Split": 1, "Squeeze": 1, "Tile": 1, "TopK": 1, "Trilu": 1, "Unsqueeze": 1, "Upsample": 1, "NonMaxSuppression": 2,
+    **dict.fromkeys(("ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Range"), 0),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"), 1),
+    **dict.fromkeys(("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), 1),
+}  # fmt: skip
+"""How many leading inputs are tensors on the GPU; the rest are parameters the host knows. All, where not listed."""
+
+_OWN_TYPES: dict[ir.DataType, MathType] = {
+    ir.DataType.FLOAT16: "fp16",
+    ir.DataType.BFLOAT16: "bf16",
+    ir.DataType.INT8: "int8",
+    ir.DataType.FLOAT8E4M3FN: "fp8",
+    ir.DataType.FLOAT8E5M2: "fp8",
+    ir.DataType.FLOAT4E2M1: "fp4",
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The types a graph runs in.
+
+    Tensors that are FLOAT in the graph take the type ``base``, the network's inputs and outputs included; tensors that
+    already have another type (FP16, BF16, INT8, FP8, integers) keep it.
+
+    Attributes:
+        base: The type of the arithmetic on FLOAT tensors: ``fp32``, ``tf32``, ``fp16`` or ``bf16``. TF32 is a type of
+            matrix products; its tensors, and all other arithmetic, are FP32.
+        quantized: Names of the Conv, ConvTranspose, Gemm and MatMul nodes that run on ``quantized_dtype``, besides
+            those that read a DequantizeLinear in the graph.
+        quantized_dtype: ``int8`` or ``fp8``.
+    """
+
+    base: MathType = "fp32"
+    quantized: frozenset[str] = frozenset()
+    quantized_dtype: MathType = "int8"
+
+    def math_type(self, values: Iterable[ir.Value | None]) -> MathType:
+        """The type of element-wise arithmetic on ``values``: that of the first one that is a float."""
+        for value in values:
+            if value is not None and (value.dtype is None or value.dtype.is_floating_point()):
+                found = self.base if value.dtype is None else _OWN_TYPES.get(value.dtype, self.base)
+                return "fp32" if found == "tf32" else found
+        return "fp32" if self.base == "tf32" else self.base
+
+    def element_bytes(self, value: ir.Value) -> float:
+        """Bytes of one element of a tensor. Unknown types and DOUBLE (which TensorRT narrows) count as FLOAT."""
+        dtype = value.dtype
+        if dtype is None or dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            return ELEMENT_BYTES[self.base]
+        return dtype.bitwidth / 8
+
+
+def quantized_inputs(node: ir.Node, precision: Precision) -> MathType | None:
+    """The type a product's operands are quantized to; None when they are not.
+
+    A product is quantized when the precision names it, or when both its operands come from a DequantizeLinear (through
+    views and transposes).
+    """
+    if not is_op(node, *QUANTIZABLE):
+        return None
+    if str(node.name) in precision.quantized:
+        return precision.quantized_dtype
+    sources = [dequantized(input_of(node, index)) for index in range(2)]
+    types = [_OWN_TYPES.get(value.dtype) for value in sources if value is not None and value.dtype is not None]
+    return types[0] if len(types) == 2 else None
+
+
+def dequantized(value: ir.Value | None) -> ir.Value | None:
+    """The quantized tensor a value is made of by a DequantizeLinear, through views and transposes; None without one."""
+    node = None if value is None else value.producer()
+    while node is not None and is_op(node, "Transpose", *cost.VIEWS):
+        first = node.inputs[0]
+        node = None if first is None else first.producer()
+    return node.inputs[0] if node is not None and is_op(node, "DequantizeLinear") else None
+
+
+def work_of_node(node: ir.Node, shapes: Shapes, precision: Precision) -> Work | None:
+    """What a node has to do as a kernel of its own, unfused.
+
+    Each distinct input and constant is read once and each used output written once. Gathers and slices read what they
+    write; views, shape arithmetic and control flow (whose nested nodes are nodes of their own) move nothing.
+
+    Args:
+        node: A node of any domain.
+        shapes: Static shapes by value name.
+        precision: The types it runs in.
+
+    Returns:
+        None when the operator has no cost (:func:`trtopt.graph.cost.has_cost`), a shape is not known, or a tensor
+        holds strings.
+
+        A product has the sizes of its largest matrix product. A recurrent layer's are those of one time step, repeated
+        ``steps`` times; what its flop exceed that by is the input product of all steps, hoisted, and one kernel.
+    """
+    flop = cost.flop_of(node, shapes)
+    if flop is None:
+        return None
+    quantized = quantized_inputs(node, precision)
+    if node.op_type in cost.FREE or cost.is_host_arithmetic(node, shapes):
+        return Work("memory", 0, 0, 0, 0, precision.math_type(node.inputs))
+    moved = _bytes_of(node, shapes, precision, quantized)
+    if moved is None:
+        return None
+    return shaped(node, shapes, precision, flop, moved)
+
+
+def shaped(node: ir.Node, shapes: Shapes, precision: Precision, flop: int, moved: tuple[int, int, int]) -> Work:
+    """The work of a kernel that ``node`` gives its shape: its products, window, steps and alignment.
+
+    Args:
+        node: The node that does the kernel's arithmetic; its shapes are known.
+        shapes: Static shapes by value name.
+        precision: The types it runs in.
+        flop: The kernel's arithmetic.
+        moved: Bytes of activations read, of constants read, and of activations written.
+    """
+    products = products_of(node, shapes)
+    if not products:
+        return Work("memory", flop, *moved, dtype=precision.math_type(node.inputs))
+    dtype = product_type(node, precision)
+    kind = PRODUCT_KINDS[node.op_type]
+    largest = products[-1] if kind == "recurrent" else max(products, key=lambda product: product.flop)
+    window = window_of(node, shapes) if kind == "conv" else None
+    if window is not None and window.group > 1 and _channels(node, shapes)[0] == window.group:
+        kind = "depthwise"
+    return Work(
+        kind,
+        flop,
+        *moved,
+        dtype=dtype,
+        gemm=Gemm(largest.m, largest.n, largest.k, largest.batch),
+        window=window,
+        steps=largest.steps,
+        alignment_bytes=alignment_of(*_rows(node, shapes, largest), dtype=dtype),
+    )
+
+
+def product_type(node: ir.Node, precision: Precision) -> MathType:
+    """The type of the operands of a product."""
+    quantized = quantized_inputs(node, precision)
+    if quantized is not None:
+        return quantized
+    first = node.inputs[0]
+    if precision.base == "tf32" and (first is None or first.dtype in (None, ir.DataType.FLOAT)):
+        return "tf32"
+    return precision.math_type(node.inputs)
+
+
+def window_of(node: ir.Node, shapes: Shapes) -> Window | None:
+    """What a Conv or ConvTranspose slides over its input; None when the weight's shape is not known."""
+    weight = shape_of_input(node, 1, shapes)
+    if weight is None:
+        return None
+    rank = len(weight) - 2
+    return Window(
+        kernel=weight[2:],
+        stride=ints_attribute(node, "strides") or (1,) * rank,
+        dilation=ints_attribute(node, "dilations") or (1,) * rank,
+        group=int_attribute(node, "group", 1),
+        transposed=node.op_type == "ConvTranspose",
+    )
+
+
+def written(node: ir.Node) -> list[ir.Value]:
+    """The outputs a kernel has to write: those that are used; the first one where none is."""
+    named = [value for value in node.outputs if value.name]
+    return [value for value in named if value.uses() or value.is_graph_output()] or named[:1]
+
+
+def read(node: ir.Node) -> list[ir.Value]:
+    """The distinct inputs that are tensors on the GPU."""
+    count = _DEVICE_INPUTS.get(node.op_type) if node.domain == "" else None
+    return list(dict.fromkeys(value for value in node.inputs[:count] if value is not None and value.name))
+
+
+def _channels(node: ir.Node, shapes: Shapes) -> tuple[int, int]:
+    """Input and output channels of a convolution."""
+    weight = shape_of_input(node, 1, shapes) or (1, 1)
+    group = int_attribute(node, "group", 1)
+    if node.op_type == "ConvTranspose":
+        return weight[0], weight[1] * group
+    return weight[1] * group, weight[0]
+
+
+def _rows(node: ir.Node, shapes: Shapes, product: Product) -> tuple[int, ...]:
+    """Elements in the contiguous rows of a product's operands and result: channels of a convolution (channels last),
+    the head size of an attention, k and n of a GEMM."""
+    if is_op(node, "Conv", "ConvTranspose"):
+        return _channels(node, shapes)
+    heads = heads_of(node, shapes) if is_op(node, "Attention", "LinearAttention") else None
+    if heads is not None:
+        return heads.key_size, heads.value_size
+    return product.k, product.n
+
+
+def _bytes_of(
+    node: ir.Node, shapes: Shapes, precision: Precision, quantized: MathType | None
+) -> tuple[int, int, int] | None:
+    if any(value.dtype == ir.DataType.STRING for value in (*written(node), *read(node))):
+        return None
+    outputs = [_size(value, shapes, precision.element_bytes(value)) for value in written(node)]
+    out = shape_of_output(node, shapes)
+    if None in outputs or out is None:
+        return None
+    activations = constants = 0
+    for index, value in enumerate(read(node)):
+        source = value if quantized is None else dequantized(value) or value
+        per_element = precision.element_bytes(source)
+        if quantized is not None and index < 2 and source is value:
+            per_element = ELEMENT_BYTES[quantized]
+        size = _size(value, shapes, per_element)
+        if size is None:
+            return None
+        if index == 0 and node.op_type in READ_AS_WRITTEN:
+            total = sum(math.prod(shapes[str(item.name)]) for item in written(node))
+            size = min(size, math.ceil(total * per_element))
+        if constant_tensor_of(source) is not None:
+            constants += size
+        else:
+            activations += size
+    return activations, constants, sum(size for size in outputs if size is not None)
+
+
+def _size(value: ir.Value, shapes: Shapes, per_element: float) -> int | None:
+    shape = shapes.get(str(value.name))
+    return None if shape is None else math.ceil(math.prod(shape) * per_element)

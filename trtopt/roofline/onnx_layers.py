@@ -1,0 +1,182 @@
+"""The layers an ONNX graph would have in an engine, from the fusions TensorRT is known to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from trtopt.graph import cost
+from trtopt.graph.edit import is_op, subgraphs_of
+from trtopt.graph.products import Shapes, products_of
+from trtopt.roofline.clusters import Kernel
+from trtopt.roofline.flow import Flow
+from trtopt.roofline.fuse import kernels_of
+from trtopt.roofline.node_work import Precision, read, shaped, written
+from trtopt.roofline.work import Layer, Work, alignment_of
+
+
+def layers_of_graph(model: ir.Model, shapes: Shapes, precision: Precision) -> tuple[Layer, ...]:
+    """The kernels of a model, in an order in which they can run.
+
+    Views, constants, shape arithmetic on the host, and what kernels read or write in place (slices, concatenations,
+    transposes beside a matrix product) are no layers. Nested graphs are fused by themselves; the layers of a loop's
+    body stand once, with the work of all iterations (see :func:`trtopt.graph.cost.iterations`).
+
+    Args:
+        model: The model; every node has a unique name, and values have types.
+        shapes: Static shapes by value name (see :func:`trtopt.graph.shapes.static_shapes`).
+        precision: The types it runs in.
+
+    Returns:
+        Layers; ``work`` is None for an operator without a cost, and where a shape depends on data.
+    """
+    return tuple(
+        layer
+        for graph, times in graphs_with_counts(model.graph, shapes)
+        for layer in _layers(graph, times, shapes, precision)
+    )
+
+
+def graphs_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterator[tuple[ir.Graph, int]]:
+    """``graph`` and every graph nested in it, each with how often it runs."""
+    yield graph, times
+    for node in graph:
+        for nested in subgraphs_of(node):
+            yield from graphs_with_counts(nested, shapes, times * cost.iterations(node, shapes))
+
+
+def _layers(graph: ir.Graph, times: int, shapes: Shapes, precision: Precision) -> Iterator[Layer]:
+    flow = Flow(graph, shapes, precision)
+    borders = Borders(flow)
+    for kernel in kernels_of(flow):
+        if kernel.main in flow.free:
+            continue
+        names = tuple(str(node.name) for node in kernel.nodes)
+        op = "Attention" if kernel.is_attention else kernel.main.op_type
+        work = _work(flow, kernel, borders)
+        if work is None:
+            yield Layer(str(kernel.main.name), op, names, None)
+        elif work.flop or work.bytes:
+            yield Layer(str(kernel.main.name), op, names, _repeated(work, times))
+
+
+def _repeated(work: Work, times: int) -> Work:
+    if times == 1:
+        return work
+    return replace(
+        work,
+        flop=work.flop * times,
+        read_bytes=work.read_bytes * times,
+        weight_bytes=work.weight_bytes * times,
+        write_bytes=work.write_bytes * times,
+        steps=work.steps * times,
+    )
+
+
+def _work(flow: Flow, kernel: Kernel, borders: Borders) -> Work | None:
+    flops = [cost.flop_of(node, flow.shapes) for node in kernel.nodes]
+    moved = borders.moved(kernel)
+    if moved is None or any(flop is None for flop in flops):
+        return None
+    flop = sum(flop for flop in flops if flop is not None)
+    work = shaped(kernel.main, flow.shapes, flow.precision, flop, moved)
+    if not kernel.is_attention:
+        return work
+    second = products_of(kernel.nodes[-1], flow.shapes)
+    rows = (work.gemm.k if work.gemm else 0, second[0].n if second else 0)
+    return replace(work, kind="attention", alignment_bytes=alignment_of(*rows, dtype=work.dtype))
+
+
+class Borders:
+    """What crosses the borders of kernels: each tensor and constant once per kernel.
+
+    A Concat is free for the tensors whose producers can write them in place: whole tensors that a kernel of the graph
+    writes and that lie in no other Concat. The rest are copied.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self.home: dict[ir.Value, ir.Value] = {}
+        for node in flow.nodes:
+            if is_op(node, "Concat"):
+                self._place(node)
+
+    def copied(self, concat: ir.Node) -> list[ir.Value]:
+        """The inputs of a Concat that it has to copy."""
+        out = concat.outputs[0]
+        return [
+            value for value in dict.fromkeys(concat.inputs) if value is not None and self.home.get(value) is not out
+        ]
+
+    def moved(self, kernel: Kernel) -> tuple[int, int, int] | None:
+        """Bytes of activations read, constants read and activations written; None when a shape is not known."""
+        if is_op(kernel.main, "Concat") and len(kernel.nodes) == 1:
+            sizes = [self._flow.read_bytes(kernel.main, value) for value in self.copied(kernel.main)]
+            total = sum(size for size in sizes if size is not None)
+            return None if None in sizes else (total, 0, total)
+        writes = [self._flow.write_bytes(value) for value in self.leaving(kernel)]
+        reads = self._reads(kernel)
+        if reads is None or None in writes:
+            return None
+        return *reads, sum(size for size in writes if size is not None)
+
+    def leaving(self, kernel: Kernel) -> list[ir.Value]:
+        """The tensors a kernel writes: what others read, and what has to be there at the end."""
+        inside, flow = set(kernel.nodes), self._flow
+        return [
+            value
+            for node in kernel.nodes
+            for value in written(node)
+            if value in flow.kept or not flow.users.get(value) or not inside.issuperset(flow.users[value])
+        ]
+
+    def storage(self, value: ir.Value) -> ir.Value:
+        """The tensor whose memory holds ``value``: itself, or the Concat it is written into."""
+        while value in self.home:
+            value = self.home[value]
+        return value
+
+    def _place(self, concat: ir.Node) -> None:
+        for value in concat.inputs:
+            if value is None or value in self.home or value in self._flow.kept or self._flow.behind(value) is not value:
+                continue
+            if value.producer() in self._flow.position and not self._flow.is_constant(value):
+                self.home[value] = concat.outputs[0]
+
+    def _reads(self, kernel: Kernel) -> tuple[int, int] | None:
+        flow = self._flow
+        inside = {value for node in kernel.nodes for value in node.outputs}
+        shown: dict[ir.Value, dict[ir.Value, int]] = {}
+        constants: dict[ir.Value, int] = {}
+        for node in kernel.nodes:
+            for value in read(node):
+                if flow.behind(value) in inside or self._is_folded(kernel, node, value):
+                    continue
+                size = flow.read_bytes(node, value)
+                if size is None:
+                    return None
+                table = constants if flow.is_constant(value) else shown.setdefault(flow.behind(value), {})
+                table[value] = max(size, table.get(value, 0))
+        total = sum(self._capped(source, views) for source, views in shown.items())
+        return total, sum(constants.values())
+
+    def _capped(self, source: ir.Value, views: dict[ir.Value, int]) -> int:
+        """Several views of one tensor read it at most once."""
+        elements = self._flow.elements(source)
+        sizes = sum(views.values())
+        if elements is None or len(views) == 1:
+            return sizes
+        return min(sizes, math.ceil(elements * self._flow.precision.element_bytes(source)))
+
+    def _is_folded(self, kernel: Kernel, node: ir.Node, value: ir.Value) -> bool:
+        """Whether a constant is no more when the engine is built: a batch normalisation's parameters go into the
+        weights of the convolution before it."""
+        return (
+            is_op(node, "BatchNormalization")
+            and is_op(kernel.main, "Conv", "ConvTranspose")
+            and value is not node.inputs[0]
+            and node.inputs[0] in kernel.main.outputs
+        )

@@ -1,0 +1,341 @@
+"""Rules about types: what a narrower one would win, what it cannot, and arithmetic the GPU does faster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator
+
+from trtopt.graph.edit import constant_tensor_of, input_of, is_op
+from trtopt.hardware.spec import GpuSpec
+from trtopt.report.text import count
+from trtopt.roofline.constants import constants_for
+from trtopt.roofline.layer import layer_times
+from trtopt.roofline.rules.change import channels, retyped
+from trtopt.roofline.rules.subject import Proposal, Subject
+from trtopt.roofline.work import ELEMENT_BYTES, Layer, MathType, Work
+
+_WORTH = 0.05
+"""Share of the network's time that a change of precision must win."""
+_MOSTLY = 0.5
+_SPARSE_CHANNELS = 256
+_SPARSE_TYPES: tuple[MathType, ...] = ("tf32", "fp16", "bf16", "fp8", "int8")
+_16_BIT: tuple[MathType, ...] = ("fp16", "bf16")
+
+
+def precision_too_wide(subject: Subject) -> Iterator[Proposal]:
+    """A narrower type would make the network faster.
+
+    What:
+        Most of the arithmetic is in FP32 or TF32 and FP16 is predicted to save at least 5 % of the
+        time; or TF32 for FP32 products, on GPUs that have it.
+    Why:
+        FP32 products run on CUDA cores; in TF32 and FP16 they run on Tensor Cores, 2 to 16 times as
+        fast, and FP16 halves the bytes of everything else.
+    Example:
+        ResNet-50 asked for in FP32 on an A100: 19.5 TFLOP/s, of which TF32 makes 156 and FP16 312.
+    Remedy:
+        `--fp16` (or `--bf16`), with samples to keep what would overflow in FP32; `--tf32` changes
+        no tensor and rounds the operands of products to 10 bits of mantissa. The gain is all layers
+        predicted in the narrower type.
+    """
+    flop: dict[MathType, int] = defaultdict(int)
+    for _, work in subject.costed():
+        flop[work.dtype] += work.flop if work.gemm else 0
+    asked = max(flop, key=lambda dtype: flop[dtype], default=None)
+    narrower: dict[MathType, tuple[MathType, ...]] = {"fp32": ("tf32", "fp16"), "tf32": ("fp16",)}
+    if asked is None:
+        return
+    for dtype in narrower.get(asked, ()):
+        if dtype not in subject.gpu.tflops:
+            continue
+        subject.predict_all([retyped(work, dtype) for work in subject.distinct if work.dtype in ("fp32", "tf32")])
+        gains = {}
+        for layer, work in subject.costed():
+            changed = dtype != "tf32" or (work.gemm is not None and work.kind in ("gemm", "conv", "attention"))
+            if work.dtype in ("fp32", "tf32") and changed:
+                gains[layer.name] = subject.gain(layer, retyped(work, dtype))
+        won = sum(gains.values())
+        if won >= _WORTH * subject.total_us and won > 0:
+            yield Proposal(
+                severity="warning",
+                message=f"in {asked.upper()} the network takes {subject.total_us:.0f} us; {dtype.upper()} would save"
+                f" {100 * won / subject.total_us:.0f} %",
+                remedy=f"--{dtype}",
+                nodes=(),
+                gains=gains,
+            )
+
+
+def precision_cannot_help(subject: Subject) -> Iterator[Proposal]:
+    """INT8 or FP8 would not make this network faster.
+
+    What:
+        A network in FP16 or BF16 where 8-bit products are predicted to save less than 5 % of the
+        time, at most; or one in INT8 or FP8 that is less than 5 % faster than FP16.
+    Why:
+        An 8-bit product has twice the arithmetic rate and half the bytes of weights. Where a layer
+        waits for its launch or for activations, which the layers around it read and write in 16
+        bits, that wins nothing; quantizing costs kernels of its own.
+    Example:
+        MobileNetV2: depthwise layers stay in FP16, the 1x1 layers move bytes. On TensorRT for RTX
+        its INT8 engine has 90 kernels instead of 56 and moves more.
+    Remedy:
+        Stay with FP16, and spend the effort on the batch or on fewer kernels. Information: the
+        figure is the most that could be won, every eligible layer predicted with 8-bit operands at
+        no cost for quantizing them.
+    """
+    eight = next((dtype for _, dtype in _dominant(subject) if dtype in ("int8", "fp8")), None)
+    total = subject.total_us
+    if eight is not None:
+        wide = sum(
+            subject.predict(retyped(work, "fp16") if work.dtype == eight else work) for _, work in subject.costed()
+        )
+        if wide - total < _WORTH * wide:
+            yield Proposal(
+                severity="hint",
+                message=f"{eight.upper()} is predicted at {total:.0f} us, FP16 at {wide:.0f} us: it does not pay",
+                remedy="--fp16",
+                nodes=(),
+            )
+        return
+    kind: MathType = "int8"
+    eligible = list(_eligible(subject))
+    if not eligible or kind not in subject.gpu.tflops or subject.is_partial:
+        return
+    subject.predict_all([retyped(work, kind) for _, work in eligible])
+    most = sum(subject.gain(layer, retyped(work, kind)) for layer, work in eligible)
+    if most < _WORTH * total:
+        bound = sum(row.predicted_us for row in subject.rows if row.limiter != "math") / total
+        reason = f": {100 * bound:.0f} % of the time is bound by memory or launches" if bound > _MOSTLY else ""
+        yield Proposal(
+            severity="info",
+            message=f"INT8 would save {100 * most / total:.1f} % at most{reason}",
+            remedy="stay with 16 bits",
+            nodes=(),
+        )
+
+
+def _dominant(subject: Subject) -> list[tuple[int, MathType]]:
+    """Flop of products by type, most first."""
+    flop: dict[MathType, int] = defaultdict(int)
+    for _, work in subject.products():
+        flop[work.dtype] += work.flop
+    return sorted(((count, dtype) for dtype, count in flop.items()), reverse=True)[:1]
+
+
+def _eligible(subject: Subject) -> Iterator[tuple[Layer, Work]]:
+    """Layers in 16 bits that have an 8-bit kernel: products and convolutions with constant weights."""
+    for layer, work in subject.products():
+        if work.dtype in _16_BIT and _has_constant_weight(subject, layer):
+            yield layer, work
+
+
+def eight_bit(subject: Subject) -> Iterator[Proposal]:
+    """Layers that INT8 would make faster.
+
+    What:
+        A network in FP16 or BF16 with convolutions or products that are predicted to be faster with
+        INT8 operands even when each has to quantize its input in a kernel of its own, by 5 % of the
+        network's time in all.
+    Why:
+        Where arithmetic is the limit, INT8 doubles its rate. Quantizing the input costs a pass over
+        it, unless the layer before takes it in; a layer that is bound by memory loses.
+    Example:
+        3x3 convolutions of 256 channels and more on an RTX 4090 or an L4; the products of
+        transformers.
+    Remedy:
+        `--int8` with calibration samples; accuracy has to be checked. Information: the gain assumes
+        that only the layers named are quantized.
+    """
+    if "int8" not in subject.gpu.tflops:
+        return
+    eligible = list(_eligible(subject))
+    subject.predict_all([item for _, work in eligible for item in (retyped(work, "int8"), _quantizer(work))])
+    gains: dict[str, float] = {}
+    layers = []
+    for layer, work in eligible:
+        won = subject.gain(layer, retyped(work, "int8"), _quantizer(work))
+        if won > 0:
+            gains[layer.name] = won
+            layers.append(layer)
+    won = sum(gains.values())
+    if won >= _WORTH * subject.total_us and layers:
+        yield Proposal(
+            severity="info",
+            message=f"INT8 would save {100 * won / subject.total_us:.0f} % in {count(len(layers), 'layer')}",
+            remedy="--int8 with calibration samples; check the accuracy",
+            nodes=subject.names(layers),
+            gains=gains,
+        )
+
+
+def _quantizer(work: Work) -> Work:
+    """A kernel that reads a layer's input in 16 bits and writes it in 8."""
+    return Work("memory", 0, work.read_bytes, 0, work.read_bytes // 2, work.dtype)
+
+
+def precision_hole(subject: Subject) -> Iterator[Proposal]:
+    """Layers that stay in FP32 in a network of a narrower type.
+
+    What:
+        Layers whose arithmetic is in FP32 although more than half of the network's arithmetic is in
+        a narrower type. Quantizers and Casts, at the network's inputs for instance, are none.
+    Why:
+        FP32 moves twice the bytes, products in it run on CUDA cores, and a Cast on each border is a
+        pass over the data or breaks a fusion. Such a hole is often left over from training: a Cast
+        to float that was meant for one operator.
+    Example:
+        Attention scores cast to FP32 around the softmax: the fused attention kernel is lost, and in
+        TensorRT for RTX the layer moves three times the bytes.
+    Remedy:
+        Remove the Casts where accuracy allows; keep FP32 where sums would overflow (`trtopt build`
+        decides per node, from samples, and says why). The gain is those layers predicted in FP16.
+    """
+    flop: dict[MathType, int] = defaultdict(int)
+    for _, work in subject.costed():
+        flop[work.dtype] += work.flop
+    narrow = sum(count for dtype, count in flop.items() if dtype not in ("fp32", "tf32"))
+    if not narrow or narrow <= _MOSTLY * sum(flop.values()):
+        return
+    target: MathType = "bf16" if flop["bf16"] > flop["fp16"] else "fp16"
+    holes = [
+        (layer, work)
+        for layer, work in subject.costed()
+        if work.dtype in ("fp32", "tf32") and work.flop > 0 and not _only_converts(subject, layer)
+    ]
+    if holes:
+        yield Proposal(
+            severity="warning",
+            message=f"{len(holes)} layer{'s stay' if len(holes) > 1 else ' stays'} in FP32",
+            remedy=f"{target.upper()} there, where accuracy allows",
+            nodes=subject.names(layer for layer, _ in holes),
+            gains={layer.name: subject.gain(layer, retyped(work, target)) for layer, work in holes},
+        )
+
+
+def _only_converts(subject: Subject, layer: Layer) -> bool:
+    """Whether a layer does nothing but change types: the border of the network, or of a hole."""
+    nodes = [subject.node[name] for name in layer.onnx_nodes if name in subject.node]
+    return bool(nodes) and all(is_op(node, "QuantizeLinear", "DequantizeLinear", "Cast") for node in nodes)
+
+
+def sparsity(subject: Subject) -> Iterator[Proposal]:
+    """Layers that 2:4 structured sparsity would make faster.
+
+    What:
+        The GPU has sparse Tensor Cores; a convolution or product with constant weights in TF32,
+        FP16, BF16, INT8 or FP8 has at least 256 input and 256 output channels, is limited by
+        arithmetic and is predicted to be faster with the sparse rate; 5 % of the network's time in
+        all.
+    Why:
+        With two of four neighbouring weights zero, Tensor Cores skip half of the multiply-adds and
+        half of the weights need not be read. Everything else costs what it did: a layer bound by
+        memory or launch wins nothing.
+    Example:
+        BERT in INT8 at batch 128: 1.12 to 1.31 times as fast end to end.
+    Remedy:
+        Prune the weights 2:4 and fine-tune: pruning alone ruins most networks. Information: the
+        gain is the layer predicted with twice the arithmetic rate and half of the weights, so never
+        beyond what memory allows. It is the most there can be: end to end up to about 1.3 times has
+        been measured.
+    """
+    if not subject.gpu.sparse_2_4:
+        return
+    able = [(layer, work) for layer, work in subject.products() if _can_be_sparse(subject, layer, work)]
+    if not able:
+        return
+    distinct = list(dict.fromkeys(work for _, work in able))
+    times = layer_times(
+        [_pruned(work) for work in distinct], _with_sparse_rates(subject.gpu), constants_for(subject.gpu)
+    )
+    after = {work: time.predicted_us for work, time in zip(distinct, times, strict=True)}
+    gains = {layer.name: subject.row[layer.name].predicted_us - after[work] for layer, work in able}
+    layers = [layer for layer, _ in able if gains[layer.name] > 0]
+    gains = {layer.name: gains[layer.name] for layer in layers}
+    won = sum(gains.values())
+    if won >= _WORTH * subject.total_us:
+        yield Proposal(
+            severity="info",
+            message=f"2:4 sparsity would save {100 * won / subject.total_us:.0f} % of the time at most, in"
+            f" {count(len(layers), 'layer')}",
+            remedy="prune them 2:4 and fine-tune; whole networks were measured up to 1.3 times as fast",
+            nodes=subject.names(layers),
+            gains=gains,
+        )
+
+
+def _can_be_sparse(subject: Subject, layer: Layer, work: Work) -> bool:
+    if work.dtype not in _SPARSE_TYPES or subject.row[layer.name].limiter != "math":
+        return False
+    group = work.window.group if work.window else 1
+    return group == 1 and min(channels(work)) >= _SPARSE_CHANNELS and _has_constant_weight(subject, layer)
+
+
+def _pruned(work: Work) -> Work:
+    """Half of the weights, and two bits for the place of each that is left."""
+    index = round(work.weight_bytes / ELEMENT_BYTES[work.dtype] / 8)
+    return dataclasses.replace(work, weight_bytes=work.weight_bytes // 2 + index)
+
+
+def _has_constant_weight(subject: Subject, layer: Layer) -> bool:
+    """Whether a product's second operand is constant, through its quantizers. A layer without nodes is taken at its
+    word: its weight bytes are constants."""
+    node = subject.main(layer)
+    if node is None:
+        return True
+    value = input_of(node, 1)
+    maker = None if value is None else value.producer()
+    while maker is not None and is_op(maker, "DequantizeLinear", "QuantizeLinear", "Transpose"):
+        value = maker.inputs[0]
+        maker = None if value is None else value.producer()
+    return constant_tensor_of(value) is not None
+
+
+def _with_sparse_rates(gpu: GpuSpec) -> GpuSpec:
+    """The GPU with twice the arithmetic in every type of its Tensor Cores."""
+
+    def doubled(rates: dict[str, float]) -> dict[str, float]:
+        return {name: rate * (1 if name == "fp32" else 2) for name, rate in rates.items()}
+
+    return dataclasses.replace(gpu, tflops=doubled(gpu.tflops), fma_per_clock_per_sm=doubled(gpu.fma_per_clock_per_sm))
+
+
+def fp16_accumulate(subject: Subject) -> Iterator[Proposal]:
+    """FP16 products that are summed in FP32 on a GPU that is twice as fast with FP16 sums.
+
+    What:
+        A GeForce GPU (its table has a higher rate for FP16 accumulators than for FP32 ones) and
+        FP16 products limited by arithmetic that are predicted with FP32 accumulators.
+    Why:
+        GeForce GPUs run FP16 products with FP32 accumulators at half rate; data-centre GPUs do not.
+    Example:
+        RTX 4090: 165 TFLOP/s with FP32 accumulators, 330 with FP16 ones.
+    Remedy:
+        Look at the tactics' names in the engine's layers. The compiler chooses the accumulator, and
+        often the fast one: TensorRT 10 did for nearly all kernels of AlexNet, ResNet-18 and
+        MobileNetV2 on an RTX 3060 (f16f16_f16, h1688 in the name). Then the network is faster than
+        predicted. Where it did not, Casts to FP32 around the product are a reason: they ask for
+        FP32 sums. Information: the gain is the layers predicted with FP16 accumulators, and
+        accuracy has to allow it.
+    """
+    rates = subject.gpu.fma_per_clock_per_sm
+    if rates.get("fp16_acc16", 0) <= rates.get("fp16_acc32", 0):
+        return
+    gains: dict[str, float] = {}
+    layers = []
+    for layer, work in subject.costed():
+        if work.dtype != "fp16" or work.gemm is None or work.accumulate_fp16 or work.kind not in ("gemm", "conv"):
+            continue
+        won = subject.gain(layer, dataclasses.replace(work, accumulate_fp16=True))
+        if subject.row[layer.name].limiter == "math" and won > 0:
+            gains[layer.name] = won
+            layers.append(layer)
+    if layers:
+        yield Proposal(
+            severity="info",
+            message=f"{count(len(layers), 'FP16 layer')} predicted with FP32 sums, which this GPU runs at half rate",
+            remedy="see in the tactics' names whether the compiler chose FP16 accumulators (f16f16_f16, h1688)",
+            nodes=subject.names(layers),
+            gains=gains,
+        )

@@ -1,0 +1,69 @@
+"""The rules there are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+from trtopt.roofline import gap
+from trtopt.roofline.rules import batch, early, precision, quantization, sizes, structure
+from trtopt.roofline.rules.subject import Proposal, Subject
+
+Rule = Callable[[Subject], Iterator[Proposal]]
+"""A rule. Its docstring is its page, with the headings below; its name, with dashes, is the rule's."""
+
+HEADINGS = ("What", "Why", "Example", "Remedy")
+
+_RULES: tuple[Rule, ...] = (
+    sizes.alignment,
+    sizes.first_layer,
+    sizes.vocabulary,
+    sizes.sequence_length,
+    quantization.tile_quantization,
+    quantization.wave_quantization,
+    early.depthwise,
+    early.early_pooling,
+    early.squeeze_excite,
+    structure.normalization,
+    structure.qkv,
+    structure.weight_layout,
+    structure.layout_transpose,
+    structure.io_layout,
+    batch.batch_too_small,
+    batch.batch_size,
+    batch.recurrent_size,
+    batch.launch_bound,
+    precision.precision_too_wide,
+    precision.precision_cannot_help,
+    precision.eight_bit,
+    precision.precision_hole,
+    precision.sparsity,
+    precision.fp16_accumulate,
+)
+
+RULES: dict[str, Rule] = {rule.__name__.replace("_", "-"): rule for rule in _RULES}
+"""Every rule by name."""
+
+
+_COMPILER_GAP = """The compiler needs more kernels or bytes than the graph asks for.
+
+What:
+    With `--compile`, nodes whose fused layers in a built engine are predicted to take at least 20 %
+    longer than the same nodes in the ONNX graph, with the fusion TensorRT is known to do, and that
+    are worth 1 % of the network's time. Blocks that repeat are one finding.
+Why:
+    The compiler did not fuse what it usually does: quantizers or Casts as kernels of their own,
+    Transposes and copies, channels that it has to pad, an operator it has no fused form for.
+Example:
+    Scales per channel on an INT8 convolution in TensorRT for RTX: the convolution writes FP32 and a
+    second kernel scales it, twice the bytes of activations.
+Remedy:
+    The one the finding names, by what the extra time goes to. The gain is the difference of the two
+    predictions: what would be won if the compiler fused as expected. It is of the compiler that was
+    asked, TensorRT for RTX; TensorRT may fuse differently.
+"""
+
+PAGES: dict[str, str] = {name: inspect.getdoc(rule) or "" for name, rule in RULES.items()}
+"""The page of every rule by name: a line of summary, then its headings."""
+
+PAGES[gap.RULE] = _COMPILER_GAP.rstrip()
