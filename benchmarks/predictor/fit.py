@@ -12,8 +12,10 @@ import datetime
 from pathlib import Path
 
 from data import Dataset, deepbench, gemm_table, tensorrt_layers
+from end_to_end import GPUS, MLPERF_DATA, fitted_share, latest, published, share_from_mlperf
 from fitting import FAMILY_FIELDS, FIELDS, PRODUCT_FIELDS, START, TIMING_FIELDS, Measured, fit, log_mean
 
+from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.constants import GENERIC, Constants
 
 OUT = Path(__file__).parents[2] / "trtopt" / "roofline" / "constants.toml"
@@ -25,11 +27,11 @@ TABLES = {
 }
 """Tables of matrix products, and the GPU each was measured on."""
 
-LOOSE, FIRM, STIFF = 0.0003, 0.05, 5.0
+LOOSE, FIRM, STIFF = 0.001, 0.03, 2.0
 """How strongly constants are held to where they start: for tables of thousands of products; for a few engines; for
 what is carried over to a GPU that was never measured."""
 
-_MOST = 4000
+_MOST = 3000
 
 
 def product_constants(table: Dataset, groups: frozenset[str] | None = None, hold: float = LOOSE) -> Constants:
@@ -57,9 +59,7 @@ def all_constants() -> dict[str, tuple[str, str, Constants]]:
     families = (*TIMING_FIELDS, *FAMILY_FIELDS)
     on_v100 = fit([Measured.of(deepbench())], hold=FIRM)
     shared = log_mean([on_a100, on_laptop], families, unseen_constants(list(tables.values())))
-    shared = dataclasses.replace(
-        shared, misaligned_share=on_v100.misaligned_share, winograd_gain=on_v100.winograd_gain
-    )
+    shared = dataclasses.replace(shared, misaligned_share=on_v100.misaligned_share, winograd_gain=on_v100.winograd_gain)
     both = "TensorRT layers of A100-80GB-PCIe and RTX-3060-Laptop"
     found[GENERIC] = ("", f"mean of the sets of {', '.join(TABLES)}; {both}", shared)
     for name, table in tables.items():
@@ -69,22 +69,44 @@ def all_constants() -> dict[str, tuple[str, str, Constants]]:
         others = "TensorRT layers of A100-80GB-PCIe (5 engines of ResNet-18)" if base is on_a100 else both
         data = f"{table.name}: {len(table.samples)} BF16 matrix products; {others}"
         found[TABLES[name]] = (table.gpu.compute_capability, data, dataclasses.replace(base, **kept))
-    found["RTX-3060-Laptop"] = ("8.6", "TensorRT layers of RTX-3060-Laptop (AlexNet, MobileNetV2, ResNet-18)", on_laptop)
+    found["RTX-3060-Laptop"] = (
+        "8.6",
+        "TensorRT layers of RTX-3060-Laptop (AlexNet, MobileNetV2, ResNet-18)",
+        on_laptop,
+    )
     found["V100-SXM2-16GB"] = ("7.0", "DeepBench: matrix products and convolutions of V100", on_v100)
     return found
+
+
+def low_power_shares(constants: Constants) -> dict[str, tuple[float, str]]:
+    """The share of its clock that each measured low-power card sustains, and the data it is from.
+
+    Args:
+        constants: Those of these cards, whose architectures no other data is of: the generic ones.
+    """
+    rows = latest([row for row in published() if GPUS[row.gpu] == "T4"])
+    t4 = fitted_share(rows, find_gpu("T4"), constants)
+    release = ".".join(map(str, rows[0].release))
+    on_t4 = f"{len(rows)} latencies of BERT base and large in TensorRT {release} (demo/BERT of NVIDIA/TensorRT)"
+    return {"T4": (t4, on_t4), "L4": (share_from_mlperf("L4", ("T4", t4), constants), MLPERF_DATA)}
 
 
 def main() -> None:
     """Fit, and write the file."""
     lines = [
-        "# Constants of the performance model. Written by benchmarks/predictor/fit.py; their meaning is in constants.py.",
-        f"# Fitted {datetime.date.today().isoformat()} to measurements published by others: NVIDIA/TensorRT b8b46f213c3f (layers, A100),",
-        "# fuzzylabs/edge-vision-power-estimation 6d8ac68acf65 (layers, RTX 3060 Laptop), ai-dynamo/aiconfigurator 095f58a51c4c",
-        "# (matrix products), baidu-research/DeepBench da81ba782073 (V100).",
+        "# Constants of the performance model, written by benchmarks/predictor/fit.py; constants.py explains them.",
+        f"# Fitted {datetime.date.today().isoformat()} to what others measured: NVIDIA/TensorRT b8b46f213c3f",
+        "# (layers of A100), fuzzylabs/edge-vision-power-estimation 6d8ac68acf65 (layers of RTX 3060 Laptop),",
+        "# ai-dynamo/aiconfigurator 095f58a51c4c (matrix products), baidu-research/DeepBench da81ba782073 (V100).",
     ]
-    for name, (capability, data, constants) in all_constants().items():
+    found = all_constants()
+    for name, (capability, data, constants) in found.items():
         lines += ["", "[[fit]]", f'name = "{name}"', f'compute_capability = "{capability}"', f'data = "{data}"']
         lines += [f"{field} = {getattr(constants, field):.6g}" for field in FIELDS]
+    for name, (share, data) in low_power_shares(found[GENERIC][2]).items():
+        capability = find_gpu(name).compute_capability
+        lines += ["", "[[low_power]]", f'name = "{name}"', f'compute_capability = "{capability}"']
+        lines += [f"sustained_share = {share:.6g}", f'data = "{data}"']
     OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

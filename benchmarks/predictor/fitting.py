@@ -49,6 +49,13 @@ START = Constants(
 """Where every fit starts, and what it is held to where the data say nothing: round numbers of the right size."""
 
 
+SOFT = 0.05
+"""Relative error from which on a kernel counts linearly."""
+
+SUM_WEIGHT = 0.3
+"""Weight of the logarithm of the ratio of the sums, in units of all kernels of a part."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """A part of a dataset as arrays."""
@@ -79,7 +86,7 @@ def fit(
     start: Constants = START,
     fields: Sequence[str] = FIELDS,
     hold: float = 0.05,
-    sum_weight: float = 0.3,
+    sum_weight: float = SUM_WEIGHT,
 ) -> Constants:
     """Fit constants to measured kernels.
 
@@ -99,7 +106,7 @@ def fit(
 
     def residuals(free: Array) -> Array:
         constants = _from_free(free, fields, start)
-        found = [np.sqrt(hold) * (free - begin)]
+        found = [_quadratic(np.sqrt(hold) * (free - begin))]
         for part in parts:
             predicted = part.predict(constants)
             weight = np.sqrt(most / len(part.measured_us))
@@ -108,12 +115,13 @@ def fit(
             found.append(np.array([sum_weight * np.sqrt(most) * ratio]))
         return np.concatenate(found)
 
-    result: Any = least_squares(residuals, begin, loss="soft_l1", f_scale=_SOFT, diff_step=1e-3, max_nfev=40)
+    result: Any = least_squares(residuals, begin, loss="soft_l1", f_scale=SOFT, diff_step=1e-3, max_nfev=40)
     return _from_free(result.x, fields, start)
 
 
-_SOFT = 0.05
-"""Relative error from which on a kernel counts linearly."""
+def _quadratic(values: Array) -> Array:
+    """Residuals that count by their square in spite of the soft L1 loss, so that no constant runs away alone."""
+    return np.asarray(SOFT * np.sign(values) * np.sqrt((1 + (values / SOFT) ** 2 / 2) ** 2 - 1))
 
 
 def _to_free(constants: Constants, fields: Sequence[str]) -> Array:

@@ -248,7 +248,7 @@ def test_fp32_products_are_tf32_where_allowed_or_chosen(tf32: bool, tactic: str,
         ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize64x64x64", False),
         ("ampere_h16816cudnn_128x64_sliced1x2_ldg8_relu_exp_stages_64x3_small_nhwc_tn_v1", True),
         ("ampere_fp16_s16816cudnn_fp16_128x64_ldg8_relu_f2f_stages_64x3_large_nhwc_tn_v1", False),
-        ("__myelin_CASK_STUB", False),
+        ("__myelin_CASK_STUB", True),  # hidden: as TensorRT does in convolutions
     ],
 )
 def test_the_tactic_says_whether_fp16_is_summed_in_fp16(tactic: str, half: bool) -> None:

@@ -308,6 +308,10 @@ def single_operators() -> list[tuple[str, onnx.ModelProto]]:
         return [(case.name, case.model) for case in collect_testcases(None) if len(case.model.graph.node) == 1]
 
 
+UNINFERABLE = ("test_mvn",)
+"""ONNX's own inference fails on the function it defines MeanVarianceNormalization by, in FP32 too."""
+
+
 @BOTH
 def test_every_operator_of_the_onnx_backend_tests_is_typed_right(
     narrow: NarrowType, tmp_path: Path, single_operators: list[tuple[str, onnx.ModelProto]]
@@ -321,7 +325,8 @@ def test_every_operator_of_the_onnx_backend_tests_is_typed_right(
             continue  # sequences as inputs, bits reinterpreted: refused with a reason
         try:
             found = narrow_floats(base, narrow, wide_nodes(base, Spans({}, {}), narrow))
-            check_typed(found)
+            if name not in UNINFERABLE:
+                check_typed(found)
             assert invariants.signature(found) == invariants.signature(source)
         except Exception as error:  # noqa: BLE001 -- all failures are reported together
             failures[name] = f"{type(error).__name__}: {error}"

@@ -54,7 +54,8 @@ def test_the_work_at_another_batch_is_that_of_the_network_at_that_batch() -> Non
 
 def test_an_odd_batch_is_a_hint_at_least_and_a_multiple_of_eight_is_not() -> None:
     (found,) = findings("batch-size", layers(203), batch=203)
-    assert "200" in found.message + found.remedy or "208" in found.message + found.remedy
+    proposed = int(found.remedy.removeprefix("run batches of "))
+    assert proposed % 8 == 0 and proposed < 2 * 203
     assert not findings("batch-size", layers(4, count=1), batch=None)
 
 

@@ -55,10 +55,10 @@ def test_a_depthwise_convolution_whose_neighbours_are_read_elsewhere_is_left_alo
 
 def test_a_depthwise_convolution_before_a_1x1_is_found_too() -> None:
     net = Net()
-    x = net.conv(net.input("x", 32, 32, 112, 112), 32, 32, group=32, name="depthwise")
-    (found,) = findings("depthwise", net.output(net.conv(net.op("Relu", x), 32, 64, kernel=1, name="point")))
+    x = net.conv(net.input("x", 32, 16, 112, 112), 16, 16, group=16, name="depthwise")
+    (found,) = findings("depthwise", net.output(net.conv(net.op("Relu", x), 16, 32, kernel=1, name="point")))
     assert {"depthwise", "point"} <= set(found.nodes)
-    assert "3x3 32 -> 64" in found.remedy
+    assert "3x3 16 -> 32" in found.remedy
 
 
 def pooled(size: int, *, stride: int = 2, shared: bool = False) -> Net:

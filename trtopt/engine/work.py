@@ -20,13 +20,16 @@ from trtopt.engine.loops import trip_counts
 from trtopt.graph.edit import constant_tensor_of, is_op
 from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
 from trtopt.report.records import LayerInfo, TensorInfo
-from trtopt.roofline.node_work import READ_AS_WRITTEN, Precision, work_of_node
+from trtopt.roofline.node_work import READ_AS_WRITTEN, Precision, sums_in_fp16, work_of_node
 from trtopt.roofline.onnx_layers import graphs_with_counts
 from trtopt.roofline.work import Gemm, Kind, Layer, MathType, Work
 
 _FP16_SUMS = re.compile(r"f16f16_f16f16_f16|_h(?:884|1688|16816)")
 """Tactics that sum FP16 products in FP16: xmma kernels name operands and result, multiplication and sum, epilogue; the
 older ones begin ``h`` for half sums where others begin ``s``."""
+
+_TELLING = re.compile(r"f16|f32|i8|_[his](?:884|1688|16816)")
+"""Tactics whose name tells the types; TensorRT for RTX hides them."""
 
 _MATH_TYPES: dict[str, MathType] = {
     "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp4": "fp4",
@@ -157,7 +160,7 @@ class _Counter:
             kind=kind,
             gemm=gemm,
             dtype="tf32" if uses_tf32 else base.dtype,
-            accumulate_fp16=_FP16_SUMS.search(kernel.tactic) is not None,
+            accumulate_fp16=_sums_in_fp16(kernel.tactic, kind, base.dtype),
             alignment_bytes=_alignment(kernel),
         )
 
@@ -281,3 +284,10 @@ def _row_elements(item: TensorInfo) -> int:
     packed = _PACKED.search(item.format)
     multiple = 1 if packed is None else int(packed[1] or _WIDTHS[packed[2].lower()])
     return -(-item.shape[1] // multiple) * multiple
+
+
+def _sums_in_fp16(tactic: str, kind: Kind, dtype: MathType) -> bool:
+    """From the tactic's name; where that is hidden, as for the same node of a graph."""
+    if _TELLING.search(tactic) is None:
+        return sums_in_fp16(kind, dtype)
+    return _FP16_SUMS.search(tactic) is not None

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.roofline.constants import Constants
+from trtopt.roofline.constants import Constants, sustained_share
 from trtopt.roofline.gemm import Array, Chip, Choice, Products, choose, memory_time
 from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate
 from trtopt.roofline.work import ELEMENT_BYTES, Work
 
-WINOGRAD_SAVING = 4.0
-"""Multiplications of a direct 3x3 convolution for each of Winograd's F(4x4, 3x3) (Lavin and Gray, CVPR 2016)."""
+WINOGRAD_SAVING: dict[tuple[int, ...], float] = {(3, 3): 4.0, (5, 5): 6.25}
+"""Multiplications of a direct convolution for each of Winograd's F(4x4, r x r), by its kernel: 16 r^2 / (r + 3)^2
+(Lavin and Gray, CVPR 2016)."""
 
 _WINOGRAD_CHANNELS = 16
 """Input channels from which on the transforms of Winograd's algorithm are worth it."""
@@ -38,8 +39,9 @@ class Times:
         math: Arithmetic alone.
         memory: Memory alone.
         total: Both together, never below :attr:`bound`.
-        bound: What no kernel can beat on this GPU: flop over peak (with the algorithm's saving), bytes over the DRAM
-            bandwidth for what exceeds the L2 cache, over the L2 bandwidth for the rest.
+        least_math: What no arithmetic can beat on this GPU: flop over peak, with the algorithm's saving.
+        least_memory: What no memory can beat in one step: bytes over the DRAM bandwidth for what exceeds the L2 cache,
+            over the L2 bandwidth for the rest.
         choice: Tile and split of the kernels that are matrix products; None when none is.
         product: Index of each kernel in ``choice``, -1 for those that are no products.
     """
@@ -47,9 +49,16 @@ class Times:
     math: Array
     memory: Array
     total: Array
-    bound: Array
+    least_math: Array
+    least_memory: Array
     choice: Choice | None
     product: np.ndarray[tuple[int], np.dtype[np.intp]]
+
+    @property
+    def bound(self) -> Array:
+        """What no kernel can beat on this GPU. The bytes of one step count: a recurrent layer may keep its weights on
+        the chip."""
+        return np.maximum(self.least_math, self.least_memory)
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,8 @@ class Batch:
 
     Attributes:
         works: What they have to do.
-        chip: The GPU.
+        chip: The GPU, as its datasheet has it.
+        sustained_share: Share of its clock that it sustains within its power limit.
         fp32_rate: Peak flop per microsecond of its CUDA cores.
         flop: All arithmetic, [kernels].
         moved: Bytes to move per step, [kernels].
@@ -71,6 +81,7 @@ class Batch:
 
     works: tuple[Work, ...]
     chip: Chip
+    sustained_share: float
     fp32_rate: float
     flop: Array
     moved: Array
@@ -92,12 +103,13 @@ class Batch:
         return Batch(
             works=tuple(works),
             chip=Chip(gpu.sm, gpu.clock_tensor_mhz, gpu.bandwidth_gbs * 1e3, gpu.l2_mib * 2**20),
+            sustained_share=sustained_share(gpu),
             fp32_rate=cuda_core_rate(gpu),
             flop=_array(work.flop for work in works),
             moved=_array(_moved_per_step(work) for work in works),
             steps=_array(work.steps for work in works),
             rate=_array(peak_rate(gpu, work.dtype, work.accumulate_fp16) for work in works),
-            saving=_array(WINOGRAD_SAVING if _is_winograd(work) else 1.0 for work in works),
+            saving=_array(_winograd_saving(work) for work in works),
             product=np.where(is_product, np.cumsum(is_product) - 1, -1),
             sizes=(
                 _array(gemm.m for gemm, _ in gemms),
@@ -111,8 +123,8 @@ class Batch:
     def predict(self, c: Constants) -> Times:
         """The times of all kernels."""
         share = _array(_bandwidth_share(work, c) for work in self.works)
-        memory = memory_time(self.moved / share, self.chip, c) * self.steps
-        arithmetic = self.flop / (self.fp32_rate * c.cuda_core_share)
+        memory = memory_time(self.moved / share, self._slowed(), c) * self.steps
+        arithmetic = self.flop / (self.fp32_rate * self.sustained_share * c.cuda_core_share)
         total = (arithmetic**c.norm + memory**c.norm) ** (1 / c.norm)
         chosen = None
         rows = self.product >= 0
@@ -121,8 +133,13 @@ class Batch:
             steps = self.steps[rows]
             arithmetic[rows], memory[rows] = chosen.math * steps + beside, chosen.memory * steps
             total[rows] = chosen.time * steps + beside
-        bound = self._bound(rows)
-        return Times(arithmetic, memory, np.maximum(total, bound), bound, chosen, self.product)
+        least_math, least_memory = self._least(rows)
+        total = np.maximum(total, np.maximum(least_math, least_memory))
+        return Times(arithmetic, memory, total, least_math, least_memory, chosen, self.product)
+
+    def _slowed(self) -> Chip:
+        """The GPU at the clock it sustains."""
+        return replace(self.chip, clock=self.chip.clock * self.sustained_share)
 
     def _products(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], c: Constants) -> tuple[Choice, Array]:
         """The choice for each product, and the time of what a recurrent layer does before its first step."""
@@ -133,19 +150,19 @@ class Batch:
         padded = np.where(taps > 1, taps * np.ceil(k / taps / per_tap) * per_tap, k)
         family = _array(_family_share(work, c) for work in works)
         gain = np.where(self.saving[rows] > 1, c.winograd_gain, 1.0)
-        flop, steps = self.flop[rows], self.steps[rows]
+        flop, steps, rate = self.flop[rows], self.steps[rows], self.rate[rows] * self.sustained_share
         own = 2 * m * n * k * batch
         recurrent = np.array([work.kind == "recurrent" for work in works], dtype=bool)
-        beside = np.where(recurrent, np.maximum(flop - own * steps, 0.0) / (self.rate[rows] * c.peak_share), 0.0)
+        beside = np.where(recurrent, np.maximum(flop - own * steps, 0.0) / (rate * c.peak_share), 0.0)
         extra = np.where(recurrent, 1.0, np.maximum(flop / (own * steps), 1.0))
-        products = Products(m, n, padded, batch, element, self.moved[rows], self.rate[rows], family * gain, extra)
-        return choose(products, self.chip, c), beside
+        products = Products(m, n, padded, batch, element, self.moved[rows], rate, family * gain, extra)
+        return choose(products, self._slowed(), c), beside
 
-    def _bound(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Array:
+    def _least(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[Array, Array]:
         arithmetic = np.where(rows, self.flop / (self.rate * self.saving), self.flop / (self.fp32_rate * _PACKED_FP16))
         cached = np.minimum(self.moved, self.chip.l2_bytes)
         memory = (self.moved - cached) / self.chip.bandwidth + cached / (L2_PORT_BYTES * self.chip.clock * self.chip.sm)
-        return np.maximum(arithmetic, memory)
+        return arithmetic, memory
 
 
 def _array(values: Iterable[float]) -> Array:
@@ -178,10 +195,11 @@ def _taps(work: Work) -> int:
     return math.prod(work.window.kernel) if work.window is not None and work.kind == "conv" else 1
 
 
-def _is_winograd(work: Work) -> bool:
-    """Stride-1 3x3 convolutions on CUDA cores; Tensor Cores are faster without."""
+def _winograd_saving(work: Work) -> float:
+    """Stride-1 convolutions with kernels of 3x3 and 5x5 on CUDA cores; Tensor Cores are faster without."""
     window = work.window
     if work.dtype != "fp32" or window is None or work.gemm is None or work.kind != "conv":
-        return False
+        return 1.0
     plain = set(window.stride) == {1} and set(window.dilation) == {1} and window.group == 1 and not window.transposed
-    return plain and window.kernel == (3, 3) and work.gemm.k >= 9 * _WINOGRAD_CHANNELS
+    worth_it = plain and work.gemm.k >= math.prod(window.kernel) * _WINOGRAD_CHANNELS
+    return WINOGRAD_SAVING.get(window.kernel, 1.0) if worth_it else 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.resources
+import statistics
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,7 @@ class Constants:
         layout_share: Likewise of kernels that change the layout.
         narrow_share: Likewise, of those, when a row is shorter than 16 bytes: images of three channels.
         cuda_core_share: Share of the FP32 peak that arithmetic outside of products reaches.
-        winograd_gain: Gain of Winograd's algorithm over a direct 3x3 convolution in FP32.
+        winograd_gain: Gain of Winograd's algorithm over a direct 3x3 or 5x5 convolution in FP32.
     """
 
     launch_us: float
@@ -105,16 +106,60 @@ class Fit:
     constants: Constants
 
 
+@dataclass(frozen=True)
+class LowPower:
+    """What its power limit leaves a card of its clock, in a network that runs without a pause.
+
+    One number per card, for all work: a second one, for how long or how busy a network is, lowers the error on a T4 by
+    less than two points (latencies from 2 ms to 1.5 s). Power is averaged over the kernels of a network, so that its
+    short ones do not run faster.
+
+    Attributes:
+        name: The GPU.
+        compute_capability: Of that GPU.
+        sustained_share: Share of the datasheet's clock. What counts in cycles slows down with it: arithmetic and the L2
+            cache; the DRAM does not, nor does the launch.
+        data: What it was fitted to.
+    """
+
+    name: str
+    compute_capability: str
+    sustained_share: float
+    data: str
+
+
+SLOT_POWER_W = 75
+"""What a PCI Express slot supplies: cards that need no more have no other supply (PCI Express Card Electromechanical
+Specification). They reach the clock of their datasheet only with little to do; T4: Jia et al. 2019,
+arXiv:1903.07486, on its throttling."""
+
+_MODULES = ("7.2", "8.7", "11.0")
+"""Compute capabilities of Jetson modules. Their power limit is that of a power mode, which sets the clocks too; none
+was measured."""
+
+
 @functools.cache
 def all_fits() -> tuple[Fit, ...]:
     """Every set of ``constants.toml``."""
+    return tuple(_fit(entry) for entry in _tables()["fit"])
+
+
+@functools.cache
+def low_power() -> tuple[LowPower, ...]:
+    """The measured low-power cards of ``constants.toml``."""
+    return tuple(LowPower(**entry) for entry in _tables()["low_power"])
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
     text = importlib.resources.files("trtopt.roofline").joinpath("constants.toml").read_text(encoding="utf-8")
-    return tuple(_fit(entry) for entry in tomllib.loads(text)["fit"])
+    return tomllib.loads(text)
 
 
 def _fit(entry: dict[str, Any]) -> Fit:
-    values = {field.name: float(entry.pop(field.name)) for field in dataclasses.fields(Constants)}
-    return Fit(constants=Constants(**values), **entry)
+    names = [field.name for field in dataclasses.fields(Constants)]
+    values = Constants(**{name: float(entry[name]) for name in names})
+    return Fit(entry["name"], entry["compute_capability"], entry["data"], values)
 
 
 @functools.cache
@@ -140,3 +185,19 @@ _ARCHITECTURE = {"8.7": "8.6", "10.0": "9.0", "12.1": "12.0"}
 def constants_for(gpu: GpuSpec) -> Constants:
     """The constants for a GPU (see :func:`fit_for`)."""
     return fit_for(gpu.name, gpu.compute_capability).constants
+
+
+def sustained_share(gpu: GpuSpec) -> float:
+    """Share of its clock that a GPU sustains within its power limit (see :class:`LowPower`).
+
+    Args:
+        gpu: The GPU.
+
+    Returns:
+        For a card of at most :data:`SLOT_POWER_W`, what was measured on one of its architecture, else the mean of what
+        was measured; 1 for any other GPU.
+    """
+    if gpu.tdp_w > SLOT_POWER_W or gpu.compute_capability in _MODULES:
+        return 1.0
+    shares = {entry.compute_capability: entry.sustained_share for entry in low_power()}
+    return shares.get(gpu.compute_capability, statistics.fmean(shares.values()))

@@ -34,7 +34,7 @@ TILES = (
 """Output tiles (rows, columns). Kernels of 96 and 192 exist too; with them, A100 is predicted worse."""
 
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
-"""Blocks that may share one tile's sum."""
+"""Blocks that may share one tile's sum; fewer, where whole steps of k leave the last ones nothing to do."""
 
 _MOST_SPLIT_ROUNDS = 2
 """A sum is split only while the blocks make no more than this many rounds: it is there to fill the GPU."""
@@ -109,21 +109,21 @@ def choose(products: Products, chip: Chip, c: Constants) -> Choice:
     split = np.array(SPLITS, dtype=np.float64)[None, None, :]
     m, n, k, batch = (_rows(values) for values in (products.m, products.n, products.k, products.batch))
     element, rate, share = _rows(products.element_bytes), _rows(products.rate), _rows(products.share)
-    blocks = np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split
     step = _K_STEP_BYTES / element
     part = np.ceil(k / split / step) * step
+    split = np.ceil(k / part)
+    blocks = np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split
     ideal = 2 * m * n * k * batch / (rate * share)
     slow_down = 1 + c.power * np.log1p(ideal / c.power_us)
     busy = _busy(blocks, part, products, (tile_m, tile_n), chip, c) * slow_down * _rows(products.extra)
     memory = _rows(memory_time(products.bytes, chip, c))
     reduced = c.split_traffic * split * m * n * batch * 4 / (L2_PORT_BYTES * chip.clock * chip.sm)
     time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + np.where(split > 1, c.split_us + reduced, 0.0)
-    sensible = (part * (split - 1) < k) & ((split == 1) | (blocks <= _MOST_SPLIT_ROUNDS * chip.sm))
-    time = np.where(sensible, time, np.inf)
+    time = np.where((split == 1) | (blocks <= _MOST_SPLIT_ROUNDS * chip.sm), time, np.inf)
     best = time.reshape(len(time), -1).argmin(axis=1)
     at_tile, at_split = np.unravel_index(best, (len(TILES), len(SPLITS)))
     picked = (np.arange(len(time)), at_tile, at_split)
-    return Choice(time[picked], busy[picked], memory[:, 0, 0], at_tile, np.array(SPLITS)[at_split])
+    return Choice(time[picked], busy[picked], memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
 
 
 def _busy(blocks: Array, part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:

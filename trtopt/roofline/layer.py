@@ -28,7 +28,9 @@ class LayerTime:
         memory_us: Time of moving the bytes alone.
         latency_us: The launch, once per step.
         predicted_us: All of it.
-        limiter: What bounds it: ``latency`` when the launch takes longer than the kernel.
+        limiter: What bounds it. ``latency``: the launch, idle SMs and joining split sums take at least half of the
+            time. Else ``math`` or ``memory``, by the datasheet: whichever of flop over peak and bytes over bandwidth
+            (of the L2 cache for what fits into it) takes longer: the side of the ridge on which the layer lies.
         tiling: Tile and waves of a matrix product; None without one.
     """
 
@@ -74,12 +76,15 @@ def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph") -
 
 def _layer_time(index: int, work: Work, times: Times, latency: float, gpu: GpuSpec) -> LayerTime:
     arithmetic, memory, busy = (float(values[index]) for values in (times.math, times.memory, times.total))
-    limiter: Limiter = "latency" if latency >= busy else "math" if arithmetic >= memory else "memory"
     shape = None
     if times.choice is not None and work.gemm is not None and times.product[index] >= 0:
         row = times.product[index]
         tile = TILES[times.choice.tile[row]]
         shape = tiling(work.gemm, tile, gpu.sm, split=int(times.choice.split[row]))
+    filled = min(shape.tiles / gpu.sm, 1.0) if shape is not None else 1.0
+    limiter: Limiter = "math" if times.least_math[index] >= times.least_memory[index] * work.steps else "memory"
+    if max(arithmetic * filled, memory) <= (busy + latency) / 2:
+        limiter = "latency"
     return LayerTime(arithmetic, memory, latency, busy + latency, limiter, shape)
 
 

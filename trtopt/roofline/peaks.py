@@ -38,9 +38,10 @@ def peak_rate(gpu: GpuSpec, dtype: MathType, accumulate_fp16: bool = False) -> f
     if not supports(gpu, dtype):
         have = ", ".join(name for name in ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4") if _has(gpu, name))
         raise UsageError(f"{gpu.name} has no units for {dtype}", where="--precision", remedy=f"it has: {have}")
-    if dtype == "fp16" and accumulate_fp16 and "fp16_acc16" in gpu.fma_per_clock_per_sm:
-        return 2 * gpu.fma_per_clock_per_sm["fp16_acc16"] * gpu.sm * gpu.clock_tensor_mhz
-    return gpu.tflops[_RATE_OF.get(dtype, dtype)] * 1e6
+    rate, units = gpu.tflops[_RATE_OF.get(dtype, dtype)] * 1e6, gpu.fma_per_clock_per_sm
+    if dtype == "fp16" and accumulate_fp16 and "fp16_acc16" in units:
+        return rate * units["fp16_acc16"] / units["fp16_acc32"]
+    return rate
 
 
 def _has(gpu: GpuSpec, name: str) -> bool:

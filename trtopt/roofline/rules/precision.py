@@ -306,7 +306,8 @@ def fp16_accumulate(subject: Subject) -> Iterator[Proposal]:
 
     What:
         A GeForce GPU (its table has a higher rate for FP16 accumulators than for FP32 ones) and
-        FP16 products limited by arithmetic that are predicted with FP32 accumulators.
+        FP16 products limited by arithmetic that are predicted with FP32 accumulators. Convolutions
+        are predicted with FP16 ones: TensorRT uses them by itself.
     Why:
         GeForce GPUs run FP16 products with FP32 accumulators at half rate; data-centre GPUs do not.
     Example:
