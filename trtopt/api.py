@@ -33,6 +33,7 @@ from trtopt.hardware.user import gpu_table
 from trtopt.outputs import check_files
 from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.samples import Samples, open_samples
+from trtopt.report.analysis import EngineAnalysis
 from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.rewrite import driver, registry
@@ -199,6 +200,7 @@ class _Session:
             environment=_environment(),
             seconds={name: round(value, 4) for name, value in clock.seconds.items()},
             gate_failures=failures,
+            analysis=self._predicted(lowered, engine, profiles, target),
         )
         self._write(report, engine, lowered.artifact, outputs, written)
         return report
@@ -269,9 +271,22 @@ class _Session:
         """The precision record, with what the engine's layers say when there is an engine."""
         if engine is None:
             return lowered.record
-        optimum = {name: best for name, (_, best, _) in profiles[0].shapes.items()} if profiles else {}
-        flop = pipeline.flop_of(lowered.artifact.model, optimum)
+        flop = pipeline.flop_of(lowered.artifact.model, _optimum(profiles))
         return dataclasses.replace(lowered.record, achieved=achieved_precision(engine.record.layers, flop))
+
+    def _predicted(
+        self,
+        lowered: pipeline.Lowered,
+        engine: EngineArtifact | None,
+        profiles: tuple[Profile, ...],
+        target: _Target,
+    ) -> EngineAnalysis | None:
+        """The engine's predicted time; None without an engine, and for a target that is not one chip."""
+        if engine is None or target.gpu is None:
+            return None
+        tf32 = self.precision == "tf32"
+        shapes = _optimum(profiles)
+        return pipeline.predict_engine(lowered.artifact.model, engine, target.gpu, shapes, tf32, self.clock)
 
     def _describe_gpu(self, target: _Target) -> dict[str, Any]:
         if target.gpu is None:
@@ -298,6 +313,11 @@ class _Session:
                 if engine is not None:
                     atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
                 write_report(report, outputs["report"])
+
+
+def _optimum(profiles: tuple[Profile, ...]) -> dict[str, tuple[int, ...]]:
+    """The input shapes of the first profile's optimum."""
+    return {name: best for name, (_, best, _) in profiles[0].shapes.items()} if profiles else {}
 
 
 def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRecord | None:

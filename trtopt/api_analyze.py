@@ -27,11 +27,20 @@ from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, precisions_of
 from trtopt.hardware.user import gpu_table
 from trtopt.outputs import check_files
-from trtopt.report.analysis import Analysis, BatchSweep, Finding, LayerRow, LevelSummary, Totals, Uncosted
+from trtopt.report.analysis import (
+    Analysis,
+    BatchSweep,
+    Finding,
+    LayerRow,
+    LevelSummary,
+    Totals,
+    Uncosted,
+    totals_of,
+)
 from trtopt.report.json_file import write_report
 from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.gap import compare_levels
-from trtopt.roofline.layer import row_of
+from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
@@ -114,18 +123,7 @@ class _Level:
 
     @property
     def totals(self) -> Totals:
-        by_limiter: dict[str, float] = {}
-        by_kind: dict[str, float] = {}
-        for row in self.rows:
-            by_limiter[row.limiter] = by_limiter.get(row.limiter, 0.0) + row.predicted_us
-            by_kind[row.kind] = by_kind.get(row.kind, 0.0) + row.predicted_us
-        return Totals(
-            flop=sum(row.flop for row in self.rows),
-            bytes=sum(row.bytes for row in self.rows),
-            predicted_us=sum(row.predicted_us for row in self.rows),
-            by_limiter=by_limiter,
-            by_kind=by_kind,
-        )
+        return totals_of(self.rows)
 
 
 class _Run:
@@ -271,12 +269,7 @@ class _Job:
 
 def _level(layers: tuple[Layer, ...], gpu: GpuSpec) -> _Level:
     """Predict every layer whose cost is known, and list the others by operator."""
-    unknown: dict[str, list[str]] = {}
-    for layer in layers:
-        if layer.work is None:
-            unknown.setdefault(layer.op, []).extend(layer.onnx_nodes or (layer.name,))
-    rows = tuple(row_of(layer, gpu) for layer in layers if layer.work is not None)
-    return _Level(layers, rows, tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items()))
+    return _Level(layers, *predict(layers, gpu))
 
 
 def check_type(dtype: str, gpu: GpuSpec, where: str) -> None:

@@ -21,6 +21,7 @@ from trtopt.engine.backend import Backend
 from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
 from trtopt.engine.profiles import Profile
 from trtopt.engine.run import EngineSession, can_run
+from trtopt.engine.work import layers_of_engine
 from trtopt.events import Event
 from trtopt.graph import cost, edit
 from trtopt.graph.artifact import ModelArtifact
@@ -35,6 +36,7 @@ from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.qdq import quantize
 from trtopt.precision.samples import Samples
 from trtopt.precision.widen import widen
+from trtopt.report.analysis import EngineAnalysis, totals_of
 from trtopt.report.records import (
     AccuracyRecord,
     CalibrationRecord,
@@ -43,6 +45,7 @@ from trtopt.report.records import (
     PrecisionRecord,
     StepRecord,
 )
+from trtopt.roofline.layer import predict
 from trtopt.runtime import OrtSession
 from trtopt.source.save import save_model
 
@@ -253,3 +256,27 @@ def compile_engine(
 def flop_of(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Flop by node name at the given input shapes."""
     return cost.flop_by_node(model, static_shapes(model, shapes))
+
+
+def predict_engine(
+    model: ir.Model,
+    engine: EngineArtifact,
+    gpu: GpuSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    tf32: bool,
+    clock: Clock,
+) -> EngineAnalysis:
+    """Predict the time of an engine's layers.
+
+    Args:
+        model: The model that was compiled.
+        engine: Its engine.
+        gpu: The GPU to predict for.
+        shapes: Input shapes: those of the first profile's optimum.
+        tf32: Whether FP32 products may use TF32 Tensor Cores.
+        clock: Times the stage.
+    """
+    with clock.stage("predict"):
+        work = layers_of_engine(engine.sized_layers, model, static_shapes(model, shapes), tf32=tf32)
+        rows, uncosted = predict(work.layers, gpu)
+    return EngineAnalysis(gpu.name, rows, totals_of(rows), uncosted)

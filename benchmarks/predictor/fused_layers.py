@@ -3,7 +3,7 @@
     python benchmarks/predictor/fused_layers.py
 
 Random weights, batch 8 (BERT-base: sequence length 128), compiled for compute capability 8.9 without a GPU. Writes
-``fused_layers.json`` beside this file.
+``fused_layers.json`` and the table of the README.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from random_models import Bert, Vit, convnext_t, mobilenet_v2
+from readme import replace_table
 
 import trtopt
 from trtopt.clock import Clock
@@ -120,6 +121,7 @@ def main() -> None:
         files = write_models(Path(folder))
         rows = {f"{name} {precision}": measure(files[name], precision) for name, precision in CASES}
     print("\n".join(table(rows)))
+    replace_table("fused", table(rows))
     versions = {item: metadata.version(item) for item in ("trtopt", "onnx", "onnx-ir", "tensorrt-rtx", "torch")}
     results = {
         "machine": MACHINE,

@@ -25,6 +25,7 @@ from data import Dataset, deepbench, engines_of, gemm_table, tensorrt_layers
 from end_to_end import lines, score_end_to_end
 from fit import FIRM, TABLES, layer_constants, product_constants, unseen_constants
 from fitting import START, Array, Measured, Score, fit, score
+from readme import replace_table
 from scipy.optimize import least_squares
 
 from trtopt.roofline.constants import Constants
@@ -171,8 +172,11 @@ def line(row: Row) -> str:
     return f"| {' | '.join(cells)} | {'yes' if row.model.mape <= row.limit else 'NO'} |"
 
 
+_HEAD = "| | limit | error | three constants | naive roofline | sum | Spearman | kernels | met |"
+
+
 def main() -> None:
-    """Score everything, print the table, write the results."""
+    """Score everything, print the tables, write the results and the README."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     args = parser.parse_args()
@@ -194,7 +198,10 @@ def main() -> None:
         "measured_below_bound": below_bound([*layers, *tables.values(), bench]),
     }
     args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(lines(results["end_to_end"])))
+    end_to_end = lines(results["end_to_end"])
+    print("\n".join(end_to_end))
+    replace_table("scores", [_HEAD, "|---" * 9 + "|", *(line(row) for row in rows)])
+    replace_table("end to end", end_to_end)
     print(results["measured_below_bound"])
 
 

@@ -52,7 +52,7 @@ SIBLINGS = {
 
 RECIPES_MAY_IMPORT = ("rewrite", "graph", "report", "errors")
 
-HEAVY = frozenset("torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy matplotlib ray".split())
+HEAVY = frozenset("torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy plotly ray".split())
 LIGHT_MODULES = ("__init__", "__main__", "batch_sizes", "config", "config_file", "errors", "events", "files", "outputs")
 LIGHT_MODULES += ("_lazy", "_script")
 """Loaded by ``import trtopt`` or ``trtopt --help``, as are the modules of cli: the standard library only."""

@@ -81,11 +81,13 @@ class EngineArtifact:
         data: The engine file's content.
         record: What it is; ``path`` is None until it is written.
         raw_log: Warnings of the parser and builder, then the list of layers as they gave it.
+        sized_layers: The layers with every size known: those of a static build at the first profile's optimum.
     """
 
     data: bytes
     record: EngineRecord
     raw_log: str
+    sized_layers: tuple[LayerInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore) -> EngineArt
         profiles=tuple(profile.to_json_dict() for profile in request.profiles),
     )
     on_event(Event("end", TASK))
-    return EngineArtifact(output.engine, record, raw_log)
+    return EngineArtifact(output.engine, record, raw_log, sized)
 
 
 def _ignored_cache(request: BuildRequest) -> tuple[str, ...]:

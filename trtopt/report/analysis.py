@@ -7,6 +7,7 @@ microseconds.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -173,6 +174,32 @@ class Uncosted:
 
     op: str
     nodes: tuple[str, ...]
+
+
+def totals_of(rows: Sequence[LayerRow]) -> Totals:
+    """The sums over layers."""
+    by_limiter: dict[str, float] = {}
+    by_kind: dict[str, float] = {}
+    for row in rows:
+        by_limiter[row.limiter] = by_limiter.get(row.limiter, 0.0) + row.predicted_us
+        by_kind[row.kind] = by_kind.get(row.kind, 0.0) + row.predicted_us
+    return Totals(
+        flop=sum(row.flop for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        predicted_us=sum(row.predicted_us for row in rows),
+        by_limiter=by_limiter,
+        by_kind=by_kind,
+    )
+
+
+@dataclass(frozen=True)
+class EngineAnalysis:
+    """The predicted times of a built engine's layers, at the first profile's optimum, in a captured CUDA graph."""
+
+    gpu: str
+    layers: tuple[LayerRow, ...]
+    totals: Totals
+    uncosted: tuple[Uncosted, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from trtopt.report.analysis import EngineAnalysis
 
 SCHEMA = "trtopt.build/1"
 
@@ -223,12 +226,15 @@ class BuildReport:
     environment: dict[str, str]
     seconds: dict[str, float]
     gate_failures: tuple[str, ...] = ()
+    analysis: EngineAnalysis | None = None
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
         result: dict[str, Any] = {"schema": self.schema, **plain(dataclasses.asdict(self))}
-        result.update(guard=[], sparsity=None, pareto=None, analysis=None, prediction=None)
+        found = self.analysis
+        prediction = None if found is None else {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": None}
+        result.update(guard=[], sparsity=None, pareto=None, prediction=prediction)
         return result
 
 

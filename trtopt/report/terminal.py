@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtopt.report.analysis_text import shorten, time_text, visible
 from trtopt.report.records import BuildReport, EngineRecord, OutputAccuracy
 from trtopt.report.text import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_NAME_WIDTH = 40
 _MOST_ROWS = 12
 _WORST_TENSORS = 5
 AS_IS = "as-is"
@@ -163,6 +165,16 @@ def _engine(report: BuildReport) -> list[RenderableType]:
         ("weights", f"{bytes_text(engine.weight_bytes)} read per run"),
         ("file", f"{bytes_text(engine.bytes)}, built in {seconds_text(engine.build_seconds)}"),
     ]
+    found = report.analysis
+    if found is not None:
+        slowest = max(found.layers, key=lambda row: row.predicted_us, default=None)
+        most = (
+            f", {time_text(slowest.predicted_us)} of it in {shorten(visible(slowest.name), _NAME_WIDTH)}"
+            if slowest
+            else ""
+        )
+        rows.append(("predicted", f"{time_text(found.totals.predicted_us)} on {found.gpu}{most}"))
+        rows += [("no cost known", f"{item.op}: {some(item.nodes)}, in no sum") for item in found.uncosted]
     rows += [("profile" if index == 0 else "", text) for index, text in enumerate(_profiles(engine))]
     if engine.ignored_options:
         rows.append(("ignored", f"{', '.join(engine.ignored_options)}: {engine.backend} has no such option"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.analysis import LayerRow, Limiter
+from trtopt.report.analysis import LayerRow, Limiter, Uncosted
 from trtopt.roofline.batch import Batch, Times
 from trtopt.roofline.constants import Constants, constants_for
 from trtopt.roofline.gemm import TILES
@@ -98,7 +98,10 @@ def row_of(layer: Layer, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerRow:
     work = layer.work
     if work is None:
         raise ValueError(f"the cost of {layer.name} is not known")
-    time = layer_time(work, gpu, timing=timing)
+    return _row(layer, work, layer_time(work, gpu, timing=timing))
+
+
+def _row(layer: Layer, work: Work, time: LayerTime) -> LayerRow:
     gemm, shape = work.gemm, time.tiling
     return LayerRow(
         name=layer.name,
@@ -122,3 +125,21 @@ def row_of(layer: Layer, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerRow:
         latency_us=time.latency_us,
         predicted_us=time.predicted_us,
     )
+
+
+def predict(
+    layers: Sequence[Layer], gpu: GpuSpec, *, timing: Timing = "graph"
+) -> tuple[tuple[LayerRow, ...], tuple[Uncosted, ...]]:
+    """The rows of all layers whose cost is known, and the others by operator.
+
+    Raises:
+        UsageError: The GPU has no units for the type of a layer's arithmetic.
+    """
+    unknown: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer.work is None:
+            unknown.setdefault(layer.op, []).extend(layer.onnx_nodes or (layer.name,))
+    distinct = list(dict.fromkeys(layer.work for layer in layers if layer.work is not None))
+    times = dict(zip(distinct, layer_times(distinct, gpu, constants_for(gpu), timing=timing), strict=True))
+    rows = tuple(_row(layer, layer.work, times[layer.work]) for layer in layers if layer.work is not None)
+    return rows, tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items())
