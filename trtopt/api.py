@@ -28,7 +28,7 @@ from trtopt.events import OnEvent, ignore
 from trtopt.files import atomic_write, check_outputs
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
-from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu
+from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
 from trtopt.outputs import check_files
 from trtopt.precision.calib_synthetic import SYNTHETIC
@@ -186,12 +186,13 @@ class _Session:
         written = failures == () or config.allow_accuracy_loss
         for failure in failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
+        analysis = self._predicted(lowered, engine, profiles, target)
         report = BuildReport(
             model=loaded.to_json_dict(),
             gpu=self._describe_gpu(target),
             steps=lowered.artifact.steps,
             calibration=lowered.calibration,
-            precision=self._achieved(lowered, engine, profiles),
+            precision=self._achieved(lowered, engine, profiles, analysis),
             accuracy=accuracy,
             judge=f"rules:{target.backend.name}",
             warnings=tuple(clock.warnings),
@@ -200,7 +201,7 @@ class _Session:
             environment=_environment(),
             seconds={name: round(value, 4) for name, value in clock.seconds.items()},
             gate_failures=failures,
-            analysis=self._predicted(lowered, engine, profiles, target),
+            analysis=analysis,
         )
         self._write(report, engine, lowered.artifact, outputs, written)
         return report
@@ -266,13 +267,18 @@ class _Session:
         return pipeline.lower(cleaned, self.precision, target.backend.name, samples, self.config, largest, self.clock)
 
     def _achieved(
-        self, lowered: pipeline.Lowered, engine: EngineArtifact | None, profiles: tuple[Profile, ...]
+        self,
+        lowered: pipeline.Lowered,
+        engine: EngineArtifact | None,
+        profiles: tuple[Profile, ...],
+        analysis: EngineAnalysis | None,
     ) -> PrecisionRecord:
         """The precision record, with what the engine's layers say when there is an engine."""
         if engine is None:
             return lowered.record
         flop = pipeline.flop_of(lowered.artifact.model, _optimum(profiles))
-        return dataclasses.replace(lowered.record, achieved=achieved_precision(engine.record.layers, flop))
+        achieved = achieved_precision(engine.record.layers, flop, analysis.layers if analysis else ())
+        return dataclasses.replace(lowered.record, achieved=achieved)
 
     def _predicted(
         self,
@@ -284,7 +290,7 @@ class _Session:
         """The engine's predicted time; None without an engine, and for a target that is not one chip."""
         if engine is None or target.gpu is None:
             return None
-        tf32 = self.precision == "tf32"
+        tf32 = self.precision == "tf32" and supports(target.gpu, "tf32")
         shapes = _optimum(profiles)
         return pipeline.predict_engine(lowered.artifact.model, engine, target.gpu, shapes, tf32, self.clock)
 

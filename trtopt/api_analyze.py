@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory
 from trtopt.roofline.node_work import Precision
-from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.onnx_layers import FusedModel, layers_of_graph
+from trtopt.roofline.peaks import L2_PORT_BYTES
 from trtopt.roofline.sweep import BatchAxis, Sweeper, batch_axis
 from trtopt.roofline.work import Layer, MathType
 from trtopt.source.external import weight_files
@@ -57,6 +59,9 @@ if TYPE_CHECKING:
 
 AS_IS = "as-is"
 """The precision of a model that keeps the 16-bit and quantized types it has."""
+
+_MOST_OPERATORS = 5
+"""Operators without a cost that the warning names; the report lists them all."""
 
 _NARROW = {
     ir.DataType.FLOAT16: "FP16",
@@ -91,7 +96,7 @@ def analyze(
         UsageError: The GPU is not known or lacks the precision, an axis has no size, the batch is fixed in the graph,
             or a file cannot be read or written.
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
-        MissingDependencyError: ``compile`` needs TensorRT for RTX.
+        MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` plotly.
         EngineBuildError: The compiler refused the model.
     """
     if config is not None and not isinstance(config, AnalyzeConfig):
@@ -99,6 +104,10 @@ def analyze(
             "config is not an AnalyzeConfig", where="config", remedy="pass options as keywords: analyze(m, gpu=...)"
         )
     config = (config or AnalyzeConfig()).with_options(options)
+    if config.html is not None:
+        from trtopt.report.html import check_html
+
+        check_html()
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         path = as_file(model, Path(folder), example_inputs)
         analysis = _Run(config, Clock(on_event)).run(path)
@@ -107,7 +116,9 @@ def analyze(
     if config.html is not None:
         from trtopt.report.html import write_html
 
-        write_html(analysis, GpuSpec(**analysis.gpu), Path(config.html))
+        gpu = GpuSpec(**analysis.gpu)
+        l2_gbs = L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
+        write_html(analysis, gpu, Path(config.html), l2_bandwidth_gbs=l2_gbs)
     if config.report is not None:
         write_report(analysis, Path(config.report))
     return analysis
@@ -169,6 +180,7 @@ class _Run:
             shown = _level(compiled.layers, gpu)
             levels.append(LevelSummary("engine", len(shown.rows), shown.totals, compiled.proxy))
             findings = self._with_gaps(findings, compiled)
+        self._warn_uncosted(shown)
         sweep = self._sweep(job)
         model = {**loaded.to_json_dict(), "input_shapes": {name: list(dims) for name, dims in decided.shapes.items()}}
         return Analysis(
@@ -179,7 +191,7 @@ class _Run:
             totals=shown.totals,
             findings=findings,
             levels=tuple(levels),
-            memory=peak_memory(loaded.model, values, job.precision, gpu),
+            memory=peak_memory(job.fused, gpu),
             uncosted=shown.uncosted,
             batch_sweep=sweep,
             warnings=tuple(clock.warnings),
@@ -217,7 +229,7 @@ class _Run:
 
     def _onnx_level(self, job: _Job) -> _Level:
         with self._stage("predict"):
-            layers = layers_of_graph(job.loaded.model, job.values, job.precision)
+            layers = job.fused.layers()
             for dtype, name in {layer.work.dtype: layer.name for layer in layers if layer.work is not None}.items():
                 check_type(dtype, self.gpu, f"layer {name}")
             return _level(layers, self.gpu)
@@ -227,6 +239,14 @@ class _Run:
         with self._stage("advise"):
             batch = axis.size if axis is not None else None
             return advise(Subject(job.loaded.model, job.values, level.layers, level.rows, self.gpu, batch))
+
+    def _warn_uncosted(self, level: _Level) -> None:
+        missing = sum(len(item.nodes) for item in level.uncosted)
+        if missing:
+            ops = ", ".join(item.op for item in level.uncosted[:_MOST_OPERATORS])
+            more = ", ..." if len(level.uncosted) > _MOST_OPERATORS else ""
+            nodes = "1 node has" if missing == 1 else f"{missing} nodes have"
+            self.clock.warn("predict", f"{nodes} no cost ({ops}{more}): all totals are without them")
 
     def _with_gaps(self, findings: tuple[Finding, ...], compiled: CompiledLevel) -> tuple[Finding, ...]:
         """The findings, and where the compiler's layers take longer than the graph's, by gain."""
@@ -261,6 +281,11 @@ class _Job:
     shapes: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[int, ...]]
     precision: Precision
+
+    @functools.cached_property
+    def fused(self) -> FusedModel:
+        """The model as kernels."""
+        return FusedModel(self.loaded.model, self.values, self.precision)
 
     @property
     def axis(self) -> BatchAxis | None:

@@ -78,7 +78,9 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
     tables = _parse(path)
     known = (*COMMANDS, GPUS)
     for name, table in tables.items():
-        if name not in known or not isinstance(table, dict):
+        if name in known and not isinstance(table, dict):
+            raise UsageError(f"{name!r} is no table", where=f"{path}: {name}", remedy=f"write [{name}]")
+        if name not in known:
             raise UsageError(
                 f"The configuration file has an unknown table or key {name!r}",
                 where=f"{path}: {name}",

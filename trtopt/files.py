@@ -12,6 +12,9 @@ from pathlib import Path
 
 from trtopt.errors import UsageError
 
+_DEVICES, _PROCESSES = Path("/dev"), Path("/proc")
+"""Folders of the kernel's names: what ``/dev/stdout`` leads to may be a file, but its name is not ours to replace."""
+
 _NAME_START = 32
 """Characters of the output's name in the temporary name, which has to fit where the output's name just fits."""
 
@@ -30,7 +33,8 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"Cannot write: {error.strerror}", where=str(path), remedy="choose another name") from error
     if path.is_dir():
         raise UsageError("The output path is a folder", where=str(path), remedy="name a file")
-    if is_there and not path.is_file():
+    place = folder.resolve()
+    if (is_there and not path.is_file()) or place == _DEVICES or place.is_relative_to(_PROCESSES):
         raise UsageError(
             "The output path is a device or a pipe, not a file", where=str(path), remedy="name a file, or leave it out"
         )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.layer import Timing
@@ -68,22 +68,26 @@ def product(m: int, n: int, k: int, dtype: MathType) -> Work:
     )
 
 
-def deepbench() -> Dataset:
-    """DeepBench on a V100: matrix products and convolutions, FP32 and FP16 with FP32 sums; a group is a row."""
-    samples: list[Sample] = []
-    with (PROFILES / "deepbench" / "gemm_v100.csv").open() as file:
-        for index, row in enumerate(csv.DictReader(file)):
-            dtype: MathType = "fp32" if "FP32" in row["sheet"] else "fp16"
-            work = product(int(row["M"]), int(row["N"]), int(row["K"]), dtype)
-            samples.append(Sample(work, float(row["time_ms"]) * 1e3, f"gemm {index}"))
-    with (PROFILES / "deepbench" / "conv_v100.csv").open() as file:
-        for index, row in enumerate(csv.DictReader(file)):
-            dtype = "fp32" if "FP32" in row["sheet"] else "fp16"
-            n, c, h, w, k, r, s, p, q = (int(row[key]) for key in ("N", "C", "H", "W", "K", "R", "S", "P", "Q"))
-            stride = (int(row["stride_h"]), int(row["stride_w"]))
-            work = convolution((n, c, h, w), (k, p, q), Window((r, s), stride, (1, 1)), dtype, dtype)
-            samples.append(Sample(work, float(row["fwd_ms"]) * 1e3, f"conv {index}"))
-    return Dataset("deepbench", find_gpu("V100"), tuple(samples), "profile")
+def deepbench(kind: Literal["gemm", "conv"]) -> Dataset:
+    """DeepBench on a V100: matrix products or convolutions, FP32 and FP16 with FP32 sums; a group is a row."""
+    with (PROFILES / "deepbench" / f"{kind}_v100.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    read, column = (_deepbench_product, "time_ms") if kind == "gemm" else (_deepbench_convolution, "fwd_ms")
+    samples = [
+        Sample(read(row, "fp32" if "FP32" in row["sheet"] else "fp16"), float(row[column]) * 1e3, f"{kind} {index}")
+        for index, row in enumerate(rows)
+    ]
+    return Dataset(f"deepbench {kind}", find_gpu("V100"), tuple(samples), "profile")
+
+
+def _deepbench_product(row: dict[str, str], dtype: MathType) -> Work:
+    return product(int(row["M"]), int(row["N"]), int(row["K"]), dtype)
+
+
+def _deepbench_convolution(row: dict[str, str], dtype: MathType) -> Work:
+    n, c, h, w, k, r, s, p, q = (int(row[key]) for key in ("N", "C", "H", "W", "K", "R", "S", "P", "Q"))
+    window = Window((r, s), (int(row["stride_h"]), int(row["stride_w"])), (1, 1))
+    return convolution((n, c, h, w), (k, p, q), window, dtype, dtype)
 
 
 def convolution(
@@ -152,8 +156,8 @@ def layer_work(layer: dict[str, Any]) -> Work | None:
     flop = math.prod(out["Dimensions"]) * (math.prod(layer["WindowSize"]) if "WindowSize" in layer else 1)
     if kind != "Reformat":
         return Work("memory", flop, read, weights, write, _math_type(layer, data))
-    rows = [math.prod(item["Dimensions"][1:2]) * _element_bytes(_format(item)) for item in (data, out)]
-    return Work("layout", flop, read, weights, write, "fp32", alignment_bytes=16 if min(rows) >= 16 else 8)
+    rows = [int(item["Dimensions"][1] * _element_bytes(_format(item))) for item in (data, out)]
+    return Work("layout", flop, read, weights, write, "fp32", alignment_bytes=alignment_of(*rows, dtype="int8"))
 
 
 def _convolution_layer(layer: dict[str, Any], data: dict[str, Any], moved: tuple[int, int, int]) -> Work:

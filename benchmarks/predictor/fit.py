@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data import Dataset, deepbench, gemm_table, tensorrt_layers
 from end_to_end import GPUS, MLPERF_DATA, fitted_share, latest, published, share_from_mlperf
-from fitting import FAMILY_FIELDS, FIELDS, PRODUCT_FIELDS, START, TIMING_FIELDS, Measured, fit, log_mean
+from fitting import FAMILY_FIELDS, FIELDS, LAYER_FIELDS, PRODUCT_FIELDS, START, TIMING_FIELDS, Measured, fit, log_mean
 
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.constants import GENERIC, Constants
@@ -27,9 +27,9 @@ TABLES = {
 }
 """Tables of matrix products, and the GPU each was measured on."""
 
-LOOSE, FIRM, STIFF = 0.001, 0.03, 2.0
-"""How strongly constants are held to where they start: for tables of thousands of products; for a few engines; for
-what is carried over to a GPU that was never measured."""
+LOOSE, MEDIUM, FIRM, STIFF = 0.001, 0.003, 0.03, 2.0
+"""How strongly constants are held to where they start: for tables of thousands of products; for hundreds of
+kernels of all kinds; for a few engines; for what is carried over to a GPU that was never measured."""
 
 _MOST = 3000
 
@@ -44,9 +44,19 @@ def layer_constants(layers: Dataset, start: Constants, groups: frozenset[str] | 
     return fit([Measured.of(layers, groups)], start=start, fields=(*TIMING_FIELDS, *FAMILY_FIELDS), hold=FIRM)
 
 
+def engine_constants(layers: Dataset, groups: frozenset[str] | None = None) -> Constants:
+    """All constants of a GPU of which nothing but engines was measured."""
+    return fit([Measured.of(layers, groups)], fields=LAYER_FIELDS, hold=FIRM)
+
+
 def unseen_constants(tables: list[Dataset]) -> Constants:
     """The constants of products for a GPU none of these tables is of: the mean of their logarithms."""
     return log_mean([product_constants(table, hold=STIFF) for table in tables], PRODUCT_FIELDS, START)
+
+
+def v100_constants(bench: list[Dataset], groups: frozenset[str] | None = None) -> Constants:
+    """All constants from DeepBench, in which products and convolutions weigh the same."""
+    return fit([Measured.of(part, groups) for part in bench], hold=MEDIUM)
 
 
 def all_constants() -> dict[str, tuple[str, str, Constants]]:
@@ -55,12 +65,13 @@ def all_constants() -> dict[str, tuple[str, str, Constants]]:
     a100, laptop = tensorrt_layers("A100-PCIe-80GB"), tensorrt_layers("RTX-3060-Laptop")
     found: dict[str, tuple[str, str, Constants]] = {}
     on_a100 = layer_constants(a100, product_constants(tables["a100_sxm"]))
-    on_laptop = fit([Measured.of(laptop)], hold=FIRM)
+    on_laptop = engine_constants(laptop)
     families = (*TIMING_FIELDS, *FAMILY_FIELDS)
-    on_v100 = fit([Measured.of(deepbench())], hold=FIRM)
+    on_v100 = v100_constants([deepbench("gemm"), deepbench("conv")])
     shared = log_mean([on_a100, on_laptop], families, unseen_constants(list(tables.values())))
-    shared = dataclasses.replace(shared, misaligned_share=on_v100.misaligned_share, winograd_gain=on_v100.winograd_gain)
-    both = "TensorRT layers of A100-80GB-PCIe and RTX-3060-Laptop"
+    from_v100 = {name: getattr(on_v100, name) for name in ("misaligned_share", "winograd_gain")}
+    shared, on_a100, on_laptop = (dataclasses.replace(each, **from_v100) for each in (shared, on_a100, on_laptop))
+    both = "TensorRT layers of A100-80GB-PCIe and RTX-3060-Laptop; alignment and Winograd: DeepBench"
     found[GENERIC] = ("", f"mean of the sets of {', '.join(TABLES)}; {both}", shared)
     for name, table in tables.items():
         products = product_constants(table)

@@ -19,7 +19,7 @@ from small_models import save_external, save_small, small_model
 import trtopt as package
 from trtopt.config import AnalyzeConfig, flag, options
 from trtopt.errors import UsageError
-from trtopt.hardware.spec import GpuSpec
+from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.report.analysis import Analysis, BatchPoint, BatchSweep, Finding, LayerRow, Memory, Totals
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -246,6 +246,66 @@ def test_an_output_never_overwrites_the_models_weights(trtopt: Run, tmp_path: Pa
     assert done.returncode == 2
     assert "would overwrite the weights" in done.stderr
     assert (tmp_path / "weights.bin").read_bytes() == before
+
+
+def test_the_name_of_an_open_stream_is_no_output(trtopt: Run, tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path\nfrom trtopt.errors import UsageError\nfrom trtopt.files import check_writable\n"
+        "for name in ('/dev/stdout', '/dev/new', '/dev/fd/1', '/proc/self/fd/1'):\n"
+        "    try:\n        check_writable(Path(name))\n"
+        "    except UsageError as error:\n        assert 'device' in error.what, error\n"
+        "    else:\n        raise SystemExit(f'{name} would be replaced')\n"
+    )
+    with open(tmp_path / "out.txt", "w") as stdout:
+        done = subprocess.run([sys.executable, "-c", script], stdout=stdout, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("arguments", [["--json"], []])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is full")
+def test_a_full_disk_behind_stdout_is_an_error_not_a_bug(tmp_path: Path, arguments: list[str]) -> None:
+    save_small(tmp_path, batch=1)
+    command = [sys.executable, "-m", "trtopt", "analyze", "model.onnx", "--gpu", "L4", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Cannot write the report" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_has_no_cost_is_a_warning() -> None:
+    nodes = [
+        helper.make_node("Mystery", ["x"], ["h"], "mystery", domain="my.own"),
+        helper.make_node("Relu", ["h"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 64]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my.own", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:]), opset_imports=opsets, ir_version=8)
+    found = package.analyze(model, gpu="L4")
+    missing = sum(len(item.nodes) for item in found.uncosted)
+    assert "mystery" in {node for item in found.uncosted for node in item.nodes}
+    (text,) = found.warnings
+    assert text.startswith(f"{missing} node") and "no cost (Mystery" in text
+
+
+def test_the_page_shows_the_roof_of_the_l2(tmp_path: Path) -> None:
+    package.analyze(save_small(tmp_path, batch=4), gpu="L4", html=tmp_path / "m.html")
+    gpu = find_gpu("L4")
+    rate = 64 * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
+    assert f"L2: {rate:,.0f} GB" in (tmp_path / "m.html").read_text(encoding="utf-8")
+
+
+def test_without_plotly_the_page_is_refused_before_the_work(tmp_path: Path) -> None:
+    path = save_small(tmp_path, batch=4)
+    script = (
+        "import sys\nsys.modules['plotly'] = None\nimport trtopt\nfrom trtopt.errors import MissingDependencyError\n"
+        "seen = []\n"
+        "try:\n    trtopt.analyze('model.onnx', gpu='L4', html='m.html', on_event=seen.append)\n"
+        "except MissingDependencyError as error:\n    print(error.exit_code, len(seen))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=path.parent, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "4 0\n", done.stderr
 
 
 def test_the_options_of_another_command_are_refused() -> None:

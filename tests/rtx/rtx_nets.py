@@ -176,6 +176,14 @@ def lstm_net() -> onnx.ModelProto:
     return model([node], [("x", np.float32, [16, 2, 24])], [("y", np.float32), ("h", np.float32)], constants)
 
 
+def recurrent_net(op: str, steps: int, batch: int, size: int) -> onnx.ModelProto:
+    """x [steps, batch, size] -> LSTM or GRU of ``size``."""
+    rng, rows = np.random.default_rng(0), {"LSTM": 4, "GRU": 3}[op] * size
+    weights = [constant(name, (rng.standard_normal((1, rows, size)) / 32).astype(np.float32)) for name in "WR"]
+    node = helper.make_node(op, ["x", "W", "R"], ["y"], name="cell", hidden_size=size)
+    return model([node], [("x", np.float32, [steps, batch, size])], [("y", np.float32)], weights)
+
+
 def names(graph: onnx.GraphProto) -> tuple[str, ...]:
     """Every node's name, subgraphs included."""
     found: list[str] = []

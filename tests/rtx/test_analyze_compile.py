@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from rtx_nets import attention_net, constant, conv_net, loop_net, lstm_net, model
+from rtx_nets import attention_net, constant, conv_net, loop_net, lstm_net, model, recurrent_net
 
 from trtopt.clock import Clock
 from trtopt.engine.backend import RTX_TARGETS
@@ -19,7 +19,9 @@ from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.hardware.spec import all_gpus, find_gpu
 from trtopt.pipeline_analyze import CompiledLevel, compile_level, nearest_target
+from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import Precision, work_of_node
+from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Gemm, Layer, Work
 from trtopt.source.onnx_file import load
 
@@ -76,6 +78,18 @@ def test_recurrent_layers_count_every_step(precision: str, tmp_path: Path) -> No
     level = compiled(lstm_net(), tmp_path, precision)
     assert sum(work_of(layer).flop for layer in level.layers) == graph_flop(level)
     assert any(work_of(layer).kind == "recurrent" for layer in level.layers)
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_a_compiled_recurrent_layer_takes_a_few_times_as_long_as_one_fused_kernel(op: str, tmp_path: Path) -> None:
+    """It launches several kernels a step instead of one; its weights are read once a step in both."""
+    level = compiled(recurrent_net(op, steps=64, batch=8, size=512), tmp_path, "fp16")
+    alone = layers_of_graph(level.model, level.shapes, Precision())
+    engine, graph = (sum(layer_time(work_of(layer), find_gpu("L4")).predicted_us for layer in layers)
+                     for layers in (level.layers, alone))  # fmt: skip
+    assert graph < engine < 4 * graph
+    products = [work_of(layer) for layer in level.layers if work_of(layer).kind == "recurrent"]
+    assert sum(work.flop for work in products) == 2 * 64 * 8 * 512 * 512 * {"LSTM": 4, "GRU": 3}[op]
 
 
 def test_a_loop_whose_length_is_an_input_counts_once_and_says_so(tmp_path: Path) -> None:

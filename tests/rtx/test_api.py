@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import rtx_nets
@@ -39,6 +40,33 @@ def test_the_achieved_precision_is_what_the_layers_say(path: Path) -> None:
     assert sum(share.flop_share for share in report.precision.achieved.values()) == pytest.approx(1.0)
     fp32 = trtopt.build(path, calib=SAMPLES, precision="fp32")
     assert set(fp32.precision.achieved) == {"fp32"}
+
+
+def test_a_build_predicts_the_time_of_its_kernels_at_the_optimum(path: Path) -> None:
+    report = trtopt.build(path, calib=SAMPLES, precision="int8")
+    found = report.analysis
+    assert found is not None and report.engine is not None and found.gpu == "L4"
+    assert len(found.layers) == report.engine.kernels and not found.uncosted
+    assert found.totals.predicted_us == pytest.approx(sum(row.predicted_us for row in found.layers))
+    written = report.to_json_dict()
+    assert written["prediction"] == {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": None}
+    assert written["analysis"]["layers"][0]["limiter"] in ("math", "memory", "latency")
+    shares = [share.time_share for share in report.precision.achieved.values()]
+    assert sum(share for share in shares if share is not None) == pytest.approx(1.0)
+
+
+def test_a_portable_engine_has_no_predicted_time(path: Path) -> None:
+    report = trtopt.build(path, calib=SAMPLES, gpu="portable")
+    assert report.analysis is None and report.to_json_dict()["prediction"] is None
+
+
+def test_tf32_for_a_gpu_without_it_is_predicted_in_fp32(path: Path) -> None:
+    inputs = "float[1, 16, 8, 8] x, float[16, 16, 3, 3] w"
+    net = f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float[1, 16, 6, 6] y) {{ y = Conv(x, w) }}'
+    onnx.save(onnx.parser.parse_model(net), path)
+    report = trtopt.build(path, precision="tf32", gpu="T4")
+    assert report.analysis is not None
+    assert "tf32" not in {row.dtype for row in report.analysis.layers}
 
 
 @pytest.mark.parametrize("kind", ["proto", "ir"])

@@ -13,7 +13,7 @@ from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.report.analysis import Finding
 from trtopt.roofline.advise import Subject, advise
-from trtopt.roofline.layer import row_of
+from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import MathType
@@ -82,7 +82,7 @@ def subject_of(
     shapes = static_shapes(model, {})
     layers = layers_of_graph(model, shapes, Precision(base, frozenset(quantized)))
     spec = find_gpu(gpu)
-    rows = tuple(row_of(layer, spec) for layer in layers if layer.work is not None)
+    rows, _ = predict(layers, spec)
     return Subject(model, shapes, tuple(layers), rows, spec, batch)
 
 

@@ -19,7 +19,7 @@ from trtopt.report.analysis import (
     Totals,
     Uncosted,
 )
-from trtopt.roofline.layer import row_of
+from trtopt.roofline.layer import predict
 from trtopt.roofline.work import ELEMENT_BYTES, Gemm, Layer, MathType, Window, Work, alignment_of
 
 GPU = find_gpu("L4")
@@ -153,7 +153,7 @@ def sweep_of(
     """The batch sweep of a network."""
     points = []
     for batch in batches:
-        rows = [row_of(layer, gpu) for layer in make(batch)]
+        rows, _ = predict(make(batch), gpu)
         total = sum(row.predicted_us for row in rows)
         points.append(BatchPoint(batch, total, batch / total * 1e6, 2 * max(row.bytes for row in rows)))
     best = max(point.throughput for point in points)
@@ -166,7 +166,7 @@ def sweep_of(
 def analysis_of(make: Callable[[int], list[Layer]], *, batch: int = 8, gpu: GpuSpec = GPU, **changes: Any) -> Analysis:
     """The analysis of a network at one batch, with other values of the named fields."""
     layers = make(batch)
-    rows = tuple(row_of(layer, gpu) for layer in layers)
+    rows, _ = predict(layers, gpu)
     totals = totals_of(rows)
     weights = sum(layer.work.weight_bytes for layer in layers if layer.work)
     peak = max(rows, key=lambda row: row.bytes)

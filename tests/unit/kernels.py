@@ -8,8 +8,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from trtopt.hardware.spec import GpuSpec, all_gpus
-from trtopt.roofline.peaks import supports
+from trtopt.hardware.spec import GpuSpec, all_gpus, supports
 from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Window, Work, alignment_of
 
 DTYPES: tuple[MathType, ...] = get_args(MathType)

@@ -20,7 +20,7 @@ from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.memory import peak_memory
 from trtopt.roofline.node_work import Precision, work_of_node
-from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.onnx_layers import FusedModel
 
 NOT_RUN = frozenset(
     """
@@ -164,8 +164,9 @@ def test_onnx_test_cases_have_a_work_wherever_their_shapes_are_known() -> None:
         for index, item in enumerate(all_nodes(model.graph)):
             item.name = f"node{index}"
         (node,) = model.graph
-        layers_of_graph(model, shapes, Precision("fp16"))
-        peak_memory(model, shapes, Precision("fp16"), find_gpu("L4"))
+        fused = FusedModel(model, shapes, Precision("fp16"))
+        fused.layers()
+        peak_memory(fused, find_gpu("L4"))
         work = work_of_node(node, shapes, Precision("fp16"))
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         are_known = all(str(value.name) in shapes and value.dtype != ir.DataType.STRING for value in values)

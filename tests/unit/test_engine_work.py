@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -302,9 +303,24 @@ def test_a_recurrent_layer_is_spread_over_its_kernels_and_adds_up() -> None:
     assert (works["recurrent0"].kind, works["recurrent0"].steps) == ("recurrent", 4)
     assert works["recurrent0"].gemm == Gemm(m=2, n=128, k=32)
     assert works["recurrent0"].flop == 4 * 2 * 2 * 128 * 32
-    assert works["recurrent0"].weight_bytes == 4 * 32 * 128 * 2
+    assert works["recurrent0"].weight_bytes == 32 * 128 * 2  # once, although every step reads them
+    assert works["recurrent0"].read_bytes == 4 * 2 * 32 * 2  # those of all its trips
     assert {layer.op for layer in found.layers} == {"LSTM"}
     assert not found.notes
+
+
+def test_a_recurrent_layer_that_no_kernel_names_is_spread_over_those_before_its_reader() -> None:
+    model = parse(
+        "g (float[16, 2, 8] x) => (float16[16, 1, 2, 32] z) "
+        "<float[1, 128, 8] w, float[1, 128, 32] r> { y = LSTM<hidden_size = 32>(x, w, r) z = Cast<to = 10>(y) }"
+    )
+    unnamed = [dataclasses.replace(layer, onnx_nodes=()) for layer in lstm_layers()]
+    cast = kernel("cast", "z", [tensor("y", 16, 1, 2, 32, dtype="Float")], [tensor("z", 16, 1, 2, 32)])
+    works = by_name(count(model, *unnamed, cast))
+    assert sum(work.flop for work in works.values()) == graph_flop(model)
+    assert (works["in"].kind, works["in"].gemm) == ("gemm", Gemm(m=32, n=128, k=8))
+    assert (works["recurrent3"].kind, works["recurrent3"].gemm) == ("recurrent", Gemm(m=2, n=128, k=32))
+    assert (works["cast"].kind, works["cast"].flop) == ("memory", 0)
 
 
 def test_a_loop_of_unknown_length_counts_once_and_says_so() -> None:
@@ -352,6 +368,7 @@ def test_layers_of_tensorrt_8_find_their_nodes_in_joined_names() -> None:
         ("Channel major FP16 format where channel % 8 == 0", 3, 16),
         ("Thirty-two wide channel vectorized row major FP16 format", 33, 128),
         ("Row major linear FP16 format", 64, 32),  # the last axis is 16 wide
+        ("(Transposed) Transposed format", 64, 128),  # what TensorRT for RTX hands on between convolutions
     ],
 )
 def test_alignment_is_that_of_the_rows_in_memory(form: str, channels: int, alignment: int) -> None:

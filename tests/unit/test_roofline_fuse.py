@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.spec import find_gpu
+from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Gemm, Layer
@@ -244,6 +246,49 @@ def test_the_layers_of_a_loop_have_the_work_of_all_iterations() -> None:
     assert (work.gemm, work.steps) == (once, 5)
     assert work.flop == 5 * (once.flop + 32)
     assert work.weight_bytes == 5 * 128
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("g (float[0, 64] x) => (y) <float[64, 32] w> { y = MatMul(x, w) }", []),
+        ("g (float[0, 3, 8, 8] x) => (y) <float[4, 3, 3, 3] w> { c = Conv(x, w) y = Relu(c) }", []),
+        ("g (float[0, 8] x) => (y) { a = Relu(x) y = Softmax(a) }", []),
+        ("g (float[2, 8, 0] x, float[2, 0, 32] w) => (y) { y = MatMul(x, w) }", ["memory"]),
+        (
+            "g (float[2, 4, 16, 32] q, float[2, 4, 0, 32] k, float[2, 4, 0, 64] v) => (y) "
+            "{ t = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }",
+            ["memory"],
+        ),
+    ],
+)
+def test_tensors_without_elements_are_not_computed(text: str, left: list[str]) -> None:
+    """An empty cache of keys, an empty batch; a sum of nothing is still written, as zeros."""
+    found = [layer.work for layer in layers(text).values()]
+    assert [work.kind for work in found if work is not None] == left
+    for work in found:
+        assert work is not None and 0 < layer_time(work, find_gpu("L4")).predicted_us < 10
+
+
+def test_a_loop_without_iterations_has_no_layers() -> None:
+    text = (
+        "g (float[4, 8] x) => (y) <int64 n = {0}, bool go = {1}> { y = Loop(n, go, x) <body = body "
+        "(int64 i, bool c, float[4, 8] s) => (bool d, float[4, 8] t) { d = Identity(c) t = Relu(s) }> }"
+    )
+    assert layers(text) == {}
+
+
+def test_a_recurrent_layer_in_a_loop_reads_its_weights_once_a_step() -> None:
+    text = (
+        "g (float[10, 4, 8] x) => (y) <float[1, 32, 8] w, float[1, 32, 8] r, int64 n = {%d}, bool go = {1}> "
+        "{ y = Loop(n, go, x) <body = body (int64 i, bool c, float[10, 4, 8] s) => (bool d, float[10, 4, 8] t) "
+        "{ d = Identity(c) z, h = LSTM <hidden_size = 8> (s, w, r) t = Add(s, h) }> }"
+    )
+    once, often = (layers(text % count)["z"].work for count in (1, 6))
+    assert once is not None and often is not None and once.kind == often.kind == "recurrent"
+    assert (often.flop, often.steps, often.weight_bytes) == (6 * once.flop, 6 * once.steps, once.weight_bytes)
+    times = [layer_time(work, find_gpu("L4")).predicted_us for work in (once, often)]
+    assert times[1] == pytest.approx(6 * times[0])
 
 
 @pytest.mark.parametrize("seed", range(3))

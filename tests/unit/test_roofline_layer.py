@@ -12,7 +12,7 @@ from kernels import combinations, convolution, product, recurrence, stream, work
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.constants import constants_for
-from trtopt.roofline.layer import Timing, launch_us, layer_time, layer_times, row_of
+from trtopt.roofline.layer import Timing, launch_us, layer_time, layer_times, predict
 from trtopt.roofline.work import Layer, MathType, Window, Work
 
 A100 = find_gpu("A100")
@@ -97,7 +97,7 @@ def test_a_type_the_gpu_lacks_is_refused_with_the_types_it_has() -> None:
 
 def test_a_row_has_the_figures_of_the_layer() -> None:
     work = product(300, 500, 700)
-    time, row = layer_time(work, A100), row_of(Layer("fc", "Gemm", ("a", "b"), work), A100)
+    time, ((row,), _) = layer_time(work, A100), predict([Layer("fc", "Gemm", ("a", "b"), work)], A100)
     assert (row.name, row.op, row.onnx_nodes, row.kind, row.dtype) == ("fc", "Gemm", ("a", "b"), "gemm", "fp16")
     assert (row.flop, row.bytes) == (2 * 300 * 500 * 700, 2 * (300 * 700 + 700 * 500 + 300 * 500))
     assert row.arithmetic_intensity == row.flop / row.bytes
@@ -112,14 +112,26 @@ def test_a_row_has_the_figures_of_the_layer() -> None:
 
 
 def test_a_row_of_a_stream_has_no_tiles() -> None:
-    row = row_of(Layer("relu", "Relu", ("relu",), stream(4096)), A100)
+    ((row,), _) = predict([Layer("relu", "Relu", ("relu",), stream(4096))], A100)
     assert (row.gemm, row.tile, row.tiles, row.waves) == (None, None, 0, 0)
     assert (row.tile_efficiency, row.wave_efficiency) == (1.0, 1.0)
 
 
-def test_a_layer_without_a_cost_has_no_row() -> None:
-    with pytest.raises(ValueError, match="the cost of det is not known"):
-        row_of(Layer("det", "Det", ("det",), None), A100)
+def test_layers_without_a_cost_have_no_row_and_are_listed_by_operator() -> None:
+    known = Layer("relu", "Relu", ("relu",), stream(4096))
+    unknown = [Layer(name, op, nodes, None) for name, op, nodes in (("a", "Det", ("a", "b")), ("c", "Det", ()))]
+    rows, uncosted = predict([unknown[0], known, unknown[1]], A100)
+    assert [row.name for row in rows] == ["relu"]
+    assert [(item.op, item.nodes) for item in uncosted] == [("Det", ("a", "b", "c"))]
+
+
+def test_a_network_of_thousands_of_layers_is_predicted_in_parts_and_in_order() -> None:
+    layers = [Layer(str(size), "Gemm", (), product(size, 64, 64)) for size in range(1, 2501)]
+    rows, _ = predict(layers, A100)
+    assert [row.name for row in rows] == [layer.name for layer in layers]
+    assert [rows[at].predicted_us for at in (0, 1024, 2499)] == pytest.approx(
+        [layer_time(product(size, 64, 64), A100).predicted_us for size in (1, 1025, 2500)]
+    )
 
 
 def test_a_gpu_with_another_clock_is_predicted_anew() -> None:

@@ -10,7 +10,7 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.report.analysis import Memory
 from trtopt.roofline.memory import RESERVED_BYTES, peak_memory
 from trtopt.roofline.node_work import Precision
-from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.onnx_layers import FusedModel
 
 IMAGE = "g (float[1, 8, 4, 4] x) => (y)"
 TENSOR = 8 * 16 * 2
@@ -19,7 +19,7 @@ WEIGHTS = "<float[8, 8, 1, 1] w, float[16, 8, 1, 1] u, float[8, 16, 1, 1] v>"
 
 def memory(text: str, precision: Precision | None = None) -> Memory:
     model = parsed(text)
-    return peak_memory(model, static_shapes(model, {}), precision or Precision("fp16"), find_gpu("L4"))
+    return peak_memory(FusedModel(model, static_shapes(model, {}), precision or Precision("fp16")), find_gpu("L4"))
 
 
 def test_a_chain_holds_the_input_and_two_tensors() -> None:
@@ -66,12 +66,13 @@ def test_a_model_larger_than_the_gpu_does_not_fit_and_its_weights_are_not_read()
     weight = ir.ExternalTensor("absent", 0, 32 * columns, ir.DataType.FLOAT, shape=shape, name="w", base_dir="absent")
     model.graph.initializers["w"].const_value = weight
     shapes = {"x": (1, 8), "w": (8, columns), "y": (1, columns)}
-    (layer,) = layers_of_graph(model, shapes, Precision("fp16"))
+    fused = FusedModel(model, shapes, Precision("fp16"))
+    (layer,) = fused.layers()
     assert layer.work is not None and layer.work.weight_bytes == 2 * 8 * columns
-    found = peak_memory(model, shapes, Precision("fp16"), find_gpu("L4"))
+    found = peak_memory(fused, find_gpu("L4"))
     assert found.weight_bytes == 2 * 8 * columns
     assert not found.fits
-    assert peak_memory(model, shapes, Precision("fp16"), find_gpu("H100")).fits
+    assert peak_memory(fused, find_gpu("H100")).fits
 
 
 def test_a_branch_needs_its_own_tensors_on_top_of_those_around_it() -> None:

@@ -11,7 +11,7 @@ from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline import gap
 from trtopt.roofline.advise import NO_GAIN_US, Subject, advise
-from trtopt.roofline.layer import row_of
+from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.rules.registry import HEADINGS, PAGES, RULES
@@ -120,7 +120,7 @@ def test_real_models_get_a_handful_of_findings(name: str, base: str) -> None:
     model = infer_shapes(loaded.model)
     layers = layers_of_graph(model, shapes, Precision(base))  # type: ignore[arg-type]
     gpu = find_gpu("L4")
-    rows = tuple(row_of(layer, gpu) for layer in layers if layer.work is not None)
+    rows, _ = predict(layers, gpu)
     found = advise(Subject(model, shapes, tuple(layers), rows, gpu, 8))
     assert 1 <= len(found) <= 10
     nodes = {str(node.name) for node in model.graph}

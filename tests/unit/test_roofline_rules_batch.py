@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 from advice import Net, findings, subject_of
@@ -66,6 +67,12 @@ def test_a_larger_batch_that_takes_no_longer_is_a_gain_for_the_same_samples() ->
     now, larger = subject_of(net).total_us, subject_of(layers(16, width=256)).total_us
     assert found.gain_us == pytest.approx(now - larger * 12 / 16)
     assert found.severity == "warning"
+
+
+def test_a_batch_of_millions_is_judged_at_once() -> None:
+    start = time.monotonic()
+    findings("batch-size", layers(1 << 30, width=64, count=1), batch=1 << 30)
+    assert time.monotonic() - start < 2
 
 
 def recurrent(hidden: int, rows: int, op: str = "LSTM") -> Net:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import onnx
 import pytest
 from advice import Net, findings, subject_of
 
@@ -112,6 +113,19 @@ def test_equal_blocks_are_one_finding() -> None:
 def test_products_of_different_tensors_and_a_single_one_are_no_finding() -> None:
     assert not findings("qkv", block((768, 768, 768), sources=3))
     assert not findings("qkv", block((2304,)))
+
+
+def test_products_in_the_two_branches_of_an_if_are_not_merged() -> None:
+    def branch(name: str) -> onnx.GraphProto:
+        product = onnx.helper.make_node("MatMul", ["x", f"{name}_w"], [f"{name}_y"], name=name)
+        weight = onnx.numpy_helper.from_array(np.zeros((768, 768), np.float32), f"{name}_w")
+        output = onnx.helper.make_tensor_value_info(f"{name}_y", onnx.TensorProto.FLOAT, [512, 768])
+        return onnx.helper.make_graph([product], name, [], [output], [weight])
+
+    net = Net()
+    data, choice = net.input("x", 512, 768), net.input("c", dtype=onnx.TensorProto.BOOL)
+    net.op("If", choice, then_branch=branch("a"), else_branch=branch("b"), name="if")
+    assert not findings("qkv", net.output("if", net.op("Relu", data)))
 
 
 def test_products_of_two_activations_cannot_be_merged() -> None:

@@ -75,6 +75,16 @@ def test_a_later_gpu_builds_on_an_earlier_one() -> None:
     assert find_gpu("two", table).bandwidth_gbs == WHOLE["bandwidth_gbs"]
 
 
+def test_a_base_may_have_the_short_name_that_gpu_takes() -> None:
+    mine = find_gpu("mine", gpu_table({"mine": {"base": "A100", "source": "y"}}))
+    assert mine.sm == find_gpu("A100").sm
+
+
+def test_two_tables_of_one_name_are_an_error() -> None:
+    with pytest.raises(UsageError, match="'MY-GPU' and 'my gpu' are one name"):
+        gpu_table({"MY-GPU": WHOLE, "my gpu": WHOLE})
+
+
 @pytest.mark.parametrize(
     ("changes", "what", "remedy"),
     [
@@ -136,7 +146,7 @@ def test_the_file_gives_gpus_to_every_command(tmp_path: Path) -> None:
 def test_a_file_with_a_value_where_a_gpu_belongs_is_a_usage_error(tmp_path: Path) -> None:
     path = tmp_path / "trtopt.toml"
     path.write_text('gpu = "L4"\n')
-    with pytest.raises(UsageError, match="unknown table or key 'gpu'"):
+    with pytest.raises(UsageError, match="'gpu' is no table"):
         load_gpus(path)
     path.write_text('[gpu]\nname = "L4"\n')
     with pytest.raises(UsageError, match="is no table"):

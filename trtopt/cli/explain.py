@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             f"There is no rule named {args.rule!r}",
             where="trtopt explain",
-            remedy=did_you_mean(args.rule, PAGES) or "trtopt explain lists them all",
+            remedy=did_you_mean(args.rule.lower(), PAGES) or "trtopt explain lists them all",
         )
     pages = {args.rule: PAGES[args.rule]} if args.rule else PAGES
     if args.json:

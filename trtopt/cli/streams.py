@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from trtopt.errors import UsageError
 from trtopt.events import Event
 
 if TYPE_CHECKING:
@@ -95,12 +97,20 @@ def own_stdout(*, quiet: bool) -> Iterator[None]:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print ``value`` on stdout."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+    """Print ``value`` on stdout.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    _print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def print_renderable(renderable: RenderableType) -> None:
-    """Print on stdout, as wide as the terminal; without colours, and 100 columns wide, when it is not one."""
+    """Print on stdout, as wide as the terminal; without colours, and 100 columns wide, when it is not one.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -108,7 +118,20 @@ def print_renderable(renderable: RenderableType) -> None:
         return
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else _PIPE_WIDTH
-    console = Console(width=width, no_color=True, emoji=False, markup=False)
-    with console.capture() as capture:
-        console.print(renderable, highlight=False)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    text = io.StringIO()
+    Console(file=text, width=width, no_color=True, emoji=False, markup=False).print(renderable, highlight=False)
+    _print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
+def _print(text: str) -> None:
+    """Print a line, or say that the disk is full: part of a report must not pass for all of it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still in the buffer would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UsageError(
+            f"Cannot write the report: {error.strerror}", where="stdout", remedy="send it to another file or disk"
+        ) from error

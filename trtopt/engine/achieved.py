@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trtopt.engine.layers import layers_of_profile
+from trtopt.report.analysis import LayerRow
 from trtopt.report.records import Achieved, LayerInfo, TensorInfo
 
 _NAMES = {
@@ -24,8 +25,10 @@ _MATH = ("conv", "gemm", "mha", "fused")
 _FLOATS = frozenset(["Half", "BFloat16", "Float"])
 
 
-def achieved_precision(layers: Sequence[LayerInfo], flop_by_node: Mapping[str, int]) -> dict[str, Achieved]:
-    """The share of each dtype in kernels and in flop, first optimization profile.
+def achieved_precision(
+    layers: Sequence[LayerInfo], flop_by_node: Mapping[str, int], predicted: Sequence[LayerRow] = ()
+) -> dict[str, Achieved]:
+    """The share of each dtype in kernels, in flop and in predicted time, first optimization profile.
 
     A node whose computation is spread over several kernels (padding, transposing, multiplying, dequantizing) counts
     once, for the kernel that does its math.
@@ -33,10 +36,12 @@ def achieved_precision(layers: Sequence[LayerInfo], flop_by_node: Mapping[str, i
     Args:
         layers: With ``onnx_nodes`` resolved to names of the graph.
         flop_by_node: Flop of each ONNX node; one multiply-add = 2 flop.
+        predicted: The predicted times of the same kernels; none when they are not predicted.
 
     Returns:
         By ``int8``, ``fp8``, ``fp16``, ``bf16``, ``fp32``, ... in order of falling flop share. ``flop_share`` is of
-        the flop of the nodes some kernel claims.
+        the flop of the nodes some kernel claims; ``time_share`` is None where nothing was predicted. TF32 counts as
+        ``fp32``: it is the type of the tensors.
     """
     kernels = [layer for layer in layers_of_profile(layers) if layer.is_kernel]
     dtypes = [math_dtype(layer) for layer in kernels]
@@ -51,7 +56,15 @@ def achieved_precision(layers: Sequence[LayerInfo], flop_by_node: Mapping[str, i
     total = sum(flop.values())
     shares = {name: (value / total if total else 0.0) for name, value in flop.items()}
     order = sorted(shares, key=lambda name: (-shares[name], name))
-    return {name: Achieved(layers=dtypes.count(name), flop_share=shares[name]) for name in order}
+    times: dict[str, float] = {}
+    for row in predicted:
+        name = "fp32" if row.dtype == "tf32" else row.dtype
+        times[name] = times.get(name, 0.0) + row.predicted_us
+    spent = sum(times.values())
+    return {
+        name: Achieved(dtypes.count(name), shares[name], times.get(name, 0.0) / spent if spent else None)
+        for name in order
+    }
 
 
 def math_dtype(layer: LayerInfo) -> str:

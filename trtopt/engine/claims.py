@@ -30,7 +30,8 @@ class Claims:
     Attributes:
         owned: Per layer, the nodes whose arithmetic it does; each node of the graph is in one layer at most.
         touched: Per layer, the names of all nodes it computes part of, in the order it lists them; a layer that lists
-            none has those of the layer that reads its result, whose operands it prepares.
+            none has those of the layer that reads its result, whose operands it prepares, and products that one takes
+            over from no layer at all: a GRU leaves no trace in the names of its kernels.
         lost: Nodes that belong to no layer, because nothing near them does. Those that depend on constants and static
             shapes only are not among them: nothing is left of them to compute.
     """
@@ -55,7 +56,7 @@ def claims_of(layers: Sequence[LayerInfo], model: ir.Model, is_product: Callable
     """
     nodes = {str(node.name): node for node in edit.all_nodes(model.graph)}
     direct = _claims_by_output(layers, [_names(layer, nodes) for layer in layers], nodes)
-    touched = _with_helpers(layers, direct)
+    touched, helpers = _with_helpers(layers, direct)
     owner: dict[str, int] = {}
     for index, names in enumerate(direct):
         for name in names:
@@ -80,10 +81,13 @@ def claims_of(layers: Sequence[LayerInfo], model: ir.Model, is_product: Callable
     owned: list[list[ir.Node]] = [[] for _ in layers]
     for name, node in nodes.items():
         at = owner.get(name, adopted.get(name))
-        if at is not None:
-            owned[at].append(node)
-            if name not in touched[at]:
-                touched[at].append(name)
+        if at is None:
+            continue
+        owned[at].append(node)
+        if name not in touched[at]:
+            for index in helpers.get(at, ()) if is_product(node) else ():
+                touched[index].append(name)
+            touched[at].append(name)
     return Claims(tuple(map(tuple, owned)), tuple(map(tuple, touched)), tuple(lost))
 
 
@@ -110,21 +114,31 @@ def _claims_by_output(
     ]
 
 
-def _with_helpers(layers: Sequence[LayerInfo], direct: Sequence[list[str]]) -> list[list[str]]:
-    """A layer without nodes takes those of the first layer after it that reads what it writes."""
+def _with_helpers(
+    layers: Sequence[LayerInfo], direct: Sequence[list[str]]
+) -> tuple[list[list[str]], dict[int, list[int]]]:
+    """A layer without nodes takes those of the first layer after it that reads what it writes; and which layers such
+    ones help in the end."""
     readers: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
         for name in dict.fromkeys(item.name for item in layer.inputs):
             readers.setdefault(name, []).append(index)
     touched = [list(names) for names in direct]
+    helped: dict[int, int] = {}
     for index in reversed(range(len(layers))):
         if touched[index]:
             continue
         after = sorted(
             reader for item in layers[index].outputs for reader in readers.get(item.name, ()) if reader > index
         )
-        touched[index] = next((list(touched[reader]) for reader in after if touched[reader]), [])
-    return touched
+        reader = next((reader for reader in after if touched[reader]), None)
+        if reader is not None:
+            touched[index] = list(touched[reader])
+            helped[index] = helped.get(reader, reader)
+    helpers: dict[int, list[int]] = {}
+    for index, at in helped.items():
+        helpers.setdefault(at, []).append(index)
+    return touched, helpers
 
 
 def _preference(layer: LayerInfo) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
 from trtopt.report.records import LayerInfo, TensorInfo
 from trtopt.roofline.node_work import READ_AS_WRITTEN, Precision, sums_in_fp16, work_of_node
 from trtopt.roofline.onnx_layers import graphs_with_counts
-from trtopt.roofline.work import Gemm, Kind, Layer, MathType, Work
+from trtopt.roofline.work import LARGEST_ALIGNMENT, Gemm, Kind, Layer, MathType, Work
 
 _FP16_SUMS = re.compile(r"f16f16_f16f16_f16|_h(?:884|1688|16816)")
 """Tactics that sum FP16 products in FP16: xmma kernels name operands and result, multiplication and sum, epilogue; the
@@ -35,10 +35,12 @@ _MATH_TYPES: dict[str, MathType] = {
     "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp4": "fp4",
 }  # fmt: skip
 
-_CHANNELS_LAST = re.compile("NHWC|channel", re.IGNORECASE)
+_CHANNELS_LAST = re.compile("NHWC|channel|transposed", re.IGNORECASE)
+"""Formats whose rows are channels. TensorRT for RTX calls what a fused 1x1 convolution writes for one that reads NHWC
+"Transposed"."""
+
 _WIDTHS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16, "thirty-two": 32}
 _PACKED = re.compile(rf"channel % (\d+) == 0|({'|'.join(_WIDTHS)}) wide", re.IGNORECASE)
-_LARGEST_ROW_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def layers_of_engine(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shape
     The arithmetic of a node belongs to the layer that does its math (see :func:`~trtopt.engine.claims.claims_of`), so
     that all layers add up to the graph; a recurrent node's is spread over its products and the element-wise kernels
     between them. Sizes of products come from the node, types and bytes from what the compiler lists. A kernel inside a
-    loop is one layer whose bytes and ``steps`` are those of all its trips; the flop are those of all iterations in the
-    graph, whatever the compiler unrolled.
+    loop is one layer whose bytes and ``steps`` are those of all its trips, the weights of a recurrent product once as
+    in ``Work``; the flop are those of all iterations in the graph, whatever the compiler unrolled.
 
     Args:
         layers: What the compiler lists, from a build at static shapes.
@@ -143,7 +145,7 @@ class _Counter:
         base = Work("memory", flop, read * trips, weights * trips, written * trips, math_type, steps=trips)
         if share is not None and share.gemm is not None:
             kind: Kind = "recurrent" if trips > 1 else "gemm"
-            return self._product(base, kernel, kind, share.gemm)
+            return self._product(replace(base, weight_bytes=weights), kernel, kind, share.gemm)
         products = {node: work for node, work in known.items() if work.gemm is not None}
         if not products:
             return base
@@ -273,7 +275,7 @@ def _alignment(kernel: LayerInfo) -> int:
     """The largest power of two, at most 128, that divides the bytes of the rows of all activations a product moves."""
     tensors = [item for item in (*kernel.inputs, *kernel.outputs) if len(item.shape) >= 2]
     rows = [_row_elements(item) * BITS[item.dtype] // 8 for item in tensors]
-    return math.gcd(_LARGEST_ROW_BYTES, *(row for row in rows if row > 0))
+    return math.gcd(LARGEST_ALIGNMENT, *(row for row in rows if row > 0))
 
 
 def _row_elements(item: TensorInfo) -> int:

@@ -43,7 +43,10 @@ UNITS = {
 """The key of ``fma_per_clock_per_sm`` from which the rate of each key of ``tflops`` follows."""
 
 _BF16_SINCE = 8
-"""The first major compute capability whose Tensor Cores take BF16, at the rate of FP16."""
+"""The first major compute capability whose Tensor Cores take BF16 (Ampere), at the rate of FP16."""
+
+TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+"""Types of the operands of products: the keys of ``tflops``, and BF16, which has the rate of FP16."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +145,28 @@ def choose_gpu(name: str | None, gpus: Sequence[GpuSpec], present: GpuSpec | Non
     return next((gpu for gpu in gpus if gpu.name == present.name), present)
 
 
+def supports(gpu: GpuSpec, dtype: str) -> bool:
+    """Whether the GPU has arithmetic units for one of :data:`TYPES`."""
+    if dtype == "bf16":
+        return "fp16" in gpu.tflops and int(gpu.compute_capability.split(".")[0]) >= _BF16_SINCE
+    return dtype in gpu.tflops
+
+
 def precisions_of(gpu: GpuSpec) -> tuple[str, ...]:
     """The precisions a GPU has arithmetic units for, of :data:`trtopt.config.PRECISIONS`."""
-    bf16 = "fp16" in gpu.tflops and int(gpu.compute_capability.split(".")[0]) >= _BF16_SINCE
-    return tuple(name for name in PRECISIONS if name in gpu.tflops or (bf16 and name == "bf16"))
+    return tuple(name for name in PRECISIONS if supports(gpu, name))
+
+
+def dense_tflops(gpu: GpuSpec, dtype: str) -> float:
+    """The rate of one of :data:`TYPES` in 1e12 operations per second.
+
+    Raises:
+        UsageError: The GPU has no units for that type.
+    """
+    if not supports(gpu, dtype):
+        have = ", ".join(name for name in TYPES if supports(gpu, name))
+        raise UsageError(f"{gpu.name} has no units for {dtype}", where="--precision", remedy=f"it has: {have}")
+    return gpu.tflops["fp16" if dtype == "bf16" else dtype]
 
 
 def clock_mhz(gpu: GpuSpec, dtype: str) -> float:
@@ -155,13 +176,16 @@ def clock_mhz(gpu: GpuSpec, dtype: str) -> float:
 
 def ridge_flop_per_byte(gpu: GpuSpec, dtype: str) -> float:
     """The arithmetic intensity at which math and memory take equally long: rate over bandwidth (roofline model,
-    Williams et al. 2009).
+    Williams et al. 2009); 138.9 for FP16 on a V100.
 
     Args:
         gpu: The GPU.
-        dtype: A key of ``tflops``.
+        dtype: One of :data:`TYPES`.
+
+    Raises:
+        UsageError: The GPU has no units for that type.
     """
-    return gpu.tflops[dtype] * 1e12 / (gpu.bandwidth_gbs * 1e9)
+    return dense_tflops(gpu, dtype) * 1e12 / (gpu.bandwidth_gbs * 1e9)
 
 
 def gpus_of(compute_capability: str) -> tuple[GpuSpec, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
-from trtopt.hardware.spec import PORTABLE, UNITS, GpuSpec, all_gpus, clock_mhz, normalized
+from trtopt.hardware.spec import PORTABLE, SHORT_NAMES, UNITS, GpuSpec, all_gpus, clock_mhz, normalized
 
 _BASE = "base"
 _REMEDY = "see docs/gpus.md"
@@ -48,11 +48,17 @@ def gpu_table(tables: Mapping[str, Mapping[str, Any]]) -> tuple[GpuSpec, ...]:
         tables: Fields of :class:`GpuSpec`, and ``base``, by GPU name; later tables may build on earlier ones.
 
     Raises:
-        UsageError: A field is unknown, missing, of the wrong type or out of range, or rates disagree.
+        UsageError: A field is unknown, missing, of the wrong type or out of range, rates disagree, or two tables have
+            one name.
     """
     gpus = {normalized(gpu.name): gpu for gpu in all_gpus()}
+    given: dict[str, str] = {}
     for name, table in tables.items():
         reader = _Reader(name, table)
+        if normalized(name) in given:
+            what = f"{given[normalized(name)]!r} and {name!r} are one name: case, spaces and dashes do not count"
+            raise UsageError(what, where=f'[gpu."{name}"]', remedy="rename one of them, or make them one table")
+        given[normalized(name)] = name
         base = reader.base(gpus)
         gpus[normalized(name)] = reader.spec(base)
     return tuple(gpus.values())
@@ -76,7 +82,9 @@ class _Reader:
                 raise self._error(f"Unknown field {key!r}", key, near or f"there are: {', '.join((_BASE, *known))}")
         if _BASE in self.table:
             asked = self.table[_BASE]
-            found = gpus.get(normalized(asked)) if isinstance(asked, str) else None
+            short = {normalized(alias): normalized(target) for alias, target in SHORT_NAMES.items()}
+            key = normalized(asked) if isinstance(asked, str) else ""
+            found = gpus.get(key) or gpus.get(short.get(key, ""))
             if found is None:
                 near = did_you_mean(str(asked), [gpu.name for gpu in gpus.values()])
                 raise self._error(f"There is no GPU {asked!r} to build on", _BASE, near or "see trtopt gpu list")

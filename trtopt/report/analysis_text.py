@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
 
 LEVELS = {"onnx": "ONNX graph", "engine": "TensorRT for RTX engine"}
-LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "launch latency"}
+LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
 NO_MORE = "all of them are in the JSON"
 
 

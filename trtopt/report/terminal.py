@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.report.analysis_text import shorten, time_text, visible
-from trtopt.report.records import BuildReport, EngineRecord, OutputAccuracy
+from trtopt.report.records import Achieved, BuildReport, EngineRecord, OutputAccuracy
 from trtopt.report.text import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
 
 if TYPE_CHECKING:
@@ -125,10 +125,11 @@ def _precision(report: BuildReport) -> list[RenderableType]:
     body: list[RenderableType] = []
     if record.achieved:
         rows = [
-            (dtype, str(share.layers), percent(share.flop_share))
+            (dtype, str(share.layers), percent(share.flop_share), _time_share(share))
             for dtype, share in sorted(record.achieved.items(), key=lambda item: -item[1].flop_share)
         ]
-        body.append(table(("type of the engine's kernels", "kernels", "of the flop"), rows, right=(1, 2)))
+        headers = ("type of the engine's kernels", "kernels", "of the flop", "of the predicted time")
+        body.append(table(headers, rows, right=(1, 2, 3)))
     if record.achieved:
         wanted = "fp32" if record.requested == "tf32" else record.requested
         share = record.achieved[wanted].flop_share if wanted in record.achieved else 0.0
@@ -149,6 +150,10 @@ def _precision(report: BuildReport) -> list[RenderableType]:
             )
         )
     return body
+
+
+def _time_share(share: Achieved) -> str:
+    return "" if share.time_share is None else percent(share.time_share)
 
 
 def _kept(report: BuildReport) -> list[RenderableType]:

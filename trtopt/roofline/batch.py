@@ -185,14 +185,17 @@ def _bandwidth_share(work: Work, c: Constants) -> float:
 
 
 def _moved_per_step(work: Work) -> float:
-    """A recurrent layer reads its weights in every step."""
-    if work.kind == "recurrent":
-        return work.weight_bytes + (work.read_bytes + work.write_bytes) / work.steps
-    return work.moved_bytes / work.steps
+    """A recurrent layer reads the weights of its recurrent product in every step, those of the hoisted one once."""
+    if work.kind != "recurrent" or work.gemm is None:
+        return work.moved_bytes / work.steps
+    every = min(work.gemm.k * work.gemm.n * work.gemm.batch * ELEMENT_BYTES[work.dtype], work.weight_bytes)
+    return every + (work.bytes - every) / work.steps
 
 
 def _taps(work: Work) -> int:
-    return math.prod(work.window.kernel) if work.window is not None and work.kind == "conv" else 1
+    """Taps that k counts; those of a transposed convolution are columns."""
+    window = work.window
+    return math.prod(window.kernel) if window is not None and work.kind == "conv" and not window.transposed else 1
 
 
 def _winograd_saving(work: Work) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.analysis import Finding
-from trtopt.roofline.layer import layer_time
-from trtopt.roofline.work import Layer
+from trtopt.roofline.constants import constants_for
+from trtopt.roofline.layer import layer_times
+from trtopt.roofline.work import Layer, Work
 
 RULE = "compiler-gap"
 
@@ -92,17 +93,20 @@ def compare_levels(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer],
         Findings by falling gain, which is the difference of the two predictions: what would be won if the compiler
         fused the region as expected.
     """
-    total = _sum(engine_layers, gpu).us
+    works = list(dict.fromkeys(layer.work for layer in (*onnx_layers, *engine_layers) if layer.work is not None))
+    found = layer_times(works, gpu, constants_for(gpu))
+    times = {work: time.predicted_us for work, time in zip(works, found, strict=True)}
+    total = _sum(engine_layers, times).us
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Region]] = {}
     for region in regions(onnx_layers, engine_layers):
         groups.setdefault(region.pattern, []).append(region)
     findings = []
     for group in groups.values():
-        before = _sum((layer for region in group for layer in region.onnx), gpu)
-        after = _sum((layer for region in group for layer in region.engine), gpu)
+        before = _sum((layer for region in group for layer in region.onnx), times)
+        after = _sum((layer for region in group for layer in region.engine), times)
         excess = after.us - before.us
         if excess > SMALLEST_EXCESS * before.us and excess > SMALLEST_SHARE * total:
-            findings.append(_finding(group, before, after, gpu))
+            findings.append(_finding(group, before, after, times))
     return tuple(sorted(findings, key=lambda item: -item.gain_us))
 
 
@@ -127,7 +131,7 @@ def regions(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer]) -> lis
     return [Region(tuple(onnx), tuple(engine)) for onnx, engine in grouped.values()]
 
 
-def _sum(layers: Sequence[Layer] | Iterator[Layer], gpu: GpuSpec) -> _Sum:
+def _sum(layers: Iterable[Layer], times: Mapping[Work, float]) -> _Sum:
     kernels = moved = 0
     by_cause: dict[str, float] = {}
     for layer in layers:
@@ -136,7 +140,7 @@ def _sum(layers: Sequence[Layer] | Iterator[Layer], gpu: GpuSpec) -> _Sum:
         kernels += 1
         moved += layer.work.bytes
         cause = _cause(layer)
-        by_cause[cause] = by_cause.get(cause, 0.0) + layer_time(layer.work, gpu).predicted_us
+        by_cause[cause] = by_cause.get(cause, 0.0) + times[layer.work]
     return _Sum(kernels, moved, sum(by_cause.values()), by_cause)
 
 
@@ -150,12 +154,12 @@ def _cause(layer: Layer) -> str:
     return "layout" if layer.work is None or layer.work.flop == 0 else "unfused"
 
 
-def _finding(group: Sequence[Region], before: _Sum, after: _Sum, gpu: GpuSpec) -> Finding:
+def _finding(group: Sequence[Region], before: _Sum, after: _Sum, times: Mapping[Work, float]) -> Finding:
     more = {cause: us - before.by_cause.get(cause, 0.0) for cause, us in after.by_cause.items()}
     cause = max(more, key=lambda name: more[name])
     what, remedy = _CAUSES[cause]
     blamed = [layer for layer in group[0].engine if layer.work is not None and _cause(layer) == cause]
-    blamed.sort(key=lambda layer: -layer_time(layer.work, gpu).predicted_us if layer.work else 0.0)
+    blamed.sort(key=lambda layer: -times[layer.work] if layer.work is not None else 0.0)
     names = ", ".join(dict.fromkeys(f"{layer.name} ({layer.op})" for layer in blamed[:3]))
     alike = f"{len(group)} regions like this one: " if len(group) > 1 else ""
     message = (

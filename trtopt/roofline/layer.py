@@ -18,6 +18,9 @@ from trtopt.roofline.work import Layer, Work
 Timing = Literal["graph", "profile", "single run"]
 """A launch in a captured CUDA graph; each layer timed by itself, averaged over many runs; the same in one run."""
 
+_AT_ONCE = 1024
+"""Kernels predicted together: bounds the memory of the arrays."""
+
 
 @dataclass(frozen=True)
 class LayerTime:
@@ -60,10 +63,15 @@ def layer_time(work: Work, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerTi
 def layer_times(
     works: Sequence[Work], gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph"
 ) -> tuple[LayerTime, ...]:
-    """Predict the times of kernels with given constants; see :func:`layer_time`."""
-    times = Batch.of(works, gpu).predict(constants)
+    """Predict the times of kernels with given constants, together: many times as fast as one by one. See
+    :func:`layer_time`."""
     latency = launch_us(gpu, constants, timing=timing)
-    return tuple(_layer_time(index, work, times, latency * work.steps, gpu) for index, work in enumerate(works))
+    found: list[LayerTime] = []
+    for start in range(0, len(works), _AT_ONCE):
+        chunk = works[start : start + _AT_ONCE]
+        times = Batch.of(chunk, gpu).predict(constants)
+        found += (_layer_time(index, work, times, latency * work.steps, gpu) for index, work in enumerate(chunk))
+    return tuple(found)
 
 
 def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph") -> float:
@@ -88,20 +96,31 @@ def _layer_time(index: int, work: Work, times: Times, latency: float, gpu: GpuSp
     return LayerTime(arithmetic, memory, latency, busy + latency, limiter, shape)
 
 
-def row_of(layer: Layer, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerRow:
-    """The report's row of a layer whose work is known.
+def predict(
+    layers: Sequence[Layer], gpu: GpuSpec, *, timing: Timing = "graph"
+) -> tuple[tuple[LayerRow, ...], tuple[Uncosted, ...]]:
+    """The rows of all layers whose cost is known, in their order, and the others by operator.
+
+    Args:
+        layers: A network.
+        gpu: The GPU.
+        timing: How the kernels are launched and timed.
 
     Raises:
-        ValueError: ``layer.work`` is None.
-        UsageError: The GPU has no units for the type of the arithmetic.
+        UsageError: The GPU has no units for the type of a layer's arithmetic.
     """
-    work = layer.work
-    if work is None:
-        raise ValueError(f"the cost of {layer.name} is not known")
-    return _row(layer, work, layer_time(work, gpu, timing=timing))
+    unknown: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer.work is None:
+            unknown.setdefault(layer.op, []).extend(layer.onnx_nodes or (layer.name,))
+    distinct = list(dict.fromkeys(layer.work for layer in layers if layer.work is not None))
+    times = dict(zip(distinct, layer_times(distinct, gpu, constants_for(gpu), timing=timing), strict=True))
+    rows = tuple(_row(layer, layer.work, times[layer.work]) for layer in layers if layer.work is not None)
+    return rows, tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items())
 
 
 def _row(layer: Layer, work: Work, time: LayerTime) -> LayerRow:
+    """The report's row of a layer."""
     gemm, shape = work.gemm, time.tiling
     return LayerRow(
         name=layer.name,
@@ -125,21 +144,3 @@ def _row(layer: Layer, work: Work, time: LayerTime) -> LayerRow:
         latency_us=time.latency_us,
         predicted_us=time.predicted_us,
     )
-
-
-def predict(
-    layers: Sequence[Layer], gpu: GpuSpec, *, timing: Timing = "graph"
-) -> tuple[tuple[LayerRow, ...], tuple[Uncosted, ...]]:
-    """The rows of all layers whose cost is known, and the others by operator.
-
-    Raises:
-        UsageError: The GPU has no units for the type of a layer's arithmetic.
-    """
-    unknown: dict[str, list[str]] = {}
-    for layer in layers:
-        if layer.work is None:
-            unknown.setdefault(layer.op, []).extend(layer.onnx_nodes or (layer.name,))
-    distinct = list(dict.fromkeys(layer.work for layer in layers if layer.work is not None))
-    times = dict(zip(distinct, layer_times(distinct, gpu, constants_for(gpu), timing=timing), strict=True))
-    rows = tuple(_row(layer, layer.work, times[layer.work]) for layer in layers if layer.work is not None)
-    return rows, tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items())

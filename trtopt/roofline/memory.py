@@ -8,21 +8,18 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from trtopt.graph.edit import all_graphs, all_nodes, constant_tensor_of, is_op, subgraphs_of
-from trtopt.graph.products import Shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.analysis import Memory
-from trtopt.roofline.clusters import Kernel
 from trtopt.roofline.flow import Flow
-from trtopt.roofline.fuse import kernels_of
 from trtopt.roofline.node_work import Precision, quantized_inputs
-from trtopt.roofline.onnx_layers import Borders
+from trtopt.roofline.onnx_layers import FusedGraph, FusedModel
 from trtopt.roofline.work import ELEMENT_BYTES
 
 RESERVED_BYTES = 1 << 30
 """Left for the CUDA context, the runtime's libraries and the workspace of kernels: an allowance, not a measurement."""
 
 
-def peak_memory(model: ir.Model, shapes: Shapes, precision: Precision, gpu: GpuSpec) -> Memory:
+def peak_memory(fused: FusedModel, gpu: GpuSpec) -> Memory:
     """What running a model takes on a GPU.
 
     Activations are the tensors between kernels (what stays inside a fused kernel needs no memory), each from the kernel
@@ -32,13 +29,11 @@ def peak_memory(model: ir.Model, shapes: Shapes, precision: Precision, gpu: GpuS
     kernels is not included, nor what an allocator loses in gaps.
 
     Args:
-        model: The model. Weights are not read.
-        shapes: Static shapes by value name; a tensor whose shape is not known counts nothing.
-        precision: The types it runs in.
+        fused: The model. Weights are not read; a tensor whose shape is not known counts nothing.
         gpu: Its memory, less :data:`RESERVED_BYTES`, is what weights and activations together have to fit into.
     """
-    weights = weight_bytes(model, precision)
-    peak, node = _peak(model.graph, shapes, precision)
+    weights = weight_bytes(fused.model, fused.precision)
+    peak, node = _peak(fused, fused.model.graph)
     available = round(gpu.memory_gb * 1e9)
     return Memory(
         weight_bytes=weights,
@@ -75,19 +70,19 @@ def _constants(model: ir.Model) -> Iterable[ir.Value]:
             yield from node.outputs
 
 
-def _peak(graph: ir.Graph, shapes: Shapes, precision: Precision) -> tuple[int, str]:
+def _peak(fused: FusedModel, graph: ir.Graph) -> tuple[int, str]:
     """The largest sum of tensors alive at one time, and the node that runs then.
 
     A nested graph's own peak comes on top of what is alive around it.
     """
-    flow = Flow(graph, shapes, precision)
-    kernels = kernels_of(flow)
-    born, freed = _lifetimes(flow, kernels)
+    found = fused.fused(graph)
+    flow, kernels = found.flow, found.kernels
+    born, freed = _lifetimes(found)
     alive = peak = sum(_elements_bytes(flow, value) for value in graph.inputs if not value.is_initializer())
     place = str(kernels[0].main.name) if kernels else ""
     for index, kernel in enumerate(kernels):
         alive += sum(born[index])
-        inner = (_peak(nested, shapes, precision) for nested in subgraphs_of(kernel.main))
+        inner = (_peak(fused, nested) for nested in subgraphs_of(kernel.main))
         extra, name = max(inner, default=(0, str(kernel.main.name)))
         if alive + extra > peak:
             peak, place = alive + extra, name
@@ -95,9 +90,9 @@ def _peak(graph: ir.Graph, shapes: Shapes, precision: Precision) -> tuple[int, s
     return peak, place
 
 
-def _lifetimes(flow: Flow, kernels: list[Kernel]) -> tuple[list[list[int]], list[list[int]]]:
+def _lifetimes(graph: FusedGraph) -> tuple[list[list[int]], list[list[int]]]:
     """By kernel: the sizes of the tensors it is the first to write, and of those it is the last to read."""
-    borders = Borders(flow)
+    flow, kernels, borders = graph.flow, graph.kernels, graph.borders
     first: dict[ir.Value, int] = {}
     last: dict[ir.Value, int] = {}
     for index, kernel in enumerate(kernels):

@@ -151,9 +151,14 @@ def shaped(node: ir.Node, shapes: Shapes, precision: Precision, flop: int, moved
         flop: The kernel's arithmetic.
         moved: Bytes of activations read, of constants read, and of activations written.
     """
-    products = products_of(node, shapes)
+    products = [product for product in products_of(node, shapes) or () if product.flop]
     if not products:
-        return Work("memory", flop, *moved, dtype=precision.math_type(node.inputs))
+        dtype = precision.math_type(node.inputs)
+        if node.op_type != "Transpose":
+            return Work("memory", flop, *moved, dtype=dtype)
+        names = [str(value.name) for value in (*node.inputs, *node.outputs) if value is not None]
+        rows = [shape[-1] for shape in map(shapes.get, names) if shape]
+        return Work("layout", flop, *moved, dtype=dtype, alignment_bytes=alignment_of(*rows, dtype=dtype))
     dtype = product_type(node, precision)
     kind = PRODUCT_KINDS[node.op_type]
     largest = products[-1] if kind == "recurrent" else max(products, key=lambda product: product.flop)

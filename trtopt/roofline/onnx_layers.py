@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -23,7 +23,8 @@ def layers_of_graph(model: ir.Model, shapes: Shapes, precision: Precision) -> tu
 
     Views, constants, shape arithmetic on the host, and what kernels read or write in place (slices, concatenations,
     transposes beside a matrix product) are no layers. Nested graphs are fused by themselves; the layers of a loop's
-    body stand once, with the work of all iterations (see :func:`trtopt.graph.cost.iterations`).
+    body stand once, with the work of all iterations (see :func:`trtopt.graph.cost.iterations`). What writes nothing,
+    because a tensor has no elements or a loop no iterations, is no layer either.
 
     Args:
         model: The model; every node has a unique name, and values have types.
@@ -33,11 +34,42 @@ def layers_of_graph(model: ir.Model, shapes: Shapes, precision: Precision) -> tu
     Returns:
         Layers; ``work`` is None for an operator without a cost, and where a shape depends on data.
     """
-    return tuple(
-        layer
-        for graph, times in graphs_with_counts(model.graph, shapes)
-        for layer in _layers(graph, times, shapes, precision)
-    )
+    return FusedModel(model, shapes, precision).layers()
+
+
+class FusedModel:
+    """A model as kernels: each of its graphs is fused once, for its layers and its memory alike.
+
+    Attributes:
+        model: The model; every node has a unique name, and values have types. It must not change.
+        shapes: Static shapes by value name.
+        precision: The types it runs in.
+    """
+
+    def __init__(self, model: ir.Model, shapes: Shapes, precision: Precision) -> None:
+        self.model, self.shapes, self.precision = model, shapes, precision
+        self._fused: dict[ir.Graph, FusedGraph] = {}
+
+    def fused(self, graph: ir.Graph) -> FusedGraph:
+        """One of its graphs."""
+        if graph not in self._fused:
+            flow = Flow(graph, self.shapes, self.precision)
+            self._fused[graph] = FusedGraph(flow, tuple(kernels_of(flow)), Borders(flow))
+        return self._fused[graph]
+
+    def layers(self) -> tuple[Layer, ...]:
+        """See :func:`layers_of_graph`."""
+        counted = graphs_with_counts(self.model.graph, self.shapes)
+        return tuple(layer for graph, times in counted if times for layer in _layers(self.fused(graph), times))
+
+
+@dataclass(frozen=True)
+class FusedGraph:
+    """A graph, its kernels in an order in which they can run, and what crosses their borders."""
+
+    flow: Flow
+    kernels: tuple[Kernel, ...]
+    borders: Borders
 
 
 def graphs_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterator[tuple[ir.Graph, int]]:
@@ -48,29 +80,28 @@ def graphs_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Itera
             yield from graphs_with_counts(nested, shapes, times * cost.iterations(node, shapes))
 
 
-def _layers(graph: ir.Graph, times: int, shapes: Shapes, precision: Precision) -> Iterator[Layer]:
-    flow = Flow(graph, shapes, precision)
-    borders = Borders(flow)
-    for kernel in kernels_of(flow):
-        if kernel.main in flow.free:
+def _layers(graph: FusedGraph, times: int) -> Iterator[Layer]:
+    for kernel in graph.kernels:
+        if kernel.main in graph.flow.free:
             continue
         names = tuple(str(node.name) for node in kernel.nodes)
         op = "Attention" if kernel.is_attention else kernel.main.op_type
-        work = _work(flow, kernel, borders)
+        work = _work(graph.flow, kernel, graph.borders)
         if work is None:
             yield Layer(str(kernel.main.name), op, names, None)
-        elif work.flop or work.bytes:
+        elif work.write_bytes:
             yield Layer(str(kernel.main.name), op, names, _repeated(work, times))
 
 
 def _repeated(work: Work, times: int) -> Work:
+    """The work of all iterations of a loop. A recurrent layer's weights stand once, read in each of its steps."""
     if times == 1:
         return work
     return replace(
         work,
         flop=work.flop * times,
         read_bytes=work.read_bytes * times,
-        weight_bytes=work.weight_bytes * times,
+        weight_bytes=work.weight_bytes * (1 if work.kind == "recurrent" else times),
         write_bytes=work.write_bytes * times,
         steps=work.steps * times,
     )
@@ -83,10 +114,10 @@ def _work(flow: Flow, kernel: Kernel, borders: Borders) -> Work | None:
         return None
     flop = sum(flop for flop in flops if flop is not None)
     work = shaped(kernel.main, flow.shapes, flow.precision, flop, moved)
-    if not kernel.is_attention:
+    if not kernel.is_attention or work.gemm is None:
         return work
     second = products_of(kernel.nodes[-1], flow.shapes)
-    rows = (work.gemm.k if work.gemm else 0, second[0].n if second else 0)
+    rows = (work.gemm.k, second[0].n if second else 0)
     return replace(work, kind="attention", alignment_bytes=alignment_of(*rows, dtype=work.dtype))
 
 

@@ -20,7 +20,7 @@ from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.memory import peak_memory
 from trtopt.roofline.node_work import Precision
-from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.onnx_layers import FusedModel
 from trtopt.roofline.work import Work
 
 KNEE = 0.9
@@ -135,12 +135,13 @@ class Sweeper:
 
     def _point(self, batch: int, times: dict[Work, float]) -> BatchPoint:
         model, values = self.at_batch(batch)
-        works = [layer.work for layer in layers_of_graph(model, values, self.precision) if layer.work is not None]
+        fused = FusedModel(model, values, self.precision)
+        works = [layer.work for layer in fused.layers() if layer.work is not None]
         new = [work for work in dict.fromkeys(works) if work not in times]
-        found = layer_times(new, self.gpu, constants_for(self.gpu)) if new else ()
+        found = layer_times(new, self.gpu, constants_for(self.gpu))
         times.update((work, time.predicted_us) for work, time in zip(new, found, strict=True))
         total = sum(times[work] for work in works)
-        memory = peak_memory(model, values, self.precision, self.gpu)
+        memory = peak_memory(fused, self.gpu)
         throughput = batch / (total * 1e-6) if total else 0.0
         return BatchPoint(batch, total, throughput, memory.activation_bytes, memory.fits)
 

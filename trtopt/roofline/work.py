@@ -23,6 +23,10 @@ ELEMENT_BYTES: dict[MathType, float] = {
 """Bytes of one element of an operand."""
 
 
+LARGEST_ALIGNMENT = 128
+"""Bytes from which on more alignment is worth nothing: a line of the cache."""
+
+
 @dataclass(frozen=True)
 class Gemm:
     """A matrix product [m, k] x [k, n], ``batch`` times.
@@ -70,7 +74,8 @@ class Work:
         kind: Which kernel does it.
         flop: All arithmetic, one multiply-add = 2 flop.
         read_bytes: Activations read, each tensor once.
-        weight_bytes: Weights and other constants read, each once.
+        weight_bytes: Weights and other constants read, each once: those of a recurrent layer too, which are read again
+            in every step.
         write_bytes: Activations written, each once.
         dtype: The type of the operands of the arithmetic.
         accumulate_fp16: Whether FP16 products are summed in FP16: a higher peak on GeForce GPUs.
@@ -100,9 +105,15 @@ class Work:
 
     @property
     def moved_bytes(self) -> float:
-        """Bytes that have to move: as :attr:`bytes`, without the pixels a strided convolution never reads."""
-        unread = self.window.unread_share if self.window else 0.0
-        return self.bytes - self.read_bytes * unread
+        """Bytes that have to move: as :attr:`bytes`, without the pixels a strided convolution never reads.
+
+        Only the convolution's own operand has such pixels; a residual that is added to its result is read whole.
+        """
+        if self.window is None or self.gemm is None:
+            return self.bytes
+        channels = self.gemm.k // math.prod(self.window.kernel) * self.gemm.batch
+        operand = self.gemm.m * math.prod(self.window.stride) * channels * ELEMENT_BYTES[self.dtype]
+        return self.bytes - min(operand, self.read_bytes) * self.window.unread_share
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -135,5 +146,5 @@ def alignment_of(*row_lengths: int, dtype: MathType) -> int:
         dtype: The element type.
     """
     bits = [round(length * ELEMENT_BYTES[dtype] * 8) for length in row_lengths if length > 0]
-    common = math.gcd(128 * 8, *bits)
+    common = math.gcd(LARGEST_ALIGNMENT * 8, *bits)
     return max(common // 8, 1)

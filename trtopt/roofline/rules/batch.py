@@ -88,7 +88,7 @@ def batch_size(subject: Subject) -> Iterator[Proposal]:
         return
     reach = max(1, int(now * _NEAR))
     step = 1 if now < 8 else 4 if now < 32 else round_up(reach // _CANDIDATES, 8) or 8
-    smaller = {size for size in range(now - reach, now) if size % step == 0}
+    smaller = set(range(round_up(now - reach, step), now, step))
     cost = {size: _total_at(subject, size) / size for size in sorted(smaller | {now // 8 * 8} - {0, now})}
     best = min(cost, key=lambda size: (cost[size], -size), default=now)
     upper = round_up(now, 8)

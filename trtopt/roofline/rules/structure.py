@@ -175,9 +175,9 @@ def qkv(subject: Subject) -> Iterator[Proposal]:
     """Several matrix products of one tensor that could be one.
 
     What:
-        Two or more products with constant weights that read the same tensor, have the same m and k
-        and are layers of their own: query, key and value of an attention, gate and up of a gated
-        MLP.
+        Two or more products with constant weights that read the same tensor, have the same m and k,
+        are in one graph (an If runs only one of its branches) and are layers of their own: query,
+        key and value of an attention, gate and up of a gated MLP.
     Why:
         One product of three times the width reads the tensor once, is launched once and fills the
         GPU better.
@@ -191,14 +191,14 @@ def qkv(subject: Subject) -> Iterator[Proposal]:
     compile to see. In INT8 or FP8 on TensorRT for RTX give a merged product one scale: with scales
     per channel it becomes an FP16 product that only reads 8-bit weights.
     """
-    groups: dict[tuple[ir.Value, int, int], list[tuple[Layer, Work]]] = defaultdict(list)
+    groups: dict[tuple[ir.Value, ir.Graph | ir.Function | None, int, int], list[tuple[Layer, Work]]] = defaultdict(list)
     for layer, work in subject.products():
         node = subject.main(layer)
         if work.kind != "gemm" or work.gemm is None or not is_op(node, "MatMul", "Gemm") or node is None:
             continue
         data = input_of(node, 0)
         if data is not None and constant_tensor_of(data) is None and layer.onnx_nodes:
-            groups[data, work.gemm.m, work.gemm.k].append((layer, work))
+            groups[data, node.graph, work.gemm.m, work.gemm.k].append((layer, work))
     cases: dict[tuple[Gemm, ...], list[tuple[list[Layer], float]]] = defaultdict(list)
     for members in groups.values():
         if len(members) < _FEWEST_PRODUCTS or len({work.dtype for _, work in members}) > 1:

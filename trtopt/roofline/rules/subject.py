@@ -29,9 +29,6 @@ POINTWISE = frozenset(
 _UNKNOWN = 0.1
 """Share of layers without a cost from which on nothing is said about the whole network."""
 
-_AT_ONCE = 1024
-"""Kernels predicted together: bounds the memory of the arrays."""
-
 _LONGEST_CHAIN = 12
 """Nodes a walk along pointwise operators takes at the most, so that a rule stays linear in the graph."""
 
@@ -84,10 +81,8 @@ class Subject:
     def predict_all(self, works: Sequence[Work]) -> list[float]:
         """Microseconds of many kernels: predicted together, which is many times as fast as one by one."""
         missing = [work for work in dict.fromkeys(works) if work not in self._times]
-        for start in range(0, len(missing), _AT_ONCE):
-            chunk = missing[start : start + _AT_ONCE]
-            times = layer_times(chunk, self.gpu, constants_for(self.gpu))
-            self._times.update((work, time.predicted_us) for work, time in zip(chunk, times, strict=True))
+        times = layer_times(missing, self.gpu, constants_for(self.gpu))
+        self._times.update((work, time.predicted_us) for work, time in zip(missing, times, strict=True))
         return [self._times[work] for work in works]
 
     def gain(self, layer: Layer, *instead: Work) -> float:
