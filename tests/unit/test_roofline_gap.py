@@ -36,7 +36,7 @@ def test_an_unfused_activation_is_named_with_its_cost() -> None:
     (finding,) = compare_levels(expected, engine, GPU)
     assert (finding.rule, finding.severity, finding.nodes) == (RULE, "warning", ("mm", "act"))
     assert finding.gain_us == predicted(*engine) - predicted(*expected)
-    assert "1 kernels, 8.0 MB" in finding.message and "2 kernels, 24.0 MB" in finding.message
+    assert "1 kernel, 8.0 MB" in finding.message and "2 kernels, 24.0 MB" in finding.message
     assert "expected to be fused: __myl_Gelu_1 (Gelu)" in finding.message
 
 

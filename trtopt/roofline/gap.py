@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.analysis import Finding
+from trtopt.report.text import count
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.work import Layer, Work
@@ -163,8 +164,8 @@ def _finding(group: Sequence[Region], before: _Sum, after: _Sum, times: Mapping[
     names = ", ".join(dict.fromkeys(f"{layer.name} ({layer.op})" for layer in blamed[:3]))
     alike = f"{len(group)} regions like this one: " if len(group) > 1 else ""
     message = (
-        f"{alike}{before.kernels} kernels, {before.bytes / 1e6:.1f} MB and {before.us:.1f} us expected; the compiler "
-        f"makes {after.kernels} kernels, {after.bytes / 1e6:.1f} MB and {after.us:.1f} us of it. "
+        f"{alike}{count(before.kernels, 'kernel')}, {before.bytes / 1e6:.1f} MB and {before.us:.1f} us expected; "
+        f"the compiler makes {count(after.kernels, 'kernel')}, {after.bytes / 1e6:.1f} MB and {after.us:.1f} us of it. "
         f"{more[cause]:.1f} us more go to {what}: {names}"
     )
     nodes = tuple(dict.fromkeys(name for region in group for name in region.nodes[:_LISTED]))
