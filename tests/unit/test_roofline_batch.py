@@ -131,7 +131,7 @@ def test_sums_in_fp16_make_geforce_twice_as_fast_and_an_a100_no_faster() -> None
 def test_rows_that_are_no_multiples_of_16_bytes_cost_tensor_cores_time() -> None:
     aligned, odd = product(4096, 4096, 4096), product(4096, 4095, 4096)
     total = predict(aligned, odd).total
-    assert total[1] > 1.3 * total[0]
+    assert total[1] > 1.02 * total[0]  # one column less, and yet slower
     single = predict(product(4096, 4096, 4096, "fp32"), product(4096, 4095, 4096, "fp32")).total
     assert single[1] == pytest.approx(single[0], rel=0.01)
 
