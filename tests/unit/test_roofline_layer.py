@@ -56,7 +56,7 @@ def test_a_graph_launches_fastest_and_a_single_timed_run_is_slowest(work: Work, 
 
 
 def test_a_launch_in_a_graph_takes_2_to_5_microseconds_and_profiling_adds_2_to_8() -> None:
-    """Measured: 1.8 to 2.6 us in a CUDA graph, 1.7 to 7.5 more per layer when profiled; a fit may miss both by a little."""
+    """Measured: 1.8 to 2.6 us in a CUDA graph, 1.7 to 7.5 more per layer when profiled; fits miss both by a little."""
     for gpu, _ in combinations():
         graph, profile, single = (launch_us(gpu, constants_for(gpu), timing=timing) for timing in TIMINGS)
         assert 1.8 <= graph <= 5
