@@ -181,6 +181,11 @@ def test_optimize_needs_an_output(trtopt: Run, folder: Path) -> None:
     assert "-o OUT.onnx" in done.stderr
 
 
+def _take_interrupts() -> None:
+    """Where the tests run in the background of a shell, SIGINT is ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
@@ -195,6 +200,7 @@ def test_a_run_that_is_stopped_leaves_nothing(folder: Path, number: int, code: i
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_take_interrupts,
     )
     deadline = time.monotonic() + 120
     while not (folder / "started").exists():
