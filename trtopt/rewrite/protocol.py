@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ import onnx_ir as ir
 
 from trtopt.report.records import Refusal
 
-__all__ = ["Findings", "Match", "Recipe", "Refusal", "Stage", "Target"]
+__all__ = ["Cost", "Findings", "Judge", "Match", "Recipe", "Refusal", "Stage", "Target"]
 
 
 class Stage(enum.IntEnum):
@@ -30,10 +31,12 @@ class Target:
     Attributes:
         backend: ``tensorrt`` or ``tensorrt-rtx``; None when the graph is for either.
         precision: ``fp32``, ``tf32``, ``fp16``, ``bf16`` or ``int8``; None when the graph keeps its types.
+        compute_capability: ``8.9``, ...; None when it is for several.
     """
 
     backend: str | None = None
     precision: str | None = None
+    compute_capability: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,16 @@ class Match:
     """One place a recipe applies to.
 
     Attributes:
-        nodes: The nodes concerned, the one the rewrite is named after first; of the model :meth:`Recipe.find` got.
+        nodes: Every node the rewrite changes or removes, the one it is named after first; of the model
+            :meth:`Recipe.find` got.
         values: Values concerned that no node makes (initializers).
+        choice: Which of several ways to rewrite the place; matches that agree in their first node are alternatives, of
+            which the best is taken (the first, where nobody judges). Empty when there is one way.
     """
 
     nodes: tuple[ir.Node, ...]
     values: tuple[ir.Value, ...] = ()
+    choice: str = ""
 
     @property
     def label(self) -> str:
@@ -60,6 +67,38 @@ class Findings:
 
     matches: tuple[Match, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a graph costs as an engine.
+
+    Attributes:
+        kernels: Kernels launched, stream syncs apart.
+        syncs: Waits of one stream for another.
+        bytes: Activations and constants that all kernels read and write once.
+        predicted_us: Predicted microseconds on the target's GPU.
+    """
+
+    kernels: int
+    syncs: int
+    bytes: int
+    predicted_us: float
+
+
+class Judge(Protocol):
+    """Says what a graph costs on one backend; a plan for one backend is never justified by another's judge."""
+
+    @property
+    def name(self) -> str:
+        """How reports name it."""
+
+    def cost(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> Cost:
+        """The cost of ``model`` with inputs of these shapes.
+
+        Raises:
+            TrtoptError: The graph cannot be judged: the compiler refuses it, or it lacks a cost.
+        """
 
 
 @runtime_checkable
