@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from trtopt import __version__, pipeline
+from trtopt import __version__, pipeline, pipeline_judge
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Metric, load_metric
 from trtopt.clock import Clock
@@ -35,7 +35,7 @@ from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.samples import Samples, open_samples
 from trtopt.report.analysis import EngineAnalysis
 from trtopt.report.json_file import write_layers, write_report
-from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord
+from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
 from trtopt.rewrite import driver, registry
 from trtopt.rewrite.protocol import Target
 from trtopt.source.external import weight_files
@@ -164,15 +164,8 @@ class _Session:
         samples, check, source = self._samples(loaded, calib, eval_samples)
         metric = self._metric(check)
         profiles = self._profiles(loaded, samples)
-        with clock.stage("rewrite"):
-            cleaned = driver.run(
-                loaded,
-                recipes=config.recipes,
-                strict=config.strict_recipes,
-                target=Target(target.backend.name, self.precision),
-                on_event=clock.listen,
-            )
-        lowered = self._lower(cleaned, target, samples, profiles)
+        rewritten = self._rewrite(loaded, target, profiles)
+        lowered = self._lower(rewritten.artifact, target, samples, profiles)
         job = pipeline.Verification(loaded.model, lowered.artifact.model, check, source, metric, config.compare_tensors)
         accuracy = pipeline.verify(job, clock)
         failures = gate(accuracy, config)
@@ -194,7 +187,8 @@ class _Session:
             calibration=lowered.calibration,
             precision=self._achieved(lowered, engine, profiles, analysis),
             accuracy=accuracy,
-            judge=f"rules:{target.backend.name}",
+            judge=rewritten.judge,
+            rewriting=RewritingRecord(rewritten.before, rewritten.after),
             warnings=tuple(clock.warnings),
             engine=_engine_record(engine, outputs["engine"] if written and engine else None),
             config=dataclasses.asdict(config),
@@ -257,6 +251,21 @@ class _Session:
         for note in plan.notes:
             self.clock.warn("shapes", note)
         return plan.profiles
+
+    def _rewrite(self, loaded: ModelArtifact, target: _Target, profiles: tuple[Profile, ...]) -> driver.Rewritten:
+        config, gpu = self.config, target.gpu
+        with (
+            self.clock.stage("rewrite"),
+            pipeline_judge.judge_for(target.backend, gpu, self.precision, config.plugins) as judge,
+        ):
+            return driver.run(
+                loaded,
+                recipes=config.recipes,
+                strict=config.strict_recipes,
+                target=Target(target.backend.name, self.precision, gpu.compute_capability if gpu else None),
+                judging=driver.Judging(judge, _optimum(profiles)),
+                on_event=self.clock.listen,
+            )
 
     def _lower(
         self, cleaned: ModelArtifact, target: _Target, samples: Samples, profiles: tuple[Profile, ...]

@@ -24,7 +24,7 @@ TIERS = (
     ("roofline",),
     ("rewrite",),
     ("source", "precision", "accuracy", "engine"),
-    ("pipeline", "pipeline_analyze"),
+    ("pipeline", "pipeline_analyze", "pipeline_judge"),
     ("api", "api_analyze"),
     ("cli", "__main__"),
 )
@@ -38,6 +38,8 @@ SIBLINGS = {
     ("config", "errors"): "a wrong option is a usage error",
     ("config_file", "errors"): "so is a wrong key in the file",
     ("pipeline_analyze", "pipeline"): "an analysis compiles as a build does",
+    ("pipeline_analyze", "pipeline_judge"): "and rewrites as a build does",
+    ("pipeline_judge", "pipeline"): "a judge writes the precision as a build does",
     ("outputs", "config"): "the options say which files are read and written",
     ("outputs", "files"): "one check of an output's path",
     ("outputs", "errors"): "an output over an input is a usage error",

@@ -30,7 +30,7 @@ CHANGING = [pytest.param(case, id=f"{case.recipe}-{case.label}") for case in CAS
 
 
 def apply(artifact: ModelArtifact, case: Case) -> ModelArtifact:
-    return run(artifact, recipes=case.recipe, strict=True, target=case.target)
+    return run(artifact, recipes=case.recipe, strict=True, target=case.target).artifact
 
 
 def step_of(artifact: ModelArtifact, recipe: str) -> StepRecord | None:
@@ -121,7 +121,7 @@ def test_a_model_without_its_pattern_is_left_alone(recipe: Recipe, tmp_path: Pat
     artifact = load(tmp_path / "m.onnx")
     findings = recipe.find(artifact.model, Target())
     assert not findings.matches and not findings.refusals
-    assert run(artifact, recipes=recipe.name) is artifact
+    assert run(artifact, recipes=recipe.name).artifact is artifact
 
 
 @pytest.mark.parametrize("recipe", all_recipes(), ids=lambda recipe: recipe.name)

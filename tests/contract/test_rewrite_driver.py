@@ -131,13 +131,13 @@ def test_recipes_are_told_the_target(artifact: ModelArtifact) -> None:
 
 
 def test_nothing_found_is_the_same_artifact(artifact: ModelArtifact) -> None:
-    assert run(artifact, recipes="none") is artifact
+    assert run(artifact, recipes="none").artifact is artifact
 
 
 def test_all_recipes_run_to_a_fixpoint(artifact: ModelArtifact) -> None:
-    once = run(artifact)
+    once = run(artifact).artifact
     assert ops(once) == ["Relu", "Neg"]
-    assert run(once).model is once.model
+    assert run(once).artifact.model is once.model
 
 
 def test_the_pack_is_found_in_order_of_stage() -> None:

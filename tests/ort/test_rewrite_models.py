@@ -54,7 +54,7 @@ def test_outputs_stay(name: str, tmp_path: Path) -> None:
     path = MODELS / name
     if not path.exists():
         pytest.skip(f"{path} is not there")
-    artifact = run(load(path), strict=True)
+    artifact = run(load(path), strict=True).artifact
     invariants.check(artifact.model)
     save_model(artifact.model, tmp_path / "m.onnx")
     before, after = session(path), session(tmp_path / "m.onnx")

@@ -214,7 +214,7 @@ def _read_layers(request: BuildRequest, text: str, raw_log: str) -> Resolved:
 def _run(request: BuildRequest, settings: BuilderSettings, on_event: OnEvent) -> _Output:
     with tempfile.TemporaryDirectory(prefix="trtopt-build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / worker.REQUEST).write_text(json.dumps(_worker_request(request, settings)), encoding="utf-8")
+        (folder / worker.REQUEST).write_text(json.dumps(worker_request(request, settings)), encoding="utf-8")
         code = _start_worker(folder, on_event)
         result_file = folder / worker.RESULT
         if not result_file.exists():
@@ -254,7 +254,8 @@ def _start_worker(folder: Path, on_event: OnEvent) -> int:
             process.kill()
 
 
-def _worker_request(request: BuildRequest, settings: BuilderSettings) -> dict[str, Any]:
+def worker_request(request: BuildRequest, settings: BuilderSettings, *, keep_engine: bool = True) -> dict[str, Any]:
+    """What a worker is asked, as JSON. Without ``keep_engine`` it leaves the list of layers only."""
     rtx = request.backend == TENSORRT_RTX
     targets = [f"SM{request.gpu.compute_capability.replace('.', '')}"] if rtx and request.gpu is not None else []
     cache = request.timing_cache
@@ -270,4 +271,5 @@ def _worker_request(request: BuildRequest, settings: BuilderSettings) -> dict[st
         "timing_cache": str(cache.absolute()) if cache is not None and not rtx else None,
         "profiles": [profile.shapes for profile in request.profiles],
         "inspect": not rtx,
+        "keep_engine": keep_engine,
     }

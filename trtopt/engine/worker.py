@@ -1,7 +1,8 @@
-"""The process that builds one engine and ends.
+"""The process that builds engines: one and ends, or one after the other until one fails.
 
 A failed build can poison the next one in its process (seen with TensorRT for RTX 1.7: after a failure for compute
-capability 7.5 the next engine was lowered for it too), and native code can crash: hence one process per build. The
+capability 7.5 the next engine was lowered for it too), and native code can crash: hence a process of its own, and a
+new one after a failure. Engines that are kept get a process each; those built to be looked at share one. The
 request and the results are files in a folder; progress is JSON lines on standard output. This module imports the
 standard library only: the process starts for every build.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import queue
 import shutil
 import sys
 import threading
@@ -37,21 +39,59 @@ class _RefusedError(Exception):
 
 def main(folder: str) -> None:
     """Build what ``folder`` asks for and leave the results there."""
-    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what native code prints must not mix with the events
+    events = _events()
     _allow_deep_recursion()
     threading.Thread(target=_die_with_parent, args=(Path(folder),), daemon=True).start()
+    _build_one(Path(folder), events)
+
+
+def serve() -> None:
+    """Build in one folder after the other, their paths read from standard input, and say so after each.
+
+    Ends with the input, or after a build that failed: what it leaves behind may change the next.
+    """
+    events = _events()
+    _allow_deep_recursion()
+    folders: queue.Queue[str] = queue.Queue()
+    current: list[Path] = []
+    threading.Thread(target=_take_requests, args=(folders, current), daemon=True).start()
+    built = True
+    while built:
+        current[:] = [Path(folders.get())]
+        built = _build_one(current[0], events)
+        print(json.dumps({"kind": "done", "total": None}), file=events, flush=True)
+
+
+def _events() -> TextIO:
+    """Where progress goes; what native code prints must not mix with it."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return events
+
+
+def _take_requests(folders: queue.Queue[str], current: list[Path]) -> None:
+    """Pass on requests; end with the parent, however it ends, and leave no folder without an owner."""
+    for line in sys.stdin:
+        folders.put(line.rstrip("\n"))
+    for folder in current:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _build_one(folder: Path, events: TextIO) -> bool:
+    """Build what ``folder`` asks for, leave the results there, and say whether it went well."""
     request = json.loads(Path(folder, REQUEST).read_text(encoding="utf-8"))
     messages: list[tuple[str, str]] = []
     result: dict[str, Any] = {"ok": True}
     start = time.perf_counter()
     try:
-        result.update(_build(request, Path(folder), messages, events))
+        result.update(_build(request, folder, messages, events))
     except _RefusedError as refused:
         result.update(ok=False, stage=refused.stage, details=refused.details)
     result["seconds"] = time.perf_counter() - start
     result["messages"] = messages
     Path(folder, RESULT).write_text(json.dumps(result), encoding="utf-8")
+    return bool(result["ok"])
 
 
 def _allow_deep_recursion() -> None:
@@ -94,7 +134,8 @@ def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise _RefusedError("build")
-    Path(folder, ENGINE).write_bytes(plan)
+    if request["keep_engine"]:
+        Path(folder, ENGINE).write_bytes(plan)
     if cache is not None:
         Path(folder, TIMING_CACHE).write_bytes(config.get_timing_cache().serialize())
     if request["inspect"]:

@@ -77,9 +77,22 @@ def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) 
     quick = _quick_shapes(model, fixed)
     if quick is not None:
         return quick
+    return _collect(_fixed(model, fixed))
+
+
+def at_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
+    """A clone of ``model`` for inputs of the given shapes only: every value's shape is static, but for what depends on
+    data, and shape computations are constants.
+
+    Arguments and errors as :func:`static_shapes`.
+    """
+    return _fixed(model, _checked_inputs(model, input_shapes))
+
+
+def _fixed(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
     clone = model.clone()
     for value in clone.graph.inputs:
-        value.shape = ir.Shape(fixed[str(value.name)])
+        value.shape = ir.Shape(shapes[str(value.name)])
     outputs = {value: value.type for value in clone.graph.outputs}
     _forget(clone)
     for value, type_ in outputs.items():
@@ -87,13 +100,13 @@ def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) 
     known = -1
     for _ in range(_SWEEPS):
         _infer(clone)
-        shapes = _collect(clone)
-        if len(shapes) == known:
+        count = len(_collect(clone))
+        if count == known:
             break
-        known = len(shapes)
+        known = count
         if not fold_shapes(clone) + _inline_branches(clone):
             break
-    return _collect(clone)
+    return clone
 
 
 def _inline_branches(model: ir.Model) -> int:

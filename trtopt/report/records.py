@@ -25,6 +25,53 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a graph costs as an engine.
+
+    Attributes:
+        kernels: Kernels launched, stream syncs apart.
+        syncs: Waits of one stream for another, and the signals for them.
+        bytes: Activations and constants that all kernels read and write once.
+        predicted_us: Predicted microseconds on the target's GPU.
+    """
+
+    kernels: int
+    syncs: int
+    bytes: int
+    predicted_us: float
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """Places of equal structure that a recipe was judged at, each with its neighbourhood.
+
+    Attributes:
+        nodes: The places by their first node.
+        choice: Which of several ways was taken, or came closest; empty where there is one.
+        kept: Whether it was rewritten.
+        reason: Why not; empty when kept.
+        before: The cost of one place with its neighbourhood; None where it could not be judged.
+        after: The same after the rewrite.
+    """
+
+    nodes: tuple[str, ...]
+    choice: str
+    kept: bool
+    reason: str = ""
+    before: Cost | None = None
+    after: Cost | None = None
+
+
+@dataclass(frozen=True)
+class RewritingRecord:
+    """What the whole model costs at the shapes it is judged at, without recipes and with them; None where nobody could
+    say."""
+
+    before: Cost | None = None
+    after: Cost | None = None
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One step of the pipeline: how many changes it made, what it refused, how long it took."""
 
@@ -34,6 +81,7 @@ class StepRecord:
     seconds: float
     refusals: tuple[Refusal, ...] = ()
     details: tuple[str, ...] = ()
+    regions: tuple[RegionRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -227,6 +275,7 @@ class BuildReport:
     seconds: dict[str, float]
     gate_failures: tuple[str, ...] = ()
     analysis: EngineAnalysis | None = None
+    rewriting: RewritingRecord = RewritingRecord()
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

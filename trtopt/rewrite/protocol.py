@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import onnx_ir as ir
 
-from trtopt.report.records import Refusal
+from trtopt.report.records import Cost, Refusal
 
 __all__ = ["Cost", "Findings", "Judge", "Match", "Recipe", "Refusal", "Stage", "Target"]
 
@@ -69,23 +68,6 @@ class Findings:
     refusals: tuple[Refusal, ...] = ()
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a graph costs as an engine.
-
-    Attributes:
-        kernels: Kernels launched, stream syncs apart.
-        syncs: Waits of one stream for another.
-        bytes: Activations and constants that all kernels read and write once.
-        predicted_us: Predicted microseconds on the target's GPU.
-    """
-
-    kernels: int
-    syncs: int
-    bytes: int
-    predicted_us: float
-
-
 class Judge(Protocol):
     """Says what a graph costs on one backend; a plan for one backend is never justified by another's judge."""
 
@@ -93,8 +75,13 @@ class Judge(Protocol):
     def name(self) -> str:
         """How reports name it."""
 
-    def cost(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> Cost:
-        """The cost of ``model`` with inputs of these shapes.
+    def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+        """The cost of a model whose shapes are static.
+
+        Args:
+            model: The model.
+            inner: Whether it is a piece of a larger one, whose inputs and outputs are tensors inside an engine and have
+                the types an engine gives them.
 
         Raises:
             TrtoptError: The graph cannot be judged: the compiler refuses it, or it lacks a cost.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+from collections.abc import Container
 
-from trtopt.errors import MissingDependencyError, UsageError
-from trtopt.rewrite.protocol import Recipe
+from trtopt.errors import UsageError
+from trtopt.rewrite.protocol import Recipe, Refusal
 
 GROUP = "trtopt.recipes"
 """Entry-point group: each entry is a tuple of recipes in canonical order."""
@@ -17,28 +18,35 @@ _BUILTIN = "builtin"
 def all_recipes() -> tuple[Recipe, ...]:
     """Every installed recipe by stage; within a stage trtopt's own first, then those of other packs by pack name.
 
-    Raises:
-        MissingDependencyError: A pack cannot be imported.
-        UsageError: Two recipes have the same name, or a pack holds something that is not a recipe.
+    A pack that fails is left out: :func:`broken_packs` names it.
     """
+    recipes = [recipe for _, pack, _ in _packs() for recipe in pack]
+    return tuple(sorted(recipes, key=lambda recipe: recipe.stage))
+
+
+def broken_packs() -> tuple[Refusal, ...]:
+    """Packs that are installed and cannot be used, each with the reason."""
+    return tuple(Refusal(f"pack {name}", reason) for name, _, reason in _packs() if reason)
+
+
+def _packs() -> list[tuple[str, tuple[Recipe, ...], str]]:
+    """Name, recipes and what is wrong of every installed pack, trtopt's own first."""
     entries = sorted(
         importlib.metadata.entry_points(group=GROUP), key=lambda entry: (entry.name != _BUILTIN, entry.name)
     )
-    recipes: dict[str, Recipe] = {}
+    packs: list[tuple[str, tuple[Recipe, ...], str]] = []
+    taken: set[str] = set()
     for entry in entries:
-        for recipe in _load(entry):
-            if not isinstance(recipe, Recipe):
-                raise UsageError(
-                    f"{recipe!r} is not a recipe", where=f"entry point {entry.value}", remedy="update the pack"
-                )
-            if recipe.name in recipes:
-                raise UsageError(
-                    f"Two recipes are named {recipe.name}",
-                    where=f"entry point {entry.value}",
-                    remedy="uninstall one of the packs",
-                )
-            recipes[recipe.name] = recipe
-    return tuple(sorted(recipes.values(), key=lambda recipe: recipe.stage))
+        try:
+            recipes = _load(entry, taken)
+        except Exception as error:  # noqa: BLE001 - a pack is somebody else's code: whatever it raises
+            packs.append(
+                (entry.name, (), f"{entry.value}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            )
+        else:
+            taken.update(recipe.name for recipe in recipes)
+            packs.append((entry.name, recipes, ""))
+    return packs
 
 
 def select(recipes: str) -> tuple[Recipe, ...]:
@@ -65,12 +73,11 @@ def select(recipes: str) -> tuple[Recipe, ...]:
     return tuple(recipe for recipe in installed if recipe.name in wanted)
 
 
-def _load(entry: importlib.metadata.EntryPoint) -> tuple[object, ...]:
-    try:
-        return tuple(entry.load())
-    except (ImportError, AttributeError, TypeError) as error:
-        raise MissingDependencyError(
-            f"The recipe pack {entry.name} cannot be loaded: {error}",
-            where=f"entry point {entry.value}",
-            remedy="reinstall or uninstall the package that brings it",
-        ) from error
+def _load(entry: importlib.metadata.EntryPoint, taken: Container[str]) -> tuple[Recipe, ...]:
+    recipes = tuple(entry.load())
+    for recipe in recipes:
+        if not isinstance(recipe, Recipe):
+            raise TypeError(f"{recipe!r} is not a recipe")
+        if recipe.name in taken:
+            raise ValueError(f"there is already a recipe named {recipe.name}")
+    return recipes

@@ -1,0 +1,208 @@
+"""Who says what a graph costs: the compiler of TensorRT for RTX, or TensorRT's fusions as the performance model knows
+them. Neither speaks for the other's backend."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.engine.backend import RTX_TARGETS, TENSORRT_RTX, Backend, choose_backend
+from trtopt.engine.build import BuildRequest
+from trtopt.engine.compiler import Compiler
+from trtopt.engine.layers import activation_bytes, kernel_count, weight_bytes
+from trtopt.engine.work import layers_of_engine
+from trtopt.graph import edit
+from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, gpus_of, supports
+from trtopt.pipeline import apply_plan
+from trtopt.precision.decide import decide, int8_nodes, wanted_tensors
+from trtopt.precision.ranges import StatsBuilder, TensorStats
+from trtopt.precision.widen import widen
+from trtopt.report.records import Cost
+from trtopt.rewrite.protocol import Judge
+from trtopt.roofline.layer import predict
+from trtopt.roofline.node_work import Precision
+from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.work import MathType
+from trtopt.source.save import save_model
+
+_BLACKWELL = (10, 0)
+_BLACKWELL_TARGET = "12.0"
+_OLDEST_PROXY = "8.0"
+
+_BASES: dict[str | None, MathType] = {None: "fp32", "fp32": "fp32", "tf32": "tf32", "bf16": "bf16"}
+
+
+@contextmanager
+def judge_for(
+    backend: Backend, gpu: GpuSpec | None, precision: str | None, plugins: tuple[str, ...] = ()
+) -> Iterator[Judge]:
+    """The judge of a backend.
+
+    Args:
+        backend: The backend.
+        gpu: The GPU; None for every GPU from Ampere on, judged on the default one.
+        precision: One of ``config.PRECISIONS``; None for the types the graph has.
+        plugins: Libraries the compiler loads.
+
+    Raises:
+        MissingDependencyError: TensorRT for RTX is asked for and not installed.
+    """
+    chip = gpu or find_gpu(DEFAULT_GPU)
+    if backend != TENSORRT_RTX:
+        yield ModelJudge(chip, precision)
+        return
+    target = nearest_target(chip)
+    choose_backend(TENSORRT_RTX.name, target, None)
+    with Compiler() as compiler:
+        yield CompilerJudge(compiler, target, chip, precision, plugins)
+
+
+class CompilerJudge:
+    """TensorRT for RTX: the kernels it really makes, each timed by the performance model.
+
+    Args:
+        compiler: The compiler's process.
+        target: The GPU it compiles for.
+        gpu: The GPU whose time is predicted.
+        precision: As in :func:`judge_for`.
+        plugins: As in :func:`judge_for`.
+    """
+
+    name = "compiler:tensorrt-rtx"
+
+    def __init__(
+        self, compiler: Compiler, target: GpuSpec, gpu: GpuSpec, precision: str | None, plugins: tuple[str, ...]
+    ) -> None:
+        self._compiler, self._target, self._gpu, self._precision = compiler, target, gpu, precision
+        self._plugins = tuple(Path(item) for item in plugins)
+
+    def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+        """See :class:`~trtopt.rewrite.protocol.Judge`; the kernels of a loop count once, their bytes and time as often
+        as they run."""
+        if self._precision is not None:
+            model = written(model, self._precision, {}, TENSORRT_RTX)
+            if inner:
+                model = _narrow_borders(model)
+        tf32 = self._precision == "tf32"
+        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+            path = Path(folder) / "model.onnx"
+            save_model(model, path)
+            layers = self._compiler.layers(
+                BuildRequest(
+                    onnx=path,
+                    backend=TENSORRT_RTX,
+                    gpu=self._target,
+                    nodes=tuple(str(node.name) for node in edit.all_nodes(model.graph)),
+                    tf32=tf32,
+                    plugins=self._plugins,
+                )
+            )
+        work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
+        rows, _ = predict(work.layers, self._gpu)
+        return Cost(
+            kernels=kernel_count(layers),
+            syncs=sum(layer.type in ("signal", "wait") for layer in layers),
+            bytes=activation_bytes(layers) + weight_bytes(layers),
+            predicted_us=sum(row.predicted_us for row in rows),
+        )
+
+
+class ModelJudge:
+    """TensorRT without a GPU: its documented fusions, and the time of each fused layer by the performance model.
+
+    Args:
+        gpu: The GPU whose time is predicted.
+        precision: As in :func:`judge_for`.
+    """
+
+    name = "model:tensorrt"
+
+    def __init__(self, gpu: GpuSpec, precision: str | None) -> None:
+        self._gpu, self._precision = gpu, precision
+
+    def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+        """See :class:`~trtopt.rewrite.protocol.Judge`; operators without a known cost are left out."""
+        quantized = int8_nodes(model, "tensorrt") if self._precision == "int8" else frozenset()
+        types = Precision(base=_BASES.get(self._precision, "fp16"), quantized=quantized)
+        layers = layers_of_graph(model, static_shapes(model, {}), types)
+        rows, _ = predict(layers, self._gpu)
+        return Cost(len(layers), 0, sum(row.bytes for row in rows), sum(row.predicted_us for row in rows))
+
+
+def written(model: ir.Model, precision: str, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> ir.Model:
+    """Write a precision into a graph without having run it: speed does not depend on the values.
+
+    What needs no statistics is decided as a build decides it: the compiler's INT8 table, operators without a narrow
+    form, constants that do not survive, final scores. Every range is taken as harmless (small values where a
+    scale is needed), so a build on real samples may keep more nodes in a wider type.
+
+    Args:
+        model: The model; not changed.
+        precision: One of ``config.PRECISIONS``.
+        shapes: Input shapes, for those with dynamic axes.
+        backend: Whose INT8 rules apply.
+    """
+    base = widen(model)
+    wanted = wanted_tensors(base, precision, backend.name)
+    stats = dict.fromkeys(wanted.histogram, _harmless())
+    return apply_plan(base, decide(base, precision, backend.name, stats, static_shapes(base, shapes)))
+
+
+def nearest_target(gpu: GpuSpec) -> GpuSpec:
+    """The GPU to lower for: ``gpu`` itself where TensorRT for RTX can target it.
+
+    Else one of the highest target from 8.0 on that is not above its compute capability: 8.6 for 8.7, 8.9 for 9.0. Two
+    exceptions: Blackwell 10.x and 11.x become 12.0, the same generation, where the compiler knows their types (FP4);
+    and what is older than 8.0 becomes 8.0, since 7.5 is lowered unlike all others (no FP32 products, depthwise
+    convolutions padded to eight channels). For ResNet-50, MobileNetV2, ViT-B, BERT-base and ConvNeXt-T in FP16 or INT8
+    the targets from 8.0 to 12.0 give the same kernels (TensorRT for RTX 1.7.1).
+    """
+    if gpu.compute_capability in RTX_TARGETS:
+        return gpu
+    wanted = _version(gpu.compute_capability)
+    if wanted >= _BLACKWELL:
+        return gpus_of(_BLACKWELL_TARGET)[0]
+    below = [target for target in RTX_TARGETS if _version(_OLDEST_PROXY) <= _version(target) <= wanted]
+    return gpus_of(max(below, key=_version, default=_OLDEST_PROXY))[0]
+
+
+def _version(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.split("."))
+
+
+def _harmless() -> TensorStats:
+    """Evenly spread over -1/16..1/16: sums of a million such terms fit FP16."""
+    builder = StatsBuilder(histogram=True)
+    builder.update(np.linspace(-1 / 16, 1 / 16, 256, dtype=np.float32))
+    return builder.finish()
+
+
+def _narrow_borders(model: ir.Model) -> ir.Model:
+    """Give inputs and outputs the narrow type that lies behind their casts; ``model`` is changed."""
+    graph = model.graph
+    for value in graph.inputs:
+        users = [node for node, _ in value.uses()]
+        types = {edit.int_attribute(node, "to", 0) for node in users if edit.is_op(node, "Cast")}
+        if len(types) != 1 or not all(edit.is_op(node, "Cast") for node in users) or value.is_graph_output():
+            continue
+        if any(node.outputs[0].is_graph_output() for node in users) or value.dtype is not ir.DataType.FLOAT:
+            continue
+        value.type = ir.TensorType(ir.DataType(types.pop()))
+        for node in users:
+            node.outputs[0].replace_all_uses_with(value)
+            edit.remove_node(node)
+    for index, value in enumerate(graph.outputs):
+        cast = value.producer()
+        source = cast.inputs[0] if cast is not None and edit.is_op(cast, "Cast") else None
+        if source is None or source.producer() is None or source.is_graph_output() or value.uses():
+            continue
+        if value.dtype is ir.DataType.FLOAT and cast is not None:
+            graph.outputs[index] = source
+            edit.remove_node(cast)
+    return model

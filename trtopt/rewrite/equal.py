@@ -1,0 +1,74 @@
+"""Whether two graphs with the same inputs and outputs compute the same, tried on random numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.errors import InvalidModelError
+from trtopt.graph.edit import static_shape
+from trtopt.runtime import OrtSession
+
+_BOUNDS = {np.dtype(np.float64): 1e-4, np.dtype(np.float32): 1e-4}
+_NARROW_BOUND = 2e-2
+"""Largest difference over the largest output: FP32 sums in another order; what is typed FP16 is rounded to it."""
+
+_SEED = 11
+
+
+def difference(expected: ir.Model, found: ir.Model) -> str:
+    """Where two models differ on random inputs, in words; empty when they agree.
+
+    Args:
+        expected: A model whose inputs have static shapes.
+        found: A model with the same inputs and outputs.
+
+    Returns:
+        A difference beyond rounding, or why the second model cannot be run. Empty as well when ONNX Runtime cannot run
+        the first: nothing is known then, and the verification of the whole model says so.
+    """
+    feeds = _random_feeds(expected)
+    try:
+        with OrtSession(expected) as session:
+            before = session.run(feeds)
+    except InvalidModelError:
+        return ""
+    try:
+        with OrtSession(found) as session:
+            after = session.run(feeds)
+    except InvalidModelError as error:
+        return error.what
+    for value, first, second in zip(expected.graph.outputs, before, after, strict=True):
+        text = _differs(first, second)
+        if text:
+            return f"{value.name}: {text}"
+    return ""
+
+
+def _differs(first: np.ndarray, second: np.ndarray) -> str:
+    if first.shape != second.shape:
+        return f"shape {first.shape} became {second.shape}"
+    if first.dtype.kind not in "fV":
+        changed = int(np.count_nonzero(first != second))
+        return f"{changed} of {first.size} elements" if changed else ""
+    exact, other = first.astype(np.float64), second.astype(np.float64)
+    finite = np.isfinite(exact)
+    if not np.array_equal(finite, np.isfinite(other)):
+        return "other elements are finite"
+    scale = float(np.abs(exact[finite]).max(initial=0.0))
+    error = float(np.abs(exact[finite] - other[finite]).max(initial=0.0))
+    bound = _BOUNDS.get(first.dtype, _NARROW_BOUND) * scale
+    return f"by {error:.3g}, the largest output is {scale:.3g}" if error > bound else ""
+
+
+def _random_feeds(model: ir.Model) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(_SEED)
+    feeds = {}
+    for value in model.graph.inputs:
+        dtype = np.dtype(value.dtype.numpy()) if value.dtype is not None else np.dtype(np.float32)
+        shape = static_shape(value) or ()
+        if dtype.kind in "iub":
+            feeds[str(value.name)] = rng.integers(0, 2, shape).astype(dtype)
+        else:
+            feeds[str(value.name)] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+    return feeds

@@ -1,0 +1,188 @@
+"""Pieces of a graph: a match and its neighbourhood, cut out as a model of its own, and a key for equal structures."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from trtopt.graph.edit import all_graphs, all_nodes, constant_tensor_of, dims_of, static_shape, subgraphs_of
+
+_HEAVY = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention", "Loop", "Scan", "If"}
+)
+"""Operators that are a kernel of their own: what lies beyond them does not fuse with the match."""
+
+_LIGHT_STEPS = 8
+"""Neighbours without a heavy operator that a piece reaches over on each side."""
+
+_CONTENT_BYTES = 256
+"""Constants up to this size count with their content in a structure's key; of larger ones type and shape count."""
+
+_INTEGERS = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+_INTEGER_ELEMENTS = 64
+
+
+class CutError(ValueError):
+    """A piece cannot be cut out; the message says why."""
+
+
+class Cutter:
+    """Cuts pieces out of one model with static shapes.
+
+    Args:
+        model: The model; not changed, and not to be changed while the cutter is in use.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._order = {node: index for index, node in enumerate(model.graph)}
+        self._owners: dict[str, ir.Node] = {}
+        for node in model.graph:
+            self._owners[str(node.name)] = node
+            for graph in subgraphs_of(node):
+                self._owners.update((str(inner.name), node) for inner in all_nodes(graph))
+
+    def piece(self, names: Iterable[str]) -> ir.Model:
+        """The named nodes with their neighbourhood, as a model that shares the weights.
+
+        Args:
+            names: Names of nodes of the model; of a nested one, the node of the main graph around it is taken.
+
+        Raises:
+            CutError: A node is not there, or a value at the border has no static shape or type.
+        """
+        chosen: set[ir.Node] = set()
+        for name in names:
+            if name not in self._owners:
+                raise CutError(f"{name} is no node of the model with static shapes")
+            chosen.add(self._owners[name])
+        chosen |= _reach(chosen, _producers) | _reach(chosen, self._consumers)
+        _add_shape_arithmetic(chosen)
+        return self._cut(chosen)
+
+    def _cut(self, chosen: set[ir.Node]) -> ir.Model:
+        model, nodes = self._model, sorted(chosen, key=self._order.__getitem__)
+        made = {value for node in nodes for value in node.outputs}
+        inputs: dict[ir.Value, None] = {}
+        weights: dict[ir.Value, None] = {}
+        for node in nodes:
+            for value in _used_from_outside(node):
+                if value.is_initializer():
+                    weights[value] = None
+                elif value not in made:
+                    inputs[value] = None
+        outputs = [v for n in nodes for v in n.outputs if v.is_graph_output() or self._is_used_outside(v, chosen)]
+        for value in (*inputs, *outputs):
+            if static_shape(value) is None or value.dtype is None:
+                raise CutError(f"the shape of {value.name} depends on data")
+        graph = ir.GraphView(
+            list(inputs),
+            outputs,
+            nodes=nodes,
+            initializers=list(weights),
+            opset_imports=dict(model.graph.opset_imports),
+            name=model.graph.name,
+        ).clone()
+        return ir.Model(graph, ir_version=model.ir_version)
+
+    def _consumers(self, node: ir.Node) -> list[ir.Node]:
+        return [self._owners[str(user.name)] for value in node.outputs for user, _ in value.uses()]
+
+    def _is_used_outside(self, value: ir.Value, chosen: set[ir.Node]) -> bool:
+        return any(self._owners[str(user.name)] not in chosen for user, _ in value.uses())
+
+
+def structure_key(model: ir.Model) -> str:
+    """A hash that models of equal structure share: names do not count, nor the content of large constants."""
+    digest = hashlib.sha256()
+    for text in _describe(model.graph, {}):
+        digest.update(text.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def _describe(graph: ir.Graph, numbers: dict[ir.Value, int]) -> Iterator[str]:
+    def number(value: ir.Value | None) -> str:
+        if value is None:
+            return "-"
+        tensor = constant_tensor_of(value)
+        if tensor is not None:
+            content = tensor.tobytes().hex() if tensor.nbytes <= _CONTENT_BYTES else ""
+            shared = numbers.setdefault(value, len(numbers))
+            return f"#{shared}{tensor.dtype}{dims_of(tensor)}{content}"
+        return str(numbers.setdefault(value, len(numbers)))
+
+    for value in graph.inputs:
+        yield f"in {number(value)} {value.dtype} {value.shape}"
+    for node in graph:
+        attributes = sorted(
+            f"{attribute.name}={attribute.value}"
+            for attribute in node.attributes.values()
+            if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR)
+        )
+        yield f"{node.domain}.{node.op_type} {[number(value) for value in node.inputs]} {attributes}"
+        for nested in subgraphs_of(node):
+            yield from _describe(nested, numbers)
+        yield " ".join(f"{number(value)}:{value.dtype}{value.shape}" for value in node.outputs)
+    yield f"out {[number(value) for value in graph.outputs]}"
+
+
+def _producers(node: ir.Node) -> list[ir.Node]:
+    found = (value.producer() for value in _used_from_outside(node))
+    return [producer for producer in found if producer is not None and producer.graph is node.graph]
+
+
+def _reach(start: set[ir.Node], step: Callable[[ir.Node], list[ir.Node]]) -> set[ir.Node]:
+    """Nodes reached from ``start`` in one direction, up to and with the next heavy operator."""
+    found: set[ir.Node] = set()
+    front = list(start)
+    for _ in range(_LIGHT_STEPS):
+        following: list[ir.Node] = []
+        for node in front:
+            for other in step(node):
+                if other in start or other in found:
+                    continue
+                found.add(other)
+                if other.op_type not in _HEAVY:
+                    following.append(other)
+        front = following
+    return found
+
+
+def _add_shape_arithmetic(chosen: set[ir.Node]) -> None:
+    """Add the producers of small integers (shapes, axes): as inputs of a piece they would hide sizes."""
+    stack = list(chosen)
+    while stack:
+        node = stack.pop()
+        for value in _used_from_outside(node):
+            producer, shape = value.producer(), static_shape(value)
+            if (
+                producer is None
+                or producer in chosen
+                or producer.graph is not node.graph
+                or value.dtype not in _INTEGERS
+            ):
+                continue
+            elements = 1
+            for dim in shape or (_INTEGER_ELEMENTS + 1,):
+                elements *= dim
+            if elements <= _INTEGER_ELEMENTS:
+                chosen.add(producer)
+                stack.append(producer)
+
+
+def _used_from_outside(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, the values its nested graphs capture included."""
+    values = [value for value in node.inputs if value is not None]
+    for nested in subgraphs_of(node):
+        inner = {value for graph in all_graphs(nested) for value in _owned(graph)}
+        used = (value for item in all_nodes(nested) for value in item.inputs if value is not None)
+        outputs = (value for graph in all_graphs(nested) for value in graph.outputs)
+        values += [value for value in (*used, *outputs) if value not in inner]
+    return values
+
+
+def _owned(graph: ir.Graph) -> Sequence[ir.Value]:
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]

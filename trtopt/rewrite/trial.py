@@ -1,0 +1,143 @@
+"""Whether a rewrite pays: tried on a piece of the graph, checked on numbers, and judged before and after."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from trtopt.errors import TrtoptError
+from trtopt.graph import invariants
+from trtopt.graph.shapes import infer_shapes
+from trtopt.report.records import Cost
+from trtopt.rewrite.equal import difference
+from trtopt.rewrite.protocol import Judge, Match, Recipe, Target
+from trtopt.rewrite.region import CutError, Cutter, structure_key
+
+LEAST_GAIN = 0.02
+"""Share of a region's predicted time that a rewrite must win."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found for one place.
+
+    Attributes:
+        choice: The alternative that is best; empty where there is one way.
+        kept: Whether it pays.
+        reason: Why not.
+        before: Cost of the place with its neighbourhood; None where it was not judged.
+        after: The same after the rewrite.
+    """
+
+    choice: str
+    kept: bool
+    reason: str = ""
+    before: Cost | None = None
+    after: Cost | None = None
+
+    @property
+    def gain(self) -> float:
+        """Share of the time won."""
+        if self.before is None or self.after is None or not self.before.predicted_us:
+            return 0.0
+        return 1.0 - self.after.predicted_us / self.before.predicted_us
+
+
+@dataclass
+class Trial:
+    """Judges places, each structure once.
+
+    Attributes:
+        judge: Says what a piece costs.
+        target: What recipes are told.
+    """
+
+    judge: Judge
+    target: Target
+    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _costs: dict[str, Cost | TrtoptError] = field(default_factory=dict)
+
+    def verdict(self, recipe: Recipe, matches: Sequence[Match], model: ir.Model, cutter: Cutter) -> Verdict:
+        """The best way to rewrite one place, if any pays.
+
+        Args:
+            recipe: The recipe.
+            matches: Its alternatives at this place; they agree in their first node.
+            model: The whole model with static shapes, whose pieces ``cutter`` cuts.
+            cutter: See there.
+        """
+        names = {str(node.name) for match in matches for node in match.nodes}
+        try:
+            piece = cutter.piece(names)
+        except CutError as error:
+            return Verdict(matches[0].choice, False, f"it cannot be judged: {error}")
+        key = self._key(recipe, matches, piece)
+        if key not in self._verdicts:
+            verdict = self._judged(recipe, matches, infer_shapes(piece), inner=True)
+            if verdict is None:  # the piece does not show enough of the graph for the recipe
+                verdict = self._judged(recipe, matches, model, inner=False)
+            self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found at static shapes")
+        return self._verdicts[key]
+
+    def cost(self, model: ir.Model, *, inner: bool = False) -> Cost:
+        """As :meth:`Judge.cost`, asked once for models of equal structure."""
+        key = f"{structure_key(model)} {inner}"
+        if key not in self._costs:
+            try:
+                self._costs[key] = self.judge.cost(model, inner=inner)
+            except TrtoptError as error:
+                self._costs[key] = error
+        found = self._costs[key]
+        if isinstance(found, TrtoptError):
+            raise found
+        return found
+
+    def _key(self, recipe: Recipe, matches: Sequence[Match], piece: ir.Model) -> str:
+        places = {str(node.name): index for index, node in enumerate(piece.graph.all_nodes())}
+        ways = [(match.choice, sorted(places.get(str(node.name), -1) for node in match.nodes)) for match in matches]
+        return hashlib.sha256(f"{recipe!r} {ways} {structure_key(piece)}".encode()).hexdigest()
+
+    def _judged(self, recipe: Recipe, matches: Sequence[Match], piece: ir.Model, *, inner: bool) -> Verdict | None:
+        """The verdict from one piece; None where the recipe finds nothing in it."""
+        label, wanted = matches[0].label, {match.choice for match in matches}
+        there = [m for m in recipe.find(piece, self.target).matches if m.label == label and m.choice in wanted]
+        if not there:
+            return None
+        try:
+            before = self.cost(piece, inner=inner)
+        except TrtoptError as error:
+            return Verdict(matches[0].choice, False, f"it cannot be judged: {error.what}")
+        tried = [self._tried(recipe, match, piece, before, inner) for match in there]
+        return max(tried, key=lambda verdict: (verdict.kept, verdict.gain))
+
+    def _tried(self, recipe: Recipe, match: Match, piece: ir.Model, before: Cost, inner: bool) -> Verdict:
+        clone = piece.clone()
+        same = [
+            m for m in recipe.find(clone, self.target).matches if (m.label, m.choice) == (match.label, match.choice)
+        ]
+        refused = recipe.rewrite(clone, same[0])
+        if refused is not None:
+            return Verdict(match.choice, False, refused.reason, before)
+        invariants.check(clone, invariants.signature(piece))
+        clone = infer_shapes(clone)
+        off = difference(piece, clone)
+        if off:
+            return Verdict(match.choice, False, f"the results differ: {off}", before)
+        try:
+            after = self.cost(clone, inner=inner)
+        except TrtoptError as error:
+            return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
+        verdict = Verdict(match.choice, True, "", before, after)
+        if verdict.gain >= LEAST_GAIN:
+            return verdict
+        return Verdict(match.choice, False, _no_gain(before, after), before, after)
+
+
+def _no_gain(before: Cost, after: Cost) -> str:
+    return (
+        f"it does not pay: {before.kernels} -> {after.kernels} kernels, {before.bytes / 1e6:.2f} -> "
+        f"{after.bytes / 1e6:.2f} MB, {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
+    )
