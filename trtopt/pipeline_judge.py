@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -74,13 +75,16 @@ class CompilerJudge:
         plugins: As in :func:`judge_for`.
     """
 
-    name = "compiler:tensorrt-rtx"
-
     def __init__(
         self, compiler: Compiler, target: GpuSpec, gpu: GpuSpec, precision: str | None, plugins: tuple[str, ...]
     ) -> None:
         self._compiler, self._target, self._gpu, self._precision = compiler, target, gpu, precision
         self._plugins = tuple(Path(item) for item in plugins)
+
+    @property
+    def name(self) -> str:
+        """``compiler:`` and what is installed."""
+        return f"compiler:{TENSORRT_RTX.name} {metadata.version(TENSORRT_RTX.name)}"
 
     def cost(self, model: ir.Model, *, inner: bool) -> Cost:
         """See :class:`~trtopt.rewrite.protocol.Judge`; the kernels of a loop count once, their bytes and time as often

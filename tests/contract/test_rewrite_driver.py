@@ -90,7 +90,7 @@ FAILURES = [raises, breaks, changes_the_signature, breaks_the_types]
 @pytest.mark.parametrize("action", FAILURES)
 def test_a_recipe_that_fails_is_rolled_back_and_the_others_go_on(artifact: ModelArtifact, action: Callable) -> None:
     (identity,) = select("identity")
-    result = apply(artifact, (Probe(action), identity), target=Target())
+    result = apply(artifact, (Probe(action), identity), target=Target()).artifact
     assert ops(result) == ["Relu", "Neg"]
     step = next(step for step in result.steps if step.name == "probe")
     assert step.changes == 0 and step.refusals[0].reason.startswith("rolled back: ")
@@ -105,13 +105,13 @@ def test_a_recipe_that_fails_raises_when_strict(artifact: ModelArtifact, action:
 
 
 def test_a_refusal_is_recorded_once_and_changes_nothing(artifact: ModelArtifact) -> None:
-    result = apply(artifact, (Probe(refuses), *select("identity")), target=Target())
+    result = apply(artifact, (Probe(refuses), *select("identity")), target=Target()).artifact
     step = next(step for step in result.steps if step.name == "probe")
     assert [refusal.reason for refusal in step.refusals] == ["not today"] and step.changes == 0
 
 
 def test_a_change_is_counted_and_timed(artifact: ModelArtifact) -> None:
-    result = apply(artifact, (Probe(to_abs),), target=Target())
+    result = apply(artifact, (Probe(to_abs),), target=Target()).artifact
     assert ops(result) == ["Abs", "Identity", "Neg"] and ops(artifact) == ["Relu", "Identity", "Neg"]
     assert (result.steps[-1].name, result.steps[-1].stage, result.steps[-1].changes) == ("probe", "CLEAN", 1)
     assert result.steps[-1].seconds > 0 and result.sha256 == artifact.sha256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,11 @@ def run(argv: Sequence[str]) -> int:
     explaining.add_argument("name", metavar="NAME", help="the recipe")
     args = parser.parse(argv)
 
-    from trtopt.rewrite.registry import all_recipes
+    from trtopt.rewrite.registry import all_recipes, broken_packs
 
     recipes = all_recipes()
+    for refusal in broken_packs():
+        print(f"warning: {refusal.node} is left out: {refusal.reason}", file=sys.stderr)
     if args.action == "explain":
         _explain(_named(recipes, args.name))
     elif args.json:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -58,11 +59,9 @@ class Compiler:
         process = self._process or self._start()
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the worker has no pipes")
-        try:
+        with suppress(BrokenPipeError):  # it has died; what it said is read below
             process.stdin.write(f"{folder}\n")
             process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has died; what it said is read below
         for line in process.stdout:
             if json.loads(line)["kind"] == "done":
                 return
@@ -95,7 +94,8 @@ class Compiler:
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with suppress(BrokenPipeError):  # a request that it did not live to read
+                        pipe.close()
             self._process = None
         if self._stderr is not None:
             self._stderr.close()

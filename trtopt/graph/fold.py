@@ -29,9 +29,10 @@ MAX_GROWTH_BYTES = 16 << 20
 _SHAPE_BYTES = 1 << 16
 """Constants evaluated for the sake of shapes alone stay this small."""
 
-_RANDOM = frozenset(
+RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
+"""Operators that give other numbers each time."""
 _KEPT = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Constant", "Dropout"})
 """Not folded: quantized weights must stay quantized; Dropout has a recipe of its own; a Constant is folded already."""
 
@@ -53,7 +54,7 @@ def can_fold(node: ir.Node, known: Container[ir.Value] = ()) -> bool:
         node: The node.
         known: Values to take for constants although they are not yet.
     """
-    if node.domain != "" or node.op_type in _RANDOM | _KEPT | _DIFFERENT or subgraphs_of(node):
+    if node.domain != "" or node.op_type in RANDOM | _KEPT | _DIFFERENT or subgraphs_of(node):
         return False
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         return False

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtopt.report import recipes_text
 from trtopt.report.analysis_text import shorten, time_text, visible
 from trtopt.report.records import Achieved, BuildReport, EngineRecord, OutputAccuracy
 from trtopt.report.text import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
@@ -72,9 +73,11 @@ def _result(report: BuildReport) -> list[RenderableType]:
 
 
 def judge_text(judge: str) -> str:
-    """Who decided what is worth a change, in words: ``rules:BACKEND`` is a table of rules."""
+    """Who decided what is worth a change, in words: ``compiler:BACKEND VERSION`` or ``model:BACKEND``."""
     kind, _, name = judge.partition(":")
-    return f"rules for {name}: looked up, neither compiled nor timed" if kind == "rules" else judge
+    if kind == "compiler":
+        return f"the compiler {name}; times are predicted"
+    return f"the performance model with the fusions of {name}: neither compiled nor timed" if kind == "model" else judge
 
 
 def files_written(report: BuildReport) -> list[str]:
@@ -286,6 +289,7 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Result", _result),
     ("Failed gates", _gates),
     ("Done", _steps),
+    ("Recipes", recipes_text.section),
     ("Refused", _refused),
     ("Precision achieved", _precision),
     ("Kept in a wider type", _kept),

@@ -16,6 +16,7 @@ from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes, infer_shapes
 from trtopt.report.records import Cost, Refusal, RegionRecord, StepRecord
+from trtopt.rewrite.equal import difference
 from trtopt.rewrite.protocol import Findings, Judge, Match, Recipe, Stage, Target
 from trtopt.rewrite.region import Cutter
 from trtopt.rewrite.registry import broken_packs, select
@@ -122,7 +123,7 @@ def run(
     for refusal in broken:
         on_event(Event("warning", "rewrite", text=f"{refusal.node}: {refusal.reason}"))
         artifact = artifact.with_step(artifact.model, StepRecord(refusal.node, "PACK", 0, 0.0, (refusal,)))
-    return _Run(target or Target(), strict, judging, on_event).settle(artifact, chosen)
+    return apply(artifact, chosen, strict=strict, target=target or Target(), judging=judging, on_event=on_event)
 
 
 def apply(
@@ -133,9 +134,9 @@ def apply(
     target: Target,
     judging: Judging | None = None,
     on_event: OnEvent = ignore,
-) -> ModelArtifact:
+) -> Rewritten:
     """Apply these recipe objects, in this order, as :func:`run` does for names."""
-    return _Run(target, strict, judging, on_event).settle(artifact, recipes).artifact
+    return _Run(target, strict, judging, on_event).settle(artifact, recipes)
 
 
 @dataclass
@@ -154,13 +155,19 @@ class _Run:
             self.trial = Trial(self.judging.judge, self.target)
 
     def settle(self, artifact: ModelArtifact, recipes: tuple[Recipe, ...]) -> Rewritten:
-        """Apply recipes, and again without the least useful one while the whole is slower with them."""
+        """Apply recipes; where the whole computes something else with them, or is slower, apply them again without the
+        one to blame."""
         self.on_event(Event("start", "rewrite"))
         before = self._whole(artifact.model) if recipes else None
         dropped: dict[str, Refusal] = {}
         while True:
             left = tuple(recipe for recipe in recipes if recipe.name not in dropped)
             model, tallies = self._sweeps(artifact.model, left)
+            off = self._off(artifact.model, model)
+            if off:
+                last = next(recipe.name for recipe in reversed(left) if tallies[recipe.name].changes)
+                dropped[last] = Refusal(last, f"taken back: with the recipes so far the outputs differ, {off}")
+                continue
             after = self._whole(model) if before is not None else None
             worst = _least_useful(tallies)
             if before is None or after is None or worst is None:
@@ -251,6 +258,12 @@ class _Run:
             static = at_shapes(model, shapes)
             self._static = model, static, Cutter(static)
         return self._static[1], self._static[2]
+
+    def _off(self, original: ir.Model, model: ir.Model) -> str:
+        """Where the whole computes something else than the original, in words; empty where it does not."""
+        if self.trial is None or model is original:
+            return ""
+        return difference(self._static_form(original)[0], self._static_form(model)[0])
 
     def _whole(self, model: ir.Model) -> Cost | None:
         """What the whole model costs; None where nobody can say."""

@@ -1,0 +1,237 @@
+"""What the driver does with a judge: a place is rewritten only when it pays, computes the same, and the whole gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from trtopt.errors import EngineBuildError
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.edit import all_nodes
+from trtopt.report.records import Cost, StepRecord
+from trtopt.rewrite.driver import Judging, Rewritten, apply
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.source.onnx_file import load
+
+Price = Callable[[ir.Node], float]
+
+
+@dataclass
+class Judge:
+    """Prices nodes; a piece costs the sum. Counts how often it is asked."""
+
+    price: Price
+    inner: list[int] = field(default_factory=list)
+    whole: list[int] = field(default_factory=list)
+    name: str = "stub"
+
+    def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+        nodes = list(all_nodes(model.graph))
+        (self.inner if inner else self.whole).append(len(nodes))
+        return Cost(len(nodes), 0, 0, sum(self.price(node) for node in nodes))
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Replaces Relu nodes by chains of other operators, one alternative per entry of ``ways``."""
+
+    ways: tuple[tuple[str, ...], ...]
+    name: str = "replace"
+    stage: Stage = Stage.FUSE
+    lossless: bool = True
+    only_in: int = 0
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        relus = [node for node in all_nodes(model.graph) if node.op_type == "Relu"]
+        if len(list(model.graph)) < self.only_in:
+            return Findings()
+        return Findings(tuple(Match((node,), choice="+".join(way)) for node in relus for way in self.ways))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        (node,) = match.nodes
+        *before, last = match.choice.split("+")
+        value = node.inputs[0]
+        for number, op in enumerate(before):
+            new = ir.node(op, [value], name=f"{node.name}_{number}")
+            new.outputs[0].name = f"{node.name}_{number}_out"
+            node.graph.insert_before(node, new)
+            value = new.outputs[0]
+        node.op_type = last
+        node.replace_input_with(0, value)
+        return None
+
+
+def price(**prices: float) -> Price:
+    return lambda node: prices.get(node.op_type, 1.0)
+
+
+def model_of(tmp_path: Path, graph: str, **weights: tuple[int, ...]) -> ModelArtifact:
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]>' + graph)
+    for name, shape in weights.items():
+        array = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "m.onnx")
+    return load(tmp_path / "m.onnx")
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> ModelArtifact:
+    return model_of(
+        tmp_path,
+        "g (float[N, 8] x) => (float[N, 8] y) {"
+        "a = MatMul(x, w) b = Relu(a) c = MatMul(b, w) d = Relu(c) e = MatMul(d, w) f = Relu(e) y = MatMul(f, w) }",
+        w=(8, 8),
+    )
+
+
+def judged(artifact: ModelArtifact, judge: Judge, *recipes: Replace) -> Rewritten:
+    return apply(artifact, recipes, target=Target(), judging=Judging(judge, {"x": (4, 8)}))
+
+
+def ops(result: Rewritten) -> list[str]:
+    return [node.op_type for node in result.artifact.model.graph if node.op_type != "MatMul"]
+
+
+def step(result: Rewritten) -> StepRecord:
+    return next(step for step in result.artifact.steps if step.name == "replace")
+
+
+def test_what_does_not_pay_is_left_with_the_figures(chain: ModelArtifact) -> None:
+    result = judged(chain, Judge(price()), Replace((("Neg", "Neg", "Relu"),)))
+    assert ops(result) == ["Relu"] * 3
+    assert all(not region.kept and region.before and region.after for region in step(result).regions)
+    assert "it does not pay: 3 -> 5 kernels" in step(result).refusals[0].reason
+
+
+def test_what_computes_something_else_is_left(chain: ModelArtifact) -> None:
+    result = judged(chain, Judge(price(Relu=2.0, Identity=0.5)), Replace((("Identity",),)))
+    assert ops(result) == ["Relu"] * 3 and "the results differ" in step(result).refusals[0].reason
+
+
+def test_the_best_way_that_is_right_is_taken(chain: ModelArtifact) -> None:
+    ways = (("Clip",), ("Neg", "Neg", "Relu"), ("Abs", "Relu"))
+    result = judged(chain, Judge(price(Relu=4.0, Clip=1.0, Neg=0.1)), Replace(ways))
+    assert ops(result) == ["Relu"] * 3
+    assert {region.choice for region in step(result).regions} <= {"Clip", "Neg+Neg+Relu"}
+
+
+def test_equal_places_are_judged_once(chain: ModelArtifact) -> None:
+    judge = Judge(price())
+    result = judged(chain, judge, Replace((("Neg", "Neg", "Relu"),)))
+    assert len(step(result).refusals) == 3
+    assert len(judge.inner) <= 2 * 3, "the places at the ends differ from the one in the middle"
+    assert len(judge.whole) == 1
+
+
+def test_a_piece_reaches_to_the_next_products_only(chain: ModelArtifact) -> None:
+    judge = Judge(price())
+    judged(chain, judge, Replace((("Neg", "Neg", "Relu"),)))
+    assert set(judge.inner) == {3, 5}, "MatMul, Relu, MatMul; and with two Neg more"
+
+
+def test_what_a_piece_does_not_show_is_judged_on_the_whole(chain: ModelArtifact) -> None:
+    judge = Judge(price())
+    result = judged(chain, judge, Replace((("Neg", "Neg", "Relu"),), only_in=6))
+    assert judge.inner == [] and sorted(set(judge.whole)) == [7, 9]
+    assert "it does not pay" in step(result).refusals[0].reason
+
+
+def test_a_judge_that_fails_refuses_the_place(chain: ModelArtifact) -> None:
+    class Failing(Judge):
+        def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+            raise EngineBuildError("no kernel")
+
+    result = judged(chain, Failing(price()), Replace((("Neg", "Neg", "Relu"),)))
+    assert result.before is None and ops(result) == ["Relu"] * 3
+    assert step(result).refusals[0].reason == "it cannot be judged: no kernel"
+
+
+@dataclass(frozen=True)
+class DropDouble(Replace):
+    """Replaces Relu(Relu(x)) by Relu(x): exact, and one node less."""
+
+    ways: tuple[tuple[str, ...], ...] = ()
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        found = [
+            node
+            for node in all_nodes(model.graph)
+            if node.op_type == "Relu" and (first := node.inputs[0].producer()) is not None and first.op_type == "Relu"
+        ]
+        return Findings(tuple(Match((node, node.inputs[0].producer())) for node in found))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        second, first = match.nodes
+        second.replace_input_with(0, first.inputs[0])
+        if not first.outputs[0].uses():
+            first.graph.remove(first, safe=True)
+        return None
+
+
+@pytest.fixture
+def doubled(tmp_path: Path) -> ModelArtifact:
+    return model_of(
+        tmp_path,
+        "g (float[N, 8] x) => (float[N, 8] y) {"
+        "a = MatMul(x, w) b = Relu(a) c = Relu(b) d = MatMul(c, w) e = Relu(d) f = Relu(e) y = MatMul(f, w) }",
+        w=(8, 8),
+    )
+
+
+def test_a_gain_is_kept_and_counted(doubled: ModelArtifact) -> None:
+    result = judged(doubled, Judge(price()), DropDouble())
+    assert ops(result) == ["Relu", "Relu"] and step(result).changes == 2
+    assert result.before == Cost(7, 0, 0, 7.0) and result.after == Cost(5, 0, 0, 5.0) and result.judge == "stub"
+    for region in step(result).regions:
+        assert region.kept and region.before is not None and region.after is not None
+        assert (region.before.kernels, region.after.kernels) == (4, 3)
+
+
+def test_a_gain_below_two_percent_is_refused(doubled: ModelArtifact) -> None:
+    result = judged(doubled, Judge(price(MatMul=100.0)), DropDouble())
+    assert ops(result) == ["Relu"] * 4
+    assert "it does not pay: 4 -> 3 kernels" in step(result).refusals[0].reason
+
+
+def test_what_makes_the_whole_slower_is_taken_back(doubled: ModelArtifact) -> None:
+    class Whole(Judge):
+        def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+            nodes = len(list(model.graph))
+            return Cost(nodes, 0, 0, float(nodes if inner else 100 - nodes))
+
+    result = judged(doubled, Whole(price()), DropDouble())
+    assert ops(result) == ["Relu"] * 4 and step(result).changes == 0
+    assert step(result).refusals[0].reason == "the whole network is slower: 93.0 -> 95.0 us"
+
+
+def test_a_wrong_rewrite_that_no_piece_shows_is_taken_back(doubled: ModelArtifact) -> None:
+    """A recipe of a stage that nobody judges is caught on the whole."""
+    wrong = Replace((("Neg",),), stage=Stage.FOLD)
+    result = judged(doubled, Judge(price()), wrong)
+    assert ops(result) == ["Relu"] * 4 and step(result).refusals[0].reason.startswith("taken back: ")
+
+
+def test_without_a_judge_every_first_way_is_taken(chain: ModelArtifact) -> None:
+    result = apply(chain, (Replace((("Abs",), ("Neg",))),), target=Target())
+    assert ops(result) == ["Abs"] * 3 and result.before is None and step(result).regions == ()
+
+
+def test_a_place_in_a_nested_graph_is_judged_with_the_node_around_it(tmp_path: Path) -> None:
+    artifact = model_of(
+        tmp_path,
+        "g (bool c, float[4, 8] x) => (float[4, 8] y) { t = MatMul(x, w) y = If (c) <"
+        "then_branch = a () => (float[4, 8] p) { q = Relu(t) p = Relu(q) },"
+        "else_branch = b () => (float[4, 8] s) { s = Identity(t) }> }",
+        w=(8, 8),
+    )
+    judge = Judge(price())
+    result = apply(artifact, (DropDouble(),), target=Target(), judging=Judging(judge, {}))
+    assert [node.op_type for node in all_nodes(result.artifact.model.graph)].count("Relu") == 1
+    assert judge.inner, "it was cut out with its If"

@@ -1,0 +1,126 @@
+"""The two judges, on networks where TensorRT for RTX and TensorRT ask for different things."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
+from trtopt.engine.build import BuildRequest
+from trtopt.engine.compiler import Compiler
+from trtopt.errors import EngineBuildError
+from trtopt.graph.edit import all_nodes
+from trtopt.graph.shapes import infer_shapes
+from trtopt.hardware.spec import find_gpu
+from trtopt.pipeline_judge import judge_for
+from trtopt.report.records import Cost
+from trtopt.source.onnx_file import load
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
+
+L4 = find_gpu("L4")
+
+
+def network(path: Path, graph: str, **weights: tuple[int, ...]) -> ir.Model:
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]>' + graph)
+    rng = np.random.default_rng(0)
+    for name, shape in weights.items():
+        array = rng.standard_normal(shape, dtype=np.float32) * 0.05
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, path)
+    return infer_shapes(load(path).model)
+
+
+def convs(tmp_path: Path, channels: int) -> ir.Model:
+    return network(
+        tmp_path / f"{channels}.onnx",
+        "g (float[8, 64, 28, 28] x) => (float[8, 64, 28, 28] y) {"
+        "a = Conv<pads = [1, 1, 1, 1]>(x, v) b = Relu(a) y = Conv<pads = [1, 1, 1, 1]>(b, w) }",
+        v=(channels, 64, 3, 3),
+        w=(64, channels, 3, 3),
+    )
+
+
+def products(tmp_path: Path, width: int) -> ir.Model:
+    return network(
+        tmp_path / f"{width}.onnx",
+        "g (float[1576, 768] x) => (float[1576, 768] y) { a = MatMul(x, v) b = Relu(a) y = MatMul(b, w) }",
+        v=(768, width),
+        w=(width, 768),
+    )
+
+
+def costs(tmp_path: Path, precision: str, *channels: int) -> list[Cost]:
+    with judge_for(TENSORRT_RTX, L4, precision) as judge:
+        return [judge.cost(convs(tmp_path, count), inner=True) for count in channels]
+
+
+def test_the_compiler_inserts_a_padding_kernel_for_odd_channels(tmp_path: Path) -> None:
+    odd, even, aligned = costs(tmp_path, "fp16", 61, 62, 64)
+    assert odd.kernels == even.kernels + 1 == aligned.kernels + 1
+    assert even.bytes < aligned.bytes < odd.bytes and even.predicted_us < odd.predicted_us
+
+
+def test_an_inner_piece_has_no_casts_at_its_borders(tmp_path: Path) -> None:
+    with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
+        model = convs(tmp_path, 64)
+        assert judge.cost(model, inner=True).bytes < judge.cost(model, inner=False).bytes
+        assert all(value.dtype is ir.DataType.FLOAT for value in (*model.graph.inputs, *model.graph.outputs))
+
+
+def test_the_judges_disagree_about_products_with_odd_sizes(tmp_path: Path) -> None:
+    """TensorRT for RTX pads the weights beforehand; by the performance model misaligned rows are slower to load."""
+    odd, aligned = products(tmp_path, 3067), products(tmp_path, 3072)
+    with judge_for(TENSORRT, L4, "fp16") as judge:
+        assert judge.name == "model:tensorrt"
+        assert judge.cost(aligned, inner=True).predicted_us < 0.98 * judge.cost(odd, inner=True).predicted_us
+    with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
+        assert judge.cost(aligned, inner=True).kernels == judge.cost(odd, inner=True).kernels
+
+
+def test_the_judge_names_its_compiler() -> None:
+    with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
+        assert judge.name.startswith("compiler:tensorrt-rtx 1.")
+
+
+def test_a_refused_graph_is_an_error_and_the_next_one_is_compiled(tmp_path: Path) -> None:
+    good = convs(tmp_path, 64)
+    bad = good.clone()
+    for node in list(all_nodes(bad.graph))[1:2]:
+        node.op_type = "Det"
+    with judge_for(TENSORRT_RTX, L4, None) as judge:
+        first = judge.cost(good, inner=True)
+        with pytest.raises(EngineBuildError):
+            judge.cost(bad, inner=True)
+        assert judge.cost(good, inner=True) == first
+
+
+def test_one_process_builds_all_and_ends_with_the_compiler(tmp_path: Path) -> None:
+    model = convs(tmp_path, 64)
+    path = tmp_path / "m.onnx"
+    ir.save(model, path)
+    request = BuildRequest(path, TENSORRT_RTX, L4, tuple(str(node.name) for node in model.graph))
+    with Compiler() as compiler:
+        first, process = compiler.layers(request), compiler._process
+        assert compiler.layers(request) == first and compiler._process is process
+    assert process is not None and process.returncode is not None
+
+
+def test_a_worker_that_dies_is_an_error_and_started_again(tmp_path: Path) -> None:
+    model = convs(tmp_path, 64)
+    path = tmp_path / "m.onnx"
+    ir.save(model, path)
+    request = BuildRequest(path, TENSORRT_RTX, L4, tuple(str(node.name) for node in model.graph))
+    with Compiler() as compiler:
+        first = compiler.layers(request)
+        assert compiler._process is not None
+        compiler._process.kill()
+        compiler._process.wait()
+        with pytest.raises(EngineBuildError):
+            compiler.layers(request)
+        assert compiler.layers(request) == first
