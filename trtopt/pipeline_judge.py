@@ -4,7 +4,7 @@ them. Neither speaks for the other's backend."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -24,8 +24,9 @@ from trtopt.pipeline import apply_plan
 from trtopt.precision.decide import decide, int8_nodes, wanted_tensors
 from trtopt.precision.ranges import StatsBuilder, TensorStats
 from trtopt.precision.widen import widen
+from trtopt.report.analysis import LayerRow
 from trtopt.report.records import Cost
-from trtopt.rewrite.protocol import Judge
+from trtopt.rewrite.protocol import Judge, Priced
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
@@ -86,7 +87,7 @@ class CompilerJudge:
         """``compiler:`` and what is installed."""
         return f"compiler:{TENSORRT_RTX.name} {metadata.version(TENSORRT_RTX.name)}"
 
-    def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
         """See :class:`~trtopt.rewrite.protocol.Judge`; the kernels of a loop count once, their bytes and time as often
         as they run."""
         if self._precision is not None:
@@ -109,12 +110,13 @@ class CompilerJudge:
             )
         work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
         rows, _ = predict(work.layers, self._gpu)
-        return Cost(
+        total = Cost(
             kernels=kernel_count(layers),
             syncs=sum(layer.type in ("signal", "wait") for layer in layers),
             bytes=activation_bytes(layers) + weight_bytes(layers),
             predicted_us=sum(row.predicted_us for row in rows),
         )
+        return Priced(total, _kernels(rows))
 
 
 class ModelJudge:
@@ -130,13 +132,18 @@ class ModelJudge:
     def __init__(self, gpu: GpuSpec, precision: str | None) -> None:
         self._gpu, self._precision = gpu, precision
 
-    def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
         """See :class:`~trtopt.rewrite.protocol.Judge`; operators without a known cost are left out."""
         quantized = int8_nodes(model, "tensorrt") if self._precision == "int8" else frozenset()
         types = Precision(base=_BASES.get(self._precision, "fp16"), quantized=quantized)
         layers = layers_of_graph(model, static_shapes(model, {}), types)
         rows, _ = predict(layers, self._gpu)
-        return Cost(len(layers), 0, sum(row.bytes for row in rows), sum(row.predicted_us for row in rows))
+        total = Cost(len(layers), 0, sum(row.bytes for row in rows), sum(row.predicted_us for row in rows))
+        return Priced(total, _kernels(rows))
+
+
+def _kernels(rows: Sequence[LayerRow]) -> tuple[tuple[frozenset[str], int, float], ...]:
+    return tuple((frozenset(row.onnx_nodes), row.bytes, row.predicted_us) for row in rows)
 
 
 def written(model: ir.Model, precision: str, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> ir.Model:

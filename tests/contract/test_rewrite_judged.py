@@ -17,7 +17,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
 from trtopt.report.records import Cost, StepRecord
 from trtopt.rewrite.driver import Judging, Rewritten, apply
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, Priced, Refusal, Stage, Target
 from trtopt.source.onnx_file import load
 
 Price = Callable[[ir.Node], float]
@@ -27,15 +27,16 @@ Price = Callable[[ir.Node], float]
 class Judge:
     """Prices nodes; a piece costs the sum. Counts how often it is asked."""
 
-    price: Price
+    of: Price
     inner: list[int] = field(default_factory=list)
     whole: list[int] = field(default_factory=list)
     name: str = "stub"
 
-    def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
         nodes = list(all_nodes(model.graph))
         (self.inner if inner else self.whole).append(len(nodes))
-        return Cost(len(nodes), 0, 0, sum(self.price(node) for node in nodes))
+        total = Cost(len(nodes), 0, 0, sum(self.of(node) for node in nodes))
+        return Priced(total, tuple((frozenset({str(node.name)}), 0, self.of(node)) for node in nodes))
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def test_what_does_not_pay_is_left_with_the_figures(chain: ModelArtifact) -> Non
     result = judged(chain, Judge(price()), Replace((("Neg", "Neg", "Relu"),)))
     assert ops(result) == ["Relu"] * 3
     assert all(not region.kept and region.before and region.after for region in step(result).regions)
-    assert "it does not pay: 3 -> 5 kernels" in step(result).refusals[0].reason
+    assert "it does not pay: 1 -> 3 kernels" in step(result).refusals[0].reason
 
 
 def test_what_computes_something_else_is_left(chain: ModelArtifact) -> None:
@@ -145,7 +146,7 @@ def test_what_a_piece_does_not_show_is_judged_on_the_whole(chain: ModelArtifact)
 
 def test_a_judge_that_fails_refuses_the_place(chain: ModelArtifact) -> None:
     class Failing(Judge):
-        def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
             raise EngineBuildError("no kernel")
 
     result = judged(chain, Failing(price()), Replace((("Neg", "Neg", "Relu"),)))
@@ -191,20 +192,25 @@ def test_a_gain_is_kept_and_counted(doubled: ModelArtifact) -> None:
     assert result.before == Cost(7, 0, 0, 7.0) and result.after == Cost(5, 0, 0, 5.0) and result.judge == "stub"
     for region in step(result).regions:
         assert region.kept and region.before is not None and region.after is not None
-        assert (region.before.kernels, region.after.kernels) == (4, 3)
+        assert (region.before.kernels, region.after.kernels) == (2, 1)
 
 
 def test_a_gain_below_two_percent_is_refused(doubled: ModelArtifact) -> None:
-    result = judged(doubled, Judge(price(MatMul=100.0)), DropDouble())
+    class Slight(Judge):
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
+            nodes = len(list(model.graph))
+            return Priced(Cost(nodes, 0, 0, 100.0 + nodes), ())
+
+    result = judged(doubled, Slight(price()), DropDouble())
     assert ops(result) == ["Relu"] * 4
     assert "it does not pay: 4 -> 3 kernels" in step(result).refusals[0].reason
 
 
 def test_what_makes_the_whole_slower_is_taken_back(doubled: ModelArtifact) -> None:
     class Whole(Judge):
-        def cost(self, model: ir.Model, *, inner: bool) -> Cost:
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
             nodes = len(list(model.graph))
-            return Cost(nodes, 0, 0, float(nodes if inner else 100 - nodes))
+            return Priced(Cost(nodes, 0, 0, float(nodes if inner else 100 - nodes)), ())
 
     result = judged(doubled, Whole(price()), DropDouble())
     assert ops(result) == ["Relu"] * 4 and step(result).changes == 0

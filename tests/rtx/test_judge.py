@@ -57,7 +57,7 @@ def products(tmp_path: Path, width: int) -> ir.Model:
 
 def costs(tmp_path: Path, precision: str, *channels: int) -> list[Cost]:
     with judge_for(TENSORRT_RTX, L4, precision) as judge:
-        return [judge.cost(convs(tmp_path, count), inner=True) for count in channels]
+        return [judge.price(convs(tmp_path, count), inner=True).total for count in channels]
 
 
 def test_the_compiler_inserts_a_padding_kernel_for_odd_channels(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_compiler_inserts_a_padding_kernel_for_odd_channels(tmp_path: Path) 
 def test_an_inner_piece_has_no_casts_at_its_borders(tmp_path: Path) -> None:
     with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
         model = convs(tmp_path, 64)
-        assert judge.cost(model, inner=True).bytes < judge.cost(model, inner=False).bytes
+        assert judge.price(model, inner=True).total.bytes < judge.price(model, inner=False).total.bytes
         assert all(value.dtype is ir.DataType.FLOAT for value in (*model.graph.inputs, *model.graph.outputs))
 
 
@@ -78,9 +78,11 @@ def test_the_judges_disagree_about_products_with_odd_sizes(tmp_path: Path) -> No
     odd, aligned = products(tmp_path, 3067), products(tmp_path, 3072)
     with judge_for(TENSORRT, L4, "fp16") as judge:
         assert judge.name == "model:tensorrt"
-        assert judge.cost(aligned, inner=True).predicted_us < 0.98 * judge.cost(odd, inner=True).predicted_us
+        assert (
+            judge.price(aligned, inner=True).total.predicted_us < 0.98 * judge.price(odd, inner=True).total.predicted_us
+        )
     with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
-        assert judge.cost(aligned, inner=True).kernels == judge.cost(odd, inner=True).kernels
+        assert judge.price(aligned, inner=True).total.kernels == judge.price(odd, inner=True).total.kernels
 
 
 def test_the_judge_names_its_compiler() -> None:
@@ -94,10 +96,10 @@ def test_a_refused_graph_is_an_error_and_the_next_one_is_compiled(tmp_path: Path
     for node in list(all_nodes(bad.graph))[1:2]:
         node.op_type = "Det"
     with judge_for(TENSORRT_RTX, L4, None) as judge:
-        first = judge.cost(good, inner=True)
+        first = judge.price(good, inner=True)
         with pytest.raises(EngineBuildError):
-            judge.cost(bad, inner=True)
-        assert judge.cost(good, inner=True) == first
+            judge.price(bad, inner=True)
+        assert judge.price(good, inner=True) == first
 
 
 def test_one_process_builds_all_and_ends_with_the_compiler(tmp_path: Path) -> None:

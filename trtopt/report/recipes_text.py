@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def section(report: BuildReport) -> list[RenderableType]:
     """The whole network without and with recipes, and each judged place that was rewritten; refusals stand elsewhere.
 
-    Kernels, bytes and time of a place are those of the place with its neighbourhood.
+    Kernels, bytes and time are those of one place.
     """
     rows = [
         (

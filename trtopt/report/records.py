@@ -43,15 +43,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class RegionRecord:
-    """Places of equal structure that a recipe was judged at, each with its neighbourhood.
+    """Places of equal structure that a recipe was judged at.
 
     Attributes:
         nodes: The places by their first node.
         choice: Which of several ways was taken, or came closest; empty where there is one.
         kept: Whether it was rewritten.
         reason: Why not; empty when kept.
-        before: The cost of one place with its neighbourhood; None where it could not be judged.
-        after: The same after the rewrite.
+        before: The cost of the kernels that compute one place; None where it could not be judged.
+        after: That, changed by what the rewrite changes in the piece of the network around the place.
     """
 
     nodes: tuple[str, ...]
@@ -214,6 +214,8 @@ class OutputAccuracy:
         top1_agreement: Share of samples and positions whose argmax over the last axis agrees; None when the output is
             not class-like: floating point, [N, C] or [N, positions, C] without unit axes, C >= 2.
         nonfinite: Elements that are NaN or infinite in the output but finite in the reference.
+        shapes_differ: Samples in which the output has another shape than the reference, as the boxes that
+            NonMaxSuppression finds may; where there is one, the measures are nan.
     """
 
     sqnr_db: float
@@ -221,6 +223,7 @@ class OutputAccuracy:
     max_abs: float
     top1_agreement: float | None
     nonfinite: int = 0
+    shapes_differ: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,10 +244,11 @@ class AccuracyRecord:
         samples: Samples compared.
         source: ``eval``, ``calibration`` or ``synthetic``: where the samples came from.
         verified: ``onnx-only`` when only the graph's FP32 twin ran, ``engine`` when the engine itself ran.
-        outputs: By output name.
-        engine: By output name, the engine's own outputs, where it can run.
+        outputs: By output name; then the tensors between the parts of a model whose end runs on the host.
+        engine: Likewise with the engine's own outputs, where it can run.
         tensors: By tensor name in graph order, when intermediate tensors were asked for.
         first_bad: Of those, the one where the error enters; None when there is none, or they were not asked for.
+        host_outputs: Of ``outputs``, those the host computes from the tensors between: gates judge these instead.
     """
 
     samples: int
@@ -255,6 +259,37 @@ class AccuracyRecord:
     metric: MetricRecord | None = None
     tensors: dict[str, OutputAccuracy] | None = None
     first_bad: str | None = None
+    host_outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PassedTensor:
+    """A tensor between two parts of a model. ``shape``: an int, or a symbol (``"?"`` without a name) where dynamic."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """The end of a model that the compiler refuses: a second ONNX file, to be run on the host behind the engine.
+
+    Attributes:
+        path: The file; None when nothing was written.
+        reasons: What the compiler does not run, and why: one sentence per operator.
+        nodes: Nodes in the file.
+        inputs: Names of its inputs: the tensors between, and inputs of the model.
+        outputs: Names of its outputs; the engine gives the other outputs of the model.
+        between: The tensors the engine passes on.
+    """
+
+    path: str | None
+    reasons: tuple[str, ...]
+    nodes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    between: tuple[PassedTensor, ...]
 
 
 @dataclass(frozen=True)

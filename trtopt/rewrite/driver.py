@@ -270,7 +270,7 @@ class _Run:
         if self.trial is None:
             return None
         try:
-            return self.trial.cost(self._static_form(model)[0])
+            return self.trial.price(self._static_form(model)[0]).total
         except TrtoptError as error:
             self.on_event(Event("warning", "rewrite", text=f"the network as a whole cannot be judged: {error.what}"))
             return None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from trtopt.errors import TrtoptError
-from trtopt.graph import invariants
+from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes
 from trtopt.report.records import Cost
 from trtopt.rewrite.equal import difference
-from trtopt.rewrite.protocol import Judge, Match, Recipe, Target
+from trtopt.rewrite.protocol import Judge, Match, Priced, Recipe, Target
 from trtopt.rewrite.region import CutError, Cutter, structure_key
 
 LEAST_GAIN = 0.02
@@ -28,8 +28,8 @@ class Verdict:
         choice: The alternative that is best; empty where there is one way.
         kept: Whether it pays.
         reason: Why not.
-        before: Cost of the place with its neighbourhood; None where it was not judged.
-        after: The same after the rewrite.
+        before: Cost of the kernels that compute the place; None where it was not judged.
+        after: That, changed by what the rewrite changes in the piece around it.
     """
 
     choice: str
@@ -58,7 +58,7 @@ class Trial:
     judge: Judge
     target: Target
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
-    _costs: dict[str, Cost | TrtoptError] = field(default_factory=dict)
+    _prices: dict[str, Priced | TrtoptError] = field(default_factory=dict)
 
     def verdict(self, recipe: Recipe, matches: Sequence[Match], model: ir.Model, cutter: Cutter) -> Verdict:
         """The best way to rewrite one place, if any pays.
@@ -82,18 +82,22 @@ class Trial:
             self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found at static shapes")
         return self._verdicts[key]
 
-    def cost(self, model: ir.Model, *, inner: bool = False) -> Cost:
-        """As :meth:`Judge.cost`, asked once for models of equal structure."""
+    def price(self, model: ir.Model, *, inner: bool = False) -> Priced:
+        """As :meth:`Judge.price`, asked once for models of equal structure."""
         key = f"{structure_key(model)} {inner}"
-        if key not in self._costs:
+        names = [str(node.name) for node in edit.all_nodes(model.graph)]
+        if key not in self._prices:
             try:
-                self._costs[key] = self.judge.cost(model, inner=inner)
+                priced = self.judge.price(model, inner=inner)
             except TrtoptError as error:
-                self._costs[key] = error
-        found = self._costs[key]
+                self._prices[key] = error
+            else:
+                places = {name: str(index) for index, name in enumerate(names)}
+                self._prices[key] = _renamed(priced, places)
+        found = self._prices[key]
         if isinstance(found, TrtoptError):
             raise found
-        return found
+        return _renamed(found, {str(index): name for index, name in enumerate(names)})
 
     def _key(self, recipe: Recipe, matches: Sequence[Match], piece: ir.Model) -> str:
         places = {str(node.name): index for index, node in enumerate(piece.graph.all_nodes())}
@@ -107,13 +111,17 @@ class Trial:
         if not there:
             return None
         try:
-            before = self.cost(piece, inner=inner)
+            before = self.price(piece, inner=inner)
         except TrtoptError as error:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error.what}")
         tried = [self._tried(recipe, match, piece, before, inner) for match in there]
         return max(tried, key=lambda verdict: (verdict.kept, verdict.gain))
 
-    def _tried(self, recipe: Recipe, match: Match, piece: ir.Model, before: Cost, inner: bool) -> Verdict:
+    def _tried(self, recipe: Recipe, match: Match, piece: ir.Model, whole: Priced, inner: bool) -> Verdict:
+        names = {str(node.name) for node in match.nodes}
+        before = whole.share(names)
+        if not before.kernels:
+            before = whole.total
         clone = piece.clone()
         same = [
             m for m in recipe.find(clone, self.target).matches if (m.label, m.choice) == (match.label, match.choice)
@@ -127,13 +135,29 @@ class Trial:
         if off:
             return Verdict(match.choice, False, f"the results differ: {off}", before)
         try:
-            after = self.cost(clone, inner=inner)
+            after = _changed(before, whole.total, self.price(clone, inner=inner).total)
         except TrtoptError as error:
             return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
         verdict = Verdict(match.choice, True, "", before, after)
         if verdict.gain >= LEAST_GAIN:
             return verdict
         return Verdict(match.choice, False, _no_gain(before, after), before, after)
+
+
+def _renamed(priced: Priced, names: Mapping[str, str]) -> Priced:
+    """With other node names; nodes that have none are left out."""
+    kernels = ((frozenset(names[n] for n in nodes if n in names), moved, time) for nodes, moved, time in priced.kernels)
+    return Priced(priced.total, tuple(kernels))
+
+
+def _changed(place: Cost, before: Cost, after: Cost) -> Cost:
+    """The cost of a place after a rewrite that changed the cost of the piece around it."""
+    return Cost(
+        place.kernels + after.kernels - before.kernels,
+        after.syncs,
+        place.bytes + after.bytes - before.bytes,
+        place.predicted_us + after.predicted_us - before.predicted_us,
+    )
 
 
 def _no_gain(before: Cost, after: Cost) -> str:
