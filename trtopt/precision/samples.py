@@ -16,7 +16,7 @@ from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.calib_arrays import ArrayReader, in_memory, open_arrays
 from trtopt.precision.calib_feeds import LABELS, Group, Sample, group
-from trtopt.precision.calib_synthetic import SYNTHETIC, SYNTHETIC_COUNT, Shapes, synthetic_groups
+from trtopt.precision.calib_synthetic import SYNTHETIC, SYNTHETIC_COUNT, Shapes, default_count, synthetic_groups
 
 __all__ = ["SYNTHETIC", "SYNTHETIC_COUNT", "Sample", "Samples", "open_samples"]
 
@@ -117,7 +117,7 @@ class Samples:
 
 
 def open_samples(
-    src: Any, inputs: Sequence[InputSpec], *, shapes: Shapes | None = None, count: int = SYNTHETIC_COUNT
+    src: Any, inputs: Sequence[InputSpec], *, shapes: Shapes | None = None, count: int | None = None
 ) -> Samples:
     """Open calibration or evaluation samples.
 
@@ -128,7 +128,7 @@ def open_samples(
             dicts that can be iterated again, a function returning one, or ``Samples`` as they are.
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
-        count: Number of synthetic samples.
+        count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
 
     Returns:
         The samples, split as :func:`trtopt.precision.calib_feeds.group` describes. Names, shapes and dtypes of files
@@ -143,7 +143,7 @@ def open_samples(
         return _open_path(src, inputs)
     if isinstance(src, str):
         if src == SYNTHETIC:
-            return _synthetic(inputs, shapes or {}, count)
+            return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count)
         if not Path(src).exists() and ".py:" in src:
             return _open_script(src, inputs)
         return _open_path(Path(src), inputs)
