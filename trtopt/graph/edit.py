@@ -6,6 +6,8 @@ Every function that edits changes the graph it is given: callers pass a clone of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import onnx_ir as ir
@@ -142,6 +144,22 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorPro
     return value
 
 
+_shared: ContextVar[tuple[ir.Model, Names] | None] = ContextVar("shared", default=None)
+
+
+@contextmanager
+def shared_names(model: ir.Model) -> Iterator[None]:
+    """Read the names of ``model`` once: inside, every :class:`Names` of it knows what the others gave out.
+
+    For thousands of edits in a row, none of which names anything by itself.
+    """
+    token = _shared.set((model, Names(model)))
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
 class Names:
     """The names taken in a model, and new ones that no other value or node has.
 
@@ -152,6 +170,10 @@ class Names:
     def __init__(self, model: ir.Model) -> None:
         self._values: set[str] = set()
         self._nodes: set[str] = set()
+        shared = _shared.get()
+        if shared is not None and shared[0] is model:
+            self._values, self._nodes = shared[1]._values, shared[1]._nodes
+            return
         for graph in all_graphs(model.graph):
             self._values.update(str(value.name) for value in graph.inputs)
             self._values.update(graph.initializers)

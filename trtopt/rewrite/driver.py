@@ -14,7 +14,8 @@ from trtopt.errors import RecipeError, TrtoptError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.shapes import at_shapes, infer_shapes
+from trtopt.graph.edit import shared_names
+from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.report.records import Cost, Refusal, RegionRecord, StepRecord
 from trtopt.rewrite.equal import difference
 from trtopt.rewrite.protocol import Findings, Judge, Match, Recipe, Stage, Target
@@ -223,13 +224,15 @@ class _Run:
             return _Outcome(None, 0, refusals, regions)
         clone = model.clone()
         found = [match for match in recipe.find(clone, self.target).matches if (match.label, match.choice) in wanted]
-        refused = [recipe.rewrite(clone, match) for match in found]
+        with shared_names(clone):
+            refused = [recipe.rewrite(clone, match) for match in found]
         changes = refused.count(None)
         refusals += tuple(item for item in refused if item is not None)
         if not changes:
             return _Outcome(None, 0, refusals, regions)
         invariants.check(clone, invariants.signature(model))
-        return _Outcome(infer_shapes(clone), changes, refusals, regions)
+        infer_in_place(clone)
+        return _Outcome(clone, changes, refusals, regions)
 
     def _judged(
         self, recipe: Recipe, findings: Findings, model: ir.Model

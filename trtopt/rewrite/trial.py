@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trtopt.errors import TrtoptError
 from trtopt.graph import edit, invariants
-from trtopt.graph.shapes import infer_shapes
+from trtopt.graph.shapes import infer_in_place
 from trtopt.report.records import Cost
 from trtopt.rewrite.equal import difference
 from trtopt.rewrite.protocol import Judge, Match, Priced, Recipe, Target
@@ -76,7 +76,8 @@ class Trial:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error}")
         key = self._key(recipe, matches, piece)
         if key not in self._verdicts:
-            verdict = self._judged(recipe, matches, infer_shapes(piece), inner=True)
+            infer_in_place(piece)
+            verdict = self._judged(recipe, matches, piece, inner=True)
             if verdict is None:  # the piece does not show enough of the graph for the recipe
                 verdict = self._judged(recipe, matches, model, inner=False)
             self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found at static shapes")
@@ -130,7 +131,7 @@ class Trial:
         if refused is not None:
             return Verdict(match.choice, False, refused.reason, before)
         invariants.check(clone, invariants.signature(piece))
-        clone = infer_shapes(clone)
+        infer_in_place(clone)
         off = difference(piece, clone)
         if off:
             return Verdict(match.choice, False, f"the results differ: {off}", before)
