@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -126,3 +127,12 @@ def test_every_exit_code_is_on_the_page() -> None:
 def test_the_fields_of_the_report_are_on_the_page() -> None:
     for name in BuildReport.__dataclass_fields__:
         assert f"`{name}`" in BUILD or name == "schema"
+
+
+def test_the_page_of_recipes_is_what_the_recipes_say() -> None:
+    spec = importlib.util.spec_from_file_location("recipe_docs", ROOT / "scripts" / "recipe_docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert module.page(text) == text, "run scripts/recipe_docs.py"
