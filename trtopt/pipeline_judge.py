@@ -15,7 +15,8 @@ import onnx_ir as ir
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
-from trtopt.engine.layers import activation_bytes, kernel_count, weight_bytes
+from trtopt.engine.layers import activation_bytes, weight_bytes
+from trtopt.engine.loops import trip_counts
 from trtopt.engine.work import layers_of_engine
 from trtopt.graph import edit
 from trtopt.graph.shapes import static_shapes
@@ -88,8 +89,8 @@ class CompilerJudge:
         return f"compiler:{TENSORRT_RTX.name} {metadata.version(TENSORRT_RTX.name)}"
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
-        """See :class:`~trtopt.rewrite.protocol.Judge`; the kernels of a loop count once, their bytes and time as often
-        as they run."""
+        """See :class:`~trtopt.rewrite.protocol.Judge`; the kernels of a loop count as often as they run, once where
+        nobody knows how often."""
         if self._precision is not None:
             model = written(model, self._precision, {}, TENSORRT_RTX)
             if inner:
@@ -110,10 +111,12 @@ class CompilerJudge:
             )
         work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
         rows, _ = predict(work.layers, self._gpu)
+        trips = [count or 1 for count in trip_counts(layers)]
+        looped = any(count > 1 for count in trips)
         total = Cost(
-            kernels=kernel_count(layers),
+            kernels=sum(count for layer, count in zip(layers, trips, strict=True) if layer.is_kernel),
             syncs=sum(layer.type in ("signal", "wait") for layer in layers),
-            bytes=activation_bytes(layers) + weight_bytes(layers),
+            bytes=sum(row.bytes for row in rows) if looped else activation_bytes(layers) + weight_bytes(layers),
             predicted_us=sum(row.predicted_us for row in rows),
         )
         return Priced(total, _kernels(rows))

@@ -35,6 +35,9 @@ _SHAPE_ARITHMETIC = _MOVES | {
 }
 _INTEGERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
+_MOST_SOURCES = 100
+"""Tensors at which a cut is tried: each try looks at the whole tail."""
+
 _RANDOM_SIZE = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 
 
@@ -182,11 +185,12 @@ class _Cut:
     def move_cheap(self, tail: set[ir.Node]) -> None:
         """Move nodes that compute nothing into ``tail`` where fewer bytes pass then, or as many in fewer tensors.
 
-        Tried are, for each tensor such nodes read, all of them behind it.
+        Tried are, for tensors that such nodes read, all of them behind it.
         """
         movable = self._movable(tail)
-        nodes = (node for node in self.live if node in movable)
-        sources = dict.fromkeys(value for node in nodes for value in self._reads[node] if self._passes(value))
+        nodes = (node for node in reversed(self.live) if node in movable)
+        read = dict.fromkeys(value for node in nodes for value in self._reads[node] if self._passes(value))
+        sources = sorted(read, key=lambda value: value.producer() in movable)[:_MOST_SOURCES]
         cost = self._cost(tail)
         while True:
             moves = [move for source in sources if (move := self._behind(source, movable) - tail)]

@@ -39,6 +39,11 @@ class Verdict:
     after: Cost | None = None
 
     @property
+    def saved_us(self) -> float:
+        """Microseconds won."""
+        return self.before.predicted_us - self.after.predicted_us if self.before and self.after else 0.0
+
+    @property
     def gain(self) -> float:
         """Share of the time won."""
         if self.before is None or self.after is None or not self.before.predicted_us:
@@ -116,7 +121,7 @@ class Trial:
         except TrtoptError as error:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error.what}")
         tried = [self._tried(recipe, match, piece, before, inner) for match in there]
-        return max(tried, key=lambda verdict: (verdict.kept, verdict.gain))
+        return max(tried, key=lambda verdict: (verdict.kept, verdict.saved_us))
 
     def _tried(self, recipe: Recipe, match: Match, piece: ir.Model, whole: Priced, inner: bool) -> Verdict:
         names = {str(node.name) for node in match.nodes}
