@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from trtopt import __version__, pipeline, pipeline_judge
+from trtopt import __version__, pipeline, pipeline_host, pipeline_io, pipeline_judge
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Metric, load_metric
+from trtopt.accuracy.whole import HostPart
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
@@ -30,8 +31,9 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
-from trtopt.outputs import check_files
+from trtopt.outputs import check_files, files_read
 from trtopt.precision.calib_synthetic import SYNTHETIC
+from trtopt.precision.network_io import parse_io
 from trtopt.precision.samples import Samples, open_samples
 from trtopt.report.analysis import EngineAnalysis
 from trtopt.report.json_file import write_layers, write_report
@@ -156,17 +158,25 @@ class _Session:
         outputs = self._outputs(path, target)
         check_files(str(path), config, None, engine=self.make_engine)
         registry.select(config.recipes)
+        wanted = parse_io(config.io)
         if self.make_engine:
             check_options(config.builder, config.plugins, target.backend)
         with clock.stage("load"):
             loaded = load(path)
         check_outputs({f"the output {file.name}": file for file in outputs.values()}, weight_files(loaded.model))
         samples, check, source = self._samples(loaded, calib, eval_samples)
+        pipeline_io.check(loaded.model, wanted, samples, check)
         metric = self._metric(check)
         profiles = self._profiles(loaded, samples)
-        rewritten = self._rewrite(loaded, target, profiles)
+        parts = self._cut(loaded, target, profiles, outputs)
+        profiles = parts.profiles(profiles)
+        rewritten = self._rewrite(parts.artifact, target, profiles)
         lowered = self._lower(rewritten.artifact, target, samples, profiles)
-        job = pipeline.Verification(loaded.model, lowered.artifact.model, check, source, metric, config.compare_tensors)
+        border = pipeline_io.change(lowered, profiles, wanted, loaded.model, parts.host)
+        lowered, profiles = border.lowered, border.profiles
+        job = pipeline.Verification(
+            loaded.model, border.compared, check, source, metric, config.compare_tensors, parts.host, border.feeds
+        )
         accuracy = pipeline.verify(job, clock)
         failures = gate(accuracy, config)
         engine = None
@@ -196,8 +206,10 @@ class _Session:
             seconds={name: round(value, 4) for name, value in clock.seconds.items()},
             gate_failures=failures,
             analysis=analysis,
+            host=pipeline_host.at_path(parts.record, outputs.get("host") if written else None),
+            network_io=border.records,
         )
-        self._write(report, engine, lowered.artifact, outputs, written)
+        self._write(report, engine, lowered.artifact, parts.host, outputs)
         return report
 
     def _target(self) -> _Target:
@@ -267,6 +279,22 @@ class _Session:
                 on_event=self.clock.listen,
             )
 
+    def _cut(
+        self, loaded: ModelArtifact, target: _Target, profiles: tuple[Profile, ...], outputs: dict[str, Path]
+    ) -> pipeline_host.Cut:
+        """The model without what its compiler refuses; where something is cut off, its file joins ``outputs``."""
+        with self.clock.stage("cut"):
+            parts = pipeline_host.cut(
+                loaded, target.backend, _optimum(profiles), self.clock, plugins=bool(self.config.plugins)
+            )
+        if parts.host is not None:
+            path = pipeline_host.host_path(outputs.get("engine", outputs.get("onnx", Path())), target.backend)
+            others = {f"the output {file.name}": file for file in outputs.values()}
+            inputs = {**files_read(str(loaded.path), self.config), **weight_files(loaded.model), **others}
+            check_outputs({"the part of the model for the host": path}, inputs)
+            outputs["host"] = path
+        return parts
+
     def _lower(
         self, cleaned: ModelArtifact, target: _Target, samples: Samples, profiles: tuple[Profile, ...]
     ) -> pipeline.Lowered:
@@ -313,11 +341,14 @@ class _Session:
         report: BuildReport,
         engine: EngineArtifact | None,
         artifact: ModelArtifact,
+        host: HostPart | None,
         outputs: Mapping[str, Path],
-        passed: bool,
     ) -> None:
         """Write the outputs; after a failed gate, the report only."""
+        passed = not report.gate_failures or self.config.allow_accuracy_loss
         with self.clock.stage("write"):
+            if passed and host is not None:
+                save_model(host.model, outputs["host"])
             if passed and "onnx" in outputs:
                 save_model(artifact.model, outputs["onnx"])
             if passed and engine is not None:

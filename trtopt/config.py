@@ -205,6 +205,9 @@ class BuildConfig(Config):
     max_shapes: tuple[ShapeMap, ...] = _option(
         (), "largest shapes", TARGET, aliases=("--maxShapes",), metavar="S", repeatable=True
     )
+    io: tuple[str, ...] = _option(
+        (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
+    )
     builder: tuple[str, ...] = _option(
         (), "builder option (the keys are in docs/build.md)", BUILDER, metavar="KEY=VALUE", repeatable=True
     )

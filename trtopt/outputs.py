@@ -25,22 +25,30 @@ def check_files(model: str, config: Config, config_file: str | None, *, engine: 
     if os.path.isdir(model or "."):
         raise UsageError("The model path is a folder, not a file", where=model or ".", remedy="name the ONNX file")
     outputs: dict[str, Path] = {}
-    inputs = {"the model": Path(model)}
+    inputs = files_read(model, config)
     if config_file is not None:
         inputs["--config"] = Path(config_file)
     for name, option in options(type(config)).items():
         value = getattr(config, name)
         if option.path == "output" and value is not None:
             outputs[flag(name)] = Path(value)
-        elif option.path in ("source", "file") and value:
-            items = (value,) if isinstance(value, str) else value
-            inputs.update((f"{flag(name)} {item}", _source(item)) for item in items if item not in option.words)
     if engine and isinstance(config, BuildConfig) and config.output is None:
         engines = (Path(model).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
         inputs.update((f"the engine {path.name}", path) for path in engines)
     if engine and isinstance(config, BuildConfig) and config.report is not None:
         inputs["the builder's log"] = Path(config.report).with_suffix(".build.log")
     check_outputs(outputs, inputs)
+
+
+def files_read(model: str, config: Config) -> dict[str, Path]:
+    """The files a run reads, by what messages call them: the model, and those that options name."""
+    inputs = {"the model": Path(model)}
+    for name, option in options(type(config)).items():
+        value = getattr(config, name)
+        if option.path in ("source", "file") and value:
+            items = (value,) if isinstance(value, str) else value
+            inputs.update((f"{flag(name)} {item}", _source(item)) for item in items if item not in option.words)
+    return inputs
 
 
 def _source(value: str) -> Path:

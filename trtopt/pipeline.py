@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from trtopt import __version__
 from trtopt.accuracy.compare import compare, compare_tensors, first_bad
 from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.twin import fp32_twin
+from trtopt.accuracy.whole import Fed, HostPart, Selected, as_whole
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend
@@ -32,6 +33,7 @@ from trtopt.precision.calib_cache import CacheFile
 from trtopt.precision.calibrate import Calibration, cached_collect
 from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
 from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.network_io import formats, parse_io
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.qdq import quantize
 from trtopt.precision.samples import Samples
@@ -45,8 +47,9 @@ from trtopt.report.records import (
     PrecisionRecord,
     StepRecord,
 )
+from trtopt.rewrite.host_part import sizes_vary
 from trtopt.roofline.layer import predict
-from trtopt.runtime import OrtSession
+from trtopt.runtime import Feeds, OrtSession
 from trtopt.source.save import save_model
 
 
@@ -176,6 +179,8 @@ class Verification:
         source: Where they come from: ``eval``, ``calibration`` or ``synthetic``.
         metric: The user's metric, if any.
         tensors: Whether intermediate tensors are compared too.
+        host: What of the model the host runs behind ``optimized``, if any.
+        feeds: Turns a sample into what the engine takes, where that differs from the model as loaded.
     """
 
     reference: ir.Model
@@ -184,18 +189,35 @@ class Verification:
     source: str
     metric: Metric | None
     tensors: bool
+    host: HostPart | None = None
+    feeds: Callable[[Feeds], Feeds] | None = None
+
+    @property
+    def watched(self) -> tuple[str, ...] | None:
+        """The values of the reference that are compared; None for its outputs."""
+        return None if self.host is None else self.host.watched
 
 
 def verify(job: Verification, clock: Clock) -> AccuracyRecord:
     """Compare the optimized graph's FP32 twin with the FP32 reference on every sample."""
     reference, twin = widen(job.reference), fp32_twin(job.optimized)
     total = job.samples.count
-    with clock.stage("verify"), OrtSession(reference) as before, OrtSession(twin, keep_qdq=True) as after:
+    computed = () if job.host is None else job.host.own_outputs
+    with (
+        clock.stage("verify"),
+        OrtSession(reference, job.watched) as before,
+        OrtSession(twin, keep_qdq=True) as engine,
+        as_whole(engine, job.host) as after,
+    ):
         clock.listen(Event("start", "verify", total=total))
-        outputs = compare(before, after, job.samples, on_event=clock.listen)
+        outputs = compare(before, after, job.samples, on_event=clock.listen, varying=sizes_vary(job.reference))
         metric: MetricRecord | None = None
         if job.metric is not None:
-            metric = job.metric.measure(before, after, job.samples, job.samples.labels, outputs)
+            whole = before.output_names if job.host is None else job.host.outputs
+            judged = {name: found for name, found in outputs.items() if name not in computed}
+            metric = job.metric.measure(
+                Selected(before, whole), Selected(after, whole), job.samples, job.samples.labels, judged
+            )
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
     if job.tensors:
@@ -203,7 +225,16 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
             tensors = compare_tensors(reference, twin, job.samples, on_event=clock.listen)
             entry = first_bad(twin, tensors)
     count = total if total is not None else sum(1 for _ in job.samples)
-    return AccuracyRecord(count, job.source, "onnx-only", outputs, metric=metric, tensors=tensors, first_bad=entry)
+    return AccuracyRecord(
+        count,
+        job.source,
+        "onnx-only",
+        outputs,
+        metric=metric,
+        tensors=tensors,
+        first_bad=entry,
+        host_outputs=computed,
+    )
 
 
 def verify_engine(
@@ -214,11 +245,19 @@ def verify_engine(
         return record
     with (
         clock.stage("verify engine"),
-        OrtSession(widen(job.reference)) as before,
-        EngineSession(engine.data, backend) as after,
+        OrtSession(widen(job.reference), job.watched) as before,
+        EngineSession(engine.data, backend) as run,
+        as_whole(run if job.feeds is None else Fed(run, job.feeds), job.host) as after,
     ):
         clock.listen(Event("start", "verify engine", total=job.samples.count))
-        outputs = compare(before, after, job.samples, on_event=clock.listen, task="verify engine")
+        outputs = compare(
+            before,
+            after,
+            job.samples,
+            on_event=clock.listen,
+            task="verify engine",
+            varying=sizes_vary(job.reference),
+        )
         clock.listen(Event("end", "verify engine"))
     return replace(record, verified="engine", engine=outputs)
 
@@ -248,6 +287,7 @@ def compile_engine(
             builder=config.builder,
             plugins=tuple(Path(item) for item in config.plugins),
             timing_cache=Path(config.timing_cache) if config.timing_cache else None,
+            formats=formats(parse_io(config.io)),
             name=str(artifact.path),
         )
         return build_engine(request, clock.listen)

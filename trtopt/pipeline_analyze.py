@@ -16,6 +16,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.pipeline import compile_engine
+from trtopt.pipeline_host import cut
 from trtopt.pipeline_judge import judge_for, nearest_target, written
 from trtopt.report.records import StepRecord
 from trtopt.rewrite import driver
@@ -57,6 +58,8 @@ def compile_level(
 ) -> CompiledLevel:
     """Rewrite, lower and compile a model to see which kernels it becomes. Nothing is run, so no samples are needed.
 
+    What the compiler refuses at the end of the model is left out, as a build leaves it to the host.
+
     Args:
         artifact: The model as loaded.
         gpu: The GPU; where TensorRT for RTX cannot target it, another stands in (see :func:`nearest_target`).
@@ -69,9 +72,11 @@ def compile_level(
         MissingDependencyError: TensorRT for RTX is not installed, or too old.
         EngineBuildError: The compiler refused the model.
         UsageError: Shapes or recipes are wrong.
-        InvalidModelError: The model cannot run at these shapes.
+        InvalidModelError: The model cannot run at these shapes, or the compiler refuses a node in its middle.
     """
     target = nearest_target(gpu)
+    artifact = cut(artifact, TENSORRT_RTX, shapes, clock).artifact
+    shapes = {item.name: shapes[item.name] for item in artifact.inputs if item.name in shapes}
     with clock.stage("rewrite"), judge_for(TENSORRT_RTX, gpu, precision) as judge:
         cleaned = driver.run(
             artifact,

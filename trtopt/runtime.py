@@ -70,15 +70,21 @@ class OrtSession:
                 remedy="check the node the message names; operators of custom domains cannot be calibrated or verified",
             ) from error
         self.output_names: tuple[str, ...] = tuple(item.name for item in self._session.get_outputs())
+        self._input_names = frozenset(item.name for item in self._session.get_inputs())
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
         """Outputs in the order of ``output_names``; what the graph gives as BF16 comes as float32.
+
+        Args:
+            feeds: Arrays by input name. Names the graph lacks are left out: a part of a model runs on the samples of
+                the whole.
 
         Raises:
             InvalidModelError: The model fails on these inputs.
         """
         try:
-            return list(self._session.run(None, {name: _without_bf16(array) for name, array in feeds.items()}))
+            own = {name: _without_bf16(array) for name, array in feeds.items() if name in self._input_names}
+            return list(self._session.run(None, own))
         except Exception as error:
             shapes = ", ".join(f"{name}:{value.dtype}{list(value.shape)}" for name, value in feeds.items())
             raise InvalidModelError(

@@ -2,12 +2,79 @@
 
 from __future__ import annotations
 
+from trtopt_recipes.align_channels import MisalignedChannels
+from trtopt_recipes.average_pool_conv import AveragePoolConv
+from trtopt_recipes.batch_first_attention import BatchFirstAttention
 from trtopt_recipes.batch_norm import BatchNorm
+from trtopt_recipes.cast_chain import CastChain
+from trtopt_recipes.constant_affine import ConstantAffine
 from trtopt_recipes.constant_branch import ConstantBranch
 from trtopt_recipes.constant_expression import ConstantExpression
+from trtopt_recipes.conv_1x1_chain import Conv1x1Chain
 from trtopt_recipes.dead_node import DeadNode
+from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
+from trtopt_recipes.duplicate_expression import DuplicateExpression
+from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.identity import Identity
+from trtopt_recipes.layer_scale import LayerScale
+from trtopt_recipes.mish import Mish
 from trtopt_recipes.no_op import NoOp
+from trtopt_recipes.normalized_qkv_bias import NormalizedQkvBias
+from trtopt_recipes.pad_conv import PadConv
+from trtopt_recipes.pool_activation import PoolActivation
+from trtopt_recipes.prelu import Prelu
+from trtopt_recipes.qkv_bias import QkvBias
+from trtopt_recipes.rank_4_linear import Rank4Linear
+from trtopt_recipes.recurrent_backward import BackwardRecurrence
+from trtopt_recipes.recurrent_odd import OddRecurrence
+from trtopt_recipes.recurrent_stacked import StackedRecurrence
+from trtopt_recipes.recurrent_static import StaticRecurrence
+from trtopt_recipes.repvgg_branches import RepvggBranches
+from trtopt_recipes.reshape_chain import ReshapeChain
+from trtopt_recipes.resize_conv import ResizeConv
+from trtopt_recipes.selu import Selu
+from trtopt_recipes.softplus import Softplus
+from trtopt_recipes.split_after_conv import SplitAfterConv
+from trtopt_recipes.transpose_pair import TransposePair
+from trtopt_recipes.transpose_push import TransposePush
+from trtopt_recipes.transposed_conv import TransposedConv
 
-PACK = (Identity(), NoOp(), DeadNode(), ConstantExpression(), ConstantBranch(), BatchNorm())
+PACK = (
+    Identity(),
+    NoOp(),
+    CastChain(),
+    TransposePair(),
+    ReshapeChain(),
+    DuplicateExpression(),
+    DeadNode(),
+    ConstantExpression(),
+    ConstantBranch(),
+    TransposePush(),
+    BatchNorm(),
+    ConstantAffine(),
+    PadConv(),
+    LayerScale(),
+    DecomposedLayerNorm(),
+    Prelu(),
+    Selu(),
+    Mish(),
+    Softplus(),
+    NormalizedQkvBias(),
+    QkvBias(),
+    BatchFirstAttention(),
+    Rank4Linear(),
+    StackedRecurrence(),
+    StaticRecurrence(),
+    BackwardRecurrence(),
+    PoolActivation(),
+    TransposedConv(),
+    ResizeConv(),
+    AveragePoolConv(),
+    GlobalAveragePool(),
+    RepvggBranches(),
+    Conv1x1Chain(),
+    SplitAfterConv(),
+    OddRecurrence(),
+    MisalignedChannels(),
+)
 """In canonical order: cheap removals first, so that later recipes see fewer nodes."""

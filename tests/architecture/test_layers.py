@@ -24,7 +24,7 @@ TIERS = (
     ("roofline",),
     ("rewrite",),
     ("source", "precision", "accuracy", "engine"),
-    ("pipeline", "pipeline_analyze", "pipeline_judge"),
+    ("pipeline", "pipeline_analyze", "pipeline_host", "pipeline_io", "pipeline_judge"),
     ("api", "api_analyze"),
     ("cli", "__main__"),
 )
@@ -39,6 +39,8 @@ SIBLINGS = {
     ("config_file", "errors"): "so is a wrong key in the file",
     ("pipeline_analyze", "pipeline"): "an analysis compiles as a build does",
     ("pipeline_analyze", "pipeline_judge"): "and rewrites as a build does",
+    ("pipeline_analyze", "pipeline_host"): "and leaves to the host what a build leaves to it",
+    ("pipeline_io", "pipeline"): "it changes what a build has lowered",
     ("pipeline_judge", "pipeline"): "a judge writes the precision as a build does",
     ("outputs", "config"): "the options say which files are read and written",
     ("outputs", "files"): "one check of an output's path",

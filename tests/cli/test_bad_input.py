@@ -290,10 +290,13 @@ def test_a_missing_package_is_exit_code_4_with_the_line_that_installs_it(
 def test_a_model_the_compiler_refuses_is_exit_code_6_with_the_node(trtopt: Run, tmp_path: Path) -> None:
     model = helper.make_model(
         helper.make_graph(
-            [helper.make_node("Det", ["x"], ["y"], "determinant")],
+            [helper.make_node("MaxPool", ["x"], ["y", "places"], "pool", kernel_shape=[2, 2], strides=[2, 2])],
             "refused",
-            [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 4, 4])],
-            [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])],
+            [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 4, 4, 4])],
+            [
+                helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 4, 2, 2]),
+                helper.make_tensor_value_info("places", onnx.TensorProto.INT64, [2, 4, 2, 2]),
+            ],
         ),
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=8,
@@ -301,6 +304,6 @@ def test_a_model_the_compiler_refuses_is_exit_code_6_with_the_node(trtopt: Run, 
     onnx.save(model, tmp_path / "model.onnx")
     done = trtopt("build", "model.onnx", "--fp32", "--report", "report.json")
     assert done.returncode == 6, done.stderr
-    assert "determinant" in done.stderr
+    assert "node 0, 'pool' (MaxPool)" in done.stderr
     assert done.stderr.count("error: ") == 1
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ""] == ["model.onnx"]

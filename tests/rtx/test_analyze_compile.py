@@ -139,8 +139,9 @@ def test_a_gpu_that_users_add_has_a_target_too(own: str, target: str) -> None:
 
 
 def test_a_model_the_compiler_refuses_is_a_build_error(tmp_path: Path) -> None:
-    node = helper.make_node("NonZero", ["x"], ["y"], name="nonzero")
-    refused = model([node], [("x", np.float32, [4, 4])], [("y", np.int64)], [constant("unused", np.zeros(1))])
+    node = helper.make_node("MaxPool", ["x"], ["y", "places"], name="pool", kernel_shape=[2, 2])
+    outputs = [("y", np.float32), ("places", np.int64)]
+    refused = model([node], [("x", np.float32, [1, 4, 4, 4])], outputs, [constant("unused", np.zeros(1))])
     with pytest.raises(EngineBuildError):
         compiled(refused, tmp_path, "fp32")
 

@@ -63,6 +63,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
         "max_abs": None,
         "top1_agreement": None,
         "nonfinite": 7,
+        "shapes_differ": 0,
     }
     assert outputs["logits"]["sqnr_db"] == ACCURACY.outputs["logits"].sqnr_db
 

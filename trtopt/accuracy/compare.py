@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,12 +47,19 @@ class Accumulator:
     dot: float = 0.0
     max_abs: float = 0.0
     nonfinite: int = 0
+    differs: int = 0
     agree: int = 0
     positions: int = 0
     has_top1: bool | None = None
 
     def update(self, reference: np.ndarray, output: np.ndarray) -> None:
-        """Add one sample; both arrays have the same shape, any numeric or boolean dtype."""
+        """Add one sample; the arrays have any numeric or boolean dtype.
+
+        Where their shapes differ nothing can be said of the elements, and so of the tensor over all samples.
+        """
+        if reference.shape != output.shape:
+            self.differs += 1
+            return
         discrete = not is_float(reference)
         if self.has_top1 is None:
             self.has_top1 = discrete or is_class_like(reference)
@@ -78,6 +85,8 @@ class Accumulator:
 
     def result(self) -> OutputAccuracy:
         """The measures over everything added so far."""
+        if self.differs:
+            return OutputAccuracy(math.nan, math.nan, math.nan, None, self.nonfinite, self.differs)
         agreement = self.agree / self.positions if self.has_top1 and self.positions else None
         if self.nonfinite:
             return OutputAccuracy(math.nan, math.nan, math.inf, agreement, self.nonfinite)
@@ -118,6 +127,7 @@ def compare(
     *,
     on_event: OnEvent = ignore,
     task: str = "verify",
+    varying: Collection[str] = (),
 ) -> dict[str, OutputAccuracy]:
     """Compare the outputs of two runners over ``samples``; memory does not grow with their number.
 
@@ -130,6 +140,7 @@ def compare(
         samples: One call's inputs each.
         on_event: Called with an ``advance`` after each sample.
         task: The name of the events' task.
+        varying: Outputs whose shape depends on the values (boxes found): a rounding may change it.
 
     Returns:
         By output name, in the order of the reference.
@@ -150,21 +161,21 @@ def compare(
         expected = zip(reference.output_names, reference.run(feeds), strict=True)
         outputs = dict(zip(optimized.output_names, optimized.run(feeds), strict=True))
         for name, value in expected:
-            accumulators[name].update(*_checked(name, value, outputs[name]))
+            accumulators[name].update(*_checked(name, value, outputs[name], may_differ=name in varying))
         on_event(Event("advance", task))
     if not count:
         raise InvalidModelError("There are no samples to verify on", remedy="give at least one sample with --eval")
     return {name: item.result() for name, item in accumulators.items()}
 
 
-def _checked(name: str, reference: object, output: object) -> tuple[np.ndarray, np.ndarray]:
+def _checked(name: str, reference: object, output: object, *, may_differ: bool) -> tuple[np.ndarray, np.ndarray]:
     for value in (reference, output):
         if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUM":
             raise InvalidModelError(
                 f"Output {name} is not a tensor of numbers", where=str(type(value)), remedy="cut it off the graph"
             )
     first, second = np.asarray(reference), np.asarray(output)
-    if first.shape != second.shape:
+    if first.shape != second.shape and not may_differ:
         raise InvalidModelError(
             f"Output {name} has shape {list(second.shape)}, the reference {list(first.shape)}",
             remedy="this is a fault of a rewrite: build with --recipes none and report it",

@@ -10,8 +10,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class BuildRequest:
         plugins: Libraries with plugins.
         timing_cache: A file read before and written after the build; TensorRT for RTX ignores it.
         name: What errors call the model, if not by its file.
+        formats: The compiler's memory format (``HWC``, ...) of inputs and outputs that do not have the usual one.
     """
 
     onnx: Path
@@ -71,6 +72,7 @@ class BuildRequest:
     plugins: tuple[Path, ...] = ()
     timing_cache: Path | None = None
     name: str = ""
+    formats: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,7 @@ def worker_request(request: BuildRequest, settings: BuilderSettings, *, keep_eng
         "plugins": [str(path.absolute()) for path in request.plugins],
         "timing_cache": str(cache.absolute()) if cache is not None and not rtx else None,
         "profiles": [profile.shapes for profile in request.profiles],
+        "formats": dict(request.formats),
         "inspect": not rtx,
         "keep_engine": keep_engine,
     }

@@ -22,6 +22,8 @@ from trtopt.hardware.probe import probe
 from trtopt.runtime import Feeds
 
 _T = TypeVar("_T")
+_CHANNELS_LAST = ("HWC", "HWC8")
+"""Formats of inputs and outputs that `--io` gives; their channels fill the memory without gaps."""
 _ML_DTYPES = {"BF16": ml_dtypes.bfloat16, "FP8": ml_dtypes.float8_e4m3fn}
 
 
@@ -163,6 +165,7 @@ class _Runner:
         self.output_names = tuple(self._outputs)
         self._on_host = {name for name in names if engine.get_tensor_location(name) == trt.TensorLocation.HOST}
         self._dtypes = {name: self._dtype(engine.get_tensor_dtype(name)) for name in names}
+        self._last = {name for name in names if engine.get_tensor_format(name).name in _CHANNELS_LAST}
         self._buffers = {name: _Buffer(self._cuda) for name in names}
         for buffer in self._buffers.values():
             stack.callback(buffer.free)
@@ -196,6 +199,8 @@ class _Runner:
                 where=name,
                 remedy="build with wider --min-shapes and --max-shapes",
             )
+        if name in self._last:
+            array = np.ascontiguousarray(np.moveaxis(array, 1, -1))
         if name in self._on_host:
             self._context.set_tensor_address(name, array.ctypes.data)
             return array
@@ -207,10 +212,13 @@ class _Runner:
 
     def _fetch(self, name: str) -> np.ndarray:
         allocator = self._allocators[name]
-        array = np.empty(allocator.shape, self._dtypes[name])
+        shape = allocator.shape
+        if name in self._last:
+            shape = (shape[0], *shape[2:], shape[1])
+        array = np.empty(shape, self._dtypes[name])
         kind = self._cuda.api.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._cuda.call("cudaMemcpy", array.ctypes.data, self._buffers[name].pointer, array.nbytes, kind)
-        return array
+        return np.moveaxis(array, -1, 1) if name in self._last else array
 
 
 def _output_allocator(trt: Any, buffer: _Buffer) -> Any:

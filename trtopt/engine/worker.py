@@ -7,7 +7,8 @@ request and the results are files in a folder; progress is JSON lines on standar
 standard library only: the process starts for every build.
 
 What runs here is TensorRT for RTX without a GPU. What only the backend ``tensorrt`` uses (its flags and enums, the
-timing cache, the inspector) is written to the documented API of TensorRT 10.3 to 11 and was never run.
+timing cache, the inspector) is written to the documented API of TensorRT 10.3 to 11 and was never run; nor were memory
+formats of inputs and outputs with it.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]
         raise _RefusedError("parse", [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)])
     if network.num_outputs == 0:  # the parser takes an empty file for a model with nothing in it
         raise _RefusedError("parse", [])
+    _set_formats(trt, network, request["formats"])
     config = _configure(trt, builder, network, request)
     monitor = _monitor(trt, events)  # the config does not keep it alive
     config.progress_monitor = monitor
@@ -201,6 +203,15 @@ def _configure(trt: Any, builder: Any, network: Any, request: dict[str, Any]) ->
     for shapes in request["profiles"]:
         config.add_optimization_profile(_profile(builder, network, shapes))
     return config
+
+
+def _set_formats(trt: Any, network: Any, formats: dict[str, str]) -> None:
+    """Memory formats of the network's inputs and outputs; those that are not named have the usual one."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    tensors += [network.get_output(index) for index in range(network.num_outputs)]
+    for tensor in tensors:
+        if tensor.name in formats:
+            tensor.allowed_formats = 1 << int(_member(trt.TensorFormat, formats[tensor.name]))
 
 
 def _member(owner: Any, name: str) -> Any:

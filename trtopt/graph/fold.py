@@ -48,7 +48,7 @@ class FoldError(ValueError):
 
 
 def can_fold(node: ir.Node, known: Container[ir.Value] = ()) -> bool:
-    """Whether ``node`` computes a constant: every input is one, or it asks for a static shape.
+    """Whether ``node`` computes a constant: every input is one, or it asks for a static shape or dimension.
 
     Args:
         node: The node.
@@ -59,6 +59,8 @@ def can_fold(node: ir.Node, known: Container[ir.Value] = ()) -> bool:
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         return False
     if is_op(node, "Shape", "Size") and static_shape(node.inputs[0]) is not None:
+        return True
+    if _static_part_of_shape(node) is not None:
         return True
     return all(value is None or value in known or constant_tensor_of(value) is not None for value in node.inputs)
 
@@ -77,6 +79,9 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
     Raises:
         FoldError: The result would be too large, or its size is not known beforehand, or the evaluation fails.
     """
+    part = _static_part_of_shape(node)
+    if part is not None:
+        return [part]
     if is_op(node, "Shape", "Size"):
         return [_shape_or_size(node)]
     tensors = [constant_tensor_of(value) for value in node.inputs]
@@ -193,6 +198,49 @@ def _shape_or_size(node: ir.Node) -> np.ndarray:
         return np.asarray(np.prod(shape, dtype=np.int64))
     end = node.attributes.get("end")
     return np.asarray(shape[int_attribute(node, "start", 0) : None if end is None else end.as_int()], dtype=np.int64)
+
+
+def _static_part_of_shape(node: ir.Node) -> np.ndarray | None:
+    """The dimensions that a Shape, or a Gather or Slice of one, picks, where those are static."""
+    if is_op(node, "Shape"):
+        picked = _dims_of_shape(node)
+    elif is_op(node, "Gather", "Slice") and node.inputs[0] is not None and node.inputs[0].producer() is not None:
+        shape = node.inputs[0].producer()
+        dims = _dims_of_shape(shape) if shape is not None and is_op(shape, "Shape") else None
+        picked = None if dims is None else _gathered(node, dims) if is_op(node, "Gather") else _sliced(node, dims)
+    else:
+        return None
+    if picked is None or any(dim is None for dim in picked.reshape(-1)):
+        return None
+    return picked.astype(np.int64)
+
+
+def _dims_of_shape(shape: ir.Node) -> np.ndarray | None:
+    """The dimensions a Shape node gives, None where one is not static; None where not even the rank is known."""
+    value = shape.inputs[0]
+    if value is None or value.shape is None:
+        return None
+    end = shape.attributes.get("end")
+    dims = [dim if isinstance(dim, int) else None for dim in value.shape]
+    return np.asarray(dims[int_attribute(shape, "start", 0) : None if end is None else end.as_int()], dtype=object)
+
+
+def _gathered(node: ir.Node, dims: np.ndarray) -> np.ndarray | None:
+    indices = constant_tensor_of(node.inputs[1])
+    if indices is None:
+        return None
+    at = indices.numpy()
+    in_range = bool(((at >= -len(dims)) & (at < len(dims))).all())
+    return np.asarray(dims[at], dtype=object) if in_range else None
+
+
+def _sliced(node: ir.Node, dims: np.ndarray) -> np.ndarray | None:
+    tensors = [constant_tensor_of(value) for value in node.inputs[1:]]
+    if len(tensors) < 2 or any(tensor is None for tensor in tensors):
+        return None
+    numbers = [int(tensor.numpy().reshape(-1)[0]) for tensor in tensors if tensor is not None]
+    start, end, *_ = numbers
+    return dims[start : end : numbers[3] if len(numbers) > 3 else 1]
 
 
 def _one_node_model(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], opset: int) -> onnx.ModelProto:

@@ -293,6 +293,27 @@ class HostRecord:
 
 
 @dataclass(frozen=True)
+class NetworkIo:
+    """An input or output of the network whose type or memory layout was asked for.
+
+    Attributes:
+        name: Its name.
+        kind: ``input`` or ``output``.
+        dtype: ``fp32``, ``fp16``, ``bf16``, ``uint8``, ...
+        layout: ``chw``, ``hwc``, ``hwc4`` or ``hwc8``.
+        shape: Its logical shape, [N, C, H, W] whatever the layout.
+        caller: What the caller has to do, in words.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    layout: str
+    shape: tuple[int | str, ...]
+    caller: str
+
+
+@dataclass(frozen=True)
 class BuildReport:
     """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON."""
 
@@ -310,6 +331,8 @@ class BuildReport:
     seconds: dict[str, float]
     gate_failures: tuple[str, ...] = ()
     analysis: EngineAnalysis | None = None
+    host: HostRecord | None = None
+    network_io: tuple[NetworkIo, ...] = ()
     rewriting: RewritingRecord = RewritingRecord()
     schema: str = SCHEMA
 

@@ -86,6 +86,8 @@ def files_written(report: BuildReport) -> list[str]:
     if failed(report):
         names = ["report"]
     files = [report.config.get(name) for name in names]
+    if report.host is not None and report.host.path is not None:
+        files.insert(1 if report.engine is None else 0, report.host.path)
     if report.engine is not None:
         files.insert(0, report.engine.path)
         if report.config.get("report"):
@@ -199,6 +201,25 @@ def _profiles(engine: EngineRecord) -> Iterable[str]:
             yield f"{name}: {texts[0]} (static)" if len(set(texts)) == 1 else f"{name}: {' .. '.join(texts)}"
 
 
+def _host(report: BuildReport) -> list[RenderableType]:
+    host = report.host
+    if host is None:
+        return []
+    passed = [f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape))}" for item in host.between]
+    rows = [("because" if index == 0 else "", reason) for index, reason in enumerate(host.reasons)]
+    rows += [("from the engine" if index == 0 else "", text) for index, text in enumerate(passed)]
+    own = [name for name in host.inputs if name not in {item.name for item in host.between}]
+    if own:
+        rows.append(("from the caller", ", ".join(own)))
+    rows.append(("gives", f"{', '.join(host.outputs)}, by {count(host.nodes, 'node')}"))
+    return [_plain("the end of the model is an ONNX file of its own, to be run on the host"), pairs(rows)]
+
+
+def _network_io(report: BuildReport) -> list[RenderableType]:
+    rows = [(item.name, item.kind, f"{item.dtype} {item.layout}", item.caller) for item in report.network_io]
+    return [table(("tensor", "", "type", "the caller must"), rows, right=())] if rows else []
+
+
 def _calibration(report: BuildReport) -> list[RenderableType]:
     record = report.calibration
     if record is None:
@@ -237,6 +258,9 @@ def _outputs(heading: str, outputs: dict[str, OutputAccuracy]) -> RenderableType
     for name, accuracy in list(outputs.items())[:_MOST_ROWS]:
         top1 = "" if accuracy.top1_agreement is None else percent(accuracy.top1_agreement)
         bad = str(accuracy.nonfinite) if accuracy.nonfinite else ""
+        if accuracy.shapes_differ:
+            rows.append((name, f"other shape in {count(accuracy.shapes_differ, 'sample')}", "", "", top1, bad))
+            continue
         rows.append((name, decibels(accuracy.sqnr_db), f"{accuracy.cosine:.5f}", f"{accuracy.max_abs:.3g}", top1, bad))
     headers = [heading, "SQNR", "cosine", "max abs", "top-1 agreement", "not finite"]
     used = 6 if any(row[5] for row in rows) else 5
@@ -294,6 +318,8 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Precision achieved", _precision),
     ("Kept in a wider type", _kept),
     ("Engine", _engine),
+    ("Host", _host),
+    ("Inputs and outputs changed", _network_io),
     ("Calibration", _calibration),
     ("Accuracy", _accuracy),
     ("Least accurate tensors", _tensors),

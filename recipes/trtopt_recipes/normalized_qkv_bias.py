@@ -1,0 +1,217 @@
+"""Biases of attention's projections behind a layer normalization."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph.attention import Attention, attention_of, only_user, path_to
+from trtopt.graph.edit import (
+    Names,
+    add_initializer,
+    all_nodes,
+    constant_of,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    is_op,
+    remove_node,
+    replace_value,
+    tag,
+)
+from trtopt.graph.views import Sizes, one_per
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+
+_LARGEST_SHIFT = 0.5
+_SMALLEST_SHIFT = 1 / 16
+_FP16_LARGEST = 65504.0
+_FP16_SMALLEST = 2.0**-14
+
+
+@dataclass(frozen=True)
+class NormalizedQkvBias:
+    """Lets the weights after a layer normalization carry the biases of attention's projections.
+
+    Rewrite:
+        LayerNorm(x) = g * n + h, where n has the mean 0. So (g * n) W = n M with M = g * W, and it does not matter what
+        is added to a whole column of M. With a shift t instead of g and h,
+        LayerNorm(x) W + b = (n + t) (M - mean(M) + d / (C t)), d = h W + b, C features, means taken down each column.
+    Requires:
+        A LayerNormalization over the last axis with constant scale and bias, whose only users are products with
+        constant weights, of which at least one has a bias on the way to attention.
+    Why faster:
+        TensorRT for RTX runs Q, K and V as one product whose output attention reads in place, if none has a bias: 10
+        -> 7 kernels for a ViT-B block of batch 8, and no kernel for the bias of the queries.
+    Numerics:
+        The same real numbers; weights are computed in FP64 and rounded once. t is the least power of two, from 1/16 to
+        1/2, for which d / (C t) is no larger than the weights are (root of the mean square): what rounds in the
+        product stays what it was, within a factor of sqrt(1 + t^2) for activations and of sqrt(2) for weights.
+    Refuses when:
+        The normalized value is used otherwise (a residual after it, as in BERT) or is a graph output, weights are not
+        constants, a bias is too large for t = 1/2, or new weights leave the range of FP16 where the old ones did not.
+    """
+
+    name: str = "normalized-qkv-bias"
+    stage: Stage = Stage.FUSE
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """Layer normalizations before the projections of an attention."""
+        opset = model.graph.opset_imports.get("", 1)
+        norms: dict[ir.Node, dict[ir.Node, None]] = {}
+        for node in all_nodes(model.graph):
+            found = attention_of(node, opset) if is_op(node, "Softmax") else None
+            for norm, nodes in ({} if found is None else _biased(found)).items():
+                norms.setdefault(norm, {}).update(dict.fromkeys(nodes))
+        matches, refusals = [], []
+        for norm, reached in norms.items():
+            reason = _why_not(norm)
+            if reason:
+                refusals.append(Refusal(str(norm.name), reason))
+            else:
+                users = [user for user, _ in norm.outputs[0].uses()]
+                adds = [add for user in users if (add := _bias_add(user)) is not None]
+                matches.append(Match(tuple(dict.fromkeys((norm, *users, *adds, *reached)))))
+        return Findings(tuple(matches), tuple(refusals))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Change the normalization and the weights behind it."""
+        norm = match.nodes[0]
+        reason = _why_not(norm)
+        if reason:
+            return Refusal(match.label, reason)
+        products = list(dict.fromkeys(user for user, _ in norm.outputs[0].uses()))
+        shift, weights = _new_weights(norm, products)
+        names, graph = Names(model), norm.graph
+        if graph is None:
+            return Refusal(match.label, "it is in no graph")
+        scale, base = _float64(norm.inputs[1]), str(norm.outputs[0].name)
+        for index, name, content in ((1, "scale", np.ones_like(scale)), (2, "shift", np.full_like(scale, shift))):
+            array = content.astype(_tensor_type(norm.inputs[1]))
+            if len(norm.inputs) <= index:
+                norm.resize_inputs(index + 1)
+            norm.replace_input_with(index, add_initializer(graph, names.value(f"{base}_{name}"), array))
+        tag(norm, self.name)
+        for product, weight in zip(products, weights, strict=True):
+            _set_weight(product, weight, names, self.name)
+        return None
+
+
+def _biased(found: Attention) -> dict[ir.Node, list[ir.Node]]:
+    """Normalizations that biased projections of an attention read, with the nodes up to its products."""
+    sizes, norms = Sizes(), dict[ir.Node, list[ir.Node]]()
+    for value in (*found.scores.inputs, found.mix.inputs[1]):
+        path = path_to(value, sizes)
+        if path is None or not path.moves or not is_op(path.root, "Add") or not one_per(path.bias).any():
+            continue
+        products = [v.producer() for v in path.root.inputs if v is not None and constant_tensor_of(v) is None]
+        product = products[0] if products else None
+        source = product.inputs[0] if product is not None and is_op(product, "MatMul") else None
+        norm = source.producer() if source is not None else None
+        if norm is not None and is_op(norm, "LayerNormalization"):
+            norms.setdefault(norm, list(found.nodes)).extend(node for node, _ in path.steps)
+    return norms
+
+
+def _why_not(norm: ir.Node) -> str:
+    output = norm.outputs[0]
+    if output.is_graph_output() or any(value.uses() for value in norm.outputs[1:]):
+        return f"{output.name} is a graph output, or its statistics are used"
+    rank = len(output.shape) if output.shape is not None else 0
+    scale, bias = constant_of(input_of(norm, 1)), constant_of(input_of(norm, 2))
+    if scale is None or scale.ndim != 1 or int_attribute(norm, "axis", -1) not in (-1, rank - 1):
+        return "it is not over the last axis, or its scale is not a constant"
+    if input_of(norm, 2) is not None and (bias is None or bias.shape != scale.shape):
+        return "its bias is not a constant"
+    for user, index in output.uses():
+        weight = constant_of(input_of(user, 1)) if is_op(user, "MatMul") and index == 0 else None
+        if weight is None or weight.ndim != 2 or weight.dtype.kind in "iub" or weight.shape[0] != scale.size:
+            return f"{user.name} uses {output.name} too, and is no product with constant weights"
+    return _out_of_range(norm)
+
+
+def _out_of_range(norm: ir.Node) -> str:
+    products = list(dict.fromkeys(user for user, _ in norm.outputs[0].uses()))
+    shift, weights = _new_weights(norm, products)
+    if not shift <= _LARGEST_SHIFT:
+        return "a bias is too large beside the weights"
+    for product, weight in zip(products, weights, strict=True):
+        old = _float64(product.inputs[1])
+        for limit, size in ((_FP16_LARGEST, np.abs(weight).max()), (-_FP16_SMALLEST, -_norm(weight))):
+            if not size <= limit and (np.abs(old).max() if limit > 0 else -_norm(old)) <= limit:
+                return f"the new weights of {product.name} leave the range of FP16"
+        if not np.isfinite(weight.astype(_tensor_type(product.inputs[1])).astype(np.float64)).all():
+            return f"the new weights of {product.name} leave the range of their type"
+    return ""
+
+
+def _new_weights(norm: ir.Node, products: list[ir.Node]) -> tuple[float, list[np.ndarray]]:
+    """The shift t, and the weights of each product, as float64; t is infinite where none is large enough."""
+    scale = _float64(norm.inputs[1])
+    offset = np.zeros_like(scale) if input_of(norm, 2) is None else _float64(norm.inputs[2])
+    scaled, added, wanted = [], [], _SMALLEST_SHIFT
+    for product in products:
+        weight, add = _float64(product.inputs[1]), _bias_add(product)
+        matrix = weight * scale[:, None]
+        bias = offset @ weight
+        if add is not None:
+            bias = bias + next(
+                array.astype(np.float64).ravel() for v in add.inputs if (array := constant_of(v)) is not None
+            )
+        scaled.append(matrix - matrix.mean(axis=0))
+        added.append(bias / scale.size)
+        largest, size = np.abs(added[-1]).max(initial=0.0), _norm(matrix)
+        wanted = max(wanted, float(largest / size) if size else math.inf)
+    if not math.isfinite(wanted):
+        return math.inf, scaled
+    shift = 2.0 ** math.ceil(math.log2(wanted))
+    return shift, [matrix + bias / shift for matrix, bias in zip(scaled, added, strict=True)]
+
+
+def _bias_add(product: ir.Node) -> ir.Node | None:
+    """The Add of one constant per feature that alone uses a product."""
+    user = only_user(product.outputs[0])
+    if user is None or not is_op(user, "Add"):
+        return None
+    weight = constant_tensor_of(product.inputs[1])
+    arrays = [array for value in user.inputs if (array := constant_of(value)) is not None]
+    fits = len(arrays) == 1 and weight is not None and arrays[0].ndim < 2 and arrays[0].size in (1, weight.shape[1])
+    return user if fits else None
+
+
+def _norm(array: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(array**2))) if array.size else 0.0
+
+
+def _float64(value: ir.Value | None) -> np.ndarray:
+    array = constant_of(value)
+    if array is None:
+        raise ValueError("not a constant")
+    return array.astype(np.float64)
+
+
+def _tensor_type(value: ir.Value | None) -> np.dtype:
+    array = constant_of(value)
+    if array is None:
+        raise ValueError("not a constant")
+    return array.dtype
+
+
+def _set_weight(product: ir.Node, weight: np.ndarray, names: Names, recipe: str) -> None:
+    """Give a product its weight, and take the bias after it away."""
+    if product.graph is None:
+        raise ValueError(f"{product.name} is in no graph")
+    array, add = weight.astype(_tensor_type(product.inputs[1])), _bias_add(product)
+    output = product.outputs[0]
+    if add is not None:
+        # The product now gives what the Add gave, so it goes by that name.
+        name = str(add.outputs[0].name)
+        replace_value(add.outputs[0], output)
+        remove_node(add)
+        output.name = name
+    constant = add_initializer(product.graph, names.value(f"{output.name}_weight"), array)
+    product.replace_input_with(1, constant)
+    tag(product, recipe)

@@ -1,0 +1,208 @@
+"""Cases for the recipes that swap a convolution or activation with resizing or pooling, or transpose it."""
+
+from __future__ import annotations
+
+import numpy as np
+from cases_conv import Shapes, X, floats, ints
+from contract_case import Case
+
+POINT = {"w": (2, 4, 1, 1), "a": (2,)}
+TWICE = {"s": floats(1, 1, 2, 2)}
+Y4 = "float[N, 4, 4, 4] y"
+MAX = "MaxPool <kernel_shape = [2, 2], strides = [2, 2]>"
+
+
+def resize(label: str, graph: str, values: dict[str, np.ndarray] | None = None, **options: object) -> Case:
+    given = TWICE if values is None else values
+    return Case("resize-conv", label, graph, POINT, values=given, tolerance=1e-6, **options)  # type: ignore[arg-type]
+
+
+RESIZES: tuple[Case, ...] = (
+    resize(
+        "nearest",
+        f"g ({X}) => (float[N, 2, 16, 16] y) {{ r = Resize(x, , s) c = Conv(r, w, a) y = Relu(c) }}",
+    ),
+    resize(
+        "linear-output",
+        f'g ({X}) => (float[N, 2, 16, 16] y) {{ r = Resize <mode = "linear"> (x, , s) y = Conv(r, w, a) }}',
+    ),
+    resize(
+        "sizes",
+        "g (float[3, 4, 8, 8] x) => (float[3, 2, 12, 9] y) { r = Resize(x, , , k) c = Conv(r, w) y = Relu(c) }",
+        {"k": ints(3, 4, 12, 9)},
+    ),
+    resize(
+        "sizes-of-axes",
+        f"g ({X}) => (float[N, 2, 12, 9] y) {{ r = Resize <axes = [2, -1]> (x, , , k) y = Conv(r, w, a) }}",
+        {"k": ints(12, 9)},
+        opset=18,
+    ),
+    resize(
+        "shrinks",
+        f"g ({X}) => (float[N, 2, 4, 16] y) {{ r = Resize(x, , s) y = Conv(r, w) }}",
+        {"s": floats(1, 1, 0.5, 2)},
+        changes=0,
+        refusals=1,
+    ),
+    resize(
+        "cubic",
+        f'g ({X}) => (float[N, 2, 16, 16] y) {{ r = Resize <mode = "cubic"> (x, , s) y = Conv(r, w) }}',
+        changes=0,
+        refusals=1,
+    ),
+    resize(
+        "antialias",
+        f'g ({X}) => (float[N, 2, 16, 16] y) {{ r = Resize <mode = "linear", antialias = 1> (x, , s) y = Conv(r, w) }}',
+        opset=18,
+        changes=0,
+        refusals=1,
+    ),
+    resize(
+        "computed-scales",
+        f"g ({X}) => (float[N, 2, H, W] y) "
+        "{ h = Shape(x) f = Cast <to = 1> (h) o = Div(f, f) t = Mul(o, s) r = Resize(x, , t) y = Conv(r, w) }",
+        changes=0,
+        refusals=1,
+    ),
+    resize(
+        "resized-used-elsewhere",
+        f"g ({X}) => (float[N, 2, 16, 16] y, float[N, 4, 16, 16] z) {{ r = Resize(x, , s) y = Conv(r, w) z = Neg(r) }}",
+        changes=0,
+        refusals=1,
+    ),
+    resize(
+        "padded",
+        f"g ({X}) => (float[N, 2, 18, 18] y) {{ r = Resize(x, , s) y = Conv <pads = [1, 1, 1, 1]> (r, w) }}",
+        changes=0,
+    ),
+)
+
+
+def average(label: str, graph: str, **options: object) -> Case:
+    return Case("average-pool-conv", label, graph, POINT, tolerance=1e-6, **options)  # type: ignore[arg-type]
+
+
+AVERAGES: tuple[Case, ...] = (
+    average(
+        "transition",
+        f"g ({X}) => (float[N, 2, 4, 4] y) {{ c = Conv(x, w, a) "
+        "p = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (c) y = Relu(p) }",
+    ),
+    average(
+        "padding-not-counted",
+        f"g ({X}) => (float[N, 2, 4, 4] y) {{ c = Conv(x, w, a) "
+        "y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (c) }",
+    ),
+    average("global", f"g ({X}) => (float[N, 2, 1, 1] y) {{ c = Conv(x, w, a) y = GlobalAveragePool(c) }}"),
+    average(
+        "padding-counted",
+        f"g ({X}) => (float[N, 2, 4, 4] y) {{ c = Conv(x, w, a) "
+        "y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], count_include_pad = 1> (c) }",
+        changes=0,
+        refusals=1,
+    ),
+    average(
+        "conv-used-elsewhere",
+        f"g ({X}) => (float[N, 2, 1, 1] y, float[N, 2, 8, 8] c) {{ c = Conv(x, w, a) y = GlobalAveragePool(c) }}",
+        changes=0,
+        refusals=1,
+    ),
+    average(
+        "activation-between",
+        f"g ({X}) => (float[N, 2, 1, 1] y) {{ c = Conv(x, w, a) r = Relu(c) y = GlobalAveragePool(r) }}",
+        changes=0,
+    ),
+)
+
+
+def active(label: str, graph: str, **options: object) -> Case:
+    return Case("pool-activation", label, graph, **options)  # type: ignore[arg-type]
+
+
+ACTIVE: tuple[Case, ...] = (
+    active("relu", f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) y = Relu(p) }}"),
+    active(
+        "clip-then-others",
+        f"g ({X}) => ({Y4}) {{ n = Neg(x) p = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> "
+        "(n) l = Constant <value = float {-0.5}> () q = Clip(p, l) y = Neg(q) }",
+    ),
+    active(
+        "leaky-and-elu",
+        f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) q = LeakyRelu <alpha = 0.2> (p) y = Elu(q) }}",
+        changes=2,
+        tolerance=1e-6,
+    ),
+    active(
+        "falling",
+        f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) y = LeakyRelu <alpha = -0.2> (p) }}",
+        changes=0,
+    ),
+    active("not-monotonic", f"g ({X}) => ({Y4}) {{ n = Neg(x) p = {MAX} (n) y = HardSwish(p) }}", changes=0),
+    active(
+        "pooled-used-elsewhere",
+        f"g ({X}) => ({Y4}, {Y4[:-1]}z) {{ n = Neg(x) p = {MAX} (n) y = Relu(p) z = Neg(p) }}",
+        changes=0,
+        refusals=1,
+    ),
+    active(
+        "indices",
+        f"g ({X}) => ({Y4}, int64[N, 4, 4, 4] i) {{ n = Neg(x) p, i = {MAX} (n) y = Relu(p) }}",
+        changes=0,
+        refusals=1,
+    ),
+    active(
+        "source-used-elsewhere",
+        f"g ({X}) => ({Y4}, {X[:-1]}z) {{ n = Neg(x) p = {MAX} (n) y = Relu(p) z = Abs(n) }}",
+        changes=0,
+        refusals=1,
+    ),
+    active("average", f"g ({X}) => ({Y4}) {{ p = AveragePool <kernel_shape = [5, 5]> (x) y = Relu(p) }}", changes=0),
+)
+
+
+def transposed(label: str, graph: str, weights: Shapes, **options: object) -> Case:
+    return Case("transposed-conv", label, graph, weights, tolerance=1e-5, **options)  # type: ignore[arg-type]
+
+
+TW = {"w": (4, 6, 3, 3), "a": (6,)}
+TRANSPOSED: tuple[Case, ...] = (
+    transposed(
+        "padded", f"g ({X}) => (float[N, 6, 9, 7] y) {{ y = ConvTranspose <pads = [0, 1, 1, 2]> (x, w, a) }}", TW
+    ),
+    transposed(
+        "grouped-dilated",
+        f"g ({X}) => (float[N, 6, 12, 12] y) "
+        "{ c = ConvTranspose <group = 2, dilations = [2, 2], strides = [1, 1]> (x, w) y = Relu(c) }",
+        {"w": (4, 3, 3, 3)},
+    ),
+    transposed("line", "g (float[N, 4, 8] x) => (float[N, 6, 10] y) { y = ConvTranspose (x, w) }", {"w": (4, 6, 3)}),
+    transposed(
+        "enlarges",
+        f"g ({X}) => (float[N, 6, 17, 17] y) {{ y = ConvTranspose <strides = [2, 2]> (x, w) }}",
+        TW,
+        changes=0,
+    ),
+    transposed(
+        "pads-much",
+        f"g ({X}) => (float[N, 6, 4, 10] y) {{ y = ConvTranspose <pads = [3, 0, 3, 0]> (x, w) }}",
+        TW,
+        changes=0,
+        refusals=1,
+    ),
+    transposed(
+        "output-shape",
+        f"g ({X}) => (float[N, 6, 9, 9] y) {{ y = ConvTranspose <output_shape = [9, 9]> (x, w) }}",
+        TW,
+        changes=0,
+        refusals=1,
+    ),
+    transposed(
+        "transposed-computed-weight",
+        f"g ({X}, float[4, 6, 3, 3] w) => (float[N, 6, 10, 10] y) {{ y = ConvTranspose (x, w) }}",
+        {},
+        changes=0,
+        refusals=1,
+    ),
+)
+
+CASES: tuple[Case, ...] = (*RESIZES, *AVERAGES, *ACTIVE, *TRANSPOSED)

@@ -1,0 +1,193 @@
+"""Pieces of transformers and recurrent networks: each takes tokens [N, S, D] and gives others."""
+
+from __future__ import annotations
+
+import numpy as np
+from activation_parts import activation, gelu
+from net_builder import NetBuilder, Value
+
+
+def linear(b: NetBuilder, x: Value, width: int, *, bias: bool | None = None) -> Value:
+    """MatMul, perhaps an addition, of any rank."""
+    y = b.op("MatMul", [x.name, b.weight((x.width, width), x.width)], (*x.shape[:-1], width))
+    return b.binary("Add", y, b.vector((width,))) if (b.chance(0.8) if bias is None else bias) else y
+
+
+def layer_norm(b: NetBuilder, x: Value) -> Value:
+    """Of the last axis: as an operator, spelled out, or by the root mean square alone."""
+    d, epsilon = x.width, 1e-2  # large, so that a nearly constant row does not blow up roundings
+    form = b.size(0, 4)
+    if form <= 1 and b.opset >= 17:
+        bias = [b.vector((d,))] if b.chance(0.8) else []
+        return b.op("LayerNormalization", [x.name, b.vector((d,)), *bias], x.shape, axis=-1, epsilon=epsilon)
+    centered = x
+    if form != 4:
+        mean = b.reduce("ReduceMean", x, (-1,), keep=True)
+        centered = b.op("Sub", [x.name, mean.name], x.shape)
+    square = b.binary("Pow", centered, b.const(2.0)) if b.chance(0.7) else b.binary("Mul", centered, centered)
+    variance = b.reduce("ReduceMean", square, (-1,), keep=True)
+    # In this order: ONNX Runtime 1.31 fuses the other one with an epsilon of its own, and is wrong.
+    raised = b.op("Add", [variance.name, b.const(epsilon)], variance.shape)
+    deviation = b.unary("Sqrt", raised)
+    if b.chance(0.3):
+        y = b.binary("Mul", centered, b.unary("Reciprocal", deviation))
+    else:
+        y = b.binary("Div", centered, deviation)
+    y = b.binary("Mul", y, b.vector((d,)))
+    return b.binary("Add", y, b.vector((d,))) if b.chance(0.8) else y
+
+
+def attention(b: NetBuilder, x: Value) -> Value:
+    """Multi-head attention in the forms of exporters, with its projection and residual."""
+    n, s = x.shape[:2]
+    heads, size = b.size(1, 3), b.size(1, 6)
+    width = heads * size
+    y = layer_norm(b, x) if b.chance(0.6) else x
+    q, k, v = _projections(b, y, width)
+    scale = size**-0.5
+    place = b.size(0, 4)
+    parts = [b.reshape(each, n, s, heads, size) for each in (q, k, v)]
+    late = b.chance(0.2)
+    q = b.transpose(parts[0], 0, 2, 1, 3)
+    if place in (0, 1):
+        q = b.binary("Mul", q, b.scalar(scale if place == 0 else scale**0.5))
+    k = b.transpose(parts[1], 0, 2, 3, 1) if b.chance() else _twice_turned(b, parts[1])
+    if place == 1:
+        k = b.binary("Mul", k, b.scalar(scale**0.5))
+    scores = b.op("MatMul", [q.name, k.name], [n, heads, s, s])
+    if place in (2, 3):
+        scores = (
+            b.binary("Mul", scores, b.scalar(scale)) if place == 2 else b.binary("Div", scores, b.scalar(1 / scale))
+        )
+    scores = _masked(b, scores)
+    mixed = _mixed(b, scores, b.transpose(parts[2], 0, 2, 1, 3), late)
+    joined = b.reshape(b.transpose(mixed, 0, 2, 1, 3), n, s, width)
+    out = linear(b, joined, x.width)
+    return b.binary("Add", out, x) if b.chance(0.8) else out
+
+
+def _twice_turned(b: NetBuilder, keys: Value) -> Value:
+    return b.transpose(b.transpose(keys, 0, 2, 1, 3), 0, 1, 3, 2)
+
+
+def _projections(b: NetBuilder, y: Value, width: int) -> tuple[Value, Value, Value]:
+    if b.chance(0.2):  # one product, split
+        packed = linear(b, y, 3 * width)
+        shape = (*y.shape[:2], width)
+        parts = b.many("Split", [packed.name, b.ints(width, width, width)], [shape] * 3, axis=2)
+        return parts[0], parts[1], parts[2]
+    bias = b.pick(None, True, True)
+    return linear(b, y, width, bias=bias), linear(b, y, width, bias=bias), linear(b, y, width, bias=bias)
+
+
+def _masked(b: NetBuilder, scores: Value) -> Value:
+    s = scores.dim(-1)
+    form = b.size(0, 4)
+    if form == 0:
+        lowest = float(b.pick(-3.4028234663852886e38, -1e9, -10000.0))
+        mask = np.triu(np.full((s, s), lowest, np.float32), 1)
+        return b.binary("Add", scores, b.const(mask[None, None]))
+    if form == 1:
+        allowed = b.const(np.tril(np.ones((1, 1, s, s), bool)), np.bool_)
+        masked = b.const(b.pick(np.float32(-3.4028234663852886e38), np.float32(-np.inf)))
+        return b.op("Where", [allowed, scores.name, masked], scores.shape)
+    return scores
+
+
+def _mixed(b: NetBuilder, scores: Value, v: Value, late: bool) -> Value:
+    """Softmax and its product with the values; the division may come after the product."""
+    shape = [*scores.shape[:3], v.width]
+    if not late and b.chance(0.8):
+        return b.op("MatMul", [b.unary("Softmax", scores, axis=-1).name, v.name], shape)
+    highest = b.op("ReduceMax", [scores.name], _kept(scores), **{"axes": [-1], "keepdims": 1}) if b.opset < 18 else None
+    shifted = b.op("Sub", [scores.name, highest.name], scores.shape) if highest else b.unary("Tanh", scores)
+    weights = b.unary("Exp", shifted)
+    total = b.reduce("ReduceSum", weights, (-1,), keep=True)
+    if not late:
+        return b.op("MatMul", [b.binary("Div", weights, total).name, v.name], shape)
+    mixed = b.op("MatMul", [weights.name, v.name], shape)
+    return b.binary("Div", mixed, total)
+
+
+def _kept(scores: Value) -> tuple[int | str, ...]:
+    return (*scores.shape[:3], 1)
+
+
+def mlp(b: NetBuilder, x: Value) -> Value:
+    y = layer_norm(b, x) if b.chance(0.6) else x
+    hidden = b.size(2, 20)
+    y = gelu(b, linear(b, y, hidden)) if b.chance() else activation(b, linear(b, y, hidden))
+    y = linear(b, y, x.width)
+    if b.chance(0.3):  # layer scale
+        y = b.binary("Mul", y, b.vector((x.width,)))
+    return b.binary("Add", y, x) if b.chance(0.8) else y
+
+
+def gated(b: NetBuilder, x: Value) -> Value:
+    """Parallel products of one input: gate and up, multiplied."""
+    hidden, bias = b.size(1, 16), b.chance()
+    gate, up = linear(b, x, hidden, bias=bias), linear(b, x, hidden, bias=bias)
+    joined = b.binary("Mul", b.binary("Mul", gate, b.unary("Sigmoid", gate)), up)
+    return linear(b, joined, x.width)
+
+
+def parallel(b: NetBuilder, x: Value) -> Value:
+    """Products of one input with different widths, each used by itself, joined at the end."""
+    made = [activation(b, linear(b, x, b.size(1, 9))) for _ in range(b.size(2, 4))]
+    shape = (*x.shape[:-1], sum(each.width for each in made))
+    joined = b.op("Concat", [each.name for each in made], shape, axis=-1)
+    return linear(b, joined, x.width)
+
+
+def product_chain(b: NetBuilder, x: Value) -> Value:
+    """Products with nothing between them."""
+    return linear(b, linear(b, x, b.size(1, 12), bias=b.chance()), b.size(2, 16))
+
+
+def recurrent(b: NetBuilder, x: Value) -> Value:
+    """LSTM, GRU or RNN over the tokens, one or two layers, one or both directions."""
+    y, form = b.transpose(x, 1, 0, 2), _recurrent_form(b)
+    for _ in range(b.size(1, 2)):
+        y = _recurrent_layer(b, y, form if b.chance(0.7) else _recurrent_form(b))
+    return b.transpose(y, 1, 0, 2)
+
+
+def _recurrent_form(b: NetBuilder) -> tuple[str, int, str]:
+    direction = b.pick("forward", "forward", "reverse", "bidirectional")
+    return b.pick("LSTM", "LSTM", "GRU", "RNN"), b.size(2, 10), direction
+
+
+def _recurrent_layer(b: NetBuilder, y: Value, form: tuple[str, int, str]) -> Value:
+    kind, hidden, direction = form
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden
+    count = 2 if direction == "bidirectional" else 1
+    inputs = [y.name, b.weight((count, gates, y.width), y.width), b.weight((count, gates, hidden), hidden)]
+    if b.chance(0.8):
+        inputs.append(b.vector((count, 2 * gates)))
+    if not isinstance(y.shape[1], str) and b.chance(0.4):
+        inputs += [""] * (5 - len(inputs))
+        inputs += [b.vector((count, y.dim(1), hidden)) for _ in range(1 + (kind == "LSTM"))]
+    attributes = {"hidden_size": hidden, "direction": direction}
+    if kind == "GRU":
+        attributes["linear_before_reset"] = b.size(0, 1)
+    length, batch = y.shape[0], y.shape[1]
+    y = b.op(kind, inputs, [length, count, batch, hidden], **attributes)
+    if count == 1:
+        return b.op("Squeeze", [y.name, b.ints(1)], [length, batch, hidden])
+    moved = b.transpose(y, 0, 2, 1, 3)
+    return b.op("Reshape", [moved.name, b.ints(0, 0, -1)], [length, batch, 2 * hidden])
+
+
+def last_axes(b: NetBuilder, x: Value) -> Value:
+    """Rank 4, channels last: [N, C, H, W] to NHWC, norm, two products, a scale, and back (ConvNeXt)."""
+    c = x.channels
+    y = b.transpose(x, 0, 2, 3, 1)
+    y = layer_norm(b, y) if c >= 4 and b.chance(0.8) else y
+    y = linear(b, gelu(b, linear(b, y, b.size(2, 20))), c)
+    if b.chance():
+        y = b.binary("Mul", y, b.vector((c,)))
+    y = b.transpose(y, 0, 3, 1, 2)
+    return b.binary("Add", y, x) if b.chance(0.8) else y
+
+
+TOKEN_PARTS = (attention, attention, attention, mlp, mlp, gated, parallel, product_chain, recurrent, recurrent)

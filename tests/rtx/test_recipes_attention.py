@@ -1,0 +1,95 @@
+"""The recipes around attention leave fewer kernels in blocks of a vision transformer: [8, 197, 768], 12 heads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.hardware.spec import find_gpu
+from trtopt.pipeline_judge import judge_for
+from trtopt.report.records import Cost
+from trtopt.rewrite.driver import run
+from trtopt.rewrite.protocol import Target
+from trtopt.source.onnx_file import load
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
+
+_NORM = "LayerNormalization(x, scale, offset)"
+_PROJECTION = (
+    "{0}0 = MatMul(n, w{0}) {0}1 = Add({0}0, b{0}) {0}2 = Reshape({0}1, heads) "
+    "{0}3 = Transpose <perm = [0, 2, {1}]> ({0}2)"
+)
+_ATTENTION = (
+    " ".join(_PROJECTION.format(*each) for each in (("q", "1, 3"), ("k", "3, 1"), ("v", "1, 3")))
+    + " s = MatMul(q3, k3) t = Mul(s, size) p = Softmax <axis = -1> (t) o0 = MatMul(p, v3) "
+    "o1 = Transpose <perm = [0, 2, 1, 3]> (o0) o2 = Reshape(o1, flat) o3 = MatMul(o2, wo) o4 = Add(o3, bo) "
+    "r = Add({}, o4)"
+)
+_MLP = "m1 = MatMul(m0, wu) m2 = Add(m1, bu) m3 = Gelu(m2) m4 = MatMul(m3, wd) m5 = Add(m4, bd) "
+_PRE = f"n = {_NORM} {_ATTENTION.format('x')} m0 = {_NORM.replace('x', 'r')} {_MLP} y = Add(r, m5)"
+_POST = f"n = {_NORM} {_ATTENTION.format('n')} m0 = {_NORM.replace('x', 'r')} {_MLP} y = Add(m0, m5)"
+
+
+def blocks(folder: Path, body: str, count: int = 3) -> ModelArtifact:
+    text, last = "", "x"
+    for index in range(count):
+        named = re.sub(r"\b(y|n|r|s|t|p|[qkv][0-3]|o[0-4]|m[0-5])\b", rf"\1_{index}", body)
+        text, last = text + re.sub(r"\bx\b", last, named) + " ", f"y_{index}"
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> g (float[8, 197, 768] x) => (float[8, 197, 768] y) '
+        "<int64[4] heads = {0, 0, 12, 64}, int64[3] flat = {0, 0, 768}, float size = {0.125}> {"
+        + text
+        + f"y = LayerNormalization({last}, scale, offset) }}"
+    )
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {
+        **{f"w{name}": (768, 768) for name in "qkvo"},
+        "wu": (768, 3072),
+        "wd": (3072, 768),
+    }
+    shapes.update({**{f"b{name}": (768,) for name in "qkvod"}, "bu": (3072,), "scale": (768,), "offset": (768,)})
+    for name, shape in shapes.items():
+        array = rng.standard_normal(shape, dtype=np.float32) * 0.03 + (name == "scale")
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    onnx.save(model, folder / "m.onnx")
+    return load(folder / "m.onnx")
+
+
+def costs(artifact: ModelArtifact, *recipes: str) -> list[Cost]:
+    """The cost without recipes, and with each."""
+    target, found = Target("tensorrt-rtx", "fp16"), []
+    with judge_for(TENSORRT_RTX, find_gpu("L4"), "fp16") as judge:
+        for names in ("none", *recipes):
+            model = run(artifact, recipes=names, strict=True, target=target).artifact.model
+            found.append(judge.price(model, inner=True).total)
+    return found
+
+
+def test_biases_behind_a_normalization_cost_no_kernel(tmp_path: Path) -> None:
+    plain, moved, carried = costs(blocks(tmp_path, _PRE), "qkv-bias", "normalized-qkv-bias")
+    assert moved.kernels <= plain.kernels - 4
+    assert carried.kernels <= moved.kernels - 3
+    assert carried.bytes < moved.bytes < plain.bytes
+    assert carried.predicted_us < plain.predicted_us
+
+
+def test_where_a_residual_needs_the_normalized_value_the_biases_are_moved(tmp_path: Path) -> None:
+    plain, moved, refused = costs(blocks(tmp_path, _POST), "qkv-bias", "normalized-qkv-bias")
+    assert moved.kernels <= plain.kernels - 4
+    assert moved.syncs < plain.syncs
+    assert refused == plain
+
+
+def test_tokens_first_saves_the_kernels_at_the_borders(tmp_path: Path) -> None:
+    both = "normalized-qkv-bias,batch-first-attention"
+    _, carried, turned = costs(blocks(tmp_path, _PRE), "normalized-qkv-bias", both)
+    assert turned.kernels <= carried.kernels - 2
+    assert turned.syncs == 0
+    assert turned.predicted_us < 0.97 * carried.predicted_us

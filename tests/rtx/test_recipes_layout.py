@@ -1,0 +1,76 @@
+"""What the recipes about layout and duplicates change in engines of TensorRT for RTX: FP16, batch 8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtopt import build
+from trtopt.report.records import BuildReport
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
+
+NHWC, NCHW = "Transpose <perm = [0, 2, 3, 1]>", "Transpose <perm = [0, 3, 1, 2]>"
+CONV = "Conv <pads = [1, 1, 1, 1]>"
+
+
+def run(folder: Path, recipes: str, graph: str, weights: Mapping[str, tuple[int, ...]]) -> BuildReport:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    rng = np.random.default_rng(0)
+    for name, shape in weights.items():
+        array = rng.standard_normal(shape, dtype=np.float32) * 0.05
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, folder / "m.onnx")
+    return build(folder / "m.onnx", output=folder / "m.engine", gpu="L4", recipes=recipes)
+
+
+def numbers(report: BuildReport) -> tuple[int, int]:
+    """Kernels, and bytes of activations."""
+    assert report.engine is not None and report.accuracy is not None
+    assert all(output.sqnr_db > 50 for output in report.accuracy.outputs.values())
+    return report.engine.kernels, report.engine.activation_bytes
+
+
+def residual_block(source: str, index: int) -> str:
+    """Two convolutions between Transposes with bias and ReLU outside, as TensorFlow exports them."""
+    text, value = "", source
+    for step in ("a", "b"):
+        name = f"{step}{index}"
+        text += f"t{name} = {NCHW} ({value}) c{name} = {CONV} (t{name}, w{name}) n{name} = {NHWC} (c{name}) "
+        text += f"s{name} = Add(n{name}, v{name}) "
+        value = f"s{name}"
+        if step == "a":
+            text += f"r{name} = Relu(s{name}) "
+            value = f"r{name}"
+    return text + f"d{index} = Add(sb{index}, {source}) x{index} = Relu(d{index}) "
+
+
+def test_a_network_of_channels_last_islands_loses_their_transposes(tmp_path: Path) -> None:
+    names = [f"{step}{index}" for index in (1, 2) for step in ("a", "b")]
+    weights: dict[str, tuple[int, ...]] = {"k": (64, 10)}
+    weights.update({f"w{name}": (64, 64, 3, 3) for name in names})
+    weights.update({f"v{name}": (64,) for name in names})
+    graph = (
+        f"g (float[8, 28, 28, 64] x) => (float[8, 10] y) {{ {residual_block('x', 1)} {residual_block('x1', 2)} "
+        "m = ReduceMean <axes = [1, 2], keepdims = 0> (x2) y = MatMul(m, k) }"
+    )
+    plain = numbers(run(tmp_path, "none", graph, weights))
+    pushed = numbers(run(tmp_path, "transpose-pair,transpose-push", graph, weights))
+    assert pushed[0] <= plain[0] - 2
+    assert pushed[1] < 0.75 * plain[1]
+
+
+def test_equal_branches_are_computed_once(tmp_path: Path) -> None:
+    graph = (
+        f"g (float[8, 64, 28, 28] x) => (float[8, 64, 28, 28] y) {{ a = {CONV} (x, w) b = Relu(a) c = {CONV} (x, w) "
+        f"d = Relu(c) e = {CONV} (b, u) f = {CONV} (d, v) g = Add(e, f) y = Relu(g) }}"
+    )
+    weights = dict.fromkeys("wuv", (64, 64, 3, 3))
+    plain = numbers(run(tmp_path, "none", graph, weights))
+    once = numbers(run(tmp_path, "duplicate-expression,dead-node", graph, weights))
+    assert once[0] == plain[0] - 1 and once[1] < plain[1]

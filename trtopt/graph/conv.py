@@ -1,0 +1,256 @@
+"""Weights and windows of convolutions and matrix products, as rewriting needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph.edit import (
+    Names,
+    add_initializer,
+    constant_of,
+    float_attribute,
+    input_of,
+    int_attribute,
+    ints_attribute,
+    is_op,
+    remove_node,
+    replace_value,
+    string_attribute,
+)
+
+HALF_LOSS = 1e-3
+"""Rounding to FP16 changes a weight by about 2e-4 in the L2 norm; beyond this, part of it lies below FP16's range."""
+
+_HALF_MAX = 65520.0
+"""What rounds to infinity in FP16."""
+
+_CHUNK = 1 << 20
+"""Elements looked at together: weights may be large."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a convolution or pooling does per spatial axis; ``pads`` are all begins, then all ends."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Padding before the first element of each axis."""
+        return self.pads[: len(self.kernel)]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Padding after the last element of each axis."""
+        return self.pads[len(self.kernel) :]
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each output position reads the input position of the same index and no other."""
+        return set(self.kernel) | set(self.strides) == {1} and not any(self.pads)
+
+
+def window_of(node: ir.Node) -> Window | None:
+    """The window of a Conv, ConvTranspose or pooling node; None where it depends on the input's size or is unknown."""
+    weight = constant_of(input_of(node, 1)) if is_op(node, "Conv", "ConvTranspose") else None
+    kernel = ints_attribute(node, "kernel_shape") or (tuple(weight.shape[2:]) if weight is not None else ())
+    automatic = string_attribute(node, "auto_pad", "NOTSET")
+    if not kernel or automatic not in ("NOTSET", "VALID"):
+        return None
+    pads = None if automatic == "VALID" else ints_attribute(node, "pads")
+    return Window(
+        kernel,
+        ints_attribute(node, "strides") or (1,) * len(kernel),
+        pads or (0,) * (2 * len(kernel)),
+        ints_attribute(node, "dilations") or (1,) * len(kernel),
+    )
+
+
+def set_window(node: ir.Node, window: Window) -> None:
+    """Write ``window`` to a Conv, ConvTranspose or pooling node."""
+    node.attributes.pop("auto_pad", None)
+    for name, values in (
+        ("kernel_shape", window.kernel),
+        ("strides", window.strides),
+        ("pads", window.pads),
+        ("dilations", window.dilations),
+    ):
+        if name in node.attributes or set(values) - {0 if name == "pads" else 1}:
+            node.attributes[name] = ir.AttrInt64s(name, values)
+
+
+def output_channels(node: ir.Node, weight: np.ndarray) -> int:
+    """Output channels of a Conv, ConvTranspose or Gemm with this weight."""
+    if node.op_type == "Conv":
+        return int(weight.shape[0])
+    if node.op_type == "ConvTranspose":
+        return int(weight.shape[1]) * int_attribute(node, "group", 1)
+    return int(weight.shape[0 if int_attribute(node, "transB", 0) else 1])
+
+
+def input_channels(node: ir.Node, weight: np.ndarray) -> int:
+    """Input channels of a Conv, ConvTranspose or Gemm with this weight."""
+    if node.op_type == "Conv":
+        return int(weight.shape[1]) * int_attribute(node, "group", 1)
+    if node.op_type == "ConvTranspose":
+        return int(weight.shape[0])
+    return int(weight.shape[1 if int_attribute(node, "transB", 0) else 0])
+
+
+def why_not_constant(node: ir.Node) -> str:
+    """Why the weight and bias of a Conv, ConvTranspose or Gemm cannot be computed with; empty where they can."""
+    weight, bias = constant_of(input_of(node, 1)), constant_of(input_of(node, 2))
+    if weight is None:
+        return f"the weights of {node.name} are not constants"
+    if weight.dtype.kind in "iub":
+        return f"the weights of {node.name} are integers"
+    if input_of(node, 2) is not None and bias is None:
+        return f"the bias of {node.name} is not a constant"
+    if bias is not None and node.op_type == "Gemm" and bias.size not in (1, bias.shape[-1] if bias.ndim else 1):
+        return f"the bias of {node.name} differs per row"
+    return ""
+
+
+def weight_and_bias(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
+    """Weight and bias (one per output channel) in float64, a Gemm's factors included.
+
+    Raises:
+        ValueError: They are not constants: ask :func:`why_not_constant` first.
+    """
+    array, bias_array = constant_of(input_of(node, 1)), constant_of(input_of(node, 2))
+    if array is None:
+        raise ValueError(f"the weights of {node.name} are not constants")
+    weight = array.astype(np.float64)
+    bias = np.zeros(1) if bias_array is None else bias_array.astype(np.float64).reshape(-1)
+    if node.op_type == "Gemm":
+        weight = weight * float_attribute(node, "alpha", 1.0)
+        bias = bias * float_attribute(node, "beta", 1.0)
+    return weight, np.broadcast_to(bias, output_channels(node, weight))
+
+
+def scale_outputs(node: ir.Node, weight: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """``weight`` with each output channel times its factor."""
+    if node.op_type == "ConvTranspose":
+        factors = _per_group(factors, weight.shape[0], int_attribute(node, "group", 1), weight.ndim)
+    elif node.op_type == "Conv" or int_attribute(node, "transB", 0):
+        factors = factors.reshape(-1, *[1] * (weight.ndim - 1))
+    scaled: np.ndarray = weight * factors
+    return scaled
+
+
+def scale_inputs(node: ir.Node, weight: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """``weight`` with each input channel times its factor."""
+    if node.op_type == "Conv":
+        factors = _per_group(factors, weight.shape[0], int_attribute(node, "group", 1), weight.ndim)
+    elif node.op_type == "ConvTranspose" or not int_attribute(node, "transB", 0):
+        factors = factors.reshape(-1, *[1] * (weight.ndim - 1))
+    scaled: np.ndarray = weight * factors
+    return scaled
+
+
+def _per_group(factors: np.ndarray, rows: int, groups: int, ndim: int) -> np.ndarray:
+    """Factors of the second axis of a grouped weight: each row of a group meets that group's channels."""
+    by_row = factors.reshape(groups, -1).repeat(rows // groups, axis=0)
+    result: np.ndarray = by_row.reshape(*by_row.shape, *[1] * (ndim - 2))
+    return result
+
+
+def per_channel(constant: np.ndarray, channels: int, rank: int, axis: int = 1) -> np.ndarray | None:
+    """A constant that differs along ``axis`` of a tensor only, as one float64 per channel; None for all others."""
+    shape = (1,) * (rank - constant.ndim) + constant.shape
+    if len(shape) != rank or any(size != 1 for index, size in enumerate(shape) if index != axis):
+        return None
+    if shape[axis] not in (1, channels):
+        return None
+    return np.broadcast_to(constant.astype(np.float64).reshape(-1), channels)
+
+
+def why_not_narrow(new: np.ndarray, dtype: np.dtype, *old: np.ndarray) -> str:
+    """Why a weight computed in float64 does not fit its type, or FP16 where the weights it comes from do."""
+    with np.errstate(over="ignore"):
+        if not np.isfinite(new.astype(dtype).astype(np.float64)).all():
+            return f"a folded weight does not fit {dtype}"
+    if not survives_half(new) and all(survives_half(array) for array in old):
+        return "a folded weight does not fit float16"
+    return ""
+
+
+def survives_half(array: np.ndarray) -> bool:
+    """Whether rounding to FP16 keeps the array: no overflow, and little lost below its range."""
+    flat, lost, norm = array.reshape(-1), 0.0, 0.0
+    # Scaled by the largest entry, as squares of small entries underflow.
+    scale = float(np.abs(flat).max(initial=0)) or 1.0
+    if not scale < _HALF_MAX:
+        return False
+    for start in range(0, flat.size, _CHUNK):
+        exact = flat[start : start + _CHUNK].astype(np.float64)
+        lost += float(np.square((exact.astype(np.float16) - exact) / scale).sum())
+        norm += float(np.square(exact / scale).sum())
+    return lost <= HALF_LOSS**2 * norm
+
+
+def set_weights(names: Names, node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> None:
+    """Give a node new weights of its weights' type, as constants named after its output; without bias for None."""
+    old, graph, output = constant_of(input_of(node, 1)), node.graph, node.outputs[0].name
+    if old is None or graph is None:
+        raise ValueError(f"{node.name} has no constant weights, or is in no graph")
+    node.resize_inputs(2 if bias is None else 3)
+    node.replace_input_with(1, add_initializer(graph, names.value(f"{output}_weight"), weight.astype(old.dtype)))
+    if bias is not None:
+        node.replace_input_with(2, add_initializer(graph, names.value(f"{output}_bias"), bias.astype(old.dtype)))
+    for name in ("alpha", "beta"):
+        if node.op_type == "Gemm":
+            node.attributes.pop(name, None)
+
+
+def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str, output: str) -> ir.Node:
+    """A node with the operator, attributes and output type of ``node``, of one output of unknown shape, in no graph."""
+    copy = ir.Node(node.domain, node.op_type, list(inputs), list(node.attributes.values()), name=name)
+    copy.outputs[0].name, copy.outputs[0].type = output, node.outputs[0].type
+    return copy
+
+
+def swap_nodes(names: Names, first: ir.Node, second: ir.Node) -> tuple[ir.Node, ir.Node]:
+    """Run ``second`` before ``first``, which alone feeds it; the last one's output keeps its name.
+
+    The second node stays the object it is; the first is made anew behind it.
+
+    Returns:
+        The two nodes in their new order.
+    """
+    source, graph = first.inputs[0], second.graph
+    if source is None or graph is None:
+        raise ValueError(f"{first.name} has no input, or {second.name} is in no graph")
+    middle, output = str(first.outputs[0].name), second.outputs[0]
+    moved = copy_node(first, first.inputs, name=str(first.name), output=names.value(f"{output.name}_swapped"))
+    moved.outputs[0].shape = output.shape
+    graph.insert_after(second, moved)
+    name = str(output.name)
+    replace_value(output, moved.outputs[0])
+    second.replace_input_with(0, source)
+    moved.replace_input_with(0, output)
+    remove_node(first)
+    output.shape = None
+    output.name, moved.outputs[0].name = middle, name
+    return second, moved
+
+
+def used_once(value: ir.Value) -> bool:
+    """Whether one node input reads the value and nobody else does."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def sole_user(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value, in the graph that makes it; None where there are others, or a graph output."""
+    if not used_once(value):
+        return None
+    user = next(iter(value.uses())).node
+    producer = value.producer()
+    return user if producer is None or producer.graph is user.graph else None

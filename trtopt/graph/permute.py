@@ -1,0 +1,191 @@
+"""Operators that can work on a tensor with its axes in another order: what changes in their attributes and constants.
+
+A permutation ``perm`` is that of a Transpose: the node works on ``v = Transpose_perm(w)`` and is to work on ``w``, so
+that axis ``i`` of ``v`` is axis ``perm[i]`` of ``w``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph.edit import (
+    Names,
+    add_initializer,
+    constant_of,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    ints_attribute,
+    is_op,
+    static_shape,
+)
+
+Perm = tuple[int, ...]
+
+_UNARY = frozenset(
+    """
+    Abs BitwiseNot Cast Ceil Celu Clip Cos DequantizeLinear Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf
+    IsNaN LeakyRelu Log Mish Neg Not QuantizeLinear Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt
+    Swish Tan Tanh ThresholdedRelu
+    """.split()
+)
+"""Element by element in the first input; the others hold one number each."""
+
+_BROADCAST = frozenset(
+    """
+    Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor
+    """.split()
+)
+_REDUCE = frozenset(
+    """
+    ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+    """.split()
+)
+_AXIS_DEFAULTS = {"Concat": 0, "Split": 0, "Softmax": -1, "LogSoftmax": -1, "ArgMax": 0, "ArgMin": 0}
+"""Operators whose only axes are in the attribute ``axis``, and its default (Softmax: from opset 13 on)."""
+
+
+def inverse(perm: Perm) -> Perm:
+    """The permutation that undoes ``perm``."""
+    return tuple(perm.index(axis) for axis in range(len(perm)))
+
+
+def data_inputs(node: ir.Node, rank: int) -> list[int]:
+    """Which inputs of a node that :func:`can_permute` are tensors of this rank that something computes."""
+    count = len(node.inputs) if node.op_type in _BROADCAST or node.op_type == "Concat" else 1
+    return [i for i in range(count) if constant_tensor_of(node.inputs[i]) is None and _rank(node, i) == rank]
+
+
+def can_permute(node: ir.Node, perm: Perm, opset: int) -> bool:
+    """Whether ``node`` can work on its data with the axes in another order, giving its output in that order.
+
+    A node that drops axes (``keepdims=0``, Squeeze) counts when the axes that stay keep their order: its output is then
+    the same in both.
+    """
+    rank = len(perm)
+    if node.domain != "" or any(attribute.is_ref() for attribute in node.attributes.values()):
+        return False
+    if node.op_type in _BROADCAST:
+        return _broadcasts(node, rank)
+    if _rank(node, 0) != rank or constant_tensor_of(node.inputs[0]) is not None:
+        return False
+    if node.op_type in _UNARY:
+        return all(_is_single(value) for value in node.inputs[1:])
+    if node.op_type == "Concat":
+        # A constant part would have to have the full rank: checked, because it is transposed.
+        return all(_rank(node, index) == rank for index in range(len(node.inputs)))
+    if node.op_type in ("Softmax", "LogSoftmax"):
+        return opset >= 13
+    if node.op_type in ("ArgMax", "ArgMin"):
+        return int_attribute(node, "keepdims", 1) == 1
+    if node.op_type == "Pad":
+        axes = input_of(node, 3)
+        return constant_of(input_of(node, 1)) is not None and (axes is None or constant_of(axes) is not None)
+    if node.op_type == "Slice":
+        axes, starts = input_of(node, 3), static_shape(input_of(node, 1))
+        return constant_of(axes) is not None if axes is not None else starts is not None
+    if node.op_type in _REDUCE or node.op_type == "Squeeze":
+        axes_dropped = _axes(node, rank)
+        return axes_dropped is not None and (keeps_rank(node) or _in_order(axes_dropped, perm))
+    return node.op_type == "Split"
+
+
+def keeps_rank(node: ir.Node) -> bool:
+    """Whether the outputs of a node that :func:`can_permute` have the axes of its data."""
+    return node.op_type != "Squeeze" and (node.op_type not in _REDUCE or int_attribute(node, "keepdims", 1) == 1)
+
+
+def permute(node: ir.Node, perm: Perm, names: Names) -> None:
+    """Change attributes and constants of a node that :func:`can_permute`; its data inputs are the caller's."""
+    rank = len(perm)
+    if node.op_type in _BROADCAST or node.op_type == "Concat":
+        for index, value in enumerate(node.inputs):
+            array = constant_of(value)
+            if array is not None and (array.size > 1 or node.op_type == "Concat"):
+                full = array.reshape((1,) * (rank - array.ndim) + array.shape)
+                _set_constant(node, index, np.ascontiguousarray(full.transpose(inverse(perm))), names)
+    if node.op_type in _AXIS_DEFAULTS:
+        axis = int_attribute(node, "axis", _AXIS_DEFAULTS[node.op_type])
+        node.attributes["axis"] = ir.AttrInt64("axis", perm[axis % rank])
+    elif node.op_type == "Pad":
+        _permute_pad(node, perm, names)
+    elif node.op_type == "Slice":
+        _permute_slice(node, perm, names)
+    elif node.op_type in _REDUCE or node.op_type == "Squeeze":
+        axes = [perm[axis] for axis in _axes(node, rank) or ()]
+        if "axes" in node.attributes:
+            node.attributes["axes"] = ir.AttrInt64s("axes", sorted(axes))
+        elif input_of(node, 1) is not None:
+            _set_constant(node, 1, np.asarray(sorted(axes), np.int64), names)
+
+
+def _rank(node: ir.Node, index: int) -> int | None:
+    value = input_of(node, index)
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def _is_single(value: ir.Value | None) -> bool:
+    """Whether a value is left out, or holds one number."""
+    return value is None or (static_shape(value) is not None and set(static_shape(value) or ()) <= {1})
+
+
+def _broadcasts(node: ir.Node, rank: int) -> bool:
+    """Whether each input is data of the full rank, or a constant, or one number; and one of them is data."""
+    if is_op(node, "PRelu") and _rank(node, 0) != rank:
+        return False
+    for index, value in enumerate(node.inputs):
+        constant, found = constant_tensor_of(value), _rank(node, index)
+        if constant is not None:
+            if len(constant.shape) > rank:
+                return False
+        elif found != rank and not (found is not None and found < rank and _is_single(value)):
+            return False
+    return bool(data_inputs(node, rank))
+
+
+def _axes(node: ir.Node, rank: int) -> list[int] | None:
+    """The axes a reduction or Squeeze names, from 0 on; None where they are not constants."""
+    axes = ints_attribute(node, "axes")
+    if axes is None and input_of(node, 1) is not None:
+        array = constant_of(input_of(node, 1))
+        if array is None:
+            return None
+        axes = tuple(int(axis) for axis in array.reshape(-1))
+    if not axes:
+        # A reduction over everything; a Squeeze of whatever is one; or nothing at all (noop_with_empty_axes).
+        plain = node.op_type in _REDUCE and int_attribute(node, "noop_with_empty_axes", 0) == 0
+        return list(range(rank)) if plain else None
+    return [axis % rank for axis in axes]
+
+
+def _in_order(dropped: list[int], perm: Perm) -> bool:
+    stay = [perm[axis] for axis in range(len(perm)) if axis not in dropped]
+    return stay == sorted(stay)
+
+
+def _permute_pad(node: ir.Node, perm: Perm, names: Names) -> None:
+    axes, pads = constant_of(input_of(node, 3)), constant_of(input_of(node, 1))
+    rank = len(perm)
+    if axes is not None:
+        moved = np.asarray([perm[int(axis) % rank] for axis in axes], np.int64)
+        _set_constant(node, 3, moved, names)
+    elif pads is not None:
+        order = list(inverse(perm))
+        _set_constant(node, 1, np.ascontiguousarray(pads.reshape(2, rank)[:, order].reshape(-1)), names)
+
+
+def _permute_slice(node: ir.Node, perm: Perm, names: Names) -> None:
+    axes = constant_of(input_of(node, 3))
+    if axes is None:
+        axes = np.arange((static_shape(input_of(node, 1)) or (0,))[0])
+    if len(node.inputs) < 4:
+        node.resize_inputs(4)
+    _set_constant(node, 3, np.asarray([perm[int(axis) % len(perm)] for axis in axes], np.int64), names)
+
+
+def _set_constant(node: ir.Node, index: int, array: np.ndarray, names: Names) -> None:
+    if node.graph is None:
+        raise ValueError(f"node {node.name} is in no graph")
+    name = names.value(f"{node.outputs[0].name}_constant")
+    node.replace_input_with(index, add_initializer(node.graph, name, array))
