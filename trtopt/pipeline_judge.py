@@ -4,7 +4,7 @@ them. Neither speaks for the other's backend."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +37,18 @@ from trtopt.source.save import save_model
 _BLACKWELL = (10, 0)
 _BLACKWELL_TARGET = "12.0"
 _OLDEST_PROXY = "8.0"
+
+_CHANNELS_LAST = "HWC"
+"""How TensorRT for RTX keeps feature maps between convolutions."""
+
+_ON_MAPS = frozenset(
+    {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "BatchNormalization", "Resize"}
+)
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Clip"}
+    | {"Elu", "Selu", "Softplus", "Mish", "Gelu", "Concat", "Split", "Slice", "Cast", "Max", "Min", "Erf", "Pad"}
+)
+_STEPS_TO_A_CONV = 6
 
 _BASES: dict[str | None, MathType] = {None: "fp32", "fp32": "fp32", "tf32": "tf32", "bf16": "bf16"}
 
@@ -107,6 +119,7 @@ class CompilerJudge:
                     nodes=tuple(str(node.name) for node in edit.all_nodes(model.graph)),
                     tf32=tf32,
                     plugins=self._plugins,
+                    formats=dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else {},
                 )
             )
         work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
@@ -220,3 +233,25 @@ def _narrow_borders(model: ir.Model) -> ir.Model:
             graph.outputs[index] = source
             edit.remove_node(cast)
     return model
+
+
+def _maps(model: ir.Model) -> list[str]:
+    """The inputs and outputs that are feature maps: elementwise operators at most lie between them and an operator on
+    maps."""
+    found = [value for value in model.graph.inputs if _is_near(value, lambda v: [node for node, _ in v.uses()])]
+    found += [value for value in model.graph.outputs if _is_near(value, lambda v: [v.producer()])]
+    return [str(value.name) for value in found]
+
+
+def _is_near(value: ir.Value, step: Callable[[ir.Value], Sequence[ir.Node | None]]) -> bool:
+    if value.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16) or len(value.shape or ()) != 4:
+        return False
+    forward = value.producer() is None
+    front = [value]
+    for _ in range(_STEPS_TO_A_CONV):
+        nodes = [node for item in front for node in step(item) if node is not None]
+        if any(node.op_type in _ON_MAPS for node in nodes):
+            return True
+        near = [node for node in nodes if node.op_type in _ELEMENTWISE]
+        front = [v for node in near for v in (node.outputs if forward else node.inputs) if v is not None]
+    return False

@@ -92,4 +92,5 @@ def test_tokens_first_saves_the_kernels_at_the_borders(tmp_path: Path) -> None:
     _, carried, turned = costs(blocks(tmp_path, _PRE), "normalized-qkv-bias", both)
     assert turned.kernels <= carried.kernels - 2
     assert turned.syncs == 0
-    assert turned.predicted_us < 0.97 * carried.predicted_us
+    assert turned.bytes < carried.bytes
+    assert turned.predicted_us < carried.predicted_us
