@@ -29,10 +29,16 @@ pytest.importorskip("tensorrt_rtx")
 
 
 def compiled(
-    proto: onnx.ModelProto, folder: Path, precision: str | None, gpu: str = "L4", **shapes: tuple[int, ...]
+    proto: onnx.ModelProto,
+    folder: Path,
+    precision: str | None,
+    gpu: str = "L4",
+    recipes: str = "all",
+    **shapes: tuple[int, ...],
 ) -> CompiledLevel:
     onnx.save(proto, folder / "model.onnx")
-    return compile_level(load(folder / "model.onnx"), find_gpu(gpu), precision, shapes, Clock(ignore))
+    artifact = load(folder / "model.onnx")
+    return compile_level(artifact, find_gpu(gpu), precision, shapes, Clock(ignore), recipes=recipes)
 
 
 def graph_flop(level: CompiledLevel) -> int:
@@ -75,7 +81,7 @@ def test_fused_attention_and_merged_projections_are_one_kernel_each(tmp_path: Pa
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_recurrent_layers_count_every_step(precision: str, tmp_path: Path) -> None:
-    level = compiled(lstm_net(), tmp_path, precision)
+    level = compiled(lstm_net(), tmp_path, precision, recipes="none")
     assert sum(work_of(layer).flop for layer in level.layers) == graph_flop(level)
     assert any(work_of(layer).kind == "recurrent" for layer in level.layers)
 
@@ -83,7 +89,7 @@ def test_recurrent_layers_count_every_step(precision: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("op", ["LSTM", "GRU"])
 def test_a_compiled_recurrent_layer_takes_a_few_times_as_long_as_one_fused_kernel(op: str, tmp_path: Path) -> None:
     """It launches several kernels a step instead of one; its weights are read once a step in both."""
-    level = compiled(recurrent_net(op, steps=64, batch=8, size=512), tmp_path, "fp16")
+    level = compiled(recurrent_net(op, steps=64, batch=8, size=512), tmp_path, "fp16", recipes="none")
     alone = layers_of_graph(level.model, level.shapes, Precision())
     engine, graph = (sum(layer_time(work_of(layer), find_gpu("L4")).predicted_us for layer in layers)
                      for layers in (level.layers, alone))  # fmt: skip

@@ -88,7 +88,7 @@ def full_report(**changes: Any) -> BuildReport:
             tuple(KeptNode(f"/node{index}", "fp32", "1e-12 is 0 in FP16") for index in range(5)),
         ),
         accuracy=ACCURACY,
-        judge="rules:tensorrt-rtx",
+        judge="compiler:tensorrt-rtx 1.7.1",
         warnings=("the profile was widened",),
         engine=ENGINE,
         config=dataclasses.asdict(

@@ -12,9 +12,12 @@ from trtopt.report.records import (
     Achieved,
     BuildReport,
     CalibrationRecord,
+    Cost,
     KeptNode,
     PrecisionRecord,
     Refusal,
+    RegionRecord,
+    RewritingRecord,
     StepRecord,
 )
 from trtopt.report.terminal import render
@@ -65,7 +68,7 @@ def test_a_failed_gate_that_is_allowed_still_makes_an_engine() -> None:
 
 def test_the_result_names_the_judge_and_every_file() -> None:
     result = _section(full_report(), "Result")
-    assert "judge rules for tensorrt-rtx: looked up" in result
+    assert "judge the compiler tensorrt-rtx 1.7.1; times are predicted" in result
     for name in ("model.rtx.engine", "model.int8.onnx", "model.json", "model.build.log"):
         assert f"written {name}" in result
 
@@ -190,3 +193,16 @@ def test_numbers_are_readable() -> None:
         "not finite",
     ]
     assert some(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+
+
+def test_recipes_show_the_whole_and_each_place_that_was_rewritten() -> None:
+    before, after = Cost(5, 0, 12_000_000, 44.0), Cost(4, 0, 9_500_000, 39.0)
+    kept = RegionRecord(("conv1", "conv2"), "62", True, "", before, after)
+    refused = RegionRecord(("conv3",), "64", False, "it does not pay", before, before)
+    step = StepRecord("misaligned-channels", "ALIGN", 2, 0.5, regions=(kept, kept, refused))
+    rewriting = RewritingRecord(Cost(92, 4, 760_700_000, 2936.0), Cost(58, 0, 502_400_000, 2170.0))
+    text = _section(full_report(steps=(step,), rewriting=rewriting), "Recipes")
+    assert "without recipes 92 kernels and 4 stream syncs, 760.7 MB, 2.94 ms predicted" in text
+    assert "with recipes 58 kernels, 502.4 MB, 2.17 ms predicted" in text
+    assert "misaligned-channels (62) conv1 and 3 more 5 -> 4 12.0 MB -> 9.5 MB 44.0 us -> 39.0 us" in text
+    assert "conv3" not in text
