@@ -166,8 +166,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = 
     "Conv and PReLU": (lambda: conv_and(nn.PReLU(64)), _float(*MAP)),
     "Conv and Mish": (lambda: conv_and(nn.Mish()), _float(*MAP)),
     "Conv and Softplus": (lambda: conv_and(nn.Softplus()), _float(*MAP)),
-    "Stem, 3 channels": (lambda: nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU()), _float(*IMAGE)),
-    "Stem, 4 channels": (lambda: nn.Sequential(nn.Conv2d(4, 64, 7, 2, 3), nn.ReLU()), _float(BATCH, 4, 224, 224)),
+    "Stem, --io hwc": (lambda: nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU()), _float(*IMAGE)),
+    "Stem, --io hwc4": (lambda: nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU()), _float(*IMAGE)),
     "LSTM 2x512": (Lstm, _float(64, BATCH, 512)),
     "Detector with NMS": (Detector, _float(BATCH, 3, 160, 160)),
 }

@@ -47,27 +47,30 @@ class Limit:
         kernels: Stream syncs apart; None where no number is asked for: then not more than without recipes.
         megabytes: Activations.
         syncs: Stream syncs.
-        options: Of ``trtopt build``, without and with recipes.
+        options: Of ``trtopt build`` with recipes.
+        options_before: Without recipes.
     """
 
     kernels: int | None = None
     megabytes: float | None = None
     syncs: int | None = None
     options: tuple[str, ...] = ()
+    options_before: tuple[str, ...] = ()
 
 
-CHANNELS_LAST = ("--io", "channels-last,fp16")
+CHANNELS_LAST = ("--io", "input0:fp16:hwc", "--io", "output:fp16:hwc")
+FOUR_CHANNELS = ("--io", "input0:fp16:hwc4", "--io", "output:fp16:hwc")
 LIMITS = {
     "ViT-B/16": Limit(102, 852.0),
     "BERT, 4 layers": Limit(37, 189.0, 0),
     "ResNet-50, odd widths": Limit(60, 490.0),
     "ConvNeXt-T": Limit(97, 600.0),
-    "C2f": Limit(5, options=CHANNELS_LAST),
-    "Conv and PReLU": Limit(1, options=CHANNELS_LAST),
-    "Conv and Mish": Limit(1, options=CHANNELS_LAST),
-    "Conv and Softplus": Limit(1, options=CHANNELS_LAST),
-    "Stem, 3 channels": Limit(2, options=CHANNELS_LAST),
-    "Stem, 4 channels": Limit(1, options=CHANNELS_LAST),
+    "C2f": Limit(5, options=CHANNELS_LAST, options_before=CHANNELS_LAST),
+    "Conv and PReLU": Limit(1, options=CHANNELS_LAST, options_before=CHANNELS_LAST),
+    "Conv and Mish": Limit(1, options=CHANNELS_LAST, options_before=CHANNELS_LAST),
+    "Conv and Softplus": Limit(1, options=CHANNELS_LAST, options_before=CHANNELS_LAST),
+    "Stem, --io hwc": Limit(2, options=CHANNELS_LAST),
+    "Stem, --io hwc4": Limit(1, options=FOUR_CHANNELS),
 }
 TIME_LIMITS = {"ResNet-50": 20.0, "ViT-B/16": 60.0, "20 000 nodes": 60.0}
 TIME_BACKENDS = {"ResNet-50": "tensorrt-rtx", "ViT-B/16": "tensorrt-rtx", "20 000 nodes": "tensorrt"}
@@ -108,7 +111,8 @@ def measure_network(name: str, folder: Path) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for recipes in ("none", "all"):
         engine, report = folder / "network.rtx.engine", folder / "report.json"
-        options = ("--fp16", "--backend", "tensorrt-rtx", "--recipes", recipes, "-o", str(engine), *limit.options)
+        options = ("--fp16", "--backend", "tensorrt-rtx", "--recipes", recipes, "-o", str(engine))
+        options += limit.options if recipes == "all" else limit.options_before
         found = trtopt("build", model, report, *options)
         made[recipes] = cost(found)
         if recipes == "all" and "reason" not in found:

@@ -13,6 +13,7 @@ from trtopt_recipes.constant_expression import ConstantExpression
 from trtopt_recipes.conv_1x1_chain import Conv1x1Chain
 from trtopt_recipes.dead_node import DeadNode
 from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
+from trtopt_recipes.division_after_product import DivisionAfterProduct
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.identity import Identity
@@ -59,6 +60,7 @@ PACK = (
     Selu(),
     Mish(),
     Softplus(),
+    DivisionAfterProduct(),
     NormalizedQkvBias(),
     QkvBias(),
     BatchFirstAttention(),

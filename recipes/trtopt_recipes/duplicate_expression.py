@@ -53,8 +53,8 @@ class DuplicateExpression:
         others becomes a use of it; likewise initializers of the same type, shape and content.
     Requires:
         A deterministic operator of the default domain without nested graphs; constants count as the same input when
-        their bytes are equal; the inputs of Add and Mul may be swapped. Initializers of at least smallest_weight
-        bytes are merged, smaller ones only compared.
+        their bytes are equal; the inputs of Add and Mul may be swapped. Constants of at least smallest_weight bytes
+        are merged, smaller ones only compared.
     Why faster:
         Computed and stored once: two equal branches of convolutions are one kernel less each, and the streams they
         ran on need no waits.
@@ -79,7 +79,7 @@ class DuplicateExpression:
                 tensor = value.const_value
                 if tensor is not None and tensor.nbytes >= self.smallest_weight and not value.is_graph_output():
                     matches.append(Match((), (value, first)))
-            matches += _same_nodes(graph, same)
+            matches += _same_nodes(graph, same, self.smallest_weight)
         return Findings(tuple(matches))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
@@ -100,7 +100,7 @@ class DuplicateExpression:
         return None
 
 
-def _same_nodes(graph: ir.Graph, same: dict[ir.Value, ir.Value]) -> Iterator[Match]:
+def _same_nodes(graph: ir.Graph, same: dict[ir.Value, ir.Value], smallest: int) -> Iterator[Match]:
     """Nodes of ``graph`` equal to an earlier one, in order; ``same`` maps values to the first equal one."""
     known: dict[Hashable, ir.Node] = {}
     claimed: set[ir.Value] = set()
@@ -113,6 +113,9 @@ def _same_nodes(graph: ir.Graph, same: dict[ir.Value, ir.Value]) -> Iterator[Mat
             continue
         pairs = list(zip(node.outputs, first.outputs, strict=True))
         same.update(pairs)
+        constant = constant_tensor_of(node.outputs[0])
+        if constant is not None and constant.nbytes < smallest:
+            continue
         outputs = [new for old, new in pairs if old.is_graph_output()]
         if any(new in claimed for new in outputs) or not all(can_replace(old, new) for old, new in pairs):
             continue
@@ -191,9 +194,10 @@ def _samples(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _content(tensor: ir.TensorProtocol) -> Hashable:
-    array = np.ascontiguousarray(tensor.numpy())
+    array = np.ascontiguousarray(tensor.numpy())  # which makes a scalar one-dimensional
+    kind = int(tensor.dtype), dims_of(tensor)
     if array.dtype.kind == "O":
-        return repr(array.tolist())
+        return kind, repr(array.tolist())
     if array.nbytes <= _SMALL_BYTES:
-        return int(tensor.dtype), array.shape, array.tobytes()
-    return int(tensor.dtype), array.shape, hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()
+        return kind, array.tobytes()
+    return kind, hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()

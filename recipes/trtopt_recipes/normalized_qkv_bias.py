@@ -44,7 +44,8 @@ class NormalizedQkvBias:
         constant weights, of which at least one has a bias on the way to attention.
     Why faster:
         TensorRT for RTX runs Q, K and V as one product whose output attention reads in place, if none has a bias: 10
-        -> 7 kernels for a ViT-B block of batch 8, and no kernel for the bias of the queries.
+        -> 7 kernels for a ViT-B block of batch 8, and no kernel for the bias of the queries: 125 -> 90 kernels and
+        957.8 -> 793.2 MB for a whole ViT-B.
     Numerics:
         The same real numbers; weights are computed in FP64 and rounded once. t is the least power of two, from 1/16 to
         1/2, for which d / (C t) is no larger than the weights are (root of the mean square): what rounds in the
@@ -59,35 +60,40 @@ class NormalizedQkvBias:
     lossless: bool = True
 
     def find(self, model: ir.Model, target: Target) -> Findings:
-        """Layer normalizations before the projections of an attention."""
+        """Layer normalizations before the projections of attention, those of one graph as one match.
+
+        A block alone does not show the gain: at its ends the compiler changes the order of batch and tokens.
+        """
         opset = model.graph.opset_imports.get("", 1)
         norms: dict[ir.Node, dict[ir.Node, None]] = {}
         for node in all_nodes(model.graph):
             found = attention_of(node, opset) if is_op(node, "Softmax") else None
             for norm, nodes in ({} if found is None else _biased(found)).items():
                 norms.setdefault(norm, {}).update(dict.fromkeys(nodes))
-        matches, refusals = [], []
+        together: dict[ir.Graph | ir.Function | None, dict[ir.Node, None]] = {}
+        refusals = []
         for norm, reached in norms.items():
             reason = _why_not(norm)
             if reason:
                 refusals.append(Refusal(str(norm.name), reason))
-            else:
-                users = [user for user, _ in norm.outputs[0].uses()]
-                adds = [add for user in users if (add := _bias_add(user)) is not None]
-                matches.append(Match(tuple(dict.fromkeys((norm, *users, *adds, *reached)))))
-        return Findings(tuple(matches), tuple(refusals))
+                continue
+            users = [user for user, _ in norm.outputs[0].uses()]
+            adds = [add for user in users if (add := _bias_add(user)) is not None]
+            together.setdefault(norm.graph, {}).update(dict.fromkeys((norm, *users, *adds, *reached)))
+        return Findings(tuple(Match(tuple(nodes)) for nodes in together.values()), tuple(refusals))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
-        """Change the normalization and the weights behind it."""
-        norm = match.nodes[0]
-        reason = _why_not(norm)
-        if reason:
-            return Refusal(match.label, reason)
+        """Change the normalizations of one graph, and the weights behind them."""
+        names, changed = Names(model), False
+        for norm in match.nodes:
+            if is_op(norm, "LayerNormalization") and isinstance(norm.graph, ir.Graph) and not _why_not(norm):
+                self._carry(norm, norm.graph, names)
+                changed = True
+        return None if changed else Refusal(match.label, "it has changed since it was found")
+
+    def _carry(self, norm: ir.Node, graph: ir.Graph, names: Names) -> None:
         products = list(dict.fromkeys(user for user, _ in norm.outputs[0].uses()))
         shift, weights = _new_weights(norm, products)
-        names, graph = Names(model), norm.graph
-        if graph is None:
-            return Refusal(match.label, "it is in no graph")
         scale, base = _float64(norm.inputs[1]), str(norm.outputs[0].name)
         for index, name, content in ((1, "scale", np.ones_like(scale)), (2, "shift", np.full_like(scale, shift))):
             array = content.astype(_tensor_type(norm.inputs[1]))
@@ -97,7 +103,6 @@ class NormalizedQkvBias:
         tag(norm, self.name)
         for product, weight in zip(products, weights, strict=True):
             _set_weight(product, weight, names, self.name)
-        return None
 
 
 def _biased(found: Attention) -> dict[ir.Node, list[ir.Node]]:

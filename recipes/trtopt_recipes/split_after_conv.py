@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph.conv import copy_node, set_weights, weight_and_bias, why_not_constant
 from trtopt.graph.edit import (
+    RECIPE_KEY,
     Names,
     add_initializer,
     all_nodes,
@@ -90,7 +91,8 @@ class SplitAfterConv:
         done: set[int] = set()
         for node in all_nodes(model.graph):
             value = node.inputs[0] if is_op(node, "Split", "Slice") else None
-            if value is None or id(value) in done:
+            # What a recipe cuts off (padding of an output) is not split: the two would undo each other for ever.
+            if value is None or id(value) in done or RECIPE_KEY in node.metadata_props:
                 continue
             done.add(id(value))
             found = _region(value)

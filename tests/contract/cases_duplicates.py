@@ -55,6 +55,13 @@ DUPLICATES: tuple[Case, ...] = (
     ),
     Case(
         "duplicate-expression",
+        "constants-of-other-ranks",
+        "g (float[4, 6] x) => (float[6] y, float[1, 6] z) { i = Constant <value = int64 {1}> () "
+        "j = Constant <value = int64[1] {1}> () a = Relu(x) y = Gather(a, i) z = Gather(a, j) }",
+        changes=0,
+    ),
+    Case(
+        "duplicate-expression",
         "equal-constants",
         f"g ({X}) => ({Y}) <float s = {{2}}, float t = {{2}}, float u = {{-2}}> "
         "{ a = Mul(x, s) b = Mul(x, t) c = Mul(x, u) d = Add(a, b) y = Add(d, c) }",

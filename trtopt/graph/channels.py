@@ -194,7 +194,7 @@ class _Component:
         return ChannelGroup(size, (Span(seed, 0, size, 1),), tuple(self.nodes[seed]), (), (), reason)
 
     def _elements_per_channel(self) -> dict[Dim, int] | None:
-        """For each dim, how many elements make one channel; None where links disagree."""
+        """For each dim, how many elements make one channel; None where links disagree or leave one out."""
         links: dict[Dim, list[tuple[Dim, Fraction]]] = {}
         for link in self.links:
             ratio = Fraction(link.other_length, link.length) if link.length else Fraction(1)
@@ -211,6 +211,8 @@ class _Component:
                     pending.append(other)
                 elif found[other] != found[dim] * ratio:
                     return None
+        if len(found) < len(self.dims):  # an operator ties two dims to each other and neither to the one asked about
+            return None
         least = min(found.values())
         scaled = {dim: value / least for dim, value in found.items()}
         if any(value.denominator != 1 for value in scaled.values()):
