@@ -33,6 +33,7 @@ class OrtSession:
         outputs: Names of the values to return, which may be intermediate; None for the graph's outputs.
         keep_qdq: Run QuantizeLinear and DequantizeLinear as they stand, instead of fusing them into integer kernels.
         threads: Threads within an operator; 0 lets ONNX Runtime choose.
+        fuse: Whether ONNX Runtime may rewrite the graph; for one run of a large graph that takes longer than it saves.
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
@@ -40,7 +41,13 @@ class OrtSession:
     """
 
     def __init__(
-        self, model: ir.Model, outputs: Sequence[str] | None = None, *, keep_qdq: bool = False, threads: int = 0
+        self,
+        model: ir.Model,
+        outputs: Sequence[str] | None = None,
+        *,
+        keep_qdq: bool = False,
+        threads: int = 0,
+        fuse: bool = True,
     ) -> None:
         ort = require("onnxruntime", "cpu", "run models on the CPU")
         ort.disable_telemetry_events()
@@ -51,6 +58,8 @@ class OrtSession:
         options.enable_mem_pattern = False
         # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not fuse:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}

@@ -8,10 +8,11 @@ from activation_parts import activation
 from image_parts import IMAGE_PARTS, branches, global_pool
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
-from token_parts import TOKEN_PARTS, last_axes, layer_norm, linear
+from token_parts import TOKEN_PARTS, last_axes, layer_norm, linear, normalized_attention, stacked
 
 OPSETS = (13, 17, 17, 17, 18, 21)
 _MOST_ELEMENTS = 20_000
+_RARE_EVERY = 20
 
 
 def random_network(seed: int) -> onnx.ModelProto:
@@ -22,6 +23,8 @@ def random_network(seed: int) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
     b = NetBuilder(rng, int(rng.choice(OPSETS)))
     batch: int | str = b.pick("N", "N", 1, 2)
+    if seed % _RARE_EVERY == _RARE_EVERY - 1:
+        return _rare_network(b, batch, seed // _RARE_EVERY)
     image = b.chance(0.65)
     if image:
         x = Value("x", (batch, b.pick(3, b.size(1, 12)), b.size(5, 16), b.size(5, 16)))
@@ -43,6 +46,14 @@ def random_network(seed: int) -> onnx.ModelProto:
     inputs = [x]
     outputs = list({value.name: value for value in outputs}.values())
     return b.model(inputs, outputs)
+
+
+def _rare_network(b: NetBuilder, batch: int | str, number: int) -> onnx.ModelProto:
+    """Patterns that need several choices in a row to fall right."""
+    b.opset = max(b.opset, 17)
+    x = Value("x", (batch, b.size(2, 6), b.size(16, 32)))  # wide, so that a bias is small beside a sum
+    y = (stacked, normalized_attention)[number % 2](b, x)
+    return b.model([x], [_named(b, _part(b, y) if b.chance() else y)])
 
 
 def _part(b: NetBuilder, x: Value) -> Value:

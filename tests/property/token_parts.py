@@ -190,4 +190,36 @@ def last_axes(b: NetBuilder, x: Value) -> Value:
     return b.binary("Add", y, x) if b.chance(0.8) else y
 
 
+def stacked(b: NetBuilder, x: Value) -> Value:
+    """Recurrent layers of one form, each the input of the next."""
+    y = b.transpose(x, 1, 0, 2)
+    kind, hidden = b.pick("LSTM", "GRU", "RNN"), b.size(2, 8)
+    gates, direction = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden, b.pick("forward", "reverse")
+    for _ in range(b.size(2, 3)):
+        inputs = [y.name, b.weight((1, gates, y.width), y.width), b.weight((1, gates, hidden), hidden)]
+        inputs.append(b.vector((1, 2 * gates)))
+        shape = [y.shape[0], 1, y.shape[1], hidden]
+        whole = b.op(kind, inputs, shape, hidden_size=hidden, direction=direction)
+        y = b.op("Squeeze", [whole.name, b.ints(1)], [y.shape[0], y.shape[1], hidden])
+    return b.transpose(y, 1, 0, 2)
+
+
+def normalized_attention(b: NetBuilder, x: Value) -> Value:
+    """Attention right behind a normalization, as in a vision transformer."""
+    n, s, d = x.shape[0], x.dim(1), x.width
+    heads, size = b.size(1, 3), b.size(2, 5)
+    y = b.op("LayerNormalization", [x.name, b.vector((d,)), _small(b, d)], x.shape, axis=-1, epsilon=1e-2)
+    made = [b.binary("Add", linear(b, y, heads * size, bias=False), _small(b, heads * size)) for _ in range(3)]
+    q, k, v = (b.reshape(each, n, s, heads, size) for each in made)
+    scores = b.op("MatMul", [b.transpose(q, 0, 2, 1, 3).name, b.transpose(k, 0, 2, 3, 1).name], [n, heads, s, s])
+    scores = b.binary("Mul", scores, b.scalar(size**-0.5))
+    mixed = _mixed(b, scores, b.transpose(v, 0, 2, 1, 3), late=False)
+    out = linear(b, b.reshape(b.transpose(mixed, 0, 2, 1, 3), n, s, heads * size), d)
+    return b.binary("Add", out, x)
+
+
+def _small(b: NetBuilder, width: int) -> str:
+    return b.const(b.rng.standard_normal(width) * 0.1)
+
+
 TOKEN_PARTS = (attention, attention, attention, mlp, mlp, gated, parallel, product_chain, recurrent, recurrent)

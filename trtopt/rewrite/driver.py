@@ -14,10 +14,10 @@ from trtopt.errors import RecipeError, TrtoptError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.edit import shared_names
+from trtopt.graph.edit import shared_names, static_shape
 from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.report.records import Cost, Refusal, RegionRecord, StepRecord
-from trtopt.rewrite.equal import difference
+from trtopt.rewrite.equal import difference, difference_at
 from trtopt.rewrite.protocol import Findings, Judge, Match, Recipe, Stage, Target
 from trtopt.rewrite.region import Cutter
 from trtopt.rewrite.registry import broken_packs, select
@@ -264,9 +264,11 @@ class _Run:
 
     def _off(self, original: ir.Model, model: ir.Model) -> str:
         """Where the whole computes something else than the original, in words; empty where it does not."""
-        if self.trial is None or model is original:
+        if self.judging is None or model is original:
             return ""
-        return difference(self._static_form(original)[0], self._static_form(model)[0])
+        if all(static_shape(value) is not None for value in original.graph.inputs):
+            return difference(original, model)
+        return difference_at(original, model, self.judging.shapes)
 
     def _whole(self, model: ir.Model) -> Cost | None:
         """What the whole model costs; None where nobody can say."""
