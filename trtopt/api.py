@@ -39,7 +39,6 @@ from trtopt.report.analysis import EngineAnalysis
 from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
 from trtopt.rewrite import driver, registry
-from trtopt.rewrite.protocol import Target
 from trtopt.source.external import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
@@ -265,18 +264,15 @@ class _Session:
         return plan.profiles
 
     def _rewrite(self, loaded: ModelArtifact, target: _Target, profiles: tuple[Profile, ...]) -> driver.Rewritten:
-        config, gpu = self.config, target.gpu
-        with (
-            self.clock.stage("rewrite"),
-            pipeline_judge.judge_for(target.backend, gpu, self.precision, config.plugins) as judge,
-        ):
-            return driver.run(
+        with self.clock.stage("rewrite"):
+            return pipeline_judge.rewrite(
                 loaded,
-                recipes=config.recipes,
-                strict=config.strict_recipes,
-                target=Target(target.backend.name, self.precision, gpu.compute_capability if gpu else None),
-                judging=driver.Judging(judge, _optimum(profiles)),
-                on_event=self.clock.listen,
+                target.backend,
+                target.gpu,
+                self.precision,
+                _optimum(profiles),
+                self.config,
+                self.clock.listen,
             )
 
     def _cut(

@@ -17,10 +17,8 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.pipeline import compile_engine
 from trtopt.pipeline_host import cut
-from trtopt.pipeline_judge import judge_for, nearest_target, written
+from trtopt.pipeline_judge import nearest_target, rewrite, written
 from trtopt.report.records import StepRecord
-from trtopt.rewrite import driver
-from trtopt.rewrite.protocol import Target
 from trtopt.roofline.work import Layer
 
 
@@ -77,14 +75,9 @@ def compile_level(
     target = nearest_target(gpu)
     artifact = cut(artifact, TENSORRT_RTX, shapes, clock).artifact
     shapes = {item.name: shapes[item.name] for item in artifact.inputs if item.name in shapes}
-    with clock.stage("rewrite"), judge_for(TENSORRT_RTX, gpu, precision) as judge:
-        cleaned = driver.run(
-            artifact,
-            recipes=recipes,
-            target=Target(TENSORRT_RTX.name, precision, target.compute_capability),
-            judging=driver.Judging(judge, shapes),
-            on_event=clock.listen,
-        ).artifact
+    with clock.stage("rewrite"):
+        config = BuildConfig(recipes=recipes)
+        cleaned = rewrite(artifact, TENSORRT_RTX, gpu, precision, shapes, config, clock.listen).artifact
     with clock.stage("rewrite precision"):
         lowered = cleaned if precision is None else lower_unobserved(cleaned, precision, shapes)
     all_shapes = static_shapes(lowered.model, shapes)

@@ -6,19 +6,23 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.config import BuildConfig
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
 from trtopt.engine.layers import activation_bytes, weight_bytes
 from trtopt.engine.loops import trip_counts
 from trtopt.engine.work import layers_of_engine
+from trtopt.events import OnEvent
 from trtopt.graph import edit
+from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, gpus_of, supports
 from trtopt.pipeline import apply_plan
@@ -27,7 +31,8 @@ from trtopt.precision.ranges import StatsBuilder, TensorStats
 from trtopt.precision.widen import widen
 from trtopt.report.analysis import LayerRow
 from trtopt.report.records import Cost
-from trtopt.rewrite.protocol import Judge, Priced
+from trtopt.rewrite import driver
+from trtopt.rewrite.protocol import Judge, Priced, Target
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
@@ -51,6 +56,37 @@ _ELEMENTWISE = frozenset(
 _STEPS_TO_A_CONV = 6
 
 _BASES: dict[str | None, MathType] = {None: "fp32", "fp32": "fp32", "tf32": "tf32", "bf16": "bf16"}
+
+
+def rewrite(
+    artifact: ModelArtifact,
+    backend: Backend,
+    gpu: GpuSpec | None,
+    precision: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: BuildConfig,
+    on_event: OnEvent,
+) -> driver.Rewritten:
+    """Apply the recipes of ``config``, judged for a backend and GPU (see :func:`judge_for`) at these input shapes.
+
+    Raises:
+        MissingDependencyError: TensorRT for RTX has to judge and is not installed.
+        UsageError: An unknown recipe, or wrong shapes.
+        RecipeError: A recipe or a pack failed, with ``strict_recipes``.
+    """
+    lowered_for = nearest_target(gpu) if gpu is not None and backend == TENSORRT_RTX else gpu
+    run = partial(
+        driver.run,
+        artifact,
+        recipes=config.recipes,
+        strict=config.strict_recipes,
+        target=Target(backend.name, precision, lowered_for.compute_capability if lowered_for is not None else None),
+        on_event=on_event,
+    )
+    if config.recipes == "none":
+        return run()
+    with judge_for(backend, gpu, precision, config.plugins) as judge:
+        return run(judging=driver.Judging(judge, shapes))
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _result(report: BuildReport) -> list[RenderableType]:
 
 
 def judge_text(judge: str) -> str:
-    """Who decided what is worth a change, in words: ``compiler:BACKEND VERSION`` or ``model:BACKEND``."""
+    """Who decided what is worth a change, in words: ``compiler:BACKEND VERSION``, ``model:BACKEND`` or ``none``."""
     kind, _, name = judge.partition(":")
     if kind == "compiler":
         return f"the compiler {name}; times are predicted"

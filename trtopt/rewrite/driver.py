@@ -51,13 +51,13 @@ class Rewritten:
 
     Attributes:
         artifact: The model, with one step per recipe that changed or refused something.
-        judge: Who judged; empty where nobody did.
+        judge: Who judged; ``none`` where nobody did.
         before: What the model costs without recipes; None where nobody judged, or could.
         after: What it costs with them.
     """
 
     artifact: ModelArtifact
-    judge: str = ""
+    judge: str = "none"
     before: Cost | None = None
     after: Cost | None = None
 
@@ -180,7 +180,7 @@ class _Run:
         for name, refusal in dropped.items():
             tallies[name] = _Tally(refusals=(refusal,))
         self.on_event(Event("end", "rewrite"))
-        judge = self.judging.judge.name if self.judging is not None else ""
+        judge = self.judging.judge.name if self.judging is not None else "none"
         return Rewritten(_with_steps(artifact, model, recipes, tallies), judge, before, after)
 
     def _sweeps(self, model: ir.Model, recipes: tuple[Recipe, ...]) -> tuple[ir.Model, dict[str, _Tally]]:

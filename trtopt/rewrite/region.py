@@ -117,16 +117,22 @@ def _describe(graph: ir.Graph, numbers: dict[ir.Value, int]) -> Iterator[str]:
     for value in graph.inputs:
         yield f"in {number(value)} {value.dtype} {value.shape}"
     for node in graph:
-        attributes = sorted(
-            f"{attribute.name}={attribute.value}"
-            for attribute in node.attributes.values()
-            if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR)
-        )
+        attributes = sorted(_attribute_text(attribute) for attribute in node.attributes.values())
         yield f"{node.domain}.{node.op_type} {[number(value) for value in node.inputs]} {attributes}"
         for nested in subgraphs_of(node):
             yield from _describe(nested, numbers)
         yield " ".join(f"{number(value)}:{value.dtype}{value.shape}" for value in node.outputs)
     yield f"out {[number(value) for value in graph.outputs]}"
+
+
+def _attribute_text(attribute: ir.Attr) -> str:
+    if attribute.is_ref() or attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return f"{attribute.name}"
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        content = tensor.tobytes().hex() if tensor.nbytes <= _CONTENT_BYTES else ""
+        return f"{attribute.name}={tensor.dtype}{dims_of(tensor)}{content}"
+    return f"{attribute.name}={attribute.value}"
 
 
 def _producers(node: ir.Node) -> list[ir.Node]:

@@ -1,0 +1,83 @@
+"""Equality of two graphs, tried on random numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+
+from trtopt.rewrite.equal import difference, difference_at
+from trtopt.source.onnx_file import load
+
+
+def model_of(tmp_path: Path, graph: str, **weights: np.ndarray) -> ir.Model:
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]>' + graph)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(model, tmp_path / "m.onnx")
+    return load(tmp_path / "m.onnx").model
+
+
+def square(tmp_path: Path, body: str, batch: str = "8", **weights: np.ndarray) -> ir.Model:
+    return model_of(tmp_path, f"g (float[{batch}, 4] x) => (float[{batch}, 4] y) {{ {body} }}", **weights)
+
+
+def test_rounding_is_no_difference(tmp_path: Path) -> None:
+    third = np.float32(1 / 3).reshape(1)
+    first = square(tmp_path, "a = Mul(x, w) y = Add(a, a)", w=third)
+    second = square(tmp_path, "a = Add(x, x) y = Mul(a, w)", w=third)
+    assert difference(first, second) == ""
+
+
+def test_a_difference_names_the_output_and_its_size(tmp_path: Path) -> None:
+    text = difference(square(tmp_path, "y = Relu(x)"), square(tmp_path, "y = Abs(x)"))
+    assert text.startswith("y: by ") and "the largest output is" in text
+
+
+def test_a_batch_written_into_the_graph_is_no_difference(tmp_path: Path) -> None:
+    """At batch one the second fails; at its own batch it agrees."""
+    graph = "g (float[8, 1, 10000] x) => (float[8, 100, 100] y) { y = Reshape(x, s) }"
+    first = model_of(tmp_path, graph, s=np.array([0, 100, 100], np.int64))
+    assert difference(first, model_of(tmp_path, graph, s=np.array([8, 100, 100], np.int64))) == ""
+
+
+def test_what_differs_only_in_a_larger_batch_is_seen_where_the_whole_batch_is_cheap(tmp_path: Path) -> None:
+    """Of large inputs one row is tried first: recipes do not mix rows, and samples verify the whole network as well."""
+    body, zero = "y = CumSum(x, z)", np.array(0, np.int64)
+    assert difference(square(tmp_path, "y = Identity(x)"), square(tmp_path, body, z=zero))
+
+
+def test_random_numbers_are_not_compared(tmp_path: Path) -> None:
+    noise = square(tmp_path, "r = RandomNormalLike(x) y = Add(x, r)")
+    assert difference(noise, noise) == ""
+
+
+def test_the_second_that_cannot_run_is_a_difference(tmp_path: Path) -> None:
+    bad = square(tmp_path, "a = Reshape(x, s) y = Reshape(a, t)", s=np.array([8, 4], np.int64), t=np.array([0, 0]))
+    for node in list(bad.graph):
+        if node.op_type == "Reshape" and node.outputs[0].name == "a":
+            node.op_type = "Gather"
+    assert difference(square(tmp_path, "y = Identity(x)"), bad)
+
+
+def test_integers_must_agree(tmp_path: Path) -> None:
+    def counts(op: str) -> ir.Model:
+        graph = f"g (int64[4] x) => (int64[4] y) <int64[1] c = {{1}}> {{ y = {op}(x, c) }}"
+        return model_of(tmp_path, graph)
+
+    assert difference(counts("Add"), counts("Add")) == ""
+    assert "elements" in difference(counts("Add"), counts("Sub"))
+
+
+def test_nan_in_the_same_places_is_no_difference(tmp_path: Path) -> None:
+    model = square(tmp_path, "y = Log(x)")
+    assert difference(model, model) == ""
+    assert "finite" in difference(model, square(tmp_path, "a = Abs(x) y = Log(a)"))
+
+
+def test_dynamic_axes_are_tried_at_the_shapes_given(tmp_path: Path) -> None:
+    first, second = square(tmp_path, "y = Relu(x)", "N"), square(tmp_path, "a = Relu(x) y = Relu(a)", "N")
+    assert difference_at(first, second, {"x": (8, 4)}) == ""
+    assert difference_at(first, square(tmp_path, "y = Neg(x)", "N"), {"x": (8, 4)})
