@@ -18,6 +18,7 @@ from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.identity import Identity
 from trtopt_recipes.layer_scale import LayerScale
+from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.mish import Mish
 from trtopt_recipes.no_op import NoOp
 from trtopt_recipes.normalized_qkv_bias import NormalizedQkvBias
@@ -56,6 +57,7 @@ PACK = (
     PadConv(),
     LayerScale(),
     DecomposedLayerNorm(),
+    MaskConstant(),
     Prelu(),
     Selu(),
     Mish(),

@@ -20,7 +20,7 @@ class DivisionAfterProduct:
     Rewrite:
         (E V) / sum(E) = (E / sum(E)) V, the sum over the last axis of E: one divisor per row.
     Requires:
-        A ReduceSum over the last axis that keeps it, of the very tensor that the product multiplies.
+        A ReduceSum over the last axis that keeps it, of the very tensor that the product multiplies; floating point.
     Why faster:
         The fused attention kernel of TensorRT for RTX knows softmax, also as exponentials over their sum, but no
         division after the product: 17 -> 11 kernels and 165 -> 96 MB for two attentions of batch 8, 12 heads of 64 and
@@ -69,8 +69,13 @@ def _product_of(node: ir.Node) -> ir.Node | None:
     product, total = (value.producer() if value is not None else None for value in node.inputs)
     if product is None or total is None or not is_op(product, "MatMul") or not is_op(total, "ReduceSum"):
         return None
-    weights = product.inputs[0]
+    weights, values = product.inputs
     if weights is None or total.inputs[0] is not weights or weights.shape is None or len(weights.shape) < 2:
+        return None
+    if weights.dtype is None or not weights.dtype.is_floating_point():
+        return None
+    # A product with a vector lacks the axis that the sum keeps.
+    if values is None or values.shape is None or len(values.shape) < 2:
         return None
     return product if int_attribute(total, "keepdims", 1) and _axes(total, len(weights.shape)) == [-1] else None
 

@@ -57,8 +57,9 @@ class MaskConstant:
         the same weight, and NaN when two masks added up to -inf.
     Refuses when:
         The mask is used by something else, or is a graph output; it is multiplied by numbers that may not be integers
-        (a float input); more than two masks are added up; softmax is over another axis. Masks of -inf are left: FP16
-        holds it, a row masked throughout is NaN in FP32 as well, and the compiler skips blocks that are all -inf.
+        (a float input); a constant has several different numbers beyond FP16; more than two masks are added up;
+        softmax is over another axis. Masks of -inf are left: FP16 holds it, a row masked throughout is NaN in FP32 as
+        well, and the compiler lists the blocks that are -inf, to skip them.
     """
 
     name: str = "mask-constant"
@@ -129,7 +130,7 @@ def _sources(node: ir.Node, flow: _Flow, refusals: list[Refusal]) -> tuple[list[
             continue
         if _is_large(array):
             sources.append(value)
-            ways.append(way)
+            ways.append(way if _is_plain(array) else _Way(True, f"numbers beyond FP16 in {value.name} differ"))
         elif np.isneginf(array.astype(np.float64)).any():
             refusals.append(Refusal(str(node.name), f"{value.name} masks with -inf, which FP16 holds"))
     return sources, ways
@@ -174,9 +175,13 @@ class _Flow:
             return _Way(True, "" if _over_last(node, self._opset) else f"{node.name} is not over the last axis")
         if is_op(node, "Attention") and index == 3:
             return _Way(True)
+        if is_op(node, "Shape") or (is_op(node, "Equal") and _is_zero(node.inputs[1 - index])):
+            return _Way()  # the same for the clamped mask
         if not _carries(node, index):
             return _Way(False, f"it is used by {node.name} ({node.op_type}) as well")
-        further = self.from_value(node.outputs[0], depth - 1)
+        ways = [self.from_value(output, depth - 1) for output in node.outputs]
+        reason = next((way.reason for way in ways if way.reason), "")
+        further = _Way(any(way.reaches for way in ways), reason)
         if not further.reaches or further.reason:
             return further
         if is_op(node, "Mul") and not _is_factor(node.inputs[1 - index]):
@@ -257,9 +262,8 @@ def _is_integral(value: ir.Value | None, depth: int) -> bool:
     if node is None or depth == 0:
         return False
     if is_op(node, "Cast"):
-        source = node.inputs[0]
-        known = source is not None and source.dtype is not None
-        if known and (source.dtype == ir.DataType.BOOL or source.dtype.is_integer()):
+        dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
+        if dtype is not None and (dtype == ir.DataType.BOOL or dtype.is_integer()):
             return True
     if _is_view(node) or is_op(node, "Neg"):
         return _is_integral(node.inputs[0], depth - 1)
@@ -286,6 +290,18 @@ def _largest(array: np.ndarray) -> float:
 
 def _is_large(array: np.ndarray | None) -> bool:
     return array is not None and array.dtype.kind not in "iub" and _largest(array) > _LARGEST
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    """Whether all entries too large are one number: in a row of nothing else, the order among several would count."""
+    wide = array.astype(np.float64)
+    large = wide[np.isfinite(wide) & (np.abs(wide) > _LARGEST)]
+    return bool((large == large[0]).all())
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    array = constant_of(value)
+    return array is not None and not array.any()
 
 
 def _clamped(array: np.ndarray) -> np.ndarray:

@@ -116,6 +116,9 @@ def _biased(found: Attention) -> dict[ir.Node, list[ir.Node]]:
         product = products[0] if products else None
         source = product.inputs[0] if product is not None and is_op(product, "MatMul") else None
         norm = source.producer() if source is not None else None
+        # What the weights cannot carry, as that of one of two Adds behind one product, is left where it is.
+        if product is None or _bias_add(product) is not path.root:
+            continue
         if norm is not None and is_op(norm, "LayerNormalization"):
             norms.setdefault(norm, list(found.nodes)).extend(node for node, _ in path.steps)
     return norms

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.chains import Splice
+from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import (
     all_graphs,
     constant_of,
@@ -45,7 +45,7 @@ class Rank4Linear:
         linear layer, a scale) moves along, with convolutions a residual addition too; transposes around it cancel.
     Requires:
         MatMul of a tensor of rank 4 or more with a constant matrix. For tokens, at most one unknown dimension besides
-        the channels; for convolutions, rank 4.
+        the channels; for convolutions, rank 4 and a float type of 16 or 32 bits.
     Why faster:
         TensorRT for RTX fuses neither bias nor activation into a product of rank 4. Two ConvNeXt blocks (96 channels of
         56 x 56, batch 8, FP16): 12 kernels and 241 MB become 8 and 145 MB as convolutions, 10 and 164 MB on tokens.
@@ -177,10 +177,11 @@ def _joined(node: ir.Node, owner: dict[ir.Value, _Chain]) -> _Chain | None:
     if not found:
         return None
     chain = max(found, key=lambda item: item.place)
+    rank = 0 if chain.entry.shape is None else len(chain.entry.shape)
     for value in values:
         tensor = constant_tensor_of(value)
         if tensor is not None:
-            if math.prod(dims_of(tensor)[:-1]) != 1 or len(dims_of(tensor)) > _rank_of(node):
+            if math.prod(dims_of(tensor)[:-1]) != 1 or len(dims_of(tensor)) > rank:
                 return None
         elif owner.get(value) is not chain and not (is_op(node, "Add") and _same_shape(value, node.outputs[0])):
             return None
@@ -193,17 +194,13 @@ def _same_shape(value: ir.Value, other: ir.Value) -> bool:
     return all(isinstance(dim, int) or dim.value is not None for dim in value.shape)
 
 
-def _rank_of(node: ir.Node) -> int:
-    shape = node.outputs[0].shape
-    return 0 if shape is None else len(shape)
-
-
 def _can(chain: _Chain, form: str) -> bool:
     shape = chain.entry.shape
     if shape is None:
         return False
     if form == "conv":
-        return len(shape) == 4
+        types = [node.outputs[0].dtype for node in chain.nodes if is_op(node, "MatMul")]
+        return len(shape) == 4 and all(dtype in NARROW_FLOATS for dtype in types)
     known = [isinstance(dim, int) for dim in shape[:-1]]
     ends = [value.shape for value in chain.without_residuals().exits()]
     return known.count(False) <= 1 and all(end is not None and isinstance(end[-1], int) for end in ends)

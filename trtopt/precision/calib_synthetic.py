@@ -15,7 +15,8 @@ SYNTHETIC = "synthetic"
 SYNTHETIC_COUNT = 16
 """Enough for the ranges of random data to settle, few enough to take seconds."""
 
-_LEAST = 2
+_ROWS = 8
+"""So many rows are enough where a sample is a batch of several."""
 
 Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
@@ -25,7 +26,7 @@ def default_count(inputs: Sequence[InputSpec]) -> int:
     """How many samples are enough: of a network of static batch 8, each is 8 rows."""
     first = {spec.shape[0] if spec.shape else None for spec in inputs}
     size = first.pop() if len(first) == 1 else None
-    return max(_LEAST, SYNTHETIC_COUNT // max(size, 1)) if isinstance(size, int) else SYNTHETIC_COUNT
+    return max(1, _ROWS // size) if isinstance(size, int) and size > 1 else SYNTHETIC_COUNT
 
 
 def synthetic_groups(

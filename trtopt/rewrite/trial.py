@@ -81,9 +81,11 @@ class Trial:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error}")
         key = self._key(recipe, matches, piece)
         if key not in self._verdicts:
-            infer_in_place(piece)
-            verdict = self._judged(recipe, matches, piece, inner=True)
-            if verdict is None:  # the piece does not show enough of the graph for the recipe
+            verdict = None
+            if len(piece.graph) < len(model.graph):
+                infer_in_place(piece)
+                verdict = self._judged(recipe, matches, piece, inner=True)
+            if verdict is None:  # it is all, or the piece does not show enough of the graph for the recipe
                 verdict = self._judged(recipe, matches, model, inner=False)
             self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found at static shapes")
         return self._verdicts[key]
