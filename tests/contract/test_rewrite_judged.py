@@ -232,7 +232,7 @@ def test_without_a_judge_every_first_way_is_taken(chain: ModelArtifact) -> None:
 def test_a_place_in_a_nested_graph_is_judged_with_the_node_around_it(tmp_path: Path) -> None:
     artifact = model_of(
         tmp_path,
-        "g (bool c, float[4, 8] x) => (float[4, 8] y) { t = MatMul(x, w) y = If (c) <"
+        "g (bool c, float[4, 8] x) => (float[4, 8] y) { r = MatMul(x, w) t = MatMul(r, w) y = If (c) <"
         "then_branch = a () => (float[4, 8] p) { q = Relu(t) p = Relu(q) },"
         "else_branch = b () => (float[4, 8] s) { s = Identity(t) }> }",
         w=(8, 8),
