@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.conv import sole_user, swap_nodes, window_of
+from trtopt.graph.conv import may_see_padding_alone, sole_user, swap_nodes, window_of
 from trtopt.graph.edit import Names, all_nodes, constant_of, input_of, int_attribute, is_op, tag
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -28,7 +28,8 @@ class AveragePoolConv:
     Numerics:
         The same sums in another order.
     Refuses when:
-        The output of the convolution is used elsewhere or is a graph output; padding is counted.
+        The output of the convolution is used elsewhere or is a graph output; padding is counted, or the pooling
+        dilated with padding.
     """
 
     name: str = "average-pool-conv"
@@ -68,4 +69,6 @@ def _why_not(pool: ir.Node, conv: ir.Node) -> str:
     pads = pool.op_type == "AveragePool" and (window is None or any(window.pads))
     if pads and int_attribute(pool, "count_include_pad", 0):
         return "it counts its padding, to which no bias was added"
+    if may_see_padding_alone(pool):
+        return "it is dilated and pads: a window may hold padding alone"
     return ""

@@ -23,6 +23,9 @@ from trtopt.graph.edit import (
 from trtopt.graph.joins import nodes_until
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
+_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+"""AveragePool has no integers, no BF16 before opset 22, and no doubles in runtimes."""
+
 
 @dataclass(frozen=True)
 class GlobalAveragePool:
@@ -32,7 +35,7 @@ class GlobalAveragePool:
         mean over H and W of x [N, C, H, W] = AveragePool(x) with an H x W window; without kept dimensions, Flatten
         follows.
     Requires:
-        H and W known, and at most ``largest_window`` positions: a kernel for pooling sums each window by itself, and
+        FP32 or FP16; H and W known, not zero, and at most ``largest_window`` positions: a kernel for pooling sums each window by itself, and
         what that costs for larger ones was not measured.
     Why faster:
         TensorRT for RTX turns the map to [N, C, H, W] in a kernel of its own before it reduces, and pools
@@ -41,7 +44,7 @@ class GlobalAveragePool:
     Numerics:
         The same mean, summed in another order.
     Refuses when:
-        The size of the map is not known or above ``largest_window``.
+        The size of the map is not known, zero, or above ``largest_window``.
     """
 
     largest_window: int = 1024
@@ -56,8 +59,8 @@ class GlobalAveragePool:
             if not is_op(node, "GlobalAveragePool", "ReduceMean") or not _is_mean_of_map(node):
                 continue
             size = _map_size(node)
-            if size is None:
-                refusals.append(Refusal(str(node.name), "the size of its map is not known"))
+            if size is None or 0 in size:
+                refusals.append(Refusal(str(node.name), "the size of its map is not known, or zero"))
             elif math.prod(size) > self.largest_window:
                 refusals.append(Refusal(str(node.name), f"its map has {math.prod(size)} positions"))
             else:
@@ -111,7 +114,7 @@ def _context(node: ir.Node) -> tuple[ir.Node, ...]:
 
 def _is_mean_of_map(node: ir.Node) -> bool:
     value = node.inputs[0]
-    if value is None or value.shape is None or len(value.shape) != 4:
+    if value is None or value.shape is None or len(value.shape) != 4 or value.dtype not in _TYPES:
         return False
     if node.op_type == "GlobalAveragePool":
         return True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.conv import copy_node, sole_user, used_once
+from trtopt.graph.conv import copy_node, may_see_padding_alone, sole_user, used_once
 from trtopt.graph.edit import (
     Names,
     add_initializer,
@@ -40,7 +40,7 @@ class PoolActivation:
     Numerics:
         Exact: the same element is chosen.
     Refuses when:
-        The pooled tensor is used elsewhere or is a graph output; MaxPool gives indices; the input of MaxPool is used
+        The pooled tensor is used elsewhere or is a graph output; MaxPool gives indices, or is dilated and pads; the input of MaxPool is used
         elsewhere, so that it would be kept besides.
     """
 
@@ -102,6 +102,8 @@ def _why_not(node: ir.Node, pool: ir.Node) -> str:
         return f"{pool.name} gives indices"
     if sole_user(pool.outputs[0]) is not node:
         return f"the output of {pool.name} is used elsewhere"
+    if may_see_padding_alone(pool):
+        return f"{pool.name} is dilated and pads: a window may hold padding alone, which the activation would not see"
     source = pool.inputs[0]
     if source is None or not used_once(source):
         return f"the input of {pool.name} is used elsewhere"

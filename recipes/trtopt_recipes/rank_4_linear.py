@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.chains import NARROW_FLOATS, Splice
+from trtopt.graph.chains import Splice
 from trtopt.graph.edit import (
     all_graphs,
     constant_of,
@@ -31,6 +31,9 @@ _ELEMENTWISE = frozenset(
 _TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """[N, H, W, C] -> [N, C, H, W], and back."""
 
+_CONV_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+"""A Conv of BF16 is not in ONNX before opset 22, one of doubles not in runtimes."""
+
 _LEAST_PRODUCT = 256
 """Input and output channels from which on TensorRT for RTX 1.7 computes a 16-bit 1x1 convolution as a GEMM."""
 
@@ -45,7 +48,7 @@ class Rank4Linear:
         linear layer, a scale) moves along, with convolutions a residual addition too; transposes around it cancel.
     Requires:
         MatMul of a tensor of rank 4 or more with a constant matrix. For tokens, at most one unknown dimension besides
-        the channels; for convolutions, rank 4 and a float type of 16 or 32 bits.
+        the channels; for convolutions, rank 4 and FP32 or FP16.
     Why faster:
         TensorRT for RTX fuses neither bias nor activation into a product of rank 4. Two ConvNeXt blocks (96 channels of
         56 x 56, batch 8, FP16): 12 kernels and 241 MB become 8 and 145 MB as convolutions, 10 and 164 MB on tokens.
@@ -200,7 +203,7 @@ def _can(chain: _Chain, form: str) -> bool:
         return False
     if form == "conv":
         types = [node.outputs[0].dtype for node in chain.nodes if is_op(node, "MatMul")]
-        return len(shape) == 4 and all(dtype in NARROW_FLOATS for dtype in types)
+        return len(shape) == 4 and all(dtype in _CONV_TYPES for dtype in types)
     known = [isinstance(dim, int) for dim in shape[:-1]]
     ends = [value.shape for value in chain.without_residuals().exits()]
     return known.count(False) <= 1 and all(end is not None and isinstance(end[-1], int) for end in ends)

@@ -10,14 +10,17 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
 from trtopt.errors import EngineBuildError
+from trtopt.events import ignore
+from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_judge import judge_for
+from trtopt.pipeline_judge import judge_for, rewrite
 from trtopt.report.records import Cost
 from trtopt.source.onnx_file import load
 
@@ -126,3 +129,35 @@ def test_a_worker_that_dies_is_an_error_and_started_again(tmp_path: Path) -> Non
         with pytest.raises(EngineBuildError):
             compiler.layers(request)
         assert compiler.layers(request) == first
+
+
+DEPTHWISE = (
+    "g (float[8, 64, 56, 56] x) => (float[8, 64, 56, 56] y) { a = Conv(x, v) b = Relu(a) "
+    "c = Conv<pads = [1, 1, 1, 1], group = 61>(b, d) e = Relu(c) y = Conv(e, w) }"
+)
+
+
+def plans(model: ir.Model, path: Path) -> dict[str, list[str]]:
+    """The sizes each backend pads to, in FP16."""
+    found = {}
+    for backend in (TENSORRT_RTX, TENSORRT):
+        config = BuildConfig(recipes="misaligned-channels")
+        artifact = ModelArtifact(model, path, "")
+        rewritten = rewrite(artifact, backend, find_gpu("A100"), "fp16", {}, config, ignore)
+        regions = [region for step in rewritten.artifact.steps for region in step.regions]
+        found[backend.name] = [region.choice for region in regions if region.kept]
+    return found
+
+
+def test_an_odd_width_network_is_planned_differently_for_the_two(tmp_path: Path) -> None:
+    assert plans(convs(tmp_path, 61), tmp_path) == {"tensorrt-rtx": ["62"], "tensorrt": ["64"]}
+    assert plans(products(tmp_path, 3067), tmp_path) == {"tensorrt-rtx": [], "tensorrt": ["3072"]}
+
+
+def test_a_depthwise_network_is_planned_differently_for_the_two(tmp_path: Path) -> None:
+    """Its kernels move bytes and little else: by the performance model more channels cost more."""
+    weights = {"v": (61, 64, 1, 1), "d": (61, 1, 3, 3), "w": (64, 61, 1, 1)}
+    assert plans(network(tmp_path / "m.onnx", DEPTHWISE, **weights), tmp_path) == {
+        "tensorrt-rtx": ["62"],
+        "tensorrt": [],
+    }

@@ -216,12 +216,14 @@ def _bias_of(node: ir.Node, sizes: Sizes) -> np.ndarray | None:
         factor = node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0
     elif is_op(node, "Add"):
         constants, factor = [constant_of(value) for value in node.inputs], 1.0
-        if all(array is not None for array in constants):
+        data = [value for value, array in zip(node.inputs, constants, strict=True) if array is None]
+        # An Add that makes the data larger is more than a bias.
+        if len(data) != 1 or sizes.of(data[0]) != shape:
             return None
     else:
         return None
     for array in constants:
-        if array is not None and array.size in (1, shape[-1]) and array.shape[-1:] in ((), (1,), (array.size,)):
+        if array is not None and array.size in (1, shape[-1]) and array.shape[-1:] in ((), (array.size,)):
             flat = np.broadcast_to(array.astype(np.float64).ravel() * factor, (shape[-1],))
             return np.broadcast_to(flat, shape)
     return None

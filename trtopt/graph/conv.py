@@ -73,6 +73,13 @@ def window_of(node: ir.Node) -> Window | None:
     )
 
 
+def may_see_padding_alone(node: ir.Node) -> bool:
+    """Whether a pooling window may lie on padding with every element: a dilated one can step over a small map."""
+    window = window_of(node)
+    pads = window is None or any(window.pads)
+    return pads and set(ints_attribute(node, "dilations") or (1,)) != {1}
+
+
 def set_window(node: ir.Node, window: Window) -> None:
     """Write ``window`` to a Conv, ConvTranspose or pooling node."""
     node.attributes.pop("auto_pad", None)
