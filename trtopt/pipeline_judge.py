@@ -20,6 +20,7 @@ from trtopt.engine.compiler import Compiler
 from trtopt.engine.layers import activation_bytes, weight_bytes
 from trtopt.engine.loops import trip_counts
 from trtopt.engine.work import layers_of_engine
+from trtopt.errors import InvalidModelError
 from trtopt.events import OnEvent
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
@@ -36,7 +37,7 @@ from trtopt.rewrite.protocol import Judge, Priced, Target
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.roofline.work import MathType
+from trtopt.roofline.work import Layer, MathType
 from trtopt.source.save import save_model
 
 _BLACKWELL = (10, 0)
@@ -159,7 +160,7 @@ class CompilerJudge:
                 )
             )
         work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
-        rows, _ = predict(work.layers, self._gpu)
+        rows = _rows(work.layers, self._gpu)
         trips = [count or 1 for count in trip_counts(layers)]
         looped = any(count > 1 for count in trips)
         total = Cost(
@@ -189,9 +190,25 @@ class ModelJudge:
         quantized = int8_nodes(model, "tensorrt") if self._precision == "int8" else frozenset()
         types = Precision(base=_BASES.get(self._precision, "fp16"), quantized=quantized)
         layers = layers_of_graph(model, static_shapes(model, {}), types)
-        rows, _ = predict(layers, self._gpu)
+        rows = _rows(layers, self._gpu)
         total = Cost(len(layers), 0, sum(row.bytes for row in rows), sum(row.predicted_us for row in rows))
         return Priced(total, _kernels(rows))
+
+
+def _rows(layers: Sequence[Layer], gpu: GpuSpec) -> tuple[LayerRow, ...]:
+    """The kernels whose cost is known: the others cost the same before and after.
+
+    Raises:
+        InvalidModelError: None is.
+    """
+    rows, uncosted = predict(layers, gpu)
+    if layers and not rows:
+        raise InvalidModelError(
+            f"no kernel has a known cost ({', '.join(item.op for item in uncosted)})",
+            where=uncosted[0].nodes[0] if uncosted and uncosted[0].nodes else "",
+            remedy="fix the condition of an If, or the trip count of a loop, in the model",
+        )
+    return rows
 
 
 def _kernels(rows: Sequence[LayerRow]) -> tuple[tuple[frozenset[str], int, float], ...]:

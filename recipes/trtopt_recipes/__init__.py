@@ -7,6 +7,7 @@ from trtopt_recipes.average_pool_conv import AveragePoolConv
 from trtopt_recipes.batch_first_attention import BatchFirstAttention
 from trtopt_recipes.batch_norm import BatchNorm
 from trtopt_recipes.cast_chain import CastChain
+from trtopt_recipes.computed_reshape import ComputedReshape
 from trtopt_recipes.constant_affine import ConstantAffine
 from trtopt_recipes.constant_branch import ConstantBranch
 from trtopt_recipes.constant_expression import ConstantExpression
@@ -51,6 +52,7 @@ PACK = (
     DeadNode(),
     ConstantExpression(),
     ConstantBranch(),
+    ComputedReshape(),
     TransposePush(),
     BatchNorm(),
     ConstantAffine(),

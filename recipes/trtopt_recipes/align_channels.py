@@ -269,7 +269,7 @@ def _free_on_rtx(group: ChannelGroup, precision: str, convs: list[int]) -> str:
             return "the compiler pads odd matrix products inside their weights, without a kernel"
         return ""
     if precision in ("fp32", "tf32"):
-        return "FP32 convolutions are never padded" if any(total % 2 for total in convs) else ""
+        return "the compiler adds no padding kernel to FP32 convolutions" if any(total % 2 for total in convs) else ""
     if precision == "int8":
         uneven = any(total % 4 for total in convs)
         return "the kernel that quantizes pads to a multiple of 4 on its way" if uneven else ""

@@ -138,7 +138,8 @@ def _array(node: ir.Node, index: int) -> np.ndarray:
 def _folded(norm: ir.Node, producer: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias of the node that replaces both, in float64."""
     gamma, beta, mean, variance = (_array(norm, index).astype(np.float64) for index in range(1, 5))
-    scale = gamma / np.sqrt(variance + float_attribute(norm, "epsilon", 1e-5))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = gamma / np.sqrt(variance + float_attribute(norm, "epsilon", 1e-5))
     weight = _array(producer, 1).astype(np.float64)
     bias_array = constant_of(input_of(producer, 2))
     bias = np.zeros(1) if bias_array is None else bias_array.astype(np.float64).reshape(-1)

@@ -34,6 +34,7 @@ class CastChain:
         Cast(Cast(x, wider), T) = Cast(x, T), and x itself where T is its own type.
     Requires:
         The first type of the chain is held by the second without loss: FP16 by FP32, int32 by int64, booleans by all.
+        The last is not a string.
     Why faster:
         One conversion less, and none where the chain comes back, so that the operators on both sides are neighbours to
         the other recipes and to the compiler. That of TensorRT for RTX fuses such Casts itself.
@@ -76,6 +77,8 @@ class CastChain:
 def _inner(node: ir.Node) -> ir.Node | None:
     """The Cast before a Cast that can be skipped."""
     if not is_op(node, "Cast") or node.inputs[0] is None:
+        return None
+    if int_attribute(node, "to", 0) == _T.STRING:  # a number is written differently in each type
         return None
     inner = node.inputs[0].producer()
     if inner is None or not is_op(inner, "Cast") or inner.inputs[0] is None or inner.inputs[0].dtype is None:

@@ -155,8 +155,9 @@ def _affine(node: ir.Node, channels: int, rank: int) -> tuple[np.ndarray, np.nda
         if any(array is None or array.shape != (channels,) for array in arrays):
             return None
         gamma, beta, mean, variance = (np.asarray(array).astype(np.float64) for array in arrays)
-        scale = gamma / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
-        return scale, beta - mean * scale
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = gamma / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
+            return scale, beta - mean * scale
     left, right = (constant_of(value) for value in node.inputs)
     constant = per_channel(np.asarray(left if right is None else right), channels, rank)
     if constant is None:

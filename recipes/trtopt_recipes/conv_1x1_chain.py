@@ -78,9 +78,10 @@ class Conv1x1Chain:
         # One of the two has a single tap, so the taps of the product are those of the other.
         flat_outer = outer.reshape(outer.shape[0], outer.shape[1], -1).transpose(2, 0, 1)
         flat_inner = inner.reshape(inner.shape[0], inner.shape[1], -1).transpose(2, 0, 1)
-        product = np.matmul(flat_outer, flat_inner).transpose(1, 2, 0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            product = np.matmul(flat_outer, flat_inner).transpose(1, 2, 0)
+            bias = outer_bias + flat_outer.sum(axis=0) @ inner_bias
         weight = product.reshape(outer.shape[0], inner.shape[1], *window.kernel)
-        bias = outer_bias + flat_outer.sum(axis=0) @ inner_bias
         dtype = np.asarray(constant_of(node.inputs[1])).dtype
         reason = why_not_narrow(weight, dtype, inner, outer)
         reason = reason or why_not_narrow(bias, dtype, inner_bias, outer_bias)

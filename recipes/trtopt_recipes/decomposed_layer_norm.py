@@ -142,7 +142,9 @@ def _form(root: ir.Node) -> _Form | None:
     if shape is None or shape != _reduced(mean_of_squares) or x.dtype not in NARROW_FLOATS:
         return None
     form = _Form(x, mean, epsilon, shape, x.dtype.numpy(), [reduce, difference, square, mean_of_squares, add, root])
-    return form if not shape or _finish(form, difference, root, power) else None
+    if shape and not (_finish(form, difference, root, power) and _keeps_rank(form)):
+        return None
+    return form
 
 
 def _finish(form: _Form, difference: ir.Node, root: ir.Node, power: float) -> bool:
@@ -167,6 +169,12 @@ def _finish(form: _Form, difference: ir.Node, root: ir.Node, power: float) -> bo
         return _affine(form, user)
     gamma = _parameter(other, form)
     return gamma is not None and _scaled_first(form, user, gamma)
+
+
+def _keeps_rank(form: _Form) -> bool:
+    """Whether the result has the axes of x: a number written as [1, 1, 1, 1] may give it more."""
+    result = form.nodes[-1].outputs[0].shape
+    return result is not None and form.x.shape is not None and len(result) == len(form.x.shape)
 
 
 def _scaled_first(form: _Form, scale: ir.Node, gamma: np.ndarray) -> bool:

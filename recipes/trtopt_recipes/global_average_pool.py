@@ -35,8 +35,8 @@ class GlobalAveragePool:
         mean over H and W of x [N, C, H, W] = AveragePool(x) with an H x W window; without kept dimensions, Flatten
         follows.
     Requires:
-        FP32 or FP16; H and W known, not zero, and at most ``largest_window`` positions: a kernel for pooling sums each window by itself, and
-        what that costs for larger ones was not measured.
+        FP32 or FP16; H and W known, not zero, and at most ``largest_window`` positions: a kernel for pooling sums each
+        window by itself, and what that costs for larger ones was not measured.
     Why faster:
         TensorRT for RTX turns the map to [N, C, H, W] in a kernel of its own before it reduces, and pools
         channels-last maps as they are: pooling and classifier take 3 kernels instead of 4, a squeeze-and-excitation

@@ -163,13 +163,15 @@ def _new_weights(norm: ir.Node, products: list[ir.Node]) -> tuple[float, list[np
     scaled, added, wanted = [], [], _SMALLEST_SHIFT
     for product in products:
         weight, add = _float64(product.inputs[1]), _bias_add(product)
-        matrix = weight * scale[:, None]
-        bias = offset @ weight
+        with np.errstate(invalid="ignore", over="ignore"):  # the caller refuses what is not finite
+            matrix = weight * scale[:, None]
+            bias = offset @ weight
+            centred = matrix - matrix.mean(axis=0)
         if add is not None:
             bias = bias + next(
                 array.astype(np.float64).ravel() for v in add.inputs if (array := constant_of(v)) is not None
             )
-        scaled.append(matrix - matrix.mean(axis=0))
+        scaled.append(centred)
         added.append(bias / scale.size)
         largest, size = np.abs(added[-1]).max(initial=0.0), _norm(matrix)
         wanted = max(wanted, float(largest / size) if size else math.inf)

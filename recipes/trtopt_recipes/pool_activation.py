@@ -40,8 +40,8 @@ class PoolActivation:
     Numerics:
         Exact: the same element is chosen.
     Refuses when:
-        The pooled tensor is used elsewhere or is a graph output; MaxPool gives indices, or is dilated and pads; the input of MaxPool is used
-        elsewhere, so that it would be kept besides.
+        The pooled tensor is used elsewhere or is a graph output; MaxPool gives indices, or is dilated and pads; the
+        input of MaxPool is used elsewhere, so that it would be kept besides.
     """
 
     name: str = "pool-activation"

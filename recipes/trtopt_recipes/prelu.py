@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.chains import NARROW_FLOATS, Splice
-from trtopt.graph.edit import all_nodes, is_op
+from trtopt.graph.edit import all_nodes, constant_of, is_op
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -25,7 +26,7 @@ class Prelu:
     Numerics:
         The same: one of the two terms is 0.
     Refuses when:
-        Never. Integers, double and unknown types are no match.
+        The slope is a constant that is not finite. Integers, double and unknown types are no match.
     """
 
     name: str = "prelu"
@@ -34,8 +35,16 @@ class Prelu:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """PRelu nodes."""
-        nodes = [node for node in all_nodes(model.graph) if is_op(node, "PRelu")]
-        return Findings(tuple(Match((node,)) for node in nodes if node.outputs[0].dtype in NARROW_FLOATS))
+        matches, refusals = [], []
+        for node in all_nodes(model.graph):
+            if not is_op(node, "PRelu") or node.outputs[0].dtype not in NARROW_FLOATS:
+                continue
+            slope = constant_of(node.inputs[1])
+            if slope is None or np.isfinite(slope.astype(np.float64)).all():
+                matches.append(Match((node,)))
+            else:
+                refusals.append(Refusal(str(node.name), "its slope is not finite: times zero it is no zero"))
+        return Findings(tuple(matches), tuple(refusals))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one node."""

@@ -22,7 +22,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.graph.views import Sizes, is_move, is_pass, moved, one_per
+from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -70,7 +70,8 @@ class QkvBias:
         The same real numbers. b_v W_o is computed in FP64 and rounded once.
     Refuses when:
         Something else uses a biased value (relative positions computed from q, attention weights as an output), the
-        probabilities are changed after softmax, a nonlinearity lies before it, or a new bias overflows its type.
+        probabilities are changed after softmax, a nonlinearity lies before it, or a bias is not finite or overflows its
+        type.
     """
 
     name: str = "qkv-bias"
@@ -132,6 +133,9 @@ def _plan(found: Attention) -> _Plan | None:
         return None
     if found.hindrance:
         raise _CannotError(found.hindrance)
+    for path in paths:
+        if not np.isfinite(one_per(path.bias)).all():
+            raise _CannotError(f"the bias of {path.root.name} is not finite")
     _check_uses(found, paths)
     if key in paths and not _same_along(key, -1, sizes):
         raise _CannotError(f"the bias of {key.root.name} differs along the keys")
@@ -188,20 +192,24 @@ def _value_bias(
     found: Attention, path: Path, sizes: Sizes
 ) -> tuple[tuple[ir.Node, ir.Node | None], np.ndarray, list[ir.Node]]:
     """The output projection (and the Add of its bias), what V's bias adds to that, and the nodes before it."""
-    carried, weights = path.carried(len(path.steps), sizes), sizes.of(found.softmax.inputs[0])
-    if carried is None or weights is None:
+    carried, mixed = path.carried(len(path.steps), sizes), sizes.of(found.mix.outputs[0])
+    if carried is None or mixed is None:
         raise _CannotError(f"the shapes between {path.root.name} and {found.mix.name} are not known")
     row = one_per(carried)
     if row.ndim < 2 or row.shape[-2] != 1:
         raise _CannotError(f"the bias of {path.root.name} differs along the keys")
-    array: np.ndarray | None = np.broadcast_to(row, (*weights[:-1], row.shape[-1]))
+    try:
+        array: np.ndarray | None = np.broadcast_to(row, mixed)
+    except ValueError:
+        raise _CannotError(f"the shape of {found.mix.outputs[0].name} is not known") from None
     value, between = found.mix.outputs[0], list[ir.Node]()
     node = only_user(value)
     while node is not None and array is not None and (is_move(node) or is_pass(node)) and node.inputs[0] is value:
         between.append(node)
         value = node.outputs[0]
-        array = moved(node, value, array, sizes)
-        node = only_user(value)
+        user = only_user(value)
+        array = _merged(node, user, array, sizes) if _is_open(node) else moved(node, value, array, sizes)
+        node = user
     weight = None if node is None or node.inputs[0] is not value else _weight(node)
     if node is None or weight is None:
         raise _CannotError("the bias of the values cannot be folded: no product with a constant weight follows")
@@ -210,6 +218,21 @@ def _value_bias(
         raise _CannotError(f"the heads are not merged into the features of {node.name}")
     added = np.broadcast_to(flat.ravel(), weight.shape[:1]) @ weight
     return (node, _bias_node(node, weight.shape[1])), added, between
+
+
+def _is_open(node: ir.Node) -> bool:
+    """Whether ``node`` is a Reshape to a shape that is not a constant."""
+    return is_op(node, "Reshape") and constant_of(input_of(node, 1)) is None
+
+
+def _merged(node: ir.Node, user: ir.Node | None, array: np.ndarray, sizes: Sizes) -> np.ndarray | None:
+    """What a Reshape to a shape that is not known makes of ``array``; how long its rows are its user may tell."""
+    output = node.outputs[0]
+    weight = _weight(user) if user is not None and user.inputs[0] is output else None
+    width = output.shape[-1] if output.shape is not None and len(output.shape) else None
+    if weight is not None:
+        width = weight.shape[0]
+    return merged_rows(output, array, width, sizes) if isinstance(width, int) else moved(node, output, array, sizes)
 
 
 def _weight(node: ir.Node) -> np.ndarray | None:
@@ -246,7 +269,7 @@ def _projection_bias(plan: _Plan) -> np.ndarray:
         bias = next(array for array in map(constant_of, add.inputs) if array is not None)
     elif is_op(node, "Gemm") and input_of(node, 2) is not None:
         array = constant_of(input_of(node, 2))
-        if array is None or array.size not in (1, plan.added.size):
+        if array is None or array.size not in (1, plan.added.size) or array.shape[-1:] not in ((), (array.size,)):
             raise _CannotError(f"the bias of {node.name} is not one constant per feature")
         bias = array.astype(np.float64) * float_attribute(node, "beta", 1.0)
     dtype = node.outputs[0].dtype

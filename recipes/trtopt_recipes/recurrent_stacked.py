@@ -15,6 +15,7 @@ from trtopt.graph.edit import (
     ints_attribute,
     is_op,
     remove_node,
+    subgraphs_of,
 )
 from trtopt.graph.recurrent import initial_of, is_recurrent, recurrent_of, weights_of
 from trtopt.graph.unroll import Cells, Lanes, Writer, is_used, replace_outputs, sequence, why_not_unrolled
@@ -42,7 +43,8 @@ class StackedRecurrence:
     Numerics:
         The same products; the biases are added beforehand, in FP64, and rounded once.
     Refuses when:
-        As ``static-recurrence``; one step only; some of the layers begin with zeros and some do not; weights of several
+        As ``static-recurrence``; one step only; some of the layers begin with zeros and some do not, or
+        with what a layer below ends with; weights of several
         types. Layers that differ in kind, size or direction are no stack.
     """
 
@@ -82,6 +84,8 @@ class StackedRecurrence:
             return "it has one step only"
         if len({initial_of(node) == () for node in layers}) > 1:
             return "some of the layers begin with a state of zeros, some do not"
+        if _begins_with_result(layers):
+            return "a layer begins with what one below ends with"
         tensors = [constant_tensor_of(input_of(node, 1)) for node in layers]
         if len({tensor.dtype for tensor in tensors if tensor is not None}) > 1:
             return "the weights of the layers differ in type"
@@ -124,6 +128,22 @@ class StackedRecurrence:
             replace_outputs(node, values)
         graph.sort()  # users of the lower layers' outputs may stand before the last layer
         return None
+
+
+def _begins_with_result(layers: list[ir.Node]) -> bool:
+    """Whether the first state of a layer is computed from one of the layers, which then cannot run beside it."""
+    pending = [value for node in layers[1:] for value in initial_of(node) or ()]
+    seen: set[ir.Node] = set()
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node in seen:
+            continue
+        if node in layers:
+            return True
+        seen.add(node)
+        inside = [inner for graph in subgraphs_of(node) for inner in all_nodes(graph)]
+        pending += [value for each in (node, *inside) for value in each.inputs if value is not None]
+    return False
 
 
 def _outputs(write: Writer, node: ir.Node, lanes: Lanes, lane: int) -> dict[int, ir.Value]:

@@ -261,9 +261,10 @@ def _sum(main: ir.Node, branches: list[ir.Node], window: Window, identities: int
         gamma, beta, mean, variance = (
             np.asarray(constant_of(input_of(node, index))).astype(np.float64) for index in range(1, 5)
         )
-        scale = gamma / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
-        weight[centre] += scale
-        bias += beta - mean * scale
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = gamma / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
+            weight[centre] += scale
+            bias += beta - mean * scale
     if identities:
         weight[centre] += identities
     return weight, bias

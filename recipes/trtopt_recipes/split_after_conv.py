@@ -186,6 +186,8 @@ def _parts(node: ir.Node, value: ir.Value, rank: int, channels: int) -> list[_Pa
         sizes = _split_sizes(node)
         if int_attribute(node, "axis", 0) % rank != 1 or sum(sizes) != channels or len(sizes) != len(node.outputs):
             return None
+        if 0 in sizes:
+            return None  # no convolution makes no channels
         stops = np.cumsum(sizes)
         return [
             _Part(output, int(stop) - size, int(stop))
@@ -228,7 +230,7 @@ def _why_not(value: ir.Value, conv: ir.Node, elementwise: list[ir.Node], splits:
         allowed = {id(split) for split in splits} if output is value else inside
         if any(id(user) not in allowed or user.graph is not conv.graph for user, _ in output.uses()):
             return f"the output of {node.name} is used elsewhere"
-        arrays = [constant_of(operand) for operand in node.inputs[1:]] if node is not conv else []
+        arrays = [constant_of(operand) for operand in node.inputs] if node is not conv else []
         if any(array is not None and array.ndim > rank for array in arrays):
             return f"a constant of {node.name} has more dimensions than its input"
     return ""

@@ -116,3 +116,5 @@ def test_an_unknown_recipe_names_the_nearest(tmp_path: Path) -> None:
     model(tmp_path)
     result = trtopt(tmp_path, "optimize", "m.onnx", "-o", "o.onnx", "--recipes", "dead-nod")
     assert result.returncode == 2 and "did you mean dead-node?" in result.stderr
+    result = trtopt(tmp_path, "optimize", "m.onnx", "-o", "o.onnx", "--recipes", "GLOBAL_AVERAGE_POOL")
+    assert result.returncode == 2 and "did you mean global-average-pool?" in result.stderr

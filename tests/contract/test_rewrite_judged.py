@@ -12,12 +12,12 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from trtopt.errors import EngineBuildError
+from trtopt.errors import EngineBuildError, RecipeError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
 from trtopt.report.records import Cost, StepRecord
 from trtopt.rewrite.driver import Judging, Rewritten, apply
-from trtopt.rewrite.protocol import Findings, Match, Priced, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, Priced, Recipe, Refusal, Stage, Target
 from trtopt.source.onnx_file import load
 
 Price = Callable[[ir.Node], float]
@@ -92,7 +92,7 @@ def chain(tmp_path: Path) -> ModelArtifact:
     )
 
 
-def judged(artifact: ModelArtifact, judge: Judge, *recipes: Replace) -> Rewritten:
+def judged(artifact: ModelArtifact, judge: Judge, *recipes: Recipe) -> Rewritten:
     return apply(artifact, recipes, target=Target(), judging=Judging(judge, {"x": (4, 8)}))
 
 
@@ -214,7 +214,7 @@ def test_what_makes_the_whole_slower_is_taken_back(doubled: ModelArtifact) -> No
 
     result = judged(doubled, Whole(price()), DropDouble())
     assert ops(result) == ["Relu"] * 4 and step(result).changes == 0
-    assert step(result).refusals[0].reason == "the whole network is slower: 93.0 -> 95.0 us"
+    assert step(result).refusals[0].reason == "the whole network is slower with it: 93.0 -> 95.0 us"
 
 
 def test_a_wrong_rewrite_that_no_piece_shows_is_taken_back(doubled: ModelArtifact) -> None:
@@ -222,6 +222,53 @@ def test_a_wrong_rewrite_that_no_piece_shows_is_taken_back(doubled: ModelArtifac
     wrong = Replace((("Neg",),), stage=Stage.FOLD)
     result = judged(doubled, Judge(price()), wrong)
     assert ops(result) == ["Relu"] * 4 and step(result).refusals[0].reason.startswith("taken back: ")
+
+
+def test_a_wrong_recipe_does_not_take_others_with_it(doubled: ModelArtifact) -> None:
+    wrong = Replace((("Neg",),), name="wrong", stage=Stage.FOLD)
+    result = judged(doubled, Judge(price()), wrong, DropDouble())
+    assert ops(result) == ["Relu", "Relu"] and step(result).changes == 2
+    (refused,) = [step for step in result.artifact.steps if step.name == "wrong"]
+    assert refused.changes == 0 and refused.refusals[0].reason.startswith("taken back: the outputs differ with it")
+
+
+def test_a_wrong_recipe_is_an_error_when_strict(doubled: ModelArtifact) -> None:
+    wrong = Replace((("Neg",),), name="wrong", stage=Stage.FOLD)
+    with pytest.raises(RecipeError) as caught:
+        apply(doubled, (wrong,), strict=True, target=Target(), judging=Judging(Judge(price()), {"x": (4, 8)}))
+    assert caught.value.where == "recipe wrong" and caught.value.exit_code == 5
+
+
+def test_a_recipe_nobody_judges_is_taken_back_where_the_whole_is_slower(doubled: ModelArtifact) -> None:
+    slow = Replace((("Neg", "Neg", "Relu"),), name="slow", stage=Stage.FOLD)
+    once = OnlyOnce(slow)
+    result = judged(doubled, Judge(price()), once, DropDouble())
+    assert ops(result) == ["Relu", "Relu"] and result.after == Cost(5, 0, 0, 5.0)
+    (refused,) = [step for step in result.artifact.steps if step.name == "slow"]
+    assert refused.refusals[0].reason == "the whole network is slower with it: 5.0 -> 15.0 us"
+
+
+@dataclass(frozen=True)
+class OnlyOnce:
+    """A recipe that finds nothing where it was before."""
+
+    recipe: Replace
+    lossless: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def stage(self) -> Stage:
+        return self.recipe.stage
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        seen = any(node.op_type == "Neg" for node in model.graph)
+        return Findings() if seen else self.recipe.find(model, target)
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        return self.recipe.rewrite(model, match)
 
 
 def test_without_a_judge_every_first_way_is_taken(chain: ModelArtifact) -> None:

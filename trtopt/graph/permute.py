@@ -178,10 +178,13 @@ def _permute_pad(node: ir.Node, perm: Perm, names: Names) -> None:
 def _permute_slice(node: ir.Node, perm: Perm, names: Names) -> None:
     axes = constant_of(input_of(node, 3))
     if axes is None:
-        axes = np.arange((static_shape(input_of(node, 1)) or (0,))[0])
+        starts = node.inputs[1]
+        dtype = np.int64 if starts is None or starts.dtype is None else starts.dtype.numpy()
+        axes = np.arange((static_shape(starts) or (0,))[0], dtype=dtype)
     if len(node.inputs) < 4:
         node.resize_inputs(4)
-    _set_constant(node, 3, np.asarray([perm[int(axis) % len(perm)] for axis in axes], np.int64), names)
+    # Starts, ends and axes are of one type.
+    _set_constant(node, 3, np.asarray([perm[int(axis) % len(perm)] for axis in axes], axes.dtype), names)
 
 
 def _set_constant(node: ir.Node, index: int, array: np.ndarray, names: Names) -> None:

@@ -97,11 +97,10 @@ def _axes(node: ir.Node) -> tuple[int, ...] | None:
 
 def why_not_plain(node: ir.Node) -> str:
     """Why a recurrent node is more than the standard equations over all steps with constant weights; "" if not."""
-    names = {"clip": "it clips its gates", "input_forget": "its input and forget gates are coupled"}
-    for name, reason in names.items():
-        attribute = node.attributes.get(name)
-        if attribute is not None and attribute.value:
-            return reason
+    if "clip" in node.attributes:  # 0 is a bound, too
+        return "it clips its gates"
+    if int_attribute(node, "input_forget", 0):
+        return "its input and forget gates are coupled"
     if int_attribute(node, "layout", 0):
         return "its batch is the first axis"
     direction = string_attribute(node, "direction", "forward")

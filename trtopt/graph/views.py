@@ -6,12 +6,14 @@ gives broadcast axes a stride of 0, and most of these operators keep it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.edit import constant_of, input_of, int_attribute, ints_attribute, is_op
 
-_STAND_INS = (7, 11, 13, 17, 19, 23)
+_STAND_INS = (7, 11, 13, 17, 19, 23, 29, 31)
 """Sizes for dimensions that are not known; primes, so that no reshape fits by chance."""
 
 _MOVES = frozenset("Expand Flatten Gather Reshape Slice Split Squeeze Transpose Unsqueeze".split())
@@ -22,13 +24,19 @@ class Sizes:
     """Sizes for all dimensions of a graph: those known, and a stand-in for each that is not."""
 
     def __init__(self) -> None:
-        self._names: dict[str, int] = {}
+        self._names: dict[str | int, int] = {}
 
     def of(self, value: ir.Value | None) -> tuple[int, ...] | None:
-        """The shape of ``value`` with stand-ins; None where the rank is not known, or there are too many names."""
+        """The shape of ``value`` with stand-ins; None where the rank is not known, or there are too many names.
+
+        Dimensions without a name have one stand-in per axis: equal sizes do not mean that they are equal.
+        """
         if value is None or value.shape is None:
             return None
-        found = [dim if isinstance(dim, int) else self._stand_in(dim.value) for dim in value.shape]
+        found = [
+            dim if isinstance(dim, int) else self._stand_in(axis if dim.value is None else dim.value)
+            for axis, dim in enumerate(value.shape)
+        ]
         return tuple(dim for dim in found if dim is not None) if None not in found else None
 
     def open(self, value: ir.Value) -> tuple[int, ...]:
@@ -45,9 +53,7 @@ class Sizes:
         ]
         return tuple(-1 if dim is None else dim for dim in dims)
 
-    def _stand_in(self, name: str | None) -> int | None:
-        if name is None:
-            return None
+    def _stand_in(self, name: str | int) -> int | None:
         if name not in self._names and len(self._names) < len(_STAND_INS):
             self._names[name] = _STAND_INS[len(self._names)]
         return self._names.get(name)
@@ -83,6 +89,22 @@ def moved(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> n
         return _HANDLERS[node.op_type](node, output, array, sizes)
     except (ValueError, IndexError, TypeError):
         return None
+
+
+def merged_rows(output: ir.Value, array: np.ndarray, width: int, sizes: Sizes) -> np.ndarray | None:
+    """What a Reshape to a shape that is not known makes of ``array``, where the last axis of its output has this width.
+
+    Returns:
+        None unless the array repeats rows of ``width`` elements, which stay rows however the others are divided.
+    """
+    shape, axis = sizes.of(output), array.ndim
+    while axis > 0 and math.prod(array.shape[axis:]) < width:
+        axis -= 1
+    rows = one_per(array)
+    if not shape or math.prod(array.shape[axis:]) != width or any(dim != 1 for dim in rows.shape[:axis]):
+        return None
+    row = np.broadcast_to(rows, (*rows.shape[:axis], *array.shape[axis:])).reshape(width)
+    return np.broadcast_to(row, (*shape[:-1], width))
 
 
 def one_per(array: np.ndarray) -> np.ndarray:

@@ -339,8 +339,11 @@ class BuildReport:
     def to_json_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
         result: dict[str, Any] = {"schema": self.schema, **plain(dataclasses.asdict(self))}
-        found = self.analysis
-        prediction = None if found is None else {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": None}
+        found, plain_fp16 = self.analysis, self.rewriting.before if self.precision.requested == "fp16" else None
+        baseline = None if plain_fp16 is None else plain_fp16.predicted_us
+        prediction = (
+            None if found is None else {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": baseline}
+        )
         result.update(guard=[], sparsity=None, pareto=None, prediction=prediction)
         return result
 

@@ -1,48 +1,26 @@
-"""Runs recipes: clone, find, judge, rewrite, check, commit or roll back."""
+"""Runs recipes and settles which stay: what changes a result, or makes the whole slower, is taken back."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from trtopt.errors import RecipeError, TrtoptError
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.edit import shared_names, static_shape
-from trtopt.graph.shapes import at_shapes, infer_in_place
-from trtopt.report.records import Cost, Refusal, RegionRecord, StepRecord
+from trtopt.graph.edit import static_shape
+from trtopt.report.records import Cost, Refusal, StepRecord
 from trtopt.rewrite.equal import difference, difference_at
-from trtopt.rewrite.protocol import Findings, Judge, Match, Recipe, Stage, Target
-from trtopt.rewrite.region import Cutter
+from trtopt.rewrite.protocol import Recipe, Stage, Target
 from trtopt.rewrite.registry import broken_packs, select
-from trtopt.rewrite.trial import Trial, Verdict
+from trtopt.rewrite.sweeps import Judging, Sweeper, Tally
 
-_T = TypeVar("_T")
-
-_MAX_SWEEPS = 20
-"""Rounds over all recipes. Real models need two to four; more means that two recipes undo each other."""
+__all__ = ["Judging", "Rewritten", "apply", "run"]
 
 _SLOWER = 1.001
 """A whole network this much slower than without a recipe is slower; below it are roundings of the prediction."""
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Who judges, and where.
-
-    Attributes:
-        judge: Says what a graph costs.
-        shapes: A shape for each input with a dynamic axis.
-    """
-
-    judge: Judge
-    shapes: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -60,33 +38,6 @@ class Rewritten:
     judge: str = "none"
     before: Cost | None = None
     after: Cost | None = None
-
-
-@dataclass
-class _Tally:
-    """What one recipe did over all sweeps."""
-
-    changes: int = 0
-    seconds: float = 0.0
-    refusals: tuple[Refusal, ...] = ()
-    kept: tuple[RegionRecord, ...] = ()
-    refused: tuple[RegionRecord, ...] = ()
-    failed: bool = False
-
-    def add(self, outcome: _Outcome) -> None:
-        # Refusals of the last sweep stand: what was not possible at first may be once other recipes ran.
-        self.refusals = outcome.refusals
-        self.refused = tuple(region for region in outcome.regions if not region.kept)
-        self.kept += tuple(region for region in outcome.regions if region.kept)
-        self.changes += outcome.changes
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    model: ir.Model | None
-    changes: int
-    refusals: tuple[Refusal, ...]
-    regions: tuple[RegionRecord, ...] = ()
 
 
 def run(
@@ -137,178 +88,142 @@ def apply(
     on_event: OnEvent = ignore,
 ) -> Rewritten:
     """Apply these recipe objects, in this order, as :func:`run` does for names."""
-    return _Run(target, strict, judging, on_event).settle(artifact, recipes)
+    return _Settler(Sweeper(target, strict, judging, on_event), artifact).settle(recipes)
 
 
-@dataclass
-class _Run:
-    """One run of the driver; what was judged is remembered."""
+@dataclass(frozen=True)
+class _Attempt:
+    """A model after some recipes.
 
-    target: Target
-    strict: bool
-    judging: Judging | None
-    on_event: OnEvent
-    trial: Trial | None = field(init=False, default=None)
-    _static: tuple[ir.Model, ir.Model, Cutter] | None = field(init=False, default=None)
+    Attributes:
+        recipes: Those that were tried.
+        model: The model.
+        tallies: What each did.
+        off: Where the model computes something else than the original; empty where it does not.
+        cost: What the whole costs; None where nobody can say, or it computes something else.
+    """
 
-    def __post_init__(self) -> None:
-        if self.judging is not None:
-            self.trial = Trial(self.judging.judge, self.target)
+    recipes: tuple[Recipe, ...]
+    model: ir.Model
+    tallies: Mapping[str, Tally]
+    off: str
+    cost: Cost | None
 
-    def settle(self, artifact: ModelArtifact, recipes: tuple[Recipe, ...]) -> Rewritten:
+    @property
+    def changing(self) -> list[Recipe]:
+        """The recipes that changed something."""
+        return [recipe for recipe in self.recipes if self.tallies[recipe.name].changes]
+
+    @property
+    def microseconds(self) -> float:
+        return float("inf") if self.cost is None else self.cost.predicted_us
+
+
+class _Settler:
+    """Finds the recipes that may stay."""
+
+    def __init__(self, sweeper: Sweeper, artifact: ModelArtifact) -> None:
+        self.sweeper, self.artifact = sweeper, artifact
+
+    def settle(self, recipes: tuple[Recipe, ...]) -> Rewritten:
         """Apply recipes; where the whole computes something else with them, or is slower, apply them again without the
         one to blame."""
-        self.on_event(Event("start", "rewrite"))
-        before = self._whole(artifact.model) if recipes else None
+        listen, judging = self.sweeper.on_event, self.sweeper.judging
+        listen(Event("start", "rewrite"))
+        before = self._cost(self.artifact.model) if recipes else None
         dropped: dict[str, Refusal] = {}
-        while True:
-            left = tuple(recipe for recipe in recipes if recipe.name not in dropped)
-            model, tallies = self._sweeps(artifact.model, left)
-            off = self._off(artifact.model, model)
-            if off:
-                last = next(recipe.name for recipe in reversed(left) if tallies[recipe.name].changes)
-                dropped[last] = Refusal(last, f"taken back: with the recipes so far the outputs differ, {off}")
-                continue
-            after = self._whole(model) if before is not None else None
-            worst = _least_useful(tallies)
-            if before is None or after is None or worst is None:
+        attempt = self._right(self._attempt(recipes), dropped)
+        if before is not None:
+            attempt = self._fast(attempt, before, dropped)
+        listen(Event("end", "rewrite"))
+        tallies = {**attempt.tallies, **{name: Tally(refusals=(refusal,)) for name, refusal in dropped.items()}}
+        judge = judging.judge.name if judging is not None else "none"
+        artifact = _with_steps(self.artifact, attempt.model, recipes, tallies)
+        return Rewritten(artifact, judge, before, attempt.cost if before is not None else None)
+
+    def _attempt(self, recipes: tuple[Recipe, ...]) -> _Attempt:
+        model, tallies = self.sweeper.sweep(self.artifact.model, recipes)
+        off = self._off(model)
+        return _Attempt(recipes, model, tallies, off, None if off else self._cost(model))
+
+    def _without(self, attempt: _Attempt, recipe: Recipe) -> _Attempt:
+        return self._attempt(tuple(other for other in attempt.recipes if other is not recipe))
+
+    def _right(self, attempt: _Attempt, dropped: dict[str, Refusal]) -> _Attempt:
+        """Without the recipes that change what is computed.
+
+        Raises:
+            RecipeError: There is one, with ``strict``.
+        """
+        while attempt.off:
+            wrong = self._culprit(attempt)
+            reason = f"taken back: the outputs differ with it, {attempt.off}"
+            if self.sweeper.strict:
+                raise RecipeError(
+                    f"The outputs differ with it, {attempt.off}",
+                    where=f"recipe {wrong.name}",
+                    remedy="leave the recipe out with --recipes, and report the model to the recipe's author",
+                )
+            dropped[wrong.name] = Refusal(wrong.name, reason)
+            attempt = self._without(attempt, wrong)
+        return attempt
+
+    def _culprit(self, attempt: _Attempt) -> Recipe:
+        """The recipe that is wrong by itself; else one without which the others are right; else the last."""
+        for recipe in attempt.changing:
+            if self._attempt((recipe,)).off:
+                return recipe
+        for recipe in reversed(attempt.changing):
+            if not self._without(attempt, recipe).off:
+                return recipe
+        return attempt.changing[-1]
+
+    def _fast(self, attempt: _Attempt, before: Cost, dropped: dict[str, Refusal]) -> _Attempt:
+        """Without the recipes that make the whole slower than it was, as long as leaving one out helps."""
+        while attempt.microseconds > before.predicted_us * _SLOWER:
+            blamed = [recipe for recipe in attempt.changing if recipe.stage > Stage.CLEAN]
+            others = [(self._without(attempt, recipe), recipe) for recipe in blamed]
+            others = [(other, recipe) for other, recipe in others if other.microseconds < attempt.microseconds]
+            if not others:
+                text = (
+                    f"the network is slower with recipes: {_change(before, attempt)}; --recipes none leaves it as it is"
+                )
+                self.sweeper.on_event(Event("warning", "rewrite", text=text))
                 break
-            if after.predicted_us <= before.predicted_us * _SLOWER:
-                break
-            reason = f"the whole network is slower: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
-            dropped[worst] = Refusal(worst, reason)
-        for name, refusal in dropped.items():
-            tallies[name] = _Tally(refusals=(refusal,))
-        self.on_event(Event("end", "rewrite"))
-        judge = self.judging.judge.name if self.judging is not None else "none"
-        return Rewritten(_with_steps(artifact, model, recipes, tallies), judge, before, after)
+            better, worst = min(others, key=lambda item: item[0].microseconds)
+            reason = f"the whole network is slower with it: {_change(better.cost, attempt)}"
+            dropped[worst.name] = Refusal(worst.name, reason)
+            attempt = better
+        return attempt
 
-    def _sweeps(self, model: ir.Model, recipes: tuple[Recipe, ...]) -> tuple[ir.Model, dict[str, _Tally]]:
-        tallies = {recipe.name: _Tally() for recipe in recipes}
-        for _ in range(_MAX_SWEEPS):
-            changes = 0
-            for recipe in recipes:
-                tally = tallies[recipe.name]
-                if tally.failed:
-                    continue
-                began = time.perf_counter()
-                try:
-                    outcome = _guarded(recipe, partial(self._apply_once, recipe, model))
-                except RecipeError as error:
-                    if self.strict:
-                        raise
-                    tally.failed = True
-                    outcome = _Outcome(None, 0, (Refusal(recipe.name, f"rolled back: {error.what}"),))
-                tally.seconds += time.perf_counter() - began
-                tally.add(outcome)
-                if outcome.model is not None:
-                    model = outcome.model
-                    changes += outcome.changes
-                self.on_event(Event("advance", "rewrite", text=recipe.name))
-            if not changes:
-                break
-        else:
-            self.on_event(Event("warning", "rewrite", text=f"recipes still find changes after {_MAX_SWEEPS} sweeps"))
-        return model, tallies
-
-    def _apply_once(self, recipe: Recipe, model: ir.Model) -> _Outcome:
-        """Rewrite the matches of one recipe that pay, on a clone."""
-        findings = recipe.find(model, self.target)
-        if not findings.matches:
-            return _Outcome(None, 0, findings.refusals)
-        wanted, regions = self._judged(recipe, findings, model)
-        refusals = findings.refusals + tuple(
-            Refusal(node, region.reason) for region in regions if not region.kept for node in region.nodes
-        )
-        if not wanted:
-            return _Outcome(None, 0, refusals, regions)
-        clone = model.clone()
-        found = [match for match in recipe.find(clone, self.target).matches if (match.label, match.choice) in wanted]
-        with shared_names(clone):
-            refused = [recipe.rewrite(clone, match) for match in found]
-        changes = refused.count(None)
-        refusals += tuple(item for item in refused if item is not None)
-        if not changes:
-            return _Outcome(None, 0, refusals, regions)
-        invariants.check(clone, invariants.signature(model))
-        infer_in_place(clone)
-        return _Outcome(clone, changes, refusals, regions)
-
-    def _judged(
-        self, recipe: Recipe, findings: Findings, model: ir.Model
-    ) -> tuple[set[tuple[str, str]], tuple[RegionRecord, ...]]:
-        """Which places to rewrite and how, as label and choice, and what was found of each structure."""
-        places: dict[str, list[Match]] = {}
-        for match in findings.matches:
-            places.setdefault(match.label, []).append(match)
-        if self.trial is None or recipe.stage < Stage.FUSE:
-            return {(label, matches[0].choice) for label, matches in places.items()}, ()
-        static, cutter = self._static_form(model)
-        verdicts: dict[int, tuple[Verdict, list[str]]] = {}
-        for label, matches in places.items():
-            verdict = self.trial.verdict(recipe, matches, static, cutter)
-            verdicts.setdefault(id(verdict), (verdict, []))[1].append(label)
-        wanted = {(label, verdict.choice) for verdict, labels in verdicts.values() for label in labels if verdict.kept}
-        return wanted, tuple(
-            RegionRecord(tuple(labels), verdict.choice, verdict.kept, verdict.reason, verdict.before, verdict.after)
-            for verdict, labels in verdicts.values()
-        )
-
-    def _static_form(self, model: ir.Model) -> tuple[ir.Model, Cutter]:
-        """``model`` at the shapes it is judged at; remembered for the last model asked about."""
-        if self._static is None or self._static[0] is not model:
-            shapes = self.judging.shapes if self.judging is not None else {}
-            static = at_shapes(model, shapes)
-            self._static = model, static, Cutter(static)
-        return self._static[1], self._static[2]
-
-    def _off(self, original: ir.Model, model: ir.Model) -> str:
+    def _off(self, model: ir.Model) -> str:
         """Where the whole computes something else than the original, in words; empty where it does not."""
-        if self.judging is None or model is original:
+        original, judging = self.artifact.model, self.sweeper.judging
+        if judging is None or model is original:
             return ""
         if all(static_shape(value) is not None for value in original.graph.inputs):
             return difference(original, model)
-        return difference_at(original, model, self.judging.shapes)
+        return difference_at(original, model, judging.shapes)
 
-    def _whole(self, model: ir.Model) -> Cost | None:
+    def _cost(self, model: ir.Model) -> Cost | None:
         """What the whole model costs; None where nobody can say."""
-        if self.trial is None:
+        trial = self.sweeper.trial
+        if trial is None:
             return None
         try:
-            return self.trial.price(self._static_form(model)[0]).total
+            return trial.price(self.sweeper.static_form(model)[0]).total
         except TrtoptError as error:
-            self.on_event(Event("warning", "rewrite", text=f"the network as a whole cannot be judged: {error.what}"))
+            text = f"the network as a whole cannot be judged: {error.what}"
+            self.sweeper.on_event(Event("warning", "rewrite", text=text))
             return None
 
 
-def _guarded(recipe: Recipe, action: Callable[[], _T]) -> _T:
-    try:
-        return action()
-    except Exception as error:
-        raise RecipeError(
-            f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
-            where=f"recipe {recipe.name}",
-            remedy="leave the recipe out with --recipes, and report the model to the recipe's author",
-        ) from error
-
-
-def _least_useful(tallies: Mapping[str, _Tally]) -> str | None:
-    """The judged recipe that won the least time; None where none was applied."""
-    gains = {}
-    for name, tally in tallies.items():
-        if tally.kept:
-            gains[name] = sum(_saved_us(region) for region in tally.kept)
-    return min(gains, key=gains.__getitem__) if gains else None
-
-
-def _saved_us(region: RegionRecord) -> float:
-    if region.before is None or region.after is None:
-        return 0.0
-    return (region.before.predicted_us - region.after.predicted_us) * len(region.nodes)
+def _change(before: Cost | None, attempt: _Attempt) -> str:
+    return f"{before.predicted_us if before else 0:.1f} -> {attempt.microseconds:.1f} us"
 
 
 def _with_steps(
-    artifact: ModelArtifact, model: ir.Model, recipes: tuple[Recipe, ...], tallies: Mapping[str, _Tally]
+    artifact: ModelArtifact, model: ir.Model, recipes: tuple[Recipe, ...], tallies: Mapping[str, Tally]
 ) -> ModelArtifact:
     for recipe in recipes:
         tally = tallies[recipe.name]

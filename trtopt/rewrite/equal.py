@@ -15,7 +15,7 @@ from trtopt.graph.fold import RANDOM
 from trtopt.graph.shapes import infer_in_place
 from trtopt.runtime import OrtSession
 
-_BOUNDS = {np.dtype(np.float64): 1e-4, np.dtype(np.float32): 1e-4}
+_BOUNDS = {np.dtype(np.float64): 1e-5, np.dtype(np.float32): 1e-5}
 _NARROW_BOUND = 2e-2
 """Largest difference over the largest output: FP32 sums in another order; what is typed FP16 is rounded to it."""
 

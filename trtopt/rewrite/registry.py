@@ -64,7 +64,8 @@ def select(recipes: str) -> tuple[Recipe, ...]:
     wanted = [name.strip() for name in recipes.split(",") if name.strip()]
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+            meant = name.lower().replace("_", "-")
+            near = difflib.get_close_matches(meant, names, n=1) or sorted(known for known in names if meant in known)
             raise UsageError(
                 f"There is no recipe named {name}",
                 where="--recipes",

@@ -1,0 +1,109 @@
+"""Reshapes to a shape that is computed from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph.dims import Dim, Dimensions, reshaped
+from trtopt.graph.edit import (
+    Names,
+    add_initializer,
+    all_nodes,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    is_op,
+    tag,
+)
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+
+
+@dataclass(frozen=True)
+class ComputedReshape:
+    """Gives a Reshape a constant shape where it is computed from dimensions that its input has at the same places.
+
+    Rewrite:
+        Reshape(x, Concat(Shape(x)[0], Shape(x)[1], -1, 32)) becomes Reshape(x, [0, 0, 12, 32]) for x of [?, ?, 384]:
+        0 copies a dimension, and -1 becomes a number where the dimensions known so leave one.
+    Requires:
+        A shape made by Shape, Gather, Slice, Concat and the like, of x or of a tensor whose dimension is provably that
+        of x: x is made from it by operators that keep it (element-wise ones, normalizations, products, transposes,
+        other reshapes), or both have the same name. At most one -1 is left. One dimension that x has not at its place
+        is -1, where all others are numbers.
+    Why faster:
+        The number of heads is known, and the moves between projections and attention can be followed, by the recipes
+        for attention among others; the arithmetic on shapes goes. The compiler of TensorRT for RTX, which gets a
+        shape for each input, computes it while it builds.
+    Numerics:
+        Exact.
+    Refuses when:
+        More than one dimension is that of another tensor or of x at another place, or one is, beside others that are
+        no numbers; allowzero is set.
+    """
+
+    name: str = "computed-reshape"
+    stage: Stage = Stage.FOLD
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """Reshapes to a computed shape; the choice of a match is the shape."""
+        nodes = [node for node in all_nodes(model.graph) if _is_computed(node)]
+        known = Dimensions(model) if nodes else None
+        matches, refusals = [], []
+        for node in nodes:
+            told = known.held(node.inputs[1]) if known is not None else None
+            parts = [part for part in told or () if part is not None]
+            if known is None or told is None or not parts or len(parts) != len(told):
+                continue
+            shape = _constant_shape(known.of(node.inputs[0]), parts)
+            if shape is None:
+                reason = "its shape is computed from dimensions that are not provably those of its input"
+                refusals.append(Refusal(str(node.name), reason))
+            elif int_attribute(node, "allowzero", 0):
+                refusals.append(Refusal(str(node.name), "with allowzero, 0 does not copy a dimension"))
+            else:
+                matches.append(Match((node,), choice=",".join(map(str, shape))))
+        return Findings(tuple(matches), tuple(refusals))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Put a constant in the place of the computed shape."""
+        node = match.nodes[0]
+        if node.graph is None or not _is_computed(node):
+            return Refusal(match.label, "its shape is a constant by now")
+        shape = np.asarray([int(dim) for dim in match.choice.split(",")], np.int64)
+        constant = add_initializer(node.graph, Names(model).value(f"{node.outputs[0].name}_shape"), shape)
+        node.replace_input_with(1, constant)
+        tag(node, self.name)
+        return None
+
+
+def _is_computed(node: ir.Node) -> bool:
+    shape = input_of(node, 1) if is_op(node, "Reshape") else None
+    return shape is not None and constant_tensor_of(shape) is None
+
+
+def _constant_shape(dims: Sequence[Dim] | None, parts: Sequence[Dim]) -> list[int] | None:
+    """The shape as numbers, -1 and 0; None where that cannot be said."""
+    dims = tuple(dims or ())
+    shape: list[int] = []
+    foreign = False
+    for axis, part in enumerate(parts):
+        if isinstance(part, int):
+            shape.append(part)
+        elif axis < len(dims) and dims[axis] == part:
+            shape.append(0)
+        else:
+            foreign = True
+            shape.append(-1)
+    if shape.count(-1) > 1:
+        return None
+    if foreign:
+        return shape if sum(part > 0 for part in shape) == len(shape) - 1 else None
+    if -1 in shape:
+        left = reshaped(dims, parts)[shape.index(-1)]
+        shape[shape.index(-1)] = left if isinstance(left, int) else -1
+    return shape

@@ -1,0 +1,104 @@
+"""Cases for the recipe that turns computed shapes of reshapes into constants."""
+
+from __future__ import annotations
+
+from contract_case import Case
+
+IO = "g (float[N, S, 8] x) => (float[A, B, C, D] y)"
+OTHER = "g (float[N, S, 8] x, float[M, T, 8] z) => (float[A, B, C, D] y)"
+CONSTANTS = (
+    "int64 i0 = {0}, int64 i1 = {1}, int64[1] a = {0}, int64[1] t = {2}, int64[1] f = {4}, int64[1] less = {-1}, "
+    "int64[1] k = {0}"
+)
+DIMS = "s = Shape(x) d0 = Gather(s, i0) d1 = Gather(s, i1) n = Unsqueeze(d0, a) m = Unsqueeze(d1, a)"
+TARGET = "h = Concat <axis = 0> (n, m, less, f)"
+LINEAR = "q = MatMul(x, w) r = Add(b, q)"
+WEIGHTS = {"w": (8, 8), "b": (8,), "scale": (8,)}
+
+
+def case(label: str, body: str, *, io: str = IO, constants: str = "", **options: object) -> Case:
+    extra = f", {constants}" if constants else ""
+    arguments = {"weights": WEIGHTS, "opset": 15, **options}
+    return Case("computed-reshape", label, f"{io} <{CONSTANTS}{extra}> {{ {body} }}", **arguments)  # type: ignore[arg-type]
+
+
+CASES: tuple[Case, ...] = (
+    case("of-itself", f"{DIMS} {TARGET} y = Reshape(x, h)"),
+    case("of-what-it-is-made-from", f"{DIMS} {TARGET} {LINEAR} y = Reshape(r, h)"),
+    case("heads-known", f"{DIMS} h = Concat <axis = 0> (n, m, t, f) {LINEAR} y = Reshape(r, h)"),
+    case("slice", f"s = Shape(x) p = Slice(s, a, t) h = Concat <axis = 0> (p, less, f) {LINEAR} y = Reshape(r, h)"),
+    case("shape-with-end", f"p = Shape <end = 2> (x) h = Concat <axis = 0> (p, less, f) {LINEAR} y = Reshape(r, h)"),
+    case(
+        "whole-shape",
+        f"{DIMS} {TARGET} u = Reshape(x, h) v = Neg(u) y0 = Reshape(v, s) y = Unsqueeze(y0, a)",
+        changes=2,
+    ),
+    case(
+        "next-block",
+        f"{DIMS} {TARGET} {LINEAR} u = Reshape(r, h) v = Transpose <perm = [0, 2, 1, 3]> (u) e = Softmax(v) "
+        "o = Transpose <perm = [0, 2, 1, 3]> (e) j = Concat <axis = 0> (n, m, less) z = Reshape(o, j) "
+        "c = MatMul(z, w) x1 = Add(c, x) x2 = ReduceMean <axes = [-1]> (x1) x3 = Sub(x1, x2) x4 = Mul(x3, scale) "
+        "y = Reshape(x4, h)",
+        changes=3,
+    ),
+    case(
+        "attention-of-two",
+        f"{DIMS} {TARGET} u = Reshape(x, h) v = Transpose <perm = [0, 2, 1, 3]> (u) "
+        "k0 = Transpose <perm = [0, 2, 3, 1]> (u) p = MatMul(v, k0) o0 = MatMul(p, v) "
+        "o1 = Transpose <perm = [0, 2, 1, 3]> (o0) j = Concat <axis = 0> (n, m, less) o2 = Reshape(o1, j) y = Unsqueeze(o2, a)",
+        changes=2,
+    ),
+    case("used-twice", f"{DIMS} {TARGET} u = Reshape(x, h) {LINEAR} v = Reshape(r, h) y = Add(u, v)", changes=2),
+    case("shape-is-output", f"{DIMS} {TARGET} y = Reshape(x, h)", io=IO.replace("y)", "y, int64[4] h)")),
+    case("same-names", f"{DIMS} {TARGET} y = Reshape(z, h)", io=OTHER.replace("M, T", "N, S")),
+    case("copied-already", f"{DIMS} h = Concat <axis = 0> (k, m, less, f) y = Reshape(x, h)"),
+    case(
+        "what-is-left",
+        "s = Shape(z) d0 = Gather(s, i0) n = Unsqueeze(d0, a) h = Concat <axis = 0> (n, t, t, f) y = Reshape(x, h)",
+        io=OTHER,
+    ),
+    case(
+        "nested",
+        f"{LINEAR} y = If (c) <then_branch = g1 () => (float[A, B, C, D] y1) {{ {DIMS} {TARGET} y1 = Reshape(r, h) }}, "
+        "else_branch = g2 () => (float[A, B, C, D] y2) { "
+        f"{DIMS.replace('s =', 's2 =').replace('(s,', '(s2,').replace('d0', 'd2').replace('d1', 'd3')} "
+        "h2 = Concat <axis = 0> (n, m, f, less) y2 = Reshape(x, h2) }>".replace("n =", "n2 =").replace("m =", "m2 ="),
+        io=IO.replace("x)", "x, bool c)"),
+        changes=2,
+    ),
+    case("swapped", f"{DIMS} h = Concat <axis = 0> (m, n, less, f) y = Reshape(x, h)", changes=0, refusals=1),
+    case("other-place", f"{DIMS} h = Concat <axis = 0> (less, n, t, f) y = Reshape(x, h)", changes=0, refusals=1),
+    case(
+        "other-tensor",
+        f"{DIMS.replace('(x)', '(z)')} {TARGET} y = Reshape(x, h)",
+        io=OTHER,
+        changes=0,
+        refusals=1,
+    ),
+    case(
+        "broadcast-upward",
+        f"{DIMS} {TARGET} r = Add(x, z) y = Reshape(r, h)",
+        io=OTHER,
+        changes=0,
+        refusals=1,
+    ),
+    case(
+        "gone-through-other-order",
+        f"{DIMS} {TARGET} r = Transpose <perm = [1, 0, 2]> (x) y = Reshape(r, h)",
+        changes=0,
+        refusals=1,
+    ),
+    case("allowzero", f"{DIMS} {TARGET} y = Reshape <allowzero = 1> (x, h)", changes=0, refusals=1),
+    case(
+        "given",
+        f"{DIMS} h = Concat <axis = 0> (n, m, e, f) y = Reshape(x, h)",
+        io=IO.replace("x)", "x, int64[1] e)"),
+        changes=0,
+    ),
+    case("constant", "y = Reshape(x, h)", constants="int64[4] h = {0, 0, -1, 4}", changes=0),
+    case(
+        "changed-on-the-way",
+        f"{DIMS} g0 = Cast <to = 9> (n) g1 = Cast <to = 7> (g0) h = Concat <axis = 0> (g1, m, less, f) y = Reshape(x, h)",
+        changes=0,
+    ),
+)

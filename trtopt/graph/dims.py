@@ -1,0 +1,253 @@
+"""Which dimensions of a graph are equal, whatever the inputs' shapes are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from trtopt.graph.edit import (
+    all_graphs,
+    constant_of,
+    constant_tensor_of,
+    input_of,
+    int_attribute,
+    ints_attribute,
+)
+
+Dim = int | str | tuple[ir.Value, int]
+"""A number, a dimension the model names, or dimension ``i`` of a value. Those that compare equal are equal."""
+
+_Dims = tuple[Dim, ...]
+_Found = Sequence[Dim | None] | None
+_LONGEST = 16
+"""Elements of a tensor that may be a shape."""
+
+_SAME = frozenset(
+    "Abs BatchNormalization Cast Celu Ceil Clip Cos Dropout Elu Erf Exp Floor Gelu GroupNormalization HardSigmoid "
+    "HardSwish Identity InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax Mish Neg Not "
+    "RMSNormalization Reciprocal Relu Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Tanh "
+    "ThresholdedRelu".split()
+)
+_BROADCAST = frozenset("Add And Div Equal Greater Less Max Mean Min Mul Or Pow Sub Sum Where Xor".split())
+_REDUCTIONS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
+
+
+class Dimensions:
+    """The dimensions of all values of a model, and those that integer tensors hold.
+
+    Args:
+        model: The model, whose nodes are in an order they can be computed in. It is read once.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._main = model.graph
+        self._dims: dict[ir.Value, _Dims] = {}
+        self._held: dict[ir.Value, tuple[Dim | None, ...]] = {}
+        for graph in all_graphs(model.graph):
+            for node in graph:
+                self._read(node)
+
+    def of(self, value: ir.Value | None) -> _Dims | None:
+        """The dimensions of ``value``; None where the rank is not known."""
+        if value is None:
+            return None
+        return self._dims[value] if value in self._dims else self._told(value, None)
+
+    def held(self, value: ir.Value | None) -> tuple[Dim | None, ...] | None:
+        """What a tensor of integers holds, element by element; None for what no dimension is known to be equal to."""
+        if value is None:
+            return None
+        if value not in self._held:
+            tensor = constant_tensor_of(value)
+            if tensor is None or tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32) or tensor.size > _LONGEST:
+                return None
+            self._held[value] = tuple(int(item) for item in tensor.numpy().ravel())
+        return self._held[value]
+
+    def _read(self, node: ir.Node) -> None:
+        if node.domain != "" or not node.outputs:
+            return
+        rule = _RULES.get(node.op_type)
+        dims = self._told(node.outputs[0], rule(self, node) if rule is not None else None)
+        if dims is not None:
+            self._dims[node.outputs[0]] = dims
+        reader = _READERS.get(node.op_type)
+        held = reader(self, node) if reader is not None else None
+        if held is not None and len(held) <= _LONGEST:
+            self._held[node.outputs[0]] = tuple(held)
+
+    def _told(self, value: ir.Value, found: _Found) -> _Dims | None:
+        """The dimensions of ``value`` by its shape, and by what a rule found for those that are not numbers."""
+        if value.shape is None:
+            if found is None:
+                return None
+            return tuple((value, axis) if dim is None else dim for axis, dim in enumerate(found))
+        if found is None or len(found) != len(value.shape):
+            found = [None] * len(value.shape)
+        # The file may name the dimensions of an output wrongly, and the names in a nested graph are its own.
+        trusted = value.graph is self._main and not value.is_graph_output()
+        dims: list[Dim] = []
+        for axis, (told, dim) in enumerate(zip(value.shape, found, strict=True)):
+            if isinstance(told, int):
+                dims.append(told)
+            elif dim is not None:
+                dims.append(dim)
+            else:
+                dims.append(told.value if trusted and told.value is not None else (value, axis))
+        return tuple(dims)
+
+
+def reshaped(dims: _Dims | None, target: Sequence[Dim | None]) -> list[Dim | None]:
+    """The dimensions of a tensor of ``dims`` reshaped to ``target``, in which 0 copies and -1 is what is left."""
+    found: list[Dim | None] = []
+    for axis, dim in enumerate(target):
+        if dim == 0:
+            found.append(dims[axis] if dims is not None and axis < len(dims) else None)
+        else:
+            found.append(None if dim == -1 else dim)
+    known = [dim for dim in found if dim is not None]
+    if -1 in target and dims is not None and len(known) == len(found) - 1:
+        found[list(target).index(-1)] = _left(dims, known)
+    return found
+
+
+def _left(dims: Sequence[Dim], taken: Sequence[Dim]) -> Dim | None:
+    """The dimension which, times those ``taken``, has as many elements as ``dims``."""
+    names = Counter(dim for dim in dims if not isinstance(dim, int))
+    others = Counter(dim for dim in taken if not isinstance(dim, int))
+    whole = math.prod(dim for dim in dims if isinstance(dim, int))
+    part = math.prod(dim for dim in taken if isinstance(dim, int))
+    if others - names or whole <= 0 or part <= 0 or whole % part:
+        return None
+    left = list((names - others).elements())
+    if left:
+        return left[0] if len(left) == 1 and whole == part else None
+    return whole // part
+
+
+def _first(known: Dimensions, node: ir.Node) -> _Found:
+    return known.of(input_of(node, 0))
+
+
+def _broadcast(known: Dimensions, node: ir.Node) -> _Found:
+    operands = [known.of(value) for value in node.inputs]
+    shapes = [dims for dims in operands if dims is not None]
+    return _joined(shapes) if len(shapes) == len(operands) else None
+
+
+def _joined(shapes: Sequence[Sequence[Dim]]) -> list[Dim | None]:
+    """The dimensions of tensors that are broadcast to each other."""
+    rank = max(map(len, shapes))
+    found: list[Dim | None] = []
+    for axis in range(-rank, 0):
+        dims = {dims[axis] for dims in shapes if -axis <= len(dims)} - {1}
+        numbers = [dim for dim in dims if isinstance(dim, int)]
+        found.append(1 if not dims else numbers[0] if numbers else dims.pop() if len(dims) == 1 else None)
+    return found
+
+
+def _product(known: Dimensions, node: ir.Node) -> _Found:
+    left, right = known.of(input_of(node, 0)), known.of(input_of(node, 1))
+    if left is None or right is None or len(left) < 2 or len(right) < 2:
+        return None
+    return (
+        [*_joined([left[:-2], right[:-2]]), left[-2], right[-1]] if len(left) + len(right) > 4 else [left[0], right[1]]
+    )
+
+
+def _transpose(known: Dimensions, node: ir.Node) -> _Found:
+    dims, perm = known.of(input_of(node, 0)), ints_attribute(node, "perm")
+    return None if dims is None else dims[::-1] if perm is None else [dims[axis] for axis in perm]
+
+
+def _reduction(known: Dimensions, node: ir.Node) -> _Found:
+    dims = known.of(input_of(node, 0))
+    axes: Sequence[int] | None = ints_attribute(node, "axes")
+    if axes is None:
+        array = constant_of(input_of(node, 1))
+        axes = None if array is None else [int(axis) for axis in array.ravel()]
+    if dims is None or not axes or not int_attribute(node, "keepdims", 1):
+        return None
+    gone = {axis % len(dims) for axis in axes}
+    return [1 if axis in gone else dim for axis, dim in enumerate(dims)]
+
+
+def _reshape(known: Dimensions, node: ir.Node) -> _Found:
+    target = known.held(input_of(node, 1))
+    if target is None or int_attribute(node, "allowzero", 0):
+        return None
+    return reshaped(known.of(input_of(node, 0)), target)
+
+
+def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
+    dims = known.of(input_of(node, 0))
+    if dims is None:
+        return None
+    end = int_attribute(node, "end", len(dims))
+    return dims[int_attribute(node, "start", 0) : end]
+
+
+def _read_first(known: Dimensions, node: ir.Node) -> _Found:
+    """What the first input holds, where the output is another view of it."""
+    return known.held(input_of(node, 0))
+
+
+def _read_cast(known: Dimensions, node: ir.Node) -> _Found:
+    whole = int_attribute(node, "to", 0) in (ir.DataType.INT32, ir.DataType.INT64)
+    return known.held(input_of(node, 0)) if whole else None
+
+
+def _read_gather(known: Dimensions, node: ir.Node) -> _Found:
+    held, dims = known.held(input_of(node, 0)), known.of(input_of(node, 0))
+    indices = constant_of(input_of(node, 1))
+    if held is None or indices is None or dims is None or len(dims) != 1 or indices.size > _LONGEST:
+        return None
+    places = [int(index) for index in indices.ravel()]
+    return [held[place] for place in places] if all(-len(held) <= place < len(held) for place in places) else None
+
+
+def _read_slice(known: Dimensions, node: ir.Node) -> _Found:
+    held, dims = known.held(input_of(node, 0)), known.of(input_of(node, 0))
+    bounds = [constant_of(input_of(node, index)) for index in (1, 2)]
+    step = constant_of(input_of(node, 4))
+    if held is None or dims is None or len(dims) != 1 or (input_of(node, 4) is not None and step is None):
+        return None
+    if step is not None and (step != 1).any():
+        return None
+    start, end = (None if bound is None or bound.size != 1 else int(bound.ravel()[0]) for bound in bounds)
+    return None if start is None or end is None else held[start:end]
+
+
+def _read_concat(known: Dimensions, node: ir.Node) -> _Found:
+    parts: list[Dim | None] = []
+    for value in node.inputs:
+        dims, held = known.of(value), known.held(value)
+        if dims is None or len(dims) != 1 or not isinstance(dims[0], int) or dims[0] > _LONGEST:
+            return None
+        parts += [None] * dims[0] if held is None else held
+    return parts
+
+
+_Rule = Callable[[Dimensions, ir.Node], _Found]
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_SAME, _first),
+    **dict.fromkeys(_BROADCAST, _broadcast),
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    "MatMul": _product,
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+}
+"""By operator: the dimensions of the first output."""
+
+_READERS: dict[str, _Rule] = {
+    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), _read_first),
+    "Cast": _read_cast,
+    "Concat": _read_concat,
+    "Gather": _read_gather,
+    "Shape": _read_shape,
+    "Slice": _read_slice,
+}
+"""By operator: what the first output holds."""
