@@ -22,6 +22,23 @@ def case(label: str, body: str, *, io: str = IO, constants: str = "", **options:
     return Case("computed-reshape", label, f"{io} <{CONSTANTS}{extra}> {{ {body} }}", **arguments)  # type: ignore[arg-type]
 
 
+def attention(label: str, last: str, **options: object) -> Case:
+    """Attention with a mask that may be larger than the scores, its heads joined by ``last``: o1 [?, ?, 2, 4] to o2."""
+    ways = {"q": "[0, 2, 1, 3]", "k": "[0, 2, 3, 1]", "v": "[0, 2, 1, 3]"}
+    made = " ".join(
+        f"{a}0 = MatMul(e, w{a}) {a}1 = Add({a}0, b{a}) {a}2 = Reshape({a}1, hs) {a}3 = Transpose <perm = {way}> ({a}2)"
+        for a, way in ways.items()
+    )
+    graph = (
+        "g (float[N, S, 8] x, float[M, T, 8] z, float[P, 1, Q, R] mask) => (float[A, B, 8] y) "
+        f"<{CONSTANTS}, int64[4] hs = {{0, 0, 2, 4}}, int64[1] w8 = {{8}}> "
+        f"{{ e = Add(x, z) {DIMS.replace('(x)', '(e)')} {made} s0 = MatMul(q3, k3) s1 = Add(s0, mask) p = Softmax(s1) "
+        f"o0 = MatMul(p, v3) o1 = Transpose <perm = [0, 2, 1, 3]> (o0) {last} o3 = MatMul(o2, wo) y = Add(o3, bo) }}"
+    )
+    weights = {**{f"w{a}": (8, 8) for a in "qkvo"}, **{f"b{a}": (8,) for a in "qkvo"}}
+    return Case("qkv-bias", label, graph, weights, tolerance=2e-5, opset=15, **options)  # type: ignore[arg-type]
+
+
 CASES: tuple[Case, ...] = (
     case("of-itself", f"{DIMS} {TARGET} y = Reshape(x, h)"),
     case("of-what-it-is-made-from", f"{DIMS} {TARGET} {LINEAR} y = Reshape(r, h)"),
@@ -30,8 +47,8 @@ CASES: tuple[Case, ...] = (
     case("shape-with-end", f"p = Shape <end = 2> (x) h = Concat <axis = 0> (p, less, f) {LINEAR} y = Reshape(r, h)"),
     case(
         "whole-shape",
-        f"{DIMS} {TARGET} u = Reshape(x, h) v = Neg(u) y0 = Reshape(v, s) y = Unsqueeze(y0, a)",
-        changes=2,
+        f"{DIMS} {TARGET} u = Reshape(x, h) v = Reshape(u, s) w0 = Neg(v) y = Reshape(w0, h)",
+        changes=3,
     ),
     case(
         "next-block",
@@ -101,5 +118,13 @@ CASES: tuple[Case, ...] = (
         f"{DIMS} g0 = Cast <to = 9> (n) g1 = Cast <to = 7> (g0) h = Concat <axis = 0> (g1, m, less, f) "
         "y = Reshape(x, h)",
         changes=0,
+    ),
+    attention("computed-rows", "j = Concat <axis = 0> (n, m, less) o2 = Reshape(o1, j)"),
+    attention("computed-rows-of-known-width", "j = Concat <axis = 0> (n, m, w8) o2 = Reshape(o1, j)"),
+    attention(
+        "rows-mixed",
+        "j = Concat <axis = 0> (n, less, f) o9 = Reshape(o1, j) o2 = Concat <axis = -1> (o9, o9)",
+        changes=0,
+        refusals=1,
     ),
 )

@@ -152,8 +152,8 @@ class _Subject:
                         wrong.append(f"{spec.name} is {other.dtype}{other.shape}, was {one.dtype}{one.shape}")
                         continue
                     if not np.isfinite(one).all():  # a network that overflows may do so at another place
-                    continue
-                scale = float(np.abs(one).max(initial=0)) or 1.0
+                        continue
+                    scale = float(np.abs(one).max(initial=0)) or 1.0
                     off = float(np.abs(one - other).max(initial=0)) / scale
                     if not off <= BOUND:
                         wrong.append(f"{spec.name} differs by {off:.1e} of its scale, batch {len(one)}")

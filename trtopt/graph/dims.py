@@ -223,11 +223,16 @@ def _read_slice(known: Dimensions, node: ir.Node) -> _Found:
 
 def _read_concat(known: Dimensions, node: ir.Node) -> _Found:
     parts: list[Dim | None] = []
+    if int_attribute(node, "axis", 0) != 0 and len(known.of(node.outputs[0]) or ()) != 1:
+        return None
     for value in node.inputs:
         dims, held = known.of(value), known.held(value)
-        if dims is None or len(dims) != 1 or not isinstance(dims[0], int) or dims[0] > _LONGEST:
+        if held is not None:
+            parts += held
+        elif dims is not None and len(dims) == 1 and isinstance(dims[0], int) and dims[0] <= _LONGEST:
+            parts += [None] * dims[0]
+        else:
             return None
-        parts += [None] * dims[0] if held is None else held
     return parts
 
 
