@@ -17,7 +17,7 @@ from trtopt.config import BuildConfig
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
-from trtopt.engine.layers import activation_bytes, weight_bytes
+from trtopt.engine.layers import buffer_sizes, constant_bytes, moved_bytes
 from trtopt.engine.loops import trip_counts
 from trtopt.engine.work import layers_of_engine
 from trtopt.errors import InvalidModelError
@@ -161,12 +161,13 @@ class CompilerJudge:
             )
         work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
         rows = _rows(work.layers, self._gpu)
-        trips = [count or 1 for count in trip_counts(layers)]
-        looped = any(count > 1 for count in trips)
+        sizes = buffer_sizes(layers)
+        launched = [(layer, trips or 1) for layer, trips in zip(layers, trip_counts(layers), strict=True)]
+        launched = [(layer, trips) for layer, trips in launched if layer.is_kernel]
         total = Cost(
-            kernels=sum(count for layer, count in zip(layers, trips, strict=True) if layer.is_kernel),
+            kernels=sum(trips for _, trips in launched),
             syncs=sum(layer.type in ("signal", "wait") for layer in layers),
-            bytes=sum(row.bytes for row in rows) if looped else activation_bytes(layers) + weight_bytes(layers),
+            bytes=sum(trips * (moved_bytes(layer, sizes) + constant_bytes(layer)) for layer, trips in launched),
             predicted_us=sum(row.predicted_us for row in rows),
         )
         return Priced(total, _kernels(rows))

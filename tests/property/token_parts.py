@@ -46,7 +46,8 @@ def attention(b: NetBuilder, x: Value) -> Value:
     q, k, v = _projections(b, y, width)
     scale = size**-0.5
     place = b.size(0, 4)
-    parts = [b.reshape(each, n, s, heads, size) for each in (q, k, v)]
+    lead = _leading(b, y) if b.chance(0.25) else []
+    parts = [_to_heads(b, each, lead, heads, size) for each in (q, k, v)]
     late = b.chance(0.2)
     q = b.transpose(parts[0], 0, 2, 1, 3)
     if place in (0, 1):
@@ -61,9 +62,31 @@ def attention(b: NetBuilder, x: Value) -> Value:
         )
     scores = _masked(b, scores)
     mixed = _mixed(b, scores, b.transpose(parts[2], 0, 2, 1, 3), late)
-    joined = b.reshape(b.transpose(mixed, 0, 2, 1, 3), n, s, width)
+    turned = b.transpose(mixed, 0, 2, 1, 3)
+    joined = _computed(b, turned, [*lead, b.ints(-1)], n, s, width) if lead else b.reshape(turned, n, s, width)
     out = linear(b, joined, x.width)
     return b.binary("Add", out, x) if b.chance(0.8) else out
+
+
+def _leading(b: NetBuilder, x: Value) -> list[str]:
+    """Batch and tokens as exports with dynamic axes read them: of the shape of ``x``, one by one or in a slice."""
+    whole = b.op("Shape", [x.name]).name
+    if b.chance(0.3):
+        return [b.op("Slice", [whole, b.ints(0), b.ints(2)]).name]
+    each = [b.op("Gather", [whole, b.const(axis, np.int64)], axis=0).name for axis in range(2)]
+    return [b.op("Unsqueeze", [name, b.ints(0)]).name for name in each]
+
+
+def _to_heads(b: NetBuilder, x: Value, lead: list[str], heads: int, size: int) -> Value:
+    if not lead:
+        return b.reshape(x, *x.shape[:2], heads, size)
+    return _computed(b, x, [*lead, b.pick(b.ints(-1), b.ints(heads)), b.ints(size)], *x.shape[:2], heads, size)
+
+
+def _computed(b: NetBuilder, x: Value, target: list[str], *shape: int | str) -> Value:
+    """Reshape to a shape put together from ``target``."""
+    joined = b.op("Concat", target, axis=0)
+    return b.op("Reshape", [x.name, joined.name], shape)
 
 
 def _twice_turned(b: NetBuilder, keys: Value) -> Value:

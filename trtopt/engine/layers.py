@@ -260,8 +260,12 @@ def activation_bytes(layers: Sequence[LayerInfo]) -> int:
     """
     mine = layers_of_profile(layers)
     sizes = buffer_sizes(mine)
-    kernels = [layer for layer in mine if layer.is_kernel]
-    return sum(views_bytes(layer.inputs, sizes) + views_bytes(layer.outputs, sizes) for layer in kernels)
+    return sum(moved_bytes(layer, sizes) for layer in mine if layer.is_kernel)
+
+
+def moved_bytes(layer: LayerInfo, sizes: Mapping[str, int]) -> int:
+    """Bytes of activations one layer reads and writes; ``sizes`` of :func:`buffer_sizes`."""
+    return views_bytes(layer.inputs, sizes) + views_bytes(layer.outputs, sizes)
 
 
 def buffer_sizes(layers: Iterable[LayerInfo]) -> dict[str, int]:
@@ -274,11 +278,12 @@ def buffer_sizes(layers: Iterable[LayerInfo]) -> dict[str, int]:
 
 def weight_bytes(layers: Sequence[LayerInfo]) -> int:
     """Bytes of constants all kernels of the first profile read, each kernel each constant once."""
-    total = 0
-    for layer in layers_of_profile(layers):
-        if layer.is_kernel:
-            total += sum({item.name: tensor_bytes(item) for item in layer.constants}.values())
-    return total
+    return sum(constant_bytes(layer) for layer in layers_of_profile(layers) if layer.is_kernel)
+
+
+def constant_bytes(layer: LayerInfo) -> int:
+    """Bytes of the constants one layer reads, each once."""
+    return sum({item.name: tensor_bytes(item) for item in layer.constants}.values())
 
 
 def views_bytes(tensors: Iterable[TensorInfo], sizes: Mapping[str, int]) -> int:

@@ -1,0 +1,105 @@
+"""What is said of dimensions holds at every shape the inputs can have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.dims import Dim, Dimensions, reshaped
+from trtopt.graph.edit import constant_of
+from trtopt.rewrite.driver import run
+from trtopt.runtime import OrtSession
+from trtopt.source.onnx_file import load
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, S, 8] x, float[M, T, 8] z) => '
+CONSTANTS = (
+    "<int64 i0 = {0}, int64 i1 = {1}, int64[1] a = {0}, int64[1] t = {2}, int64[1] f = {4}, int64[1] less = {-1}, "
+    "int64[1] last = {-1}, float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64[2] back = {1, -1}>"
+)
+SHAPE = "s = Shape(a0) d0 = Gather(s, i0) d1 = Gather(s, i1) n = Unsqueeze(d0, a) m = Unsqueeze(d1, a)"
+NETWORK = (
+    f"a0 = Add(x, z) {SHAPE} a1 = Relu(a0) a2 = Mul(w, a1) a3 = Add(a2, x) a4 = Sub(a0, a3) "
+    "h = Concat <axis = 0> (n, m, less, f) b0 = Reshape(a2, h) b1 = Transpose <perm = [0, 2, 3, 1]> (b0) "
+    "b2 = Transpose <perm = [0, 2, 1, 3]> (b0) b3 = MatMul(b2, b1) b4 = Softmax(b3) b5 = MatMul(b4, b2) "
+    "b6 = Transpose <perm = [0, 2, 1, 3]> (b5) j = Concat <axis = 0> (n, m, less) b7 = Reshape(b6, j) "
+    "b8 = Add(b7, a4) c0 = ReduceMean <axes = [-1]> (b8) c1 = Sub(b8, c0) c2 = LayerNormalization(c1, w) "
+    "k = Concat <axis = 0> (m, n, less) e0 = Reshape(c2, k) e1 = Reshape(e0, h) p = Slice(s, a, t) "
+    "g = Concat <axis = 0> (p, less) e2 = Reshape(e1, g) e3 = Transpose(e2) e4 = Transpose(a0) e5 = Max(e3, e4)"
+)
+VALUES = ("a0 a1 a2 a3 a4 b0 b1 b2 b3 b4 b5 b6 b7 b8 c0 c1 c2 e0 e1 e2 e3 e4 e5").split()
+
+
+def model(folder: Path, body: str, outputs: str) -> ModelArtifact:
+    """A model; outputs written without dimensions are of any shape."""
+    proto = onnx.parser.parse_model(f"{HEAD} ({outputs}) {CONSTANTS} {{ {body} }}")
+    for output in proto.graph.output:
+        if not output.type.tensor_type.shape.dim:
+            output.type.tensor_type.ClearField("shape")
+    onnx.save(proto, folder / "m.onnx")
+    return load(folder / "m.onnx")
+
+
+def test_what_it_says_holds_at_every_shape(tmp_path: Path) -> None:
+    artifact = model(tmp_path, NETWORK, ", ".join(f"float {name}" for name in VALUES))
+    known = Dimensions(artifact.model)
+    told = {value: known.of(value) for value in artifact.model.graph.outputs}
+    sizes: list[tuple[int, int, int, int]] = [(2, 3, 2, 3), (2, 3, 1, 1), (1, 1, 2, 3), (1, 3, 2, 1), (3, 1, 1, 1)]
+    with OrtSession(artifact.model) as session:
+        for n, s, m, t in sizes:
+            found = session.run({"x": np.ones((n, s, 8), np.float32), "z": np.ones((m, t, 8), np.float32)})
+            shapes = {value: array.shape for value, array in zip(artifact.model.graph.outputs, found, strict=True)}
+            names = {"N": n, "S": s, "M": m, "T": t}
+            for value, dims in told.items():
+                for size, dim in zip(shapes[value], dims or (), strict=True):
+                    if isinstance(dim, tuple) and dim[0] in shapes:
+                        assert size == shapes[dim[0]][dim[1]], value.name
+                    elif not isinstance(dim, tuple):
+                        assert size == (names[dim] if isinstance(dim, str) else dim), value.name
+
+
+def test_equal_dimensions_are_found(tmp_path: Path) -> None:
+    artifact = model(tmp_path, NETWORK, ", ".join(f"float {name}" for name in VALUES))
+    known = Dimensions(artifact.model)
+    values = {str(value.name): value for value in artifact.model.graph.outputs}
+    first: tuple[Dim, Dim] = ((values["a0"], 0), (values["a0"], 1))
+    assert known.of(values["b0"]) == (*first, 2, 4)
+    assert known.of(values["b5"]) == (first[0], 2, first[1], 4)
+    assert known.of(values["b7"]) == (*first, 8)
+    assert known.of(values["a3"]) != (*first, 8)  # x may be larger by then, for all that is known
+
+
+def test_names_of_outputs_are_not_believed(tmp_path: Path) -> None:
+    body = "q = NonZero(x) r = Cast <to = 1> (q) y = Transpose(r)"
+    artifact = model(tmp_path, body, "float[N, 3] y")
+    value = artifact.model.graph.outputs[0]
+    assert (Dimensions(artifact.model).of(value) or ())[0] != "N"
+
+
+@pytest.mark.parametrize(
+    ("target", "dims"),
+    [
+        (("N", "S", -1, 4), ["N", "S", 2, 4]),
+        (("N", -1, 8), ["N", "S", 8]),
+        ((0, 0, 2, -1), ["N", "S", 2, 4]),
+        (("N", -1, 4), ["N", None, 4]),
+        (("M", "S", -1), ["M", "S", None]),
+        (("N", "S", 3, -1), ["N", "S", 3, None]),
+        (("N", None, -1), ["N", None, None]),
+    ],
+)
+def test_dimensions_after_a_reshape(target: tuple[Dim | None, ...], dims: list[Dim | None]) -> None:
+    assert reshaped(("N", "S", 8), target) == dims
+
+
+def test_the_shape_becomes_numbers(tmp_path: Path) -> None:
+    body = f"a0 = Add(x, z) {SHAPE} h = Concat <axis = 0> (n, m, less, f) y = Reshape(a0, h)"
+    artifact = model(tmp_path, body, "float y")
+    after = run(artifact, recipes="computed-reshape", strict=True).artifact
+    node = after.model.graph.outputs[0].producer()
+    shape = None if node is None else constant_of(node.inputs[1])
+    assert shape is not None and shape.tolist() == [0, 0, 2, 4]
