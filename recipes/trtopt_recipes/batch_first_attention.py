@@ -192,6 +192,9 @@ def _merged_by(node: ir.Node) -> ir.Node | None:
     perm = _perm(transpose)
     if source is None or len(perm) < 4 or perm[0] > perm[1] or _rank(node.outputs[0]) != 3 or not _keeps_tokens(node):
         return None
+    values = transpose.inputs[0].producer() if transpose is not None and transpose.inputs[0] is not None else None
+    if not is_op(values, "MatMul", "Einsum", "Attention"):  # a recurrent layer's directions are merged likewise
+        return None
     alone = len(source.uses()) == 1 and not source.is_graph_output()
     return transpose if alone and transpose is not None and transpose.graph is node.graph else None
 
