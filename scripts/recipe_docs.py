@@ -1,6 +1,6 @@
 """Writes docs/recipes.md anew: the introduction as it stands, then what each recipe says of itself.
 
-    python scripts/recipe_docs.py
+python scripts/recipe_docs.py
 """
 
 from __future__ import annotations

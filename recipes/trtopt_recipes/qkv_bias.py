@@ -169,10 +169,16 @@ def _check_uses(found: Attention, paths: list[Path]) -> None:
 
 def _query_bias(found: Attention, path: Path, sizes: Sizes) -> np.ndarray:
     """The query's bias after its last move, in the type of the query."""
-    carried, dtype = path.carried(path.moves, sizes), path.steps[path.moves - 1][1].dtype
-    if carried is None or dtype is None:
+    value = path.steps[path.moves - 1][1]
+    carried = path.carried(path.moves, sizes)
+    bias = None if carried is None else one_per(carried)
+    # Where it differs the query must have as many: a stand-in may have been split like a number.
+    dims = tuple(value.shape) if value.shape is not None else ()
+    if bias is None or value.dtype is None or bias.ndim != len(dims):
         raise _CannotError(f"the shapes between {path.root.name} and {found.scores.name} are not known")
-    return _narrowed(one_per(carried), dtype, path.root)
+    if any(size not in (1, dim) for size, dim in zip(bias.shape, dims, strict=True)):
+        raise _CannotError(f"the shapes between {path.root.name} and {found.scores.name} are not known")
+    return _narrowed(bias, value.dtype, path.root)
 
 
 def _narrowed(array: np.ndarray, dtype: ir.DataType, node: ir.Node) -> np.ndarray:

@@ -127,7 +127,8 @@ class _Subject:
         warnings: list[str] = []
 
         def listen(event: Event) -> None:
-            if event.kind == "warning":
+            # A random judge may find the whole slower with every recipe: no fault of a recipe.
+            if event.kind == "warning" and not event.text.startswith("the network is slower"):
                 warnings.append(event.text)
 
         try:
