@@ -28,6 +28,8 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, gpus_of, supports
 from trtopt.pipeline import apply_plan
 from trtopt.precision.decide import decide, int8_nodes, wanted_tensors
+from trtopt.precision.network_io import IoRequest, apply_io, parse_io
+from trtopt.precision.network_io import formats as io_formats
 from trtopt.precision.ranges import StatsBuilder, TensorStats
 from trtopt.precision.widen import widen
 from trtopt.report.analysis import LayerRow
@@ -86,13 +88,17 @@ def rewrite(
     )
     if config.recipes == "none":
         return run()
-    with judge_for(backend, gpu, precision, config.plugins) as judge:
+    with judge_for(backend, gpu, precision, config.plugins, parse_io(config.io)) as judge:
         return run(judging=driver.Judging(judge, shapes))
 
 
 @contextmanager
 def judge_for(
-    backend: Backend, gpu: GpuSpec | None, precision: str | None, plugins: tuple[str, ...] = ()
+    backend: Backend,
+    gpu: GpuSpec | None,
+    precision: str | None,
+    plugins: tuple[str, ...] = (),
+    io: tuple[IoRequest, ...] = (),
 ) -> Iterator[Judge]:
     """The judge of a backend.
 
@@ -101,6 +107,7 @@ def judge_for(
         gpu: The GPU; None for every GPU from Ampere on, judged on the default one.
         precision: One of ``config.PRECISIONS``; None for the types the graph has.
         plugins: Libraries the compiler loads.
+        io: Types and layouts of the whole network's inputs and outputs.
 
     Raises:
         MissingDependencyError: TensorRT for RTX is asked for and not installed.
@@ -112,7 +119,7 @@ def judge_for(
     target = nearest_target(chip)
     choose_backend(TENSORRT_RTX.name, target, None)
     with Compiler() as compiler:
-        yield CompilerJudge(compiler, target, chip, precision, plugins)
+        yield CompilerJudge(compiler, (target, chip), precision, plugins, io)
 
 
 class CompilerJudge:
@@ -120,16 +127,20 @@ class CompilerJudge:
 
     Args:
         compiler: The compiler's process.
-        target: The GPU it compiles for.
-        gpu: The GPU whose time is predicted.
-        precision: As in :func:`judge_for`.
-        plugins: As in :func:`judge_for`.
+        gpus: The GPU it compiles for, and the one whose time is predicted.
+        precision: As in :func:`judge_for`, like the others.
     """
 
     def __init__(
-        self, compiler: Compiler, target: GpuSpec, gpu: GpuSpec, precision: str | None, plugins: tuple[str, ...]
+        self,
+        compiler: Compiler,
+        gpus: tuple[GpuSpec, GpuSpec],
+        precision: str | None,
+        plugins: tuple[str, ...] = (),
+        io: tuple[IoRequest, ...] = (),
     ) -> None:
-        self._compiler, self._target, self._gpu, self._precision = compiler, target, gpu, precision
+        self._compiler, self._precision, self._io = compiler, precision, io
+        self._target, self._gpu = gpus
         self._plugins = tuple(Path(item) for item in plugins)
 
     @property
@@ -144,6 +155,9 @@ class CompilerJudge:
             model = written(model, self._precision, {}, TENSORRT_RTX)
             if inner:
                 model = _narrow_borders(model)
+        formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else {}
+        if self._io and not inner:
+            model, formats = apply_io(model, self._io), io_formats(self._io)
         tf32 = self._precision == "tf32"
         with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
             path = Path(folder) / "model.onnx"
@@ -156,7 +170,7 @@ class CompilerJudge:
                     nodes=tuple(str(node.name) for node in edit.all_nodes(model.graph)),
                     tf32=tf32,
                     plugins=self._plugins,
-                    formats=dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else {},
+                    formats=formats,
                 )
             )
         work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
