@@ -93,6 +93,14 @@ def test_bookkeeping_layers_are_no_kernels_and_may_lack_fields(kind: str) -> Non
     assert (layer.is_kernel, layer.kind, layer.tactic) == (False, "none", "")
 
 
+@pytest.mark.parametrize("kind", ["reshape", "cast"])
+def test_a_dimension_moved_to_the_host_is_no_kernel_and_a_tensor_is(kind: str) -> None:
+    dim, tokens = tensor("hvar^8i64_myl1", 1, dtype="Int64"), tensor("ids", 8, 128, dtype="Int64")
+    (moved,) = parse_layers_log(log(line(LayerInfo("m_myl1_4", kind, (), (), (dim,)))))
+    (kernel,) = parse_layers_log(log(line(LayerInfo("k_myl1_5", kind, (), (tokens,), (tokens,)))))
+    assert (moved.is_kernel, moved.kind) == (False, "none") and kernel.is_kernel
+
+
 def test_jumps_and_shape_layers_with_fields_of_their_own_are_read() -> None:
     jump = line(
         LayerInfo("c_myl0_2", "cjmp", ("If_0",), (tensor("c", 1, dtype="Bool"),), ()),

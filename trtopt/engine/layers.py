@@ -103,6 +103,7 @@ def _layer(record: str) -> LayerInfo:
     if tail is None or "Inputs" not in tensors or "Outputs" not in tensors:
         raise _not_understood(record)
     name, kind = head["name"], head["type"]
+    on_host = kind in NOT_KERNELS or _is_of_shapes(kind, (*tensors["Inputs"], *tensors["Outputs"]))
     return LayerInfo(
         name=name,
         type=kind,
@@ -111,9 +112,14 @@ def _layer(record: str) -> LayerInfo:
         outputs=tensors["Outputs"],
         constants=tensors.get("Constants", ()),
         tactic=tail["tactic"] or "",
-        is_kernel=kind not in NOT_KERNELS,
-        kind=kind_of(name, kind),
+        is_kernel=not on_host,
+        kind="none" if on_host else kind_of(name, kind),
     )
+
+
+def _is_of_shapes(kind: str, tensors: Sequence[TensorInfo]) -> bool:
+    """Whether a layer moves a dimension of a dynamic shape into a variable of the host: one 64-bit number."""
+    return kind in ("reshape", "cast") and all(item.dtype == "Int64" and item.shape in ((), (1,)) for item in tensors)
 
 
 def _tensor_list(record: str, at: int) -> tuple[tuple[TensorInfo, ...], int]:
