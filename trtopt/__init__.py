@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trtopt.api import build, export, optimize
     from trtopt.api_analyze import analyze
-    from trtopt.config import AnalyzeConfig, BuildConfig
+    from trtopt.api_sensitivity import sensitivity
+    from trtopt.config import AnalyzeConfig, BuildConfig, SensitivityConfig
     from trtopt.errors import TrtoptError
     from trtopt.report.analysis import Analysis
     from trtopt.report.records import BuildReport
+    from trtopt.report.sensitivity import Sensitivity
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,11 +21,14 @@ __all__ = [
     "AnalyzeConfig",
     "BuildConfig",
     "BuildReport",
+    "Sensitivity",
+    "SensitivityConfig",
     "TrtoptError",
     "analyze",
     "build",
     "export",
     "optimize",
+    "sensitivity",
 ]
 
 _HOMES = {
@@ -31,11 +36,14 @@ _HOMES = {
     "AnalyzeConfig": "trtopt.config",
     "BuildConfig": "trtopt.config",
     "BuildReport": "trtopt.report.records",
+    "Sensitivity": "trtopt.report.sensitivity",
+    "SensitivityConfig": "trtopt.config",
     "TrtoptError": "trtopt.errors",
     "analyze": "trtopt.api_analyze",
     "build": "trtopt.api",
     "export": "trtopt.api",
     "optimize": "trtopt.api",
+    "sensitivity": "trtopt.api_sensitivity",
 }
 
 

@@ -12,6 +12,7 @@ from trtopt.config import (
     Config,
     FieldKind,
     Option,
+    SensitivityConfig,
     checked,
     did_you_mean,
     field_kinds,
@@ -19,10 +20,15 @@ from trtopt.config import (
 )
 from trtopt.errors import UsageError
 
-COMMANDS: dict[str, type[Config]] = {"build": BuildConfig, "optimize": BuildConfig, "analyze": AnalyzeConfig}
+COMMANDS: dict[str, type[Config]] = {
+    "build": BuildConfig,
+    "optimize": BuildConfig,
+    "analyze": AnalyzeConfig,
+    "sensitivity": SensitivityConfig,
+}
 """The tables of options, and what each configures."""
 
-_PAGES = {"build": "build.md", "optimize": "build.md", "analyze": "analyze.md"}
+_PAGES = {"build": "build.md", "optimize": "build.md", "analyze": "analyze.md", "sensitivity": "sensitivity.md"}
 
 GPUS = "gpu"
 """The table of GPUs, for all commands: ``[gpu.NAME]``."""
@@ -35,7 +41,7 @@ def load(path: Path, command: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        command: ``build``, ``optimize`` or ``analyze``: the name of the table.
+        command: ``build``, ``optimize``, ``analyze`` or ``sensitivity``: the name of the table.
 
     Returns:
         Values by field name of the command's configuration, checked. Relative paths are made relative to the file's

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
-import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from trtopt import __version__
-from trtopt.accuracy.compare import compare, compare_tensors, first_bad
+from trtopt.accuracy.compare import Runner, compare, compare_tensors, first_bad
 from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.twin import fp32_twin
 from trtopt.accuracy.whole import Fed, HostPart, Selected, as_whole
@@ -27,145 +25,19 @@ from trtopt.events import Event
 from trtopt.graph import cost, edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
-from trtopt.graph.skeleton import skeleton
 from trtopt.hardware.spec import GpuSpec
-from trtopt.precision.calib_cache import CacheFile
-from trtopt.precision.calibrate import Calibration, cached_collect
-from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
-from trtopt.precision.narrow import narrow_floats
 from trtopt.precision.network_io import formats, parse_io
-from trtopt.precision.plan import PrecisionPlan
-from trtopt.precision.qdq import quantize
 from trtopt.precision.samples import Samples
 from trtopt.precision.widen import widen
 from trtopt.report.analysis import EngineAnalysis, totals_of
 from trtopt.report.records import (
     AccuracyRecord,
-    CalibrationRecord,
-    KeptNode,
     MetricRecord,
-    PrecisionRecord,
-    StepRecord,
 )
 from trtopt.rewrite.host_part import sizes_vary
 from trtopt.roofline.layer import predict
 from trtopt.runtime import Feeds, OrtSession
 from trtopt.source.save import save_model
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A model with its precision written into the graph.
-
-    Attributes:
-        artifact: The optimized model.
-        calibration: What was observed; None when the precision needs no ranges.
-        record: The precision part of the report, not yet knowing what the engine achieves.
-    """
-
-    artifact: ModelArtifact
-    calibration: CalibrationRecord | None
-    record: PrecisionRecord
-
-
-def lower(
-    artifact: ModelArtifact,
-    precision: str,
-    backend: str,
-    samples: Samples,
-    config: BuildConfig,
-    shapes: Mapping[str, tuple[int, ...]],
-    clock: Clock,
-) -> Lowered:
-    """Observe, decide, rewrite.
-
-    Args:
-        artifact: The cleaned model.
-        precision: One of ``config.PRECISIONS``.
-        backend: Whose INT8 rules apply.
-        samples: Calibration samples.
-        config: Calibration method and caches.
-        shapes: Input shapes at which flop are counted, and sums bounded: the largest ones.
-        clock: Times and warnings.
-    """
-    base = widen(artifact.model)
-    calibration = _observe(base, precision, backend, samples, config, clock, _graph_key(artifact, base))
-    start = time.perf_counter()
-    stats = calibration.table.stats if calibration is not None else {}
-    all_shapes = static_shapes(base, shapes)
-    plan = decide(base, precision, backend, stats, all_shapes, config.calib_method)
-    model = apply_plan(base, plan)
-    seconds = time.perf_counter() - start
-    clock.seconds["rewrite precision"] = seconds
-    step = StepRecord(
-        f"precision-{precision}",
-        "PRECISION",
-        changes=len(plan.quantized) if precision == "int8" else sum(1 for _ in model.graph) - len(plan.wide),
-        seconds=seconds,
-        refusals=plan.refused,
-    )
-    flop = cost.flop_by_node(base, all_shapes)
-    record = PrecisionRecord(
-        requested=precision,
-        int8_flop_share=int8_flop_share(base, plan, flop) if precision == "int8" else None,
-        kept=tuple(KeptNode(node, "fp32", reason) for node, reason in plan.wide.items()),
-    )
-    return Lowered(artifact.with_step(model, step), _calibration_record(calibration, samples, config), record)
-
-
-def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
-    """Write a precision plan into (a clone of) the widened model it was made for."""
-    model, wide = base, frozenset(plan.wide)
-    if plan.quantized:
-        quantized = quantize(base, plan)
-        model, wide = quantized.model, wide | quantized.wide
-    return model if plan.narrow is None else narrow_floats(model, plan.narrow, wide)
-
-
-def _observe(
-    base: ir.Model, precision: str, backend: str, samples: Samples, config: BuildConfig, clock: Clock, key: str
-) -> Calibration | None:
-    """Statistics from the cache or from the samples. ``key`` says what they depend on, but for the samples."""
-    wanted = wanted_tensors(base, precision, backend)
-    if not wanted.histogram and not wanted.ranges:
-        return None
-    if samples.source == "synthetic":
-        guessed = "INT8 scales and the FP16 overflow check are" if precision == "int8" else "the overflow check is"
-        text = f"no calibration samples: ranges come from SYNTHETIC random data, so {guessed} a guess"
-        clock.warn("calibrate", f"{text}. Give real samples with --calib")
-    with clock.stage("calibrate"):
-        cache = CacheFile(
-            key,
-            samples.sha256,
-            folder=Path(config.cache_dir) if config.cache_dir else None,
-            file=Path(config.calib_cache) if config.calib_cache else None,
-            on_event=clock.listen,
-        )
-        return cached_collect(
-            base, samples, cache, histogram=wanted.histogram, ranges=wanted.ranges, on_event=clock.listen
-        )
-
-
-def _graph_key(artifact: ModelArtifact, base: ir.Model) -> str:
-    """What the statistics depend on, but for the samples: the file, the graph made of it, our version."""
-    digest = hashlib.sha256(f"{__version__} {artifact.sha256} ".encode())
-    digest.update(skeleton(base).SerializeToString(deterministic=True))
-    return digest.hexdigest()
-
-
-def _calibration_record(
-    calibration: Calibration | None, samples: Samples, config: BuildConfig
-) -> CalibrationRecord | None:
-    if calibration is None:
-        return None
-    return CalibrationRecord(
-        samples.source,
-        config.calib_method,
-        calibration.samples,
-        calibration.seconds,
-        calibration.peak_rss_bytes,
-        calibration.cached,
-    )
 
 
 @dataclass(frozen=True)
@@ -198,14 +70,20 @@ class Verification:
         return None if self.host is None else self.host.watched
 
 
-def verify(job: Verification, clock: Clock) -> AccuracyRecord:
-    """Compare the optimized graph's FP32 twin with the FP32 reference on every sample."""
+def verify(job: Verification, clock: Clock, known: Runner | None = None) -> AccuracyRecord:
+    """Compare the optimized graph's FP32 twin with the FP32 reference on every sample.
+
+    Args:
+        job: What is compared.
+        clock: Times the stage.
+        known: The reference, where a caller compares many graphs with it.
+    """
     reference, twin = widen(job.reference), fp32_twin(job.optimized)
     total = job.samples.count
     computed = () if job.host is None else job.host.own_outputs
     with (
         clock.stage("verify"),
-        OrtSession(reference, job.watched) as before,
+        nullcontext(known) if known is not None else OrtSession(reference, job.watched) as before,
         OrtSession(twin, keep_qdq=True) as engine,
         as_whole(engine, job.host) as after,
     ):

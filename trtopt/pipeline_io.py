@@ -12,7 +12,7 @@ import onnx_ir as ir
 from trtopt.accuracy.whole import HostPart
 from trtopt.engine.profiles import Profile
 from trtopt.errors import UsageError
-from trtopt.pipeline import Lowered
+from trtopt.pipeline_precision import Lowered
 from trtopt.precision.network_io import DTYPES, IoRequest, apply_io, check_io, describe, fed_as_before, feeds_for
 from trtopt.precision.samples import Samples
 from trtopt.report.records import NetworkIo, StepRecord

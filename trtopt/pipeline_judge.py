@@ -26,12 +26,12 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, gpus_of, supports
-from trtopt.pipeline import apply_plan
 from trtopt.precision.decide import decide, int8_nodes, wanted_tensors
 from trtopt.precision.network_io import IoRequest, apply_io, parse_io
 from trtopt.precision.network_io import formats as io_formats
 from trtopt.precision.ranges import StatsBuilder, TensorStats
 from trtopt.precision.widen import widen
+from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.report.analysis import LayerRow
 from trtopt.report.records import Cost
 from trtopt.rewrite import driver
@@ -55,8 +55,13 @@ _ON_MAPS = frozenset(
 _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Clip"}
     | {"Elu", "Selu", "Softplus", "Mish", "Gelu", "Concat", "Split", "Slice", "Cast", "Max", "Min", "Erf", "Pad"}
+    | {"QuantizeLinear", "DequantizeLinear"}
 )
-_STEPS_TO_A_CONV = 6
+_STEPS_TO_A_CONV = 12
+"""An addition, an activation, and a quantizer written as arithmetic."""
+
+_NARROW = {"bf16": ir.DataType.BFLOAT16}
+"""The 16-bit type of a precision, where it is not FP16."""
 
 _BASES: dict[str | None, MathType] = {None: "fp32", "fp32": "fp32", "tf32": "tf32", "bf16": "bf16"}
 
@@ -154,7 +159,7 @@ class CompilerJudge:
         if self._precision is not None:
             model = written(model, self._precision, {}, TENSORRT_RTX)
             if inner:
-                model = _narrow_borders(model)
+                model = narrow_borders(model, _NARROW.get(self._precision, ir.DataType.FLOAT16))
         formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else {}
         if self._io and not inner:
             model, formats = apply_io(model, self._io), io_formats(self._io)
@@ -278,31 +283,6 @@ def _harmless() -> TensorStats:
     return builder.finish()
 
 
-def _narrow_borders(model: ir.Model) -> ir.Model:
-    """Give inputs and outputs the narrow type that lies behind their casts; ``model`` is changed."""
-    graph = model.graph
-    for value in graph.inputs:
-        users = [node for node, _ in value.uses()]
-        types = {edit.int_attribute(node, "to", 0) for node in users if edit.is_op(node, "Cast")}
-        if len(types) != 1 or not all(edit.is_op(node, "Cast") for node in users) or value.is_graph_output():
-            continue
-        if any(node.outputs[0].is_graph_output() for node in users) or value.dtype is not ir.DataType.FLOAT:
-            continue
-        value.type = ir.TensorType(ir.DataType(types.pop()))
-        for node in users:
-            node.outputs[0].replace_all_uses_with(value)
-            edit.remove_node(node)
-    for index, value in enumerate(graph.outputs):
-        cast = value.producer()
-        source = cast.inputs[0] if cast is not None and edit.is_op(cast, "Cast") else None
-        if source is None or source.producer() is None or source.is_graph_output() or value.uses():
-            continue
-        if value.dtype is ir.DataType.FLOAT and cast is not None:
-            graph.outputs[index] = source
-            edit.remove_node(cast)
-    return model
-
-
 def _maps(model: ir.Model) -> list[str]:
     """The inputs and outputs that are feature maps: elementwise operators at most lie between them and an operator on
     maps."""
@@ -321,5 +301,6 @@ def _is_near(value: ir.Value, step: Callable[[ir.Value], Sequence[ir.Node | None
         if any(node.op_type in _ON_MAPS for node in nodes):
             return True
         near = [node for node in nodes if node.op_type in _ELEMENTWISE]
-        front = [v for node in near for v in (node.outputs if forward else node.inputs) if v is not None]
+        values = (value for node in near for value in (node.outputs if forward else node.inputs))
+        front = list(dict.fromkeys(value for value in values if value is not None))
     return False

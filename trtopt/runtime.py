@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,9 +20,13 @@ _INLINE_BYTES = 1024
 """Initializers up to this size stay in the serialised model: ONNX Runtime folds such constants at load."""
 
 
+_WRONG_FOR_FP8 = ("ReluQuantRewrite", "ClipQuantRewrite")
+"""They take the FP8 zero point 0 for the lowest UINT8 and remove a ReLU or Clip that the quantizer does not stand for
+(ONNX Runtime 1.31)."""
+
 _BY_REFERENCE = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8}
-    | {ir.DataType.INT32, ir.DataType.INT64}
+    | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT8E4M3FN}
 )
 
 
@@ -31,9 +36,11 @@ class OrtSession:
     Args:
         model: The graph; it is not changed.
         outputs: Names of the values to return, which may be intermediate; None for the graph's outputs.
-        keep_qdq: Run QuantizeLinear and DequantizeLinear as they stand, instead of fusing them into integer kernels.
+        keep_qdq: Run QuantizeLinear and DequantizeLinear as they stand, instead of moving them and fusing them into
+            integer kernels.
         threads: Threads within an operator; 0 lets ONNX Runtime choose.
         fuse: Whether ONNX Runtime may rewrite the graph; for one run of a large graph that takes longer than it saves.
+        arena: Whether freed memory is kept for the next run; of many sessions in turn, each would keep its own.
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
@@ -45,9 +52,10 @@ class OrtSession:
         model: ir.Model,
         outputs: Sequence[str] | None = None,
         *,
-        keep_qdq: bool = False,
+        keep_qdq: bool = True,
         threads: int = 0,
         fuse: bool = True,
+        arena: bool = True,
     ) -> None:
         ort = require("onnxruntime", "cpu", "run models on the CPU")
         ort.disable_telemetry_events()
@@ -56,6 +64,7 @@ class OrtSession:
         options.intra_op_num_threads = threads
         # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
         options.enable_mem_pattern = False
+        options.enable_cpu_mem_arena = arena
         # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not fuse:
@@ -66,11 +75,14 @@ class OrtSession:
         try:
             clone = with_outputs(model, outputs) if outputs is not None else model.clone()
             _widen_bf16_borders(clone)
+            _shield_outputs(clone)
             light, self._weights = _detach_weights(clone)
-            values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._weights.values()]
+            values = [_by_reference(ort, array) for array in self._weights.values()]
             options.add_external_initializers(list(self._weights), values)
             data = ir.to_proto(light).SerializeToString()
-            self._session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(
+                data, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_WRONG_FOR_FP8)
+            )
         except Exception as error:
             self.close()
             raise InvalidModelError(
@@ -149,6 +161,25 @@ def _widen_bf16_borders(model: ir.Model) -> None:
             graph.outputs[position] = cast.outputs[0]
 
 
+def _shield_outputs(model: ir.Model) -> None:
+    """Give outputs that nodes read too a copy of their own, in place, where the graph quantizes.
+
+    ONNX Runtime 1.31 moves Q/DQ backwards over a Transpose to a value with one reader, and gives the quantized value as
+    the output too, whatever ``session.disable_quant_qdq`` says. A second reader keeps it from that.
+    """
+    graph = model.graph
+    if not any(node.op_type == "QuantizeLinear" for node in graph):
+        return
+    for position, value in enumerate(graph.outputs):
+        if value.uses() and value.producer() is not None:
+            copy = ir.node("Identity", [value], name=f"{value.name}_output")
+            output = copy.outputs[0]
+            output.name, value.name = value.name, f"{value.name}_inside"
+            output.type, output.shape = value.type, value.shape
+            graph.append(copy)
+            graph.outputs[position] = output
+
+
 def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
     node = ir.node("Cast", [value], attributes={"to": int(dtype)}, name=f"{value.name}_border")
     node.outputs[0].name = f"{value.name}_border"
@@ -170,6 +201,8 @@ def _detach_weights(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if tensor is None or tensor.nbytes <= _INLINE_BYTES or tensor.dtype not in _BY_REFERENCE:
+            if isinstance(tensor, ir.ExternalTensor):  # ONNX Runtime reads no files for a model it gets as bytes
+                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
             continue
         if name in inputs or not value.uses():  # ONNX Runtime drops unused ones at load, then cannot replace them
             continue
@@ -178,6 +211,13 @@ def _detach_weights(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:
             "by-reference", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
         )
     return model, weights
+
+
+def _by_reference(ort: Any, array: np.ndarray) -> Any:
+    """An OrtValue on the memory of ``array``. Numpy lacks FP8: it goes as bytes, with its type said."""
+    if array.dtype != ml_dtypes.float8_e4m3fn:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint8), int(ir.DataType.FLOAT8E4M3FN))
 
 
 def _first_lines(error: Exception) -> str:

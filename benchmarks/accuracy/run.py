@@ -1,17 +1,18 @@
 """Accuracy of FP16 and INT8 on trained models with real inputs, by each model's own metric.
 
-    python benchmarks/accuracy/run.py [MODELS] [--minilm FILE] [--only NAME,...] [--sweep]
+    python benchmarks/accuracy/run.py [MODELS] [--minilm FILE] [--only NAME,...] [--sweep | --keep-all | --budget]
 
 MODELS is a folder of models with an ``evaluate.py`` that writes calibration samples and computes a metric (default:
 ``shared/models`` beside the checkout). Each model is built by ``trtopt build``, a process, as a user would; the ONNX
 file it saves is evaluated twice: on its FP32 twin, which rounds to FP16 wherever the engine does, and as ONNX Runtime
 runs the file. ``--sweep`` varies the two thresholds of ``trtopt/precision/rules.py`` and the calibration samples.
+``--keep-all`` compares with Model Optimizer, which it installs into a virtual environment under ``--environments``.
+``--budget`` searches with ``--max-accuracy-drop`` on one half of the evaluation data and scores on the other.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -20,16 +21,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from modes import budget, budget_table, keep_all, keep_all_table  # noqa: E402 - beside this file
+from subjects import SUBJECTS, Bench, Subject, as_stored, smallest_sqnr, twin_of  # noqa: E402
+
 DEFAULT_MODELS = HERE.parents[2] / "shared" / "models"
+ENVIRONMENTS = Path.home() / ".cache" / "trtopt-benchmarks" / "precision"
 MACHINE = "2-core x86-64, no GPU"
 SMALLEST_SHARE = 0.8
 """Least share of the flop of eligible layers that has to be INT8 with --keep-all-int8."""
@@ -42,126 +45,6 @@ SUBSETS: dict[str, Callable[[list[Path]], list[Path]]] = {
     "first half": lambda files: files[: len(files) // 2],
     "second half": lambda files: files[len(files) // 2 :],
 }
-
-Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model and what is asked of it.
-
-    Attributes:
-        name: What ``evaluate.py`` calls it.
-        key: The metric among those it returns.
-        int8: Smallest metric in INT8: a number, or a drop from FP32 when negative; None when INT8 is not asked for.
-        file: The ONNX file in its folder.
-        fp16_drop: Largest drop in FP16.
-        options: More options of ``trtopt build``.
-    """
-
-    name: str
-    key: str
-    int8: float | None
-    file: str = "model.onnx"
-    fp16_drop: float = 0.002
-    options: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        return self.name if self.file == "model.onnx" else f"{self.name}/{self.file}"
-
-    def passes_int8(self, value: float, baseline: float) -> bool:
-        if self.int8 is None:
-            return True
-        return value >= (baseline + self.int8 if self.int8 < 0 else self.int8) - 1e-9
-
-
-_SILERO = ("--opt-shapes", "input:1x576,state:2x1x128")
-SUBJECTS = (
-    Subject("resnet20_cifar10", "top1", 0.80),
-    Subject("squeezenet11_fp16", "top1", -2 / 300, fp16_drop=1 / 300),
-    Subject("squeezenet11_fp16", "top1", -2 / 300, "model_fp16.onnx", fp16_drop=1 / 300),
-    Subject("minilm_l6_sts", "spearman", 0.861),
-    Subject("fastestdet_coco", "map50", 0.330),
-    Subject("dscnn_kws", "top1", 0.909),
-    Subject("mnist_cntk", "top1", 0.988),
-    Subject("crepe_tiny", "argmax_agree", 0.80),
-    Subject("silero_vad", "speech_fraction", None, options=_SILERO),
-    Subject("silero_vad", "speech_fraction", None, "model_ifless.onnx", options=_SILERO),
-)
-
-
-class Bench:
-    """The models, their samples and what was computed once."""
-
-    def __init__(self, models: Path, minilm: Path | None, work: Path) -> None:
-        self.models = models
-        self.minilm = minilm
-        self.work = work
-        spec = importlib.util.spec_from_file_location("evaluate", models / "evaluate.py")
-        if spec is None or spec.loader is None:
-            raise SystemExit(f"no evaluate.py in {models}")
-        self.evaluate = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.evaluate)
-
-    def model(self, subject: Subject) -> Path:
-        if subject.name == "minilm_l6_sts" and self.minilm is not None:
-            return self.minilm
-        return self.models / subject.name / subject.file
-
-    def metric(self, subject: Subject, run: Run) -> float:
-        """The model's own metric of ``run``, as a fraction."""
-        return float(self.evaluate.metric(subject.name, run)[subject.key])
-
-    def samples(self, subject: Subject) -> str:
-        """Calibration samples: a folder, or ``synthetic`` where the model has none."""
-        if self.evaluate.REG[subject.name][1] is None:
-            return "synthetic"
-        folder = self.work / f"{subject.name}-calib"
-        if not folder.exists():
-            command = [sys.executable, str(self.models / "evaluate.py"), "calib", subject.name, str(folder)]
-            subprocess.run(command, check=True)
-        if subject.file != "model_fp16.onnx":
-            return str(folder)
-        half = self.work / f"{subject.name}-calib-fp16"
-        if not half.exists():
-            half.mkdir()
-            for path in sorted(folder.iterdir()):
-                with np.load(path) as arrays:
-                    np.savez(half / path.name, **{name: arrays[name].astype(np.float16) for name in arrays})
-        return str(half)
-
-
-def as_stored(path: Path) -> Run:
-    """The file as ONNX Runtime runs it; FP32 arrays become FP16 where the model's input is FP16."""
-    import onnxruntime
-
-    onnxruntime.set_default_logger_severity(3)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    halves = {item.name for item in session.get_inputs() if item.type == "tensor(float16)"}
-
-    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        ready = {name: value.astype(np.float16) if name in halves else value for name, value in feeds.items()}
-        return list(session.run(None, ready))
-
-    return run
-
-
-@contextmanager
-def twin_of(path: Path) -> Iterator[Run]:
-    """The file's FP32 twin: what ``trtopt build`` verified."""
-    from trtopt.accuracy.twin import fp32_twin
-    from trtopt.runtime import OrtSession
-    from trtopt.source.onnx_file import load
-
-    model = load(path).model
-    halves = {value.name for value in model.graph.inputs if str(value.dtype) == "FLOAT16"}
-    with OrtSession(fp32_twin(model), keep_qdq=True) as session:
-
-        def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            return session.run({n: v.astype(np.float16) if n in halves else v for n, v in feeds.items()})
-
-        yield run
 
 
 def build(bench: Bench, subject: Subject, precision: str) -> dict[str, Any]:
@@ -188,12 +71,6 @@ def build(bench: Bench, subject: Subject, precision: str) -> dict[str, Any]:
         result["metric"] = round(bench.metric(subject, run), 5)
     result["metric_in_onnxruntime"] = round(bench.metric(subject, as_stored(onnx)), 5)
     return result
-
-
-def smallest_sqnr(outputs: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The worst output's, in dB; None when all are equal to the reference."""
-    known = [item["sqnr_db"] for item in outputs.values() if item["sqnr_db"] is not None]
-    return round(min(known), 2) if known else None
 
 
 def measure(bench: Bench, subject: Subject) -> dict[str, Any]:
@@ -311,41 +188,64 @@ def write_table(readme: Path, name: str, lines: list[str]) -> None:
     readme.write_text(before + opening + "\n".join(lines) + "\n" + closing + after)
 
 
+def is_asked(subject: Subject, kind: str) -> bool:
+    """Whether a kind of measurement has this model: without INT8 there is only the first."""
+    return kind == "models" or (subject.int8 is not None and subject.file == "model.onnx")
+
+
+TABLES: dict[str, Callable[[Mapping[str, Mapping[str, Any]]], Iterator[str]]] = {
+    "models": table,
+    "sweep": sweep_table,
+    "keep-all": keep_all_table,
+    "budget": budget_table,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="?", type=Path, default=DEFAULT_MODELS, help="folder of models")
     parser.add_argument("--minilm", type=Path, help="the MiniLM model, assembled (default: model.onnx in its folder)")
     parser.add_argument("--only", default="", help="names of models, comma-separated")
-    parser.add_argument("--sweep", action="store_true", help="vary thresholds and samples instead")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--sweep", action="store_true", help="vary thresholds and samples instead")
+    kinds.add_argument("--keep-all", action="store_true", help="compare with Model Optimizer instead")
+    kinds.add_argument("--budget", action="store_true", help="search within a budget of accuracy instead")
+    parser.add_argument("--resume", action="store_true", help="only what results.json does not have")
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help=f"({ENVIRONMENTS})")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     options = parser.parse_args()
     if not (options.models / "evaluate.py").exists():
         parser.error(f"no models in {options.models}: give the folder that holds evaluate.py")
     only = [name for name in options.only.split(",") if name]
-    kind = "sweep" if options.sweep else "models"
+    kind = next((name for name in TABLES if getattr(options, name.replace("-", "_")) is True), "models")
+    measures: dict[str, Callable[[Bench, Subject], dict[str, Any]]] = {
+        "models": measure,
+        "sweep": sweep,
+        "keep-all": partial(keep_all, environments=options.environments.resolve()),
+        "budget": budget,
+    }
     path = HERE / "results.json"
     found: dict[str, Any] = stored(path).get(kind, {})
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options.models, options.minilm, Path(folder))
+        bench = Bench(options.models.resolve(), options.minilm, Path(folder))
         for subject in SUBJECTS:
-            if only and subject.name not in only:
+            if (only and subject.name not in only) or not is_asked(subject, kind):
                 continue
-            if options.sweep and (subject.int8 is None or subject.file != "model.onnx"):
+            if options.resume and subject.label in found:
                 continue
             if not bench.model(subject).exists():
                 reason = f"{bench.model(subject).name} is not there (the models' README says how it is assembled)"
                 print(f"{subject.label}: skipped: {reason}", flush=True)
-                if not options.sweep:
+                if kind == "models":
                     found[subject.label] = {"skipped": reason}
                 continue
             started = os.times().elapsed
-            found[subject.label] = sweep(bench, subject) if options.sweep else measure(bench, subject)
-            print(
-                f"{subject.label}: {os.times().elapsed - started:.0f} s: {json.dumps(found[subject.label])}", flush=True
-            )
+            found[subject.label] = measures[kind](bench, subject)
+            seconds = os.times().elapsed - started
+            print(f"{subject.label}: {seconds:.0f} s: {json.dumps(found[subject.label])}", flush=True)
             store(path, kind, found, options.date)
     found = {subject.label: found[subject.label] for subject in SUBJECTS if subject.label in found}
-    lines = list(sweep_table(found) if options.sweep else table(found))
+    lines = list(TABLES[kind](found))
     print("\n".join(lines))
     write_table(HERE / "README.md", kind, lines)
 

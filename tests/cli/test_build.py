@@ -62,7 +62,7 @@ def test_an_int8_engine_is_built_and_reported(trtopt: Run, folder: Path) -> None
     assert report["calibration"]["source"] == "user"
     assert report["precision"]["achieved"]["int8"]["layers"] > 0
     assert report["accuracy"]["verified"] == "onnx-only"
-    for part in ("model.rtx.engine", "r.json", "INT8 in the graph", "scores", "calibrate"):
+    for part in ("model.rtx.engine", "r.json", "8-bit in the graph", "scores", "calibrate"):
         assert part in done.stdout
 
 

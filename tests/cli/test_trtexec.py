@@ -14,7 +14,7 @@ from trtopt.errors import UsageError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "migrating-from-tensorrt-10.md"
 _ROW = re.compile(r"\| `(?P<trtexec>--[^`]+)` \| (?P<trtopt>[^|]+?) \| (?P<note>[^|]*?) ?\|")
-_SAME_NAME = {"--fp16", "--bf16", "--int8", "--plugins", "--verbose"}
+_SAME_NAME = {"--fp16", "--bf16", "--int8", "--fp8", "--plugins", "--verbose"}
 """Options that trtexec and trtopt spell alike."""
 
 ROWS = [

@@ -17,9 +17,9 @@ pytest.importorskip("tensorrt_rtx")
 
 
 def built(proto: onnx.ModelProto, precision: str, folder: Path, **calib: np.ndarray) -> BuildReport:
-    return trtopt.build(
-        proto, precision=precision, calib=calib, output=folder / "m.engine", backend="tensorrt-rtx", gpu="L4"
-    )
+    """Build with every 8-bit layer that the table allows, whether it pays or not."""
+    options = {"output": folder / "m.engine", "backend": "tensorrt-rtx", "gpu": "L4"}
+    return trtopt.build(proto, precision=precision, calib=calib, keep_all_int8=precision == "int8", **options)
 
 
 def residual_block() -> onnx.ModelProto:
@@ -118,3 +118,4 @@ def test_masked_attention_stays_one_kernel(precision: str, tmp_path: Path) -> No
     if precision == "int8":
         assert report.precision.int8_flop_share == 1.0
         assert report.precision.achieved["int8"].flop_share > 0.8
+        assert [tensor.dtype for tensor in fused[0].inputs if tensor.dtype != "Float"] == ["Int8"] * 3

@@ -53,6 +53,13 @@ def test_a_drop_with_a_metric_is_of_the_metric_alone() -> None:
     assert failure == "metric top1: 0.9 against 0.91, a drop of 0.01, more than the 0.005 of --max-accuracy-drop"
 
 
+def test_a_drop_that_is_the_budget_but_for_rounding_passes() -> None:
+    """0.9 - 0.895 is 0.005 and a little more."""
+    measured = replace(record(y=VALUES), metric=MetricRecord("top1", 0.9, 0.895, 0.9 - 0.895))
+    assert measured.metric is not None and measured.metric.drop > 0.005
+    assert gate(measured, BuildConfig(max_accuracy_drop=0.005)) == ()
+
+
 def test_a_metric_that_is_not_a_number_fails() -> None:
     measured = replace(record(y=VALUES), metric=MetricRecord("m.py:f", 0.9, math.nan, math.nan))
     assert len(gate(measured, BuildConfig(max_accuracy_drop=0.5))) == 1

@@ -247,7 +247,7 @@ def test_products_without_a_two_dimensional_weight() -> None:
 
 
 REFUSED_CONVS = {
-    "depthwise": ("Conv <group = 8>", (8, 1, 3, 3), "depthwise", None),
+    "depthwise": ("Conv <group = 8>", (8, 1, 3, 3), "depthwise", 0),
     "thin groups": ("Conv <group = 4>", (8, 2, 3, 3), "groups", 0),
     "transposed": ("ConvTranspose", (8, 8, 3, 3), "FP16", 1),
     "groups of four": ("Conv <group = 2>", (8, 4, 3, 3), None, 0),

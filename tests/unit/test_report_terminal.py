@@ -99,7 +99,7 @@ def test_the_achieved_precision_is_that_of_the_engine_not_the_one_asked_for() ->
     achieved = _section(full_report(), "Precision achieved")
     assert "int8 9 62.0 % fp16 13 38.0 %" in achieved
     assert "asked for int8: 62.0 % of the flop runs in int8" in achieved
-    assert "INT8 in the graph: 93.1 %" in achieved
+    assert "8-bit in the graph: 93.1 %" in achieved
 
 
 @pytest.mark.parametrize(

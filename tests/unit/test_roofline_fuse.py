@@ -154,11 +154,41 @@ def test_quantizers_join_the_kernel_before_and_dequantizers_the_one_after() -> N
     assert works[1] is not None and works[1].weight_bytes == 32 * 32 + 2 + 1  # with scale and zero point
 
 
-def test_a_result_needed_quantized_and_not_is_written_both_ways() -> None:
+def test_a_result_needed_quantized_and_not_is_quantized_by_a_kernel_of_its_own() -> None:
     found = layers(QUANTIZED.replace("TAIL", "r"))
-    assert found["c"].onnx_nodes == ("c", "r", "e")
-    work = found["c"].work
-    assert work is not None and work.write_bytes == 3 * 32 * 16
+    assert [layer.onnx_nodes for layer in found.values()] == [("q",), ("c", "r"), ("e",), ("u", "y")]
+    assert [layer.work.write_bytes for layer in found.values() if layer.work] == [512, 1024, 512, 1024]
+
+
+@pytest.mark.parametrize(("residual", "fused"), [("f", True), ("d", True), ("r", False), ("x", False)])
+def test_a_convolution_writes_int8_only_with_a_residual_of_int8(residual: str, fused: bool) -> None:
+    text = QUANTIZED.replace("y = Add(u, TAIL)", f"a = Add(u, {residual}) b = QuantizeLinear(a, s, z) TAIL")
+    text = text.replace("TAIL", "h = DequantizeLinear(b, s, z) y = Conv(h, v)")
+    assert ("u", "a", "b") in [layer.onnx_nodes for layer in layers(text).values()] if fused else True
+    assert ("b" in groups(text)) is not fused
+
+
+def test_a_16_bit_convolution_does_not_write_int8() -> None:
+    text = """g (float[1, 8, 4, 4] x) => (y) <float[8, 8, 1, 1] w, float s = {0.1}, int8 z = {0}> {
+        c = Conv(x, w) q = QuantizeLinear(c, s, z) y = DequantizeLinear(q, s, z) }"""
+    assert groups(text)[:2] == ["c", "q"]
+
+
+def test_fused_attention_of_int8_operands_writes_int8() -> None:
+    qdq = " ".join(
+        f"{name}8 = QuantizeLinear({name}, s, z) {name}9 = DequantizeLinear({name}8, s, z)" for name in "qkvp"
+    )
+    text = f"""g (float[2, 4, 64, 32] q, float[2, 4, 32, 64] k, float[2, 4, 64, 32] v) => (y)
+        <float s = {{0.1}}, int8 z = {{0}}, int8[128, 128] w, int64[3] flat = {{2, 64, 128}}> {{
+        {qdq.split("p8")[0]} a = MatMul(q9, k9) p = Softmax(a) {"p8" + qdq.split("p8")[1] + "p8" + qdq.split("p8")[2]}
+        m = MatMul(p9, v9) t = Transpose <perm = [0, 2, 1, 3]> (m) r = Reshape(t, flat)
+        e = QuantizeLinear(r, s, z) f = DequantizeLinear(e, s, z) u = DequantizeLinear(w, s, z) y = MatMul(f, u) }}"""
+    found = layers(text)
+    fused = next(layer for layer in found.values() if layer.op == "Attention")
+    assert {"a", "p", "p8", "m", "e"} == set(fused.onnx_nodes)
+    tensor = 2 * 4 * 64 * 32
+    assert fused.work is not None and fused.work.dtype == "int8"
+    assert (fused.work.read_bytes, fused.work.write_bytes) == (3 * tensor, tensor)
 
 
 def test_a_scale_computed_from_the_result_is_not_fused_into_a_cycle() -> None:

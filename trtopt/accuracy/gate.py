@@ -5,6 +5,9 @@ from __future__ import annotations
 from trtopt.config import BuildConfig
 from trtopt.report.records import AccuracyRecord, OutputAccuracy
 
+_ROUNDING = 1e-9
+"""Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The search within a budget allows as much."""
+
 
 def gate(record: AccuracyRecord, config: BuildConfig) -> tuple[str, ...]:
     """The gates that failed, one sentence each; the caller decides between an error and a warning.
@@ -33,7 +36,7 @@ def gate(record: AccuracyRecord, config: BuildConfig) -> tuple[str, ...]:
             elif name not in record.host_outputs:
                 failures += _output_failures(where, accuracy, config, has_metric=record.metric is not None)
     drop, metric = config.max_accuracy_drop, record.metric
-    if drop is not None and metric is not None and not metric.drop <= drop:
+    if drop is not None and metric is not None and not metric.drop <= drop + _ROUNDING:
         failures.append(
             f"metric {metric.name}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of {metric.drop:.4g}, "
             f"more than the {drop:g} of --max-accuracy-drop"
@@ -49,7 +52,7 @@ def _output_failures(where: str, accuracy: OutputAccuracy, config: BuildConfig, 
         )
     if config.max_accuracy_drop is not None and not has_metric:
         measure, drop = drop_of(accuracy)
-        if not drop <= config.max_accuracy_drop:
+        if not drop <= config.max_accuracy_drop + _ROUNDING:
             failures.append(
                 f"{where}: 1 - {measure} = {drop:.4g}, more than the {config.max_accuracy_drop:g} of "
                 "--max-accuracy-drop"

@@ -22,6 +22,7 @@ COMMANDS = {
     "build": "make a TensorRT engine from an ONNX model",
     "optimize": "make an optimized ONNX model: build without the engine",
     "analyze": "predict each layer's time, what limits it and what to change",
+    "sensitivity": "measure which regions cost accuracy in 8 bits",
     "export": "make an ONNX model from a PyTorch module",
     "recipe": "list and explain the graph rewrites",
     "explain": "explain a rule of analyze",

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 from trtopt.cli.parser import Parser, one_of
 from trtopt.config import (
+    AUTO,
     GROUPS,
     PRECISIONS,
     AnalyzeConfig,
     BuildConfig,
     Config,
     Option,
+    SensitivityConfig,
     ShapeMap,
     field_kinds,
     flag,
@@ -26,11 +28,13 @@ _PRECISION_HELP = {
     "tf32": "FP32 tensors, TF32 multiplications",
     "fp16": "FP16 where it is safe (default of build)",
     "bf16": "BF16 where it is safe",
-    "int8": "INT8 where a kernel is worth it, FP16 elsewhere",
+    "int8": "INT8 where it makes the engine faster, FP16 elsewhere",
+    "fp8": "FP8 where it makes the engine faster, FP16 elsewhere (compute capability 8.9 and later)",
+    "auto": "the fastest mix of FP16, BF16, INT8 and FP8 within --max-accuracy-drop (default 0.01)",
 }
 
 
-_Config = TypeVar("_Config", BuildConfig, AnalyzeConfig)
+_Config = TypeVar("_Config", BuildConfig, AnalyzeConfig, SensitivityConfig)
 
 
 def add_config_options(parser: Parser, config: type[Config]) -> None:
@@ -44,7 +48,7 @@ def add_config_options(parser: Parser, config: type[Config]) -> None:
             if option.group != title:
                 continue
             if name == "precision":
-                _add_precisions(group, option if config is AnalyzeConfig else None)
+                _add_precisions(group, None if config is BuildConfig else option)
             elif kinds[name] == "flag":
                 _add_flag(group, name, option)
             else:
@@ -63,10 +67,11 @@ def _add_precisions(group: argparse._ArgumentGroup, option: Option | None) -> No
             metavar="P",
             type=one_of(option.choices),
             default=argparse.SUPPRESS,
-            help=f"{option.help}: {', '.join(option.choices)}; --fp16 and so on are short for it",
+            help=f"{option.help}: {', '.join(option.choices)}; {flag(option.choices[-1])} and so on are short for it",
         )
-    spellings = {flag(name): (name, _PRECISION_HELP[name]) for name in PRECISIONS}
-    spellings["--best"] = ("int8", argparse.SUPPRESS)
+    names = option.choices if option is not None else (*PRECISIONS, AUTO)
+    spellings = {flag(name): (name, _PRECISION_HELP[name]) for name in names}
+    spellings["--best"] = ("int8" if option is not None else AUTO, argparse.SUPPRESS)
     for spelling, (name, text) in spellings.items():
         shown = text if option is None else argparse.SUPPRESS
         exclusive.add_argument(

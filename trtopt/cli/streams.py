@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _PIPE_WIDTH = 100
+_DETAIL_WIDTH = 100
 
 
 class Listener:
@@ -57,6 +58,8 @@ class Listener:
             return
         if self._verbose and event.kind != "advance":
             work = f" ({event.total})" if event.total is not None else ""
+            if event.kind == "detail":
+                work = f": {_detail(event)}"
             self._print(f"{time.monotonic() - self._start:8.2f} s  {event.kind:5} {event.task}{work}", "dim")
         if self._progress is not None:
             self._advance(self._progress, event)
@@ -72,8 +75,20 @@ class Listener:
             self._tasks[event.task] = progress.add_task(event.task, total=event.total)
         elif event.task in self._tasks and event.kind == "advance":
             progress.advance(self._tasks[event.task])
+        elif event.task in self._tasks and event.kind == "detail":
+            from rich.markup import escape
+
+            description = escape(f"{event.task}: {_detail(event)}")
+            progress.update(self._tasks[event.task], description=description)
         elif event.task in self._tasks:
             progress.remove_task(self._tasks.pop(event.task))
+
+
+def _detail(event: Event) -> str:
+    """What a task is at, on one line; names of the model in it may hold anything."""
+    from trtopt.report.analysis_text import shorten, visible
+
+    return shorten(visible(event.text), _DETAIL_WIDTH)
 
 
 @contextlib.contextmanager

@@ -65,7 +65,6 @@ NO_EFFECT_VALUES = {
 """Options with a value that are accepted and change nothing, and why."""
 
 REFUSED = {
-    "--fp8": "use --int8, or --bf16",
     "--int4": "use --int8",
     "--precisionConstraints": _NO_PRECISION_HINTS,
     "--layerPrecisions": _NO_PRECISION_HINTS,
@@ -190,7 +189,7 @@ def check_calibration(source: str | None) -> None:
         raise UsageError(
             "A calibration cache of TensorRT holds no samples",
             where=f"--calib {source}",
-            remedy="give the samples it was made from, such as an .npz; --calib-cache keeps their statistics",
+            remedy="give it to --calib-cache, which takes its INT8 ranges, and samples (such as an .npz) to --calib",
         )
 
 

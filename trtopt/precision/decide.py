@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
-from trtopt.precision import ranges, rules
+from trtopt.precision import ranges
+from trtopt.precision.attention_qdq import attention_products
+from trtopt.precision.bfloat import with_bfloat
+from trtopt.precision.existing_qdq import existing_nodes
 from trtopt.precision.hazards import wide_nodes
-from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq import quantize_weight
+from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp, QuantizedType
 from trtopt.precision.ranges import TensorStats
+from trtopt.precision.regions import WEIGHTED, Problem, candidate_nodes, find_candidates
 from trtopt.precision.spans import LAYOUT_OPS, Spans, is_float
 from trtopt.report.records import Refusal
 
 _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
-_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+QUANTIZED_TYPES: dict[str, tuple[QuantizedType, ...]] = {"int8": ("int8",), "fp8": ("fp8",), "auto": ("int8", "fp8")}
+"""The 8-bit types a requested precision stands for."""
 
 
 @dataclass(frozen=True)
@@ -37,25 +40,16 @@ def wanted_tensors(model: ir.Model, precision: str, backend: str) -> Wanted:
     """
     if precision in ("fp32", "tf32"):
         return Wanted(frozenset(), frozenset())
-    histogram = set()
-    if precision == "int8":
-        histogram = {str(node.inputs[0].name) for node in _candidates(model, backend)[0] if node.inputs[0] is not None}
+    nodes = [node for dtype in QUANTIZED_TYPES.get(precision, ()) for node in candidate_nodes(model, backend, dtype)[0]]
+    histogram = {str(node.inputs[0].name) for node in nodes if node.inputs[0] is not None}
+    for dtype in QUANTIZED_TYPES.get(precision, ()):
+        histogram.update(name for item in attention_products(model, backend, dtype)[0] for name in item.operands)
     values = [value for value in model.graph.inputs if is_float(value)]
     for node in model.graph:
         if node.op_type not in LAYOUT_OPS:
             values += [value for value in node.outputs if is_float(value) and value.name and not _is_fused_away(value)]
     names = {str(value.name) for value in values if edit.constant_of(value) is None}
     return Wanted(frozenset(histogram), frozenset(names - histogram))
-
-
-def int8_nodes(model: ir.Model, backend: str) -> frozenset[str]:
-    """The nodes that the backend's table sends to INT8, before anything was observed.
-
-    Args:
-        model: Nodes named.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-    """
-    return frozenset(str(node.name) for node in _candidates(model, backend)[0])
 
 
 def decide(
@@ -66,143 +60,71 @@ def decide(
     shapes: Mapping[str, tuple[int, ...]],
     method: str = "auto",
 ) -> PrecisionPlan:
-    """The plan for one model.
+    """The plan for one model, with every 8-bit node that the backend's table and the ranges allow.
 
     Args:
         model: A widened model, nodes named.
         precision: One of ``config.PRECISIONS``.
-        backend: ``tensorrt-rtx`` or ``tensorrt``: whose INT8 table applies.
+        backend: ``tensorrt-rtx`` or ``tensorrt``: whose table applies.
         stats: What was observed of :func:`wanted_tensors`.
         shapes: Static shapes by tensor name, at the largest input shapes.
         method: How INT8 ranges are chosen from histograms.
     """
     if precision in ("fp32", "tf32"):
         return PrecisionPlan(precision)
-    narrow = BF16 if precision == "bf16" else FP16
-    spans = Spans(stats, shapes)
-    if precision != "int8":
-        return PrecisionPlan(precision, narrow, wide_nodes(model, spans, narrow))
-    nodes, refused = _candidates(model, backend)
-    quantized = []
-    amax: dict[str, tuple[float, str]] = {}
-    for node in nodes:
-        op = _quantized_op(node, backend, stats, method, amax)
-        if isinstance(op, Refusal):
-            refused.append(op)
-            continue
-        quantized.append(op)
-    left_out = _left_out(model, quantized, stats, cost.flop_by_node(model, shapes))
-    refused += left_out.values()
-    quantized = [op for op in quantized if op.node not in left_out]
-    wide = wide_nodes(model, spans, narrow, frozenset(op.node for op in quantized))
-    for op in quantized:
+    problem = Problem(model, backend, stats, shapes, method, BF16 if precision == "bf16" else FP16)
+    candidates = find_candidates(problem, QUANTIZED_TYPES.get(precision, ()))
+    return plan_for(problem, precision, tuple(candidates.all.values()), candidates.refused)
+
+
+def plan_for(
+    problem: Problem, requested: str, ops: Sequence[QuantizedOp] = (), refused: Sequence[Refusal] = ()
+) -> PrecisionPlan:
+    """The plan in which exactly ``ops`` are 8-bit: what has to stay FP32 beside them, and why.
+
+    Args:
+        problem: The model and what is known of it.
+        requested: The precision asked for.
+        ops: The 8-bit nodes, one type each.
+        refused: What the report says of the others.
+    """
+    integer = frozenset(op.node for op in ops if op.dtype == "int8")
+    spans = Spans(problem.stats, problem.shapes)
+    wide = wide_nodes(problem.model, spans, problem.narrow, integer)
+    for op in ops:
         scale = ranges.scale(op.activation_amax)
-        if scale < narrow.smallest_normal:
-            wide.setdefault(op.node, f"its INT8 scale {scale:.2g} is too small for {narrow.name}")
-    return PrecisionPlan(precision, narrow, wide, tuple(quantized), tuple(refused))
+        if scale < problem.narrow.smallest_normal:
+            wide.setdefault(op.node, f"its INT8 scale {scale:.2g} is too small for {problem.narrow.name}")
+    plan = PrecisionPlan(
+        requested, problem.narrow, wide, tuple(ops), tuple(refused), fused_quantizers=problem.fuses_quantizers
+    )
+    if problem.takes_bfloat:
+        plan = with_bfloat(problem.model, plan, spans)
+    if not problem.put_back:
+        return plan
+    return replace(
+        plan,
+        wide={**plan.wide, **problem.put_back},
+        bfloat={node: reason for node, reason in plan.bfloat.items() if node not in problem.put_back},
+    )
+
+
+def int8_nodes(model: ir.Model, backend: str) -> frozenset[str]:
+    """The nodes that the backend's table sends to INT8, before anything was observed.
+
+    Args:
+        model: Nodes named.
+        backend: ``tensorrt-rtx`` or ``tensorrt``.
+    """
+    return frozenset(str(node.name) for node in candidate_nodes(model, backend)[0])
 
 
 def int8_flop_share(model: ir.Model, plan: PrecisionPlan, flop: Mapping[str, int]) -> float:
-    """Share of the flop of eligible nodes (``cost.is_eligible_for_int8``) that the plan makes INT8; 0 without any."""
+    """Share of the flop of eligible nodes (``cost.is_eligible_for_int8``) that are INT8, or will be; 0 without any."""
     eligible = {str(node.name) for node in model.graph if cost.is_eligible_for_int8(node)}
     total = sum(flop.get(name, 0) for name in eligible)
-    done = sum(flop.get(op.node, 0) for op in plan.quantized if op.node in eligible)
-    return done / total if total else 0.0
-
-
-def _candidates(model: ir.Model, backend: str) -> tuple[list[ir.Node], list[Refusal]]:
-    """Nodes with a constant weight that the backend's table sends to INT8, and the refusals of the others."""
-    nodes, refused = [], []
-    for node in model.graph:
-        if node.op_type not in _WEIGHTED or len(node.inputs) < 2:
-            continue
-        weight = edit.constant_of(node.inputs[1])
-        if weight is None:
-            if not _is_dequantized(node.inputs[1]):
-                refused.append(Refusal(str(node.name), "no constant weight: attention and other products stay 16-bit"))
-            continue
-        if weight.ndim < 2 or edit.constant_of(node.inputs[0]) is not None or _is_dequantized(node.inputs[0]):
-            continue
-        verdict = rules.placement(node, backend)
-        if verdict.granularity is None:
-            refused.append(Refusal(str(node.name), verdict.reason))
-        else:
-            nodes.append(node)
-    return nodes, refused
-
-
-def _is_dequantized(value: ir.Value | None) -> bool:
-    producer = value.producer() if value is not None else None
-    return producer is not None and producer.op_type == "DequantizeLinear"
-
-
-def _quantized_op(
-    node: ir.Node,
-    backend: str,
-    stats: Mapping[str, TensorStats],
-    method: str,
-    known: dict[str, tuple[float, str]],
-) -> QuantizedOp | Refusal:
-    name, activation = str(node.name), str(node.inputs[0].name)  # type: ignore[union-attr]
-    found = stats.get(activation)
-    weight = edit.constant_of(node.inputs[1])
-    if weight is not None and not np.isfinite(np.abs(weight).max(initial=0)):
-        return Refusal(name, f"its weight {node.inputs[1].name} holds NaN or infinity")  # type: ignore[union-attr]
-    if found is None:
-        return Refusal(name, f"{activation} was not observed")
-    if found.nonfinite:
-        return Refusal(name, f"{activation} holds NaN or infinity in the FP32 reference")
-    if activation not in known:
-        known[activation] = ranges.choose_amax(found, method)
-    amax, chosen = known[activation]
-    if amax <= 0:
-        return Refusal(name, f"{activation} was zero in every sample")
-    granularity = rules.placement(node, backend).granularity
-    if granularity == "per-channel":
-        return QuantizedOp(name, activation, amax, _channel_axis(node), chosen)
-    multiply = node.op_type == "Conv" and _weight_sqnr_db(node) < rules.SMALLEST_WEIGHT_SQNR_DB
-    return QuantizedOp(name, activation, amax, 0 if multiply else None, chosen, multiply)
-
-
-def _left_out(
-    model: ir.Model, ops: Sequence[QuantizedOp], stats: Mapping[str, TensorStats], flop: Mapping[str, int]
-) -> dict[str, Refusal]:
-    """Nodes whose input is too heavy-tailed for INT8, the worst first, as far as their share of the flop allows."""
-    quality = {op.node: ranges.int8_sqnr_db(stats[op.activation], op.activation_amax) for op in ops}
-    activation = {op.node: op.activation for op in ops}
-    eligible = [str(node.name) for node in model.graph if cost.is_eligible_for_int8(node)]
-    budget = rules.LARGEST_SHARE_LEFT_OUT * sum(flop.get(name, 0) for name in eligible)
-    found = {}
-    for name in sorted(quality, key=lambda node: quality[node]):
-        if quality[name] >= rules.SMALLEST_INPUT_SQNR_DB:
-            break
-        if flop.get(name, 0) > budget:
-            continue
-        budget -= flop.get(name, 0)
-        reason = f"{activation[name]} keeps only {quality[name]:.1f} dB in INT8: too heavy-tailed"
-        found[name] = Refusal(name, reason)
-    return found
-
-
-def _weight_sqnr_db(node: ir.Node) -> float:
-    """Signal to noise of the node's weight in INT8 with one scale, in dB."""
-    weight = np.asarray(edit.constant_of(node.inputs[1]), np.float32)
-    values, scales = quantize_weight(weight, None, None)
-    noise = float(np.square(values * scales - weight).sum())
-    power = float(np.square(weight).sum())
-    return 10 * math.log10(power / noise) if power > 0 and noise > 0 else math.inf
-
-
-def _channel_axis(node: ir.Node) -> int | None:
-    """The weight's output-channel axis."""
-    weight = edit.constant_of(node.inputs[1])
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        return 1
-    if node.op_type == "Gemm":
-        return 0 if edit.int_attribute(node, "transB", 0) else 1
-    return 1 if weight is not None and weight.ndim == 2 else None
+    done = eligible & ({op.node for op in plan.quantized} | existing_nodes(model))
+    return sum(flop.get(name, 0) for name in done) / total if total else 0.0
 
 
 def _is_fused_away(value: ir.Value) -> bool:
@@ -218,4 +140,4 @@ def _is_fused_away(value: ir.Value) -> bool:
     reader = uses[0][0].op_type
     if reader in _FUSED_ACTIVATIONS:
         return True
-    return reader == "Add" and producer.op_type in _WEIGHTED and edit.constant_of(producer.inputs[1]) is not None
+    return reader == "Add" and producer.op_type in WEIGHTED and edit.constant_of(producer.inputs[1]) is not None

@@ -13,7 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.precision.hazard_chains import keep_connected, keep_ranking
 from trtopt.precision.heads import score_nodes
+from trtopt.precision.narrow_constants import loses_weights, lost_entries
 from trtopt.precision.plan import NarrowType
 from trtopt.precision.schemas import why_fp32
 from trtopt.precision.spans import LAYOUT_OPS, Span, Spans, finite_range, is_float
@@ -21,8 +23,9 @@ from trtopt.precision.spans import LAYOUT_OPS, Span, Spans, finite_range, is_flo
 HEADROOM = 2.0
 """Observed magnitudes may be exceeded by this factor on data not seen."""
 
-WEIGHT_ERROR = 1e-2
-"""Largest relative error (L2) that rounding a weight tensor may cause; normal values cost 2e-4."""
+LONGEST_RUNNING_SUM = 2.0**-3
+"""Terms of a running sum, times the type's precision: 128 terms in FP16, 16 in BF16. Each of its results is one of its
+operands: if the kernel keeps it in 16 bits, equal terms are lost by an eighth and more beyond."""
 
 _DOTS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul"])
 
@@ -39,23 +42,13 @@ _SQUARES = frozenset(
     "RMSNormalization MeanVarianceNormalization GlobalLpPool LpPool".split()
 )
 
-_SENSITIVE = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
-"""Operators (Pow with a negative exponent) that make a small operand large, and which operand."""
-
-_FLOORS = frozenset({"Add", "Max", "Clip", "Sub", "Where"})
-
-_MASK_CARRIERS = LAYOUT_OPS | frozenset(["Add", "Sub", "Mul", "Where", "Cast", "Concat"])
-"""Operators through which a mask reaches its softmax."""
-
-_CARRIERS = LAYOUT_OPS | frozenset(
-    "Sqrt Abs Neg Mul Div Relu Add Sub Max Min Clip Where Concat ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 "
-    "ReduceL2 ReduceSumSquare Pow Sum Mean".split()
-)
-"""Operators whose small results stand on the precision of their small operands."""
-
 
 def wide_nodes(
-    model: ir.Model, spans: Spans, narrow: NarrowType, integer: Collection[str] = frozenset()
+    model: ir.Model,
+    spans: Spans,
+    narrow: NarrowType,
+    integer: Collection[str] = frozenset(),
+    bfloat: Collection[str] = frozenset(),
 ) -> dict[str, str]:
     """Nodes of the main graph that must stay FP32, by name, with the first reason found.
 
@@ -64,16 +57,17 @@ def wide_nodes(
         spans: What is known of the model's tensors.
         narrow: The type the others will have.
         integer: Names of nodes that will run in INT8, whose sums are exact.
+        bfloat: Names of nodes that will run in BF16 if they do not fit ``narrow``; they are among the result.
     """
     reasons: dict[str, str] = {}
     for node in model.graph:
         found = next(_node_hazards(node, spans, narrow, node.name in integer), None)
         if found is not None:
             reasons[str(node.name)] = found
-    _keep_masks(model, spans, narrow, reasons)
-    _keep_floors(model, spans, narrow, reasons)
-    _keep_small_operands(model, spans, narrow, reasons)
-    return score_nodes(model, integer) | reasons
+    keep_connected(model, spans, narrow, reasons, bfloat)
+    kept = score_nodes(model, integer) | reasons
+    keep_ranking(model, kept)
+    return kept
 
 
 def _node_hazards(node: ir.Node, spans: Spans, narrow: NarrowType, integer: bool) -> Iterator[str]:
@@ -135,36 +129,12 @@ def _constant_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterat
         elif largest > narrow.largest or (node.op_type in _DOTS and index == 2):
             continue  # what a bias loses is small beside the sum it is added to
         elif constant.size > 1 and node.op_type not in _RELATIVE_OPS:
-            if _loses_weights(constant, narrow):
+            if loses_weights(constant, narrow):
                 yield f"weights as small as {largest:.3g} in {value.name} underflow {narrow.name}"
         else:
-            lost = _lost_entries(constant, narrow)
+            lost = lost_entries(constant, narrow)
             if lost.size:
                 yield f"constant {float(lost[np.abs(lost).argmin()]):.3g} in {value.name} underflows {narrow.name}"
-
-
-def _loses_weights(weights: np.ndarray, narrow: NarrowType) -> bool:
-    """Whether rounding changes the tensor by more than ``WEIGHT_ERROR`` of its norm.
-
-    An element is off by at most half the type's precision, or half its smallest number: where that bound suffices,
-    nothing needs to be rounded.
-    """
-    flat = np.asarray(weights, np.float32).reshape(-1)
-    norm = float(np.linalg.norm(flat))
-    if not math.isfinite(norm):
-        flat = flat[np.isfinite(flat)].astype(np.float64)
-        norm = float(np.linalg.norm(flat))
-    bound = narrow.smallest_normal * narrow.precision / 2 * math.sqrt(flat.size) + narrow.precision / 2 * norm
-    if bound <= WEIGHT_ERROR * norm:
-        return False
-    return norm > 0 and float(np.linalg.norm(narrow.round(flat) - flat)) > WEIGHT_ERROR * norm
-
-
-def _lost_entries(constant: np.ndarray, narrow: NarrowType) -> np.ndarray:
-    """The entries that rounding changes by more than ``WEIGHT_ERROR`` of themselves."""
-    exact = np.asarray(constant, np.float32)
-    nonzero = exact[np.isfinite(exact) & (exact != 0) & (np.abs(exact) <= narrow.largest)]
-    return np.asarray(nonzero[np.abs(narrow.round(nonzero) - nonzero) > WEIGHT_ERROR * np.abs(nonzero)])
 
 
 def _growth_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
@@ -202,6 +172,8 @@ def _sum_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[st
             yield "a sum inside the kernel whose number of terms depends on data"
         elif min(count * term, _observed_sum(node, count, span, spans)) > narrow.largest:
             yield f"a sum of {count} terms up to {term:.3g} inside the kernel may overflow {narrow.name}"
+        elif node.op_type == "CumSum" and count * narrow.precision > LONGEST_RUNNING_SUM:
+            yield f"a running sum of {count} terms: the last ones are small beside it in {narrow.name}"
     elif node.op_type in ("Softmax", "LogSoftmax"):
         count = _reduced(node, spans)
         if count is not None and count > narrow.largest:
@@ -280,106 +252,3 @@ def _axes(node: ir.Node) -> tuple[int, ...]:
         return listed
     constant = edit.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     return tuple(int(axis) for axis in constant.ravel()) if constant is not None else ()
-
-
-def _keep_masks(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
-    """What a mask too large for the type (-3.4e38) may be added to stays wide up to its softmax.
-
-    Samples without a masked position do not show it; with one, a row that is masked throughout would become NaN.
-    """
-    reason = f"behind a mask too large for {narrow.name}"
-    masked: set[ir.Value] = set()
-    for node in model.graph:
-        if any(value in masked for value in node.inputs):
-            reasons.setdefault(str(node.name), reason)
-            if node.op_type in _MASK_CARRIERS:
-                masked.update(node.outputs)
-        elif node.op_type in _MASK_CARRIERS and any(_overflows(value, spans, narrow) for value in node.inputs):
-            masked.update(node.outputs)
-
-
-def _overflows(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> bool:
-    constant = spans.constant(value)
-    return constant is not None and constant.size > 0 and max(map(abs, finite_range(constant))) > narrow.largest
-
-
-def _keep_floors(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
-    """A floor too small for the type (x + 1e-10, max(x, 1e-10)) protects a later logarithm or division.
-
-    Everything from the floor to that operator stays wide, whatever was observed: a sample that reaches the floor may
-    come later.
-    """
-    reason = f"between a floor too small for {narrow.name} and what it protects"
-    floored: set[ir.Value] = set()
-    for node in model.graph:
-        operand = _sensitive_operand(node)
-        if operand in floored:
-            reasons.setdefault(str(node.name), reason)
-            _keep_back(operand, floored, reason, reasons)
-        carried = node.op_type in _CARRIERS and any(value in floored for value in node.inputs)
-        if carried or (node.op_type in _FLOORS and any(_is_lost_floor(value, spans, narrow) for value in node.inputs)):
-            floored.update(node.outputs)
-
-
-def _keep_back(value: ir.Value | None, among: set[ir.Value], reason: str, reasons: dict[str, str]) -> None:
-    """Keep the producers of ``value`` as far back as values are in ``among``."""
-    stack, seen = [value], {value}
-    while stack:
-        current = stack.pop()
-        node = current.producer() if current is not None else None
-        if node is None:
-            continue
-        reasons.setdefault(str(node.name), reason)
-        fresh = [item for item in node.inputs if item in among and item not in seen]
-        seen.update(fresh)
-        stack.extend(fresh)
-
-
-def _is_lost_floor(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> bool:
-    constant = spans.constant(value)
-    if constant is None or constant.size == 0:
-        return False
-    largest = max(map(abs, finite_range(constant)))
-    return largest > 0 and abs(float(narrow.round(np.array(largest))) - largest) > WEIGHT_ERROR * largest
-
-
-def _keep_small_operands(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
-    """Small operands of a logarithm or division: it stays wide, and so does whoever computes them."""
-    for node in model.graph:
-        operand = _sensitive_operand(node)
-        if operand is None or edit.constant_of(operand) is not None:
-            continue
-        smallest = _small(operand, spans, narrow)
-        if smallest is None:
-            continue
-        reason = f"values as small as {smallest:.3g} in {operand.name} feed {node.op_type}"
-        reasons.setdefault(str(node.name), reason)
-        small, stack = {operand}, [operand]
-        while stack:
-            producer = stack.pop().producer()
-            if producer is None or producer.op_type not in _CARRIERS:
-                continue
-            fresh = [item for item in producer.inputs if item is not None and item not in small]
-            fresh = [item for item in fresh if _small(item, spans, narrow) is not None]
-            small.update(fresh)
-            stack.extend(fresh)
-        _keep_back(operand, small, reason, reasons)
-
-
-def _small(value: ir.Value, spans: Spans, narrow: NarrowType) -> float | None:
-    """The smallest magnitude seen in ``value`` if the type does not hold it with full precision, else None."""
-    span = spans.of(value) if is_float(value) else None
-    smallest = span.smallest if span is not None else None
-    return smallest if smallest is not None and smallest < narrow.smallest_normal else None
-
-
-def _sensitive_operand(node: ir.Node) -> ir.Value | None:
-    index = _SENSITIVE.get(node.op_type)
-    if index is None or index >= len(node.inputs) or (node.op_type == "Pow" and not _has_negative_power(node)):
-        return None
-    return node.inputs[index]
-
-
-def _has_negative_power(node: ir.Node) -> bool:
-    exponent = edit.constant_of(node.inputs[1])
-    return exponent is None or bool((exponent < 0).any())

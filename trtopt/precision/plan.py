@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -61,18 +62,40 @@ _BF16_MAX = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
 BF16 = NarrowType("bf16", ir.DataType.BFLOAT16, _BF16_MAX, 2.0**-126, 2.0**-7)
 
 
+QuantizedType = Literal["int8", "fp8"]
+"""The 8-bit types: signed integers -127..127, and FP8 E4M3 (largest value 448)."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A second activation of a product.
+
+    Attributes:
+        name: Name of the tensor.
+        amax: The range's bound, as ``activation_amax`` of :class:`QuantizedOp`.
+        method: The calibration method that gave it.
+    """
+
+    name: str
+    amax: float
+    method: str
+
+
 @dataclass(frozen=True)
 class QuantizedOp:
-    """One node whose data input and constant weight become INT8.
+    """One node whose data input and constant weight become 8-bit; or the two activations that it multiplies.
 
     Attributes:
         node: The node's name.
         activation: Name of the tensor it reads.
-        activation_amax: The range's bound: the scale is ``amax / 127``.
+        activation_amax: The range's bound: the scale is ``amax / 127`` (INT8) or ``amax / 448`` (FP8).
         weight_axis: Axis of the weight with a scale per channel; None for one scale per tensor.
-        multiply: Write the scales per channel as one scale and a multiplication behind the node (Conv only), for
-            compilers that do not fold scales per channel into a convolution.
         method: The calibration method that gave the range.
+        multiply: Write the scales per channel as one scale and a multiplication behind the node (Conv in INT8 only),
+            for compilers that do not fold scales per channel into a convolution.
+        dtype: The 8-bit type of both.
+        other: The second operand where it is an activation (attention's products) and no constant weight.
+        skips: Names of the additions that read ``activation`` as a residual, and read it quantized too.
     """
 
     node: str
@@ -81,6 +104,9 @@ class QuantizedOp:
     weight_axis: int | None
     method: str
     multiply: bool = False
+    dtype: QuantizedType = "int8"
+    other: Operand | None = None
+    skips: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,11 +114,15 @@ class PrecisionPlan:
     """What the precision rewrites will do.
 
     Attributes:
-        requested: ``fp32``, ``tf32``, ``fp16``, ``bf16`` or ``int8``.
-        narrow: The type of what is neither INT8 nor kept in FP32; None to leave everything FP32.
+        requested: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``int8``, ``fp8`` or ``auto``.
+        narrow: The type of what is neither 8-bit nor kept in FP32; None to leave everything FP32.
         wide: Nodes that stay FP32, with the reason.
-        quantized: Nodes that become INT8.
-        refused: Nodes that could have become INT8 and do not, with the reason.
+        quantized: Nodes that become 8-bit.
+        refused: Nodes that could have become 8-bit and do not, with the reason.
+        rounded: INT8 weights by node, int8 of the weight's shape, where something better than the nearest value was
+            found; the scales stay those of the weight.
+        bias: What is added to the output channels of a quantized node, by node: float32 ``[channels]``.
+        bfloat: Nodes that run in BF16 instead of ``narrow``, with the reason; none of ``wide``.
     """
 
     requested: str
@@ -100,3 +130,7 @@ class PrecisionPlan:
     wide: Mapping[str, str] = field(default_factory=dict)
     quantized: tuple[QuantizedOp, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    rounded: Mapping[str, np.ndarray] = field(default_factory=dict)
+    bias: Mapping[str, np.ndarray] = field(default_factory=dict)
+    bfloat: Mapping[str, str] = field(default_factory=dict)
+    fused_quantizers: bool = False

@@ -1,16 +1,27 @@
-"""Write INT8 into the graph: symmetric Q/DQ at the inputs of the planned nodes, weights stored as INT8."""
+"""Write 8-bit types into the graph: symmetric Q/DQ at the inputs of the planned nodes, weights stored in 8 bits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.precision.bias import add_bias
 from trtopt.precision.casts import insert_behind
-from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
+from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.quantizer import ROUNDING, follows_product
 from trtopt.precision.ranges import LEVELS
+
+LARGEST: dict[QuantizedType, float] = {
+    "int8": float(LEVELS),
+    "fp8": float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max),
+}
+"""The value that a range's bound is stored as: 127, and 448, the largest number of FP8 E4M3 (it has no infinity)."""
+
+_TYPES: dict[QuantizedType, ir.DataType] = {"int8": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
 
 
 @dataclass(frozen=True)
@@ -36,37 +47,51 @@ def quantize(model: ir.Model, plan: PrecisionPlan) -> QuantizedModel:
     writer = _QdqWriter(clone, plan)
     nodes = {node.name: node for node in clone.graph}
     for op in plan.quantized:
+        if op.node in plan.bias:
+            writer.add_bias(nodes[op.node], plan.bias[op.node])
         writer.quantize(nodes[op.node], op)
+    for op in plan.quantized:
+        writer.quantize_residuals([nodes[name] for name in op.skips if name in nodes], op)
     writer.drop_unused()
     return QuantizedModel(clone, frozenset(writer.wide))
 
 
-def activation_scale(amax: float, narrow: NarrowType | None) -> np.float32:
-    """``amax / 127`` as the narrow type stores it, never smaller than asked for."""
-    return np.float32(_round_up(np.array(max(amax, 1e-30) / LEVELS, np.float32), narrow))
+def activation_scale(amax: float, narrow: NarrowType | None, dtype: QuantizedType = "int8") -> np.float32:
+    """``amax / 127`` (FP8: ``amax / 448``) as the narrow type stores it, never smaller than asked for."""
+    return np.float32(_round_up(np.array(max(amax, 1e-30) / LARGEST[dtype], np.float32), narrow))
 
 
-def quantize_weight(weight: np.ndarray, axis: int | None, narrow: NarrowType | None) -> tuple[np.ndarray, np.ndarray]:
-    """INT8 values and their scales.
+def quantize_weight(
+    weight: np.ndarray, axis: int | None, narrow: NarrowType | None, dtype: QuantizedType = "int8"
+) -> tuple[np.ndarray, np.ndarray]:
+    """8-bit values and their scales.
 
     Args:
         weight: Any shape, float.
         axis: The axis with a scale per index; None for one scale.
         narrow: The type the scales will be stored in; None for FP32.
+        dtype: The 8-bit type.
 
     Returns:
-        ``(values, scales)``: int8 of the weight's shape; float32, scalar or of the axis' length. ``values * scales``
-        is within half a scale of the weight.
+        ``(values, scales)``: int8 or float8_e4m3fn of the weight's shape; float32, scalar or of the axis' length.
+        ``values * scales`` is within half a scale of the weight in INT8; in FP8 within a sixteenth of each value, or
+        2^-10 scales where that is more.
     """
     exact = np.asarray(weight, np.float32)
     others = tuple(index for index in range(exact.ndim) if axis is None or index != axis)
     amax = np.abs(exact).max(axis=others)
-    scales = _round_up(np.maximum(amax, np.float32(1e-30)) / np.float32(LEVELS), narrow)
+    scales = _round_up(np.maximum(amax, np.float32(1e-30)) / np.float32(LARGEST[dtype]), narrow)
     shape = [1] * exact.ndim
     if axis is not None:
         shape[axis] = -1
-    values = np.clip(np.rint(exact / scales.reshape(shape)), -LEVELS, LEVELS).astype(np.int8)
-    return values, scales
+    return _rounded(exact / scales.reshape(shape), dtype), scales
+
+
+def _rounded(steps: np.ndarray, dtype: QuantizedType) -> np.ndarray:
+    """Values in units of their scale, to the nearest of the 8-bit type (ties to even), saturated."""
+    kept = np.clip(steps, -LARGEST[dtype], LARGEST[dtype])
+    stored = np.rint(kept).astype(np.int8) if dtype == "int8" else kept.astype(ml_dtypes.float8_e4m3fn)
+    return np.asarray(stored)
 
 
 @dataclass(frozen=True)
@@ -132,41 +157,75 @@ class _QdqWriter:
         self._graph = model.graph
         self._plan = plan
         self._names = edit.Names(model)
-        self._activations: dict[tuple[str, bool], ir.Value] = {}
-        self._weights: dict[tuple[ir.Value, int | None, bool], ir.Value] = {}
-        quantized = {op.node for op in plan.quantized}
-        self._readers = {node.name for node in self._graph if node.name not in quantized}
-        self._zero: ir.Value | None = None
+        self._activations: dict[tuple[str, bool, QuantizedType], ir.Value] = {}
+        self._weights: dict[tuple[ir.Value, int | None, bool, QuantizedType, str], ir.Value] = {}
+        self._quantized = {op.node for op in plan.quantized}
+        self._readers = {node.name for node in self._graph if node.name not in self._quantized}
+        self._zeros: dict[QuantizedType, ir.Value] = {}
         self._dropped: list[ir.Value] = []
         self.wide: set[str] = set()
+
+    def add_bias(self, node: ir.Node, bias: np.ndarray) -> None:
+        """Add the plan's bias to the node's output channels."""
+        self._dropped += add_bias(self._graph, node, bias, self._names)
 
     def quantize(self, node: ir.Node, op: QuantizedOp) -> None:
         """Put Q/DQ at the node's data input and weight."""
         data, weight = node.inputs[0], node.inputs[1]
         if data is None or weight is None:
             raise ValueError(f"{node.name} has no data input or weight")
+        if op.multiply and op.dtype != "int8":
+            raise ValueError(f"{node.name}: a multiplication per channel is for INT8; FP8 needs none")
         is_wide = op.node in self._plan.wide
-        node.replace_input_with(0, self._activation(data, op.activation_amax, is_wide))
-        if not (op.multiply and self._scaled_conv(node, weight, op, is_wide)):
-            axis = None if op.multiply else op.weight_axis
-            node.replace_input_with(1, self._weight(weight, axis, is_wide, node))
+        node.replace_input_with(0, self._activation(data, op.activation_amax, op.dtype, is_wide))
+        if op.other is not None:
+            node.replace_input_with(1, self._activation(weight, op.other.amax, op.dtype, is_wide))
+        elif not (op.multiply and self._scaled_conv(node, weight, op, is_wide)):
+            node.replace_input_with(1, self._weight(weight, op, is_wide, node))
 
-    def _activation(self, value: ir.Value, amax: float, wide: bool) -> ir.Value:
+    def quantize_residuals(self, additions: list[ir.Node], op: QuantizedOp) -> None:
+        """Let additions read the quantized form of the tensor that ``op`` reads."""
+        for node in additions:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.name == op.activation:
+                    wide = node.name in self._plan.wide
+                    quantized = self._activation(value, op.activation_amax, op.dtype, wide)
+                    node.replace_input_with(index, quantized)
+
+    def _activation(self, value: ir.Value, amax: float, dtype: QuantizedType, wide: bool) -> ir.Value:
         name = str(value.name)
-        if (name, wide) in self._activations:
-            return self._activations[name, wide]
-        scale = self._constant(f"{name}_scale", np.array(activation_scale(amax, self._type(wide)), np.float32))
-        quantized = self._node("QuantizeLinear", [value, scale, self._zero_point()], f"{name}_int8", value)
-        quantized.outputs[0].type = ir.TensorType(ir.DataType.INT8)
-        inputs = [quantized.outputs[0], scale, self._zero_point()]
+        key = (name, wide, dtype)
+        if key in self._activations:
+            return self._activations[key]
+        number = activation_scale(amax, self._type(wide), dtype)
+        scale = self._constant(f"{name}_scale", np.array(number, np.float32))
+        quantizer = self._quantizer(value, number, scale, dtype)
+        inputs = [quantizer[-1].outputs[0], scale, self._zero_point(dtype)]
         dequantized = self._node("DequantizeLinear", inputs, f"{name}_dequantized", value)
-        insert_behind(self._graph, value, [quantized, dequantized])
-        if self._stays_fp32(value):
-            self.wide.add(str(quantized.name))
+        insert_behind(self._graph, value, [*quantizer, dequantized])
+        if len(quantizer) > 1 or self._stays_fp32(value):
+            self.wide.update(str(node.name) for node in quantizer)
         if wide:
             self.wide.add(str(dequantized.name))
-        self._activations[name, wide] = dequantized.outputs[0]
+        self._activations[key] = dequantized.outputs[0]
         return dequantized.outputs[0]
+
+    def _quantizer(self, value: ir.Value, number: np.float32, scale: ir.Value, dtype: QuantizedType) -> list[ir.Node]:
+        """The nodes that quantize ``value``."""
+        name = str(value.name)
+        if self._plan.fused_quantizers and dtype == "int8" and follows_product(value, self._quantized):
+            per_step = self._constant(f"{name}_per_step", np.array(1 / number, np.float32))
+            nodes = [self._node("Mul", [value, per_step], f"{name}_scaled", value)]
+            for op_type, text, constant in ROUNDING:
+                inputs = [nodes[-1].outputs[0], self._constant(f"{name}_{text}_by", np.array(constant, np.float32))]
+                nodes.append(self._node(op_type, inputs, f"{name}_{text}", value))
+            nodes.append(self._node("Cast", [nodes[-1].outputs[0]], f"{name}_{dtype}", value))
+            nodes[-1].attributes["to"] = ir.AttrInt64("to", int(_TYPES[dtype]))
+        else:
+            inputs = [value, scale, self._zero_point(dtype)]
+            nodes = [self._node("QuantizeLinear", inputs, f"{name}_{dtype}", value)]
+        nodes[-1].outputs[0].type = ir.TensorType(_TYPES[dtype])
+        return nodes
 
     def _type(self, wide: bool) -> NarrowType | None:
         """The type that the scales of a node are stored in; None for FP32."""
@@ -179,16 +238,18 @@ class _QdqWriter:
             return False
         return not any(node.name in self._readers and node.name not in self._plan.wide for node, _ in value.uses())
 
-    def _weight(self, value: ir.Value, axis: int | None, wide: bool, node: ir.Node) -> ir.Value:
-        key = (value, axis, wide)
+    def _weight(self, value: ir.Value, op: QuantizedOp, wide: bool, node: ir.Node) -> ir.Value:
+        axis = None if op.multiply else op.weight_axis
+        key = (value, axis, wide, op.dtype, op.node if op.node in self._plan.rounded else "")
         if key in self._weights:
             return self._weights[key]
         exact = edit.constant_of(value)
         if exact is None:
             raise ValueError(f"the weight {value.name} of {node.name} is not constant")
-        values, scales = quantize_weight(exact, axis, self._type(wide))
+        values, scales = quantize_weight(exact, axis, self._type(wide), op.dtype)
+        values = self._plan.rounded.get(op.node, values)
         output = f"{value.name}_dequantized"
-        inputs = [self._constant(f"{value.name}_int8", values), self._constant(f"{value.name}_scale", scales)]
+        inputs = [self._constant(f"{value.name}_{op.dtype}", values), self._constant(f"{value.name}_scale", scales)]
         dequantize = self._node("DequantizeLinear", inputs, output, value)
         if axis is not None:
             dequantize.attributes["axis"] = ir.AttrInt64("axis", axis)
@@ -213,7 +274,7 @@ class _QdqWriter:
             return False
         base = str(node.outputs[0].name)
         inputs = [
-            self._constant(f"{base}_weight_int8", scaled.values),
+            self._constant(f"{base}_weight_int8", self._plan.rounded.get(op.node, scaled.values)),
             self._constant(f"{base}_weight_scale", scaled.scale),
         ]
         dequantize = self._node("DequantizeLinear", inputs, f"{base}_weight", weight)
@@ -247,11 +308,11 @@ class _QdqWriter:
         self._graph.insert_after(node, chain)
         return chain
 
-    def _zero_point(self) -> ir.Value:
-        """The one INT8 zero point of the graph; without it, the output type would be UINT8."""
-        if self._zero is None:
-            self._zero = self._constant("int8_zero_point", np.array(0, np.int8))
-        return self._zero
+    def _zero_point(self, dtype: QuantizedType) -> ir.Value:
+        """The one zero point of an 8-bit type in the graph; without it, the output type would be UINT8."""
+        if dtype not in self._zeros:
+            self._zeros[dtype] = self._constant(f"{dtype}_zero_point", np.zeros((), _TYPES[dtype].numpy()))
+        return self._zeros[dtype]
 
     def _node(self, op_type: str, inputs: list[ir.Value], output: str, like: ir.Value) -> ir.Node:
         output = self._names.value(output)

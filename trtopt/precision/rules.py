@@ -1,11 +1,12 @@
-"""Where INT8 goes, per backend: one table, with the reason of each entry.
+"""Where 8-bit goes, per backend and type: one table, with the reason of each entry.
 
-Measured for TensorRT for RTX 1.7 by looking at its kernels and the bytes they move (docs/architecture.md); for
-TensorRT from its documented fusions, not run.
+Measured for TensorRT for RTX 1.7 by looking at its kernels and the bytes they move (docs/architecture.md); for TensorRT
+from its documented fusions, and from what Model Optimizer, the quantizer made for it, leaves out; not run.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.precision.heads import is_prediction_head
+from trtopt.precision.plan import QuantizedType
 
 Granularity = Literal["per-tensor", "per-channel"]
 
@@ -28,10 +31,21 @@ SMALLEST_WEIGHT_SQNR_DB = 42.0
 scale and a multiplication, which joins the kernel that quantizes the result. Chosen on FastestDet and SqueezeNet
 (benchmarks/accuracy)."""
 
+LEAST_WEIGHT_SQNR_DB = 30.0
+"""From here to the value above, one scale is used where only it makes the engine faster: the noise of the weight is
+then still that of a quantized activation."""
+
+
+_THIN = 16
+"""Channels, or rows and columns of a weight, below which Model Optimizer leaves a layer out (FP8: up to it)."""
+
+_LARGEST_FP8_WINDOW = 32
+"""Elements of the largest window that Model Optimizer quantizes to FP8."""
+
 
 @dataclass(frozen=True)
 class Placement:
-    """The verdict on one node: ``granularity`` of its weight's scales, or None to keep it out of INT8."""
+    """The verdict on one node: ``granularity`` of its weight's scales, or None to keep it out of 8-bit."""
 
     granularity: Granularity | None
     reason: str
@@ -43,53 +57,216 @@ class Rule:
 
     Attributes:
         ops: The operator types it speaks of.
+        dtypes: The 8-bit types it speaks of.
         applies: A condition's name, one of ``_CONDITIONS``.
         placement: The verdict.
     """
 
     ops: frozenset[str]
+    dtypes: frozenset[str]
     applies: str
     placement: Placement
 
 
-def _rule(ops: str, applies: str, granularity: Granularity | None, reason: str) -> Rule:
-    return Rule(frozenset(ops.split()), applies, Placement(granularity, reason))
+def _rule(dtypes: str, ops: str, applies: str, granularity: Granularity | None, reason: str) -> Rule:
+    return Rule(frozenset(ops.split()), frozenset(dtypes.split()), applies, Placement(granularity, reason))
 
+
+_BOTH = "int8 fp8"
+
+_HEAD = _rule(
+    _BOTH,
+    "Conv ConvTranspose MatMul Gemm",
+    "prediction-head",
+    None,
+    "a detection head: its numbers are boxes and scores, and no layer behind it evens out their errors",
+)
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "tensorrt-rtx": (
-        _rule("ConvTranspose", "always", None, "the compiler dequantizes it and runs FP16"),
-        _rule("Conv", "depthwise", None, "INT8 depthwise pads every channel to four: four times the bytes of FP16"),
-        _rule("Conv", "thin-groups", None, "INT8 groups of a size that is no multiple of four are padded one by one"),
+        _HEAD,
+        _rule(_BOTH, "ConvTranspose", "always", None, "the compiler dequantizes it and runs FP16"),
+        _rule(_BOTH, "Conv", "depthwise", None, "8-bit depthwise pads every channel to four: twice the bytes of FP16"),
         _rule(
+            _BOTH,
+            "Conv",
+            "thin-groups",
+            None,
+            "8-bit groups of a size that is no multiple of four are padded one by one",
+        ),
+        _rule(
+            "fp8",
+            "Conv",
+            "thin-first",
+            None,
+            "a first layer of few channels is bound by memory, and FP8 keeps 4 bits of an 8-bit image",
+        ),
+        _rule(
+            "int8",
             "Conv",
             "always",
             "per-tensor",
             "scales per channel inside the convolution leave FP32 outputs and one more kernel",
         ),
-        _rule("MatMul Gemm", "merged-qkv", "per-tensor", "a merged QKV with scales per channel becomes weight-only"),
-        _rule("MatMul Gemm", "always", "per-channel", "scales per channel fold into the GEMM's epilogue"),
+        _rule(
+            "int8",
+            "MatMul Gemm",
+            "merged-qkv",
+            "per-tensor",
+            "a merged QKV with scales per channel becomes weight-only",
+        ),
+        _rule(
+            "int8",
+            "MatMul Gemm",
+            "always",
+            "per-channel",
+            "scales per channel are a multiplication in the kernel that adds the bias behind the product",
+        ),
+        _rule(
+            "fp8",
+            "Conv MatMul Gemm",
+            "always",
+            "per-tensor",
+            "FP8 is as precise at any size of number, so scales per channel gain little, and cost kernels",
+        ),
     ),
     "tensorrt": (
-        _rule("ConvTranspose", "grouped", None, "no INT8 kernel for grouped transposed convolutions"),
-        _rule("Conv", "depthwise", None, "INT8 depthwise kernels are slower than FP16 on most shapes"),
-        _rule("Conv ConvTranspose", "always", "per-channel", "scales per channel fold into the convolution's epilogue"),
-        _rule("MatMul Gemm", "always", "per-channel", "scales per channel fold into the GEMM's epilogue"),
+        _HEAD,
+        _rule(_BOTH, "ConvTranspose", "grouped", None, "no 8-bit kernel for grouped transposed convolutions"),
+        _rule("fp8", "ConvTranspose", "always", None, "no FP8 kernel for transposed convolutions"),
+        _rule(
+            "fp8", "Conv", "few-channels-fp8", None, "FP8 convolutions need more than 16 channels per group, in and out"
+        ),
+        _rule("fp8", "Conv", "large-window", None, "FP8 convolutions have windows of at most 32 elements"),
+        _rule(
+            "int8", "Conv", "thin-groups-trt", None, "no INT8 kernel for groups this thin, or windows below 3x3 on them"
+        ),
+        _rule(
+            "int8",
+            "Conv",
+            "thin",
+            None,
+            "fewer than 16 channels: padding to a block of them costs more than INT8 gains",
+        ),
+        _rule(
+            _BOTH,
+            "MatMul Gemm",
+            "vector",
+            None,
+            "a product with one row or column is no matrix product: it has no 8-bit kernel",
+        ),
+        _rule(_BOTH, "MatMul Gemm", "thin-product", None, "fewer than 16 rows or columns in the weight: no tile fills"),
+        _rule(
+            "int8",
+            "Conv ConvTranspose",
+            "always",
+            "per-channel",
+            "scales per channel fold into the convolution's epilogue",
+        ),
+        _rule("int8", "MatMul Gemm", "always", "per-channel", "scales per channel fold into the GEMM's epilogue"),
+        _rule(
+            "fp8",
+            "Conv MatMul Gemm",
+            "always",
+            "per-tensor",
+            "FP8 is as precise at any size of number, so scales per channel gain little",
+        ),
     ),
 }
+"""By backend, in order: the first row that speaks of a node and a type decides.
+
+No row speaks of softmax, sigmoid, normalisations, pooling, additions, Concat or box decodes: they keep 16 bits (softmax
+and sigmoid press together what 8 bits could then tell apart no more), and the quantizer sits behind them, at the input
+of the product that reads them.
+"""
 
 
-def placement(node: ir.Node, backend: str) -> Placement:
-    """The first row of ``backend``'s table that speaks of ``node``.
+def placement(node: ir.Node, backend: str, dtype: QuantizedType = "int8") -> Placement:
+    """The first row of ``backend``'s table that speaks of ``node`` in ``dtype``.
 
     Args:
         node: A Conv, ConvTranspose, Gemm or MatMul with a constant weight.
         backend: ``tensorrt-rtx`` or ``tensorrt``.
+        dtype: The 8-bit type asked about.
     """
     for rule in RULES[backend]:
-        if node.op_type in rule.ops and _CONDITIONS[rule.applies](node):
+        if node.op_type in rule.ops and dtype in rule.dtypes and _CONDITIONS[rule.applies](node):
             return rule.placement
-    return Placement(None, f"no INT8 rule for {node.op_type}")
+    return Placement(None, f"no {dtype.upper()} rule for {node.op_type}")
+
+
+RESIDUALS: dict[str, Placement] = {
+    "tensorrt-rtx": Placement(
+        None, "the convolution adds a residual in 16 bits: a quantized one is dequantized and written for it once more"
+    ),
+    "tensorrt": Placement(
+        "per-tensor", "with a 16-bit residual a convolution writes 16 bits, and its quantizer is a kernel of its own"
+    ),
+}
+"""Whether a residual that is quantized for another reader is added in that form."""
+
+LARGEST_SHARED_RATIO: dict[str, float] = {"tensorrt-rtx": 1.25, "tensorrt": math.inf}
+"""Up to which ratio of their ranges a quantized Concat and its quantized inputs share a scale.
+
+TensorRT moves the quantizer before the Concat, where another scale of an input is one more kernel. TensorRT for RTX
+copies an input that is already quantized with the scale of the result, and else quantizes it again from 16 bits: the
+same kernels, a few bytes more, which are not worth more than a third of a bit.
+"""
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """Which attentions keep one fused kernel with all four operands in an 8-bit type.
+
+    Attributes:
+        heads: Sizes of a head.
+        queries: Number of queries.
+        keys: Number of keys.
+    """
+
+    heads: range | frozenset[int]
+    queries: range
+    keys: range
+
+
+_ANY = range(1, 1 << 31)
+
+ATTENTION_RULES: dict[tuple[str, QuantizedType], AttentionRule] = {
+    ("tensorrt-rtx", "int8"): AttentionRule(frozenset({16, 32, 64}), range(2, _ANY.stop), range(2, 513)),
+    ("tensorrt-rtx", "fp8"): AttentionRule(range(8, 257, 8), range(32, _ANY.stop), range(32, _ANY.stop)),
+    ("tensorrt", "int8"): AttentionRule(range(8, 257, 8), range(2, _ANY.stop), range(2, 513)),
+    ("tensorrt", "fp8"): AttentionRule(range(16, 257, 8), range(2, _ANY.stop), range(2, _ANY.stop)),
+}
+"""For TensorRT for RTX as its compiler does it (compute capability 8.9); for TensorRT as Model Optimizer places it.
+
+Predicted time of attention with its four projections (12 heads of 64, batch 8, RTX 4090): 128 tokens 48.5 us with the
+projections in INT8, 45.5 with attention too; 197 tokens 81.9 and 67.5; 512 tokens 257 and 178. In FP8 it pays from 512
+tokens on (301 and 284; 2048 tokens 2874 and 2554). Beyond 512 keys INT8 has no fused kernel: 2741 and 3646 at 2048.
+"""
+
+
+def attention_placement(
+    head: int | None, queries: int | None, keys: int | None, backend: str, dtype: QuantizedType
+) -> Placement:
+    """Whether the products of activations in an attention of these sizes may be 8-bit; None is a size that fits.
+
+    Args:
+        head: Size of a head.
+        queries: Number of queries.
+        keys: Number of keys.
+        backend: ``tensorrt-rtx`` or ``tensorrt``.
+        dtype: The 8-bit type.
+    """
+    rule = ATTENTION_RULES[backend, dtype]
+    for name, size, fitting in (
+        ("head", head, rule.heads),
+        ("queries", queries, rule.queries),
+        ("keys", keys, rule.keys),
+    ):
+        if size is not None and size not in fitting:
+            what = f"heads of {size}" if name == "head" else f"{size} {name}"
+            return Placement(None, f"no fused {dtype.upper()} attention for {what}: its scores would be written out")
+    return Placement("per-tensor", "queries, keys, probabilities and values in 8 bits keep the fused kernel")
 
 
 def _groups(node: ir.Node) -> int:
@@ -109,6 +286,65 @@ def _has_thin_groups(node: ir.Node) -> bool:
     return _groups(node) > 1 and _weight_shape(node)[1] % 4 != 0
 
 
+def _is_thin_grouped_for_tensorrt(node: ir.Node) -> bool:
+    """Grouped with fewer than 16 channels in or out of a group's filters, and not of the one form that has kernels."""
+    outputs, inputs, *window = _weight_shape(node)
+    return _groups(node) > 1 and min(outputs, inputs) < _THIN and not (outputs % 8 == 0 and min(window) >= 3)
+
+
+def _is_thin(node: ir.Node) -> bool:
+    """Fewer than 16 channels in or out, unless they fill blocks of 8 on a side and one side has 16, or it is the first
+    layer; then the window must be square."""
+    outputs, inputs, *window = _weight_shape(node)
+    if _groups(node) > 1 or min(outputs, inputs) >= _THIN:
+        return False
+    fills = outputs % 8 == 0 or inputs % 8 == 0
+    return not (fills and (max(outputs, inputs) >= _THIN or _is_first(node)) and len(set(window)) == 1)
+
+
+def _is_first(node: ir.Node) -> bool:
+    """Whether it reads an input of the network, maybe through element-wise operators."""
+    value = node.inputs[0]
+    for _ in range(4):
+        if value is None or value.is_graph_input():
+            return value is not None
+        producer = value.producer()
+        if producer is None or producer.op_type not in ("Add", "Cast", "Div", "Mul", "Pad", "Sub", "Transpose"):
+            return False
+        value = producer.inputs[0]
+    return False
+
+
+def _has_few_channels_for_fp8(node: ir.Node) -> bool:
+    return min(_weight_shape(node)[:2]) <= _THIN
+
+
+def _has_large_window(node: ir.Node) -> bool:
+    return math.prod(_weight_shape(node)[2:]) > _LARGEST_FP8_WINDOW
+
+
+def _is_vector_product(node: ir.Node) -> bool:
+    """One column in the weight, or one row in the (static) input."""
+    if _columns(node) == 1:
+        return True
+    value = node.inputs[0]
+    if value is None or value.shape is None or not value.shape.is_static():
+        return False
+    dims = value.shape.numpy()
+    if node.op_type == "Gemm":
+        return dims[1 if edit.int_attribute(node, "transA", 0) else 0] == 1
+    return math.prod(dims[:-1]) == 1
+
+
+def _is_thin_product(node: ir.Node) -> bool:
+    return min(_weight_shape(node)[-2:]) < _THIN
+
+
+def _columns(node: ir.Node) -> int:
+    transposed = node.op_type == "Gemm" and edit.int_attribute(node, "transB", 0)
+    return _weight_shape(node)[-2 if transposed else -1]
+
+
 def _is_merged_qkv(node: ir.Node) -> bool:
     """Whether the product is cut into parts downstream, through operators that only move values or add a bias."""
     through = {"Add", "Reshape", "Transpose", "Squeeze", "Unsqueeze"}
@@ -126,8 +362,16 @@ def _is_merged_qkv(node: ir.Node) -> bool:
 
 _CONDITIONS = {
     "always": lambda node: True,
+    "prediction-head": is_prediction_head,
     "grouped": lambda node: _groups(node) > 1,
     "depthwise": _is_depthwise,
     "thin-groups": _has_thin_groups,
+    "thin-groups-trt": _is_thin_grouped_for_tensorrt,
+    "thin": _is_thin,
+    "thin-first": lambda node: _is_first(node) and _weight_shape(node)[1] < _THIN,
+    "few-channels-fp8": _has_few_channels_for_fp8,
+    "large-window": _has_large_window,
+    "vector": _is_vector_product,
+    "thin-product": _is_thin_product,
     "merged-qkv": _is_merged_qkv,
 }

@@ -30,8 +30,14 @@ _FOLLOWED_INPUT = {"DequantizeLinear": 1, "EyeLike": 0, "RandomNormalLike": 0, "
 _NO_16_BIT_FORM = {
     ("BitCast", "fp16"): "it reinterprets the bits of FP32",
     ("BitCast", "bf16"): "it reinterprets the bits of FP32",
-    ("HardSwish", "bf16"): "TensorRT for RTX refuses HardSwish in bf16",
+} | {
+    (op, "bf16"): f"TensorRT for RTX refuses {op} in bf16"
+    for op in ("ConvTranspose", "GRU", "HardSwish", "LpNormalization", "LpPool", "Mish")
 }
+
+_TYPES_ONLY = (21, 22)
+"""From the first to the second of these opsets operators only gained types: BF16 for Conv, pools, recurrent layers and
+activations. A model of the first is one of the second as it stands (changelog of ONNX, docs/Changelog.md)."""
 
 
 class FloatForm:
@@ -45,7 +51,7 @@ class FloatForm:
     def __init__(self, node: ir.Node, narrow: NarrowType) -> None:
         self._node = node
         self._name = narrow.schema_name
-        self._schema = _schema_of(node)
+        self._schema = _schema_of(node, narrow)
 
     def input(self, index: int) -> tuple[str, bool]:
         """The type variable of an input, and whether it may be narrow."""
@@ -82,7 +88,7 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     if any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in values):
         return "sequences and optional values stay as they are"
     form = FloatForm(node, narrow)
-    floats = (ir.DataType.FLOAT, narrow.dtype)
+    floats = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     inputs = [
         form.input(index) for index, value in enumerate(node.inputs) if value is not None and value.dtype in floats
     ]
@@ -96,9 +102,19 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     return None
 
 
-def _schema_of(node: ir.Node) -> onnx.defs.OpSchema | None:
+def _schema_of(node: ir.Node, narrow: NarrowType) -> onnx.defs.OpSchema | None:
     imported = node.graph.opset_imports.get(node.domain) if node.graph is not None else None
-    return _schema(node.op_type, node.version or imported or onnx.defs.onnx_opset_version(), node.domain)
+    version = node.version or imported or onnx.defs.onnx_opset_version()
+    if narrow.name == "bf16" and node.domain in ("", "ai.onnx") and version == _TYPES_ONLY[0]:
+        version = _TYPES_ONLY[1]
+    return _schema(node.op_type, version, node.domain)
+
+
+def import_bf16_forms(model: ir.Model) -> None:
+    """Raise the opset of ``model``, which is changed, to the one that has the BF16 forms :class:`FloatForm` allows."""
+    for graph in edit.all_graphs(model.graph):
+        if graph.opset_imports.get("") == _TYPES_ONLY[0]:
+            graph.opset_imports[""] = _TYPES_ONLY[1]
 
 
 @lru_cache(maxsize=512)

@@ -104,6 +104,20 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype is ir.DataType.FLOAT
 
 
+def ranking_readers(node: ir.Node) -> list[str]:
+    """Names of the nodes that only compare or rank what ``node`` computes.
+
+    They gain nothing from a narrow operand, and rounding it makes ties: they take the type of whoever computes it.
+    """
+    found = []
+    for value in node.outputs:
+        for user, _ in value.uses():
+            floats = any(is_float(output) for output in user.outputs)
+            if user.graph is node.graph and is_float(value) and (not floats or user.op_type == "TopK"):
+                found.append(str(user.name))
+    return found
+
+
 def finite_range(array: np.ndarray) -> tuple[float, float]:
     """Lowest and highest finite element, (0, 0) without any."""
     if array.size == 0:

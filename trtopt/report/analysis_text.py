@@ -12,6 +12,7 @@ from trtopt.report.text import percent
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
+    from trtopt.report.sensitivity import Sensitivity
 
 LEVELS = {"onnx": "ONNX graph", "engine": "TensorRT for RTX engine"}
 LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
@@ -49,7 +50,7 @@ def shorten(text: str, width: int, *, mark: str = "...", measure: Callable[[str]
     return head + mark + tail
 
 
-def model_name(analysis: Analysis) -> str:
+def model_name(analysis: Analysis | Sensitivity) -> str:
     """The model's file name."""
     path = analysis.model.get("path")
     return visible(PurePath(str(path)).name) if path else "model in memory"

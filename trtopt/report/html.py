@@ -1,21 +1,12 @@
-"""An analysis as one HTML file that loads nothing else.
-
-The plots are plotly's, whose script is written into the page. Measured for this page against the other maintained
-libraries that draw in a browser: plotly 7.1 is imported and has written the plots in 0.1 s and adds 4.8 MB; bokeh 3.9
-adds 1.3 MB but takes 0.5 s to be imported, and bakes light or dark into the file, where plotly's SVG follows the page's
-style sheet; Altair needs an 84 MB package to write its scripts into a page; matplotlib's SVG answers no pointer. A
-Content-Security-Policy in the page forbids the browser every request, so that it cannot come to need the network.
-"""
+"""An analysis as one HTML file that loads nothing else (see :mod:`trtopt.report.html_page`)."""
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trtopt
-from trtopt._lazy import require
 from trtopt.files import atomic_write
 from trtopt.report import html_plots as plots
 from trtopt.report import html_tables as tables
@@ -31,25 +22,17 @@ from trtopt.report.analysis_text import (
     rates,
     slowest,
 )
+from trtopt.report.html_page import check_html, drawing, page
 from trtopt.report.html_tables import text, time
 from trtopt.report.text import bytes_text, count, percent
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
 
+__all__ = ["check_html", "html", "write_html"]
+
 _MOST_ROWS = 500
 """Rows of the tables of layers and of findings: beyond it a browser takes more than a second to lay them out."""
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:;"
-    " form-action 'none'; base-uri 'none'"
-)
-_CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "showSendToCloud": False,
-    "modeBarButtons": [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
-}
-"""The buttons are named because plotly's own choice includes one that uploads the plot."""
 
 
 def write_html(analysis: Analysis, gpu: GpuSpec, path: Path, *, l2_bandwidth_gbs: float | None = None) -> None:
@@ -72,7 +55,7 @@ def html(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
     Raises:
         MissingDependencyError: plotly is not installed.
     """
-    draw = _drawing()
+    draw = drawing()
     sections = (
         _head(analysis, gpu),
         _time(analysis),
@@ -85,57 +68,7 @@ def html(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         _uncosted(analysis),
         _assumptions(analysis, gpu),
     )
-    title = f"{model_name(analysis)} on {gpu.name}, {analysis.precision}"
-    script = _plotly("plotly.offline").get_plotlyjs()
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{text(title)}</title>
-<style>{_asset("analysis.css")}</style>
-<script>{script}</script>
-</head>
-<body>
-<main>
-<noscript><p class="banner">The plots need JavaScript; the tables do not.</p></noscript>
-{"".join(sections)}
-</main>
-<script>{_asset("analysis.js")}</script>
-</body>
-</html>
-"""
-
-
-def check_html() -> None:
-    """Raise early, before the work of an analysis, when its page cannot be written.
-
-    Raises:
-        MissingDependencyError: plotly is not installed.
-    """
-    _plotly("plotly.io")
-
-
-def _plotly(module: str) -> Any:
-    return require(module, "report", "draw the plots of an HTML report")
-
-
-def _drawing() -> Callable[[str, plots.Figure], str]:
-    """What turns a figure into a piece of the page; plotly checks it and escapes what could end the script."""
-    to_html = _plotly("plotly.io").to_html
-
-    def draw(name: str, figure: plots.Figure) -> str:
-        height = f"{figure['layout']['height']}px"
-        options: dict[str, Any] = {"full_html": False, "include_plotlyjs": False, "config": _CONFIG}
-        piece = to_html(figure, div_id=name, default_height=height, **options)
-        return f'<div class="plot">{piece}</div>'
-
-    return draw
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("trtopt.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return page(f"{model_name(analysis)} on {gpu.name}, {analysis.precision}", sections)
 
 
 def _head(analysis: Analysis, gpu: GpuSpec) -> str:

@@ -86,7 +86,7 @@ def roofline(layers: Sequence[LayerRow], gpu: GpuSpec, precision: str, l2_bandwi
         data.append(_line([left, top / slope], [left * slope, top], f"{name}: {rate:,.0f} GB/s", strong=True))
     data += _points(drawn)
     low = min(*achieved, left * bandwidth) / 2
-    layout = _layout(height=560)
+    layout = base_layout(height=560)
     layout["xaxis"].update(_decades("arithmetic intensity, FLOP per byte", left, right))
     layout["yaxis"].update(_decades("achieved TFLOP/s", low, top * 2.5))
     layout["annotations"] = [_roof_label(index, *roof, left, low, top) for index, roof in enumerate(roofs)]
@@ -206,7 +206,7 @@ def in_order(layers: Sequence[LayerRow]) -> Figure:
                 "showlegend": any(values),
             }
         )
-    layout = _layout(height=320)
+    layout = base_layout(height=320)
     layout.update(barmode="stack", bargap=0)
     layout["xaxis"].update(title={"text": "layer, in order"}, range=[0.5, max(len(layers), 1) + 0.5])
     layout["yaxis"].update(title={"text": "µs" if size == 1 else f"µs per {size} layers"}, rangemode="tozero")
@@ -244,7 +244,7 @@ def batch_curve(sweep: BatchSweep) -> Figure:
         {**shared, "name": "latency", "y": [point.predicted_us / 1e3 for point in sweep.points], "yaxis": "y2"}
         | {"line": {"color": "#e0457b"}, "showlegend": False},
     ]
-    layout = _layout(height=460)
+    layout = base_layout(height=460)
     layout["xaxis"].update(
         title={"text": "batch"}, type="log", anchor="y2", tickvals=_ticks(batches), exponentformat="none"
     )
@@ -313,7 +313,12 @@ def _decades(title: str, low: float, high: float) -> dict[str, Any]:
     }
 
 
-def _layout(*, height: int) -> dict[str, Any]:
+def base_layout(*, height: int) -> dict[str, Any]:
+    """What all plots share: axes, colours, legend.
+
+    Args:
+        height: In pixels.
+    """
     axis = {"gridcolor": "rgba(128,128,128,0.22)", "zeroline": False, "automargin": True, "fixedrange": False}
     return {
         "template": "none",

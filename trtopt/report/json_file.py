@@ -9,12 +9,13 @@ from typing import Any
 from trtopt.files import atomic_write
 from trtopt.report.analysis import Analysis
 from trtopt.report.records import BuildReport, EngineRecord, layer_dicts
+from trtopt.report.sensitivity import Sensitivity
 
 LAYERS_SCHEMA = "trtopt.layers/1"
 
 
-def write_report(report: BuildReport | Analysis, path: Path) -> None:
-    """Write ``trtopt.build/1`` or ``trtopt.analysis/1``, whole or not at all.
+def write_report(report: BuildReport | Analysis | Sensitivity, path: Path) -> None:
+    """Write ``trtopt.build/1``, ``trtopt.analysis/1`` or ``trtopt.sensitivity/1``, whole or not at all.
 
     Raises:
         UsageError: The file cannot be written.

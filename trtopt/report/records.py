@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from trtopt.report.analysis import EngineAnalysis
+    from trtopt.report.guard_records import GuardRecord
+    from trtopt.report.search_records import SearchRecord
 
 SCHEMA = "trtopt.build/1"
 
@@ -315,7 +317,13 @@ class NetworkIo:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON."""
+    """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON.
+
+    Attributes:
+        guard: The regions that could be 8-bit.
+        sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
+        search: How the regions that pay were chosen within an accuracy budget, where there is one.
+    """
 
     model: dict[str, Any]
     gpu: dict[str, Any] | None
@@ -334,18 +342,26 @@ class BuildReport:
     host: HostRecord | None = None
     network_io: tuple[NetworkIo, ...] = ()
     rewriting: RewritingRecord = RewritingRecord()
+    guard: tuple[GuardRecord, ...] = ()
+    sixteen_bit: Cost | None = None
+    search: SearchRecord | None = None
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
         result: dict[str, Any] = {"schema": self.schema, **plain(dataclasses.asdict(self))}
-        found, plain_fp16 = self.analysis, self.rewriting.before if self.precision.requested == "fp16" else None
+        found, plain_fp16 = self.analysis, self._fp16()
         baseline = None if plain_fp16 is None else plain_fp16.predicted_us
         prediction = (
             None if found is None else {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": baseline}
         )
-        result.update(guard=[], sparsity=None, pareto=None, prediction=prediction)
+        pareto = None if self.search is None else result["search"]["pareto"]
+        result.update(sparsity=None, pareto=pareto, prediction=prediction)
         return result
+
+    def _fp16(self) -> Cost | None:
+        """What the model costs in FP16: without recipes where FP16 was asked for, else the best FP16 engine."""
+        return self.rewriting.before if self.precision.requested == "fp16" else self.sixteen_bit
 
 
 def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.report import recipes_text
+from trtopt.report import guard_text, recipes_text, search_text
 from trtopt.report.analysis_text import shorten, time_text, visible
 from trtopt.report.records import Achieved, BuildReport, EngineRecord, OutputAccuracy
 from trtopt.report.text import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _NAME_WIDTH = 40
 _MOST_ROWS = 12
 _WORST_TENSORS = 5
+_AUTO = "auto"
 AS_IS = "as-is"
 """The precision of ``optimize`` when none is asked for."""
 _MOSTLY = 0.8
@@ -135,7 +136,9 @@ def _precision(report: BuildReport) -> list[RenderableType]:
         ]
         headers = ("type of the engine's kernels", "kernels", "of the flop", "of the predicted time")
         body.append(table(headers, rows, right=(1, 2, 3)))
-    if record.achieved:
+    if record.achieved and record.requested == _AUTO:
+        body.append(_plain("asked for auto: the types are those that the search chose"))
+    elif record.achieved:
         wanted = "fp32" if record.requested == "tf32" else record.requested
         share = record.achieved[wanted].flop_share if wanted in record.achieved else 0.0
         style = "" if share >= _MOSTLY else "yellow"
@@ -150,7 +153,7 @@ def _precision(report: BuildReport) -> list[RenderableType]:
     if record.int8_flop_share is not None:
         body.append(
             _plain(
-                f"INT8 in the graph: {percent(record.int8_flop_share)} of the flop of Conv, Gemm and MatMul with"
+                f"8-bit in the graph: {percent(record.int8_flop_share)} of the flop of Conv, Gemm and MatMul with"
                 " constant weights, depthwise left out"
             )
         )
@@ -314,6 +317,9 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Failed gates", _gates),
     ("Done", _steps),
     ("Recipes", recipes_text.section),
+    ("Guard", guard_text.section),
+    ("Accuracy budget", lambda report: search_text.section(report.search)),
+    ("Pareto front", lambda report: search_text.pareto_section(report.search)),
     ("Refused", _refused),
     ("Precision achieved", _precision),
     ("Kept in a wider type", _kept),

@@ -33,10 +33,13 @@ class Cutter:
 
     Args:
         model: The model; not changed, and not to be changed while the cutter is in use.
+        across_stored: Whether a piece goes on beyond a tensor that a heavy operator reads. Such a tensor is stored, so
+            that nothing beyond it fuses with what is before it; but along residuals it shows more of the network.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, across_stored: bool = True) -> None:
         self._model = model
+        self._across_stored = across_stored
         self._order = {node: index for index, node in enumerate(model.graph)}
         self._owners: dict[str, ir.Node] = {}
         for node in model.graph:
@@ -58,7 +61,7 @@ class Cutter:
             if name not in self._owners:
                 raise CutError(f"{name} is no node of the model with static shapes")
             chosen.add(self._owners[name])
-        chosen |= _reach(chosen, _producers) | _reach(chosen, self._consumers)
+        chosen |= _reach(chosen, self._producers) | _reach(chosen, self._consumers)
         _add_shape_arithmetic(chosen)
         return self._cut(chosen)
 
@@ -87,8 +90,19 @@ class Cutter:
         ).clone()
         return ir.Model(graph, ir_version=model.ir_version)
 
-    def _consumers(self, node: ir.Node) -> list[ir.Node]:
-        return [self._owners[str(user.name)] for value in node.outputs for user, _ in value.uses()]
+    def _producers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
+        values = _used_from_outside(node)
+        if not (is_start or self._across_stored):
+            values = [value for value in values if not _heavy_readers(value)]
+        found = (value.producer() for value in values)
+        return [producer for producer in found if producer is not None and producer.graph is node.graph]
+
+    def _consumers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
+        found: list[ir.Node] = []
+        for value in node.outputs:
+            heavy = [] if is_start or self._across_stored else _heavy_readers(value)
+            found += heavy or [user for user, _ in value.uses()]
+        return [self._owners[str(user.name)] for user in found]
 
     def _is_used_outside(self, value: ir.Value, chosen: set[ir.Node]) -> bool:
         return any(self._owners[str(user.name)] not in chosen for user, _ in value.uses())
@@ -135,19 +149,18 @@ def _attribute_text(attribute: ir.Attr) -> str:
     return f"{attribute.name}={attribute.value}"
 
 
-def _producers(node: ir.Node) -> list[ir.Node]:
-    found = (value.producer() for value in _used_from_outside(node))
-    return [producer for producer in found if producer is not None and producer.graph is node.graph]
+def _heavy_readers(value: ir.Value) -> list[ir.Node]:
+    return [user for user, _ in value.uses() if user.op_type in _HEAVY]
 
 
-def _reach(start: set[ir.Node], step: Callable[[ir.Node], list[ir.Node]]) -> set[ir.Node]:
+def _reach(start: set[ir.Node], step: Callable[[ir.Node, bool], list[ir.Node]]) -> set[ir.Node]:
     """Nodes reached from ``start`` in one direction, up to and with the next heavy operator."""
     found: set[ir.Node] = set()
     front = list(start)
     for _ in range(_LIGHT_STEPS):
         following: list[ir.Node] = []
         for node in front:
-            for other in step(node):
+            for other in step(node, node in start):
                 if other in start or other in found:
                     continue
                 found.add(other)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from trtopt.errors import TrtoptError
-from trtopt.graph import edit, invariants
+from trtopt.graph import invariants
 from trtopt.graph.shapes import infer_in_place
 from trtopt.report.records import Cost
 from trtopt.rewrite.equal import difference
+from trtopt.rewrite.prices import Prices
 from trtopt.rewrite.protocol import Judge, Match, Priced, Recipe, Target
 from trtopt.rewrite.region import CutError, Cutter, structure_key
 
@@ -63,7 +64,10 @@ class Trial:
     judge: Judge
     target: Target
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
-    _prices: dict[str, Priced | TrtoptError] = field(default_factory=dict)
+    _prices: Prices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prices = Prices(self.judge)
 
     def verdict(self, recipe: Recipe, matches: Sequence[Match], model: ir.Model, cutter: Cutter) -> Verdict:
         """The best way to rewrite one place, if any pays.
@@ -92,20 +96,7 @@ class Trial:
 
     def price(self, model: ir.Model, *, inner: bool = False) -> Priced:
         """As :meth:`Judge.price`, asked once for models of equal structure."""
-        key = f"{structure_key(model)} {inner}"
-        names = [str(node.name) for node in edit.all_nodes(model.graph)]
-        if key not in self._prices:
-            try:
-                priced = self.judge.price(model, inner=inner)
-            except TrtoptError as error:
-                self._prices[key] = error
-            else:
-                places = {name: str(index) for index, name in enumerate(names)}
-                self._prices[key] = _renamed(priced, places)
-        found = self._prices[key]
-        if isinstance(found, TrtoptError):
-            raise found
-        return _renamed(found, {str(index): name for index, name in enumerate(names)})
+        return self._prices.of(model, inner=inner)
 
     def _key(self, recipe: Recipe, matches: Sequence[Match], piece: ir.Model) -> str:
         places = {str(node.name): index for index, node in enumerate(piece.graph.all_nodes())}
@@ -143,22 +134,16 @@ class Trial:
         if off:
             return Verdict(match.choice, False, f"the results differ: {off}", before)
         try:
-            after = _changed(before, whole.total, self.price(clone, inner=inner).total)
+            after = changed_cost(before, whole.total, self.price(clone, inner=inner).total)
         except TrtoptError as error:
             return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
         verdict = Verdict(match.choice, True, "", before, after)
         if verdict.gain >= LEAST_GAIN:
             return verdict
-        return Verdict(match.choice, False, _no_gain(before, after), before, after)
+        return Verdict(match.choice, False, no_gain(before, after), before, after)
 
 
-def _renamed(priced: Priced, names: Mapping[str, str]) -> Priced:
-    """With other node names; nodes that have none are left out."""
-    kernels = ((frozenset(names[n] for n in nodes if n in names), moved, time) for nodes, moved, time in priced.kernels)
-    return Priced(priced.total, tuple(kernels))
-
-
-def _changed(place: Cost, before: Cost, after: Cost) -> Cost:
+def changed_cost(place: Cost, before: Cost, after: Cost) -> Cost:
     """The cost of a place after a rewrite that changed the cost of the piece around it."""
     return Cost(
         place.kernels + after.kernels - before.kernels,
@@ -168,7 +153,7 @@ def _changed(place: Cost, before: Cost, after: Cost) -> Cost:
     )
 
 
-def _no_gain(before: Cost, after: Cost) -> str:
+def no_gain(before: Cost, after: Cost) -> str:
     return (
         f"it does not pay: {before.kernels} -> {after.kernels} kernels, {before.bytes / 1e6:.2f} -> "
         f"{after.bytes / 1e6:.2f} MB, {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"

@@ -32,7 +32,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import input_of, is_op
 from trtopt.roofline.clusters import ROWWISE, Kernel, joined_kernels
 from trtopt.roofline.flow import Flow, is_pointwise
-from trtopt.roofline.node_work import product_type
+from trtopt.roofline.node_work import dequantized, product_type
 
 _FUSING_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 
@@ -90,7 +90,8 @@ def _attention(flow: Flow, first: ir.Node, owned: dict[ir.Node, Kernel]) -> Kern
     left, right = (None if value is None else flow.behind(value) for value in second.inputs[:2])
     if left is not end or right is end:
         return None
-    return Kernel(first, [first, *sorted(nodes, key=flow.position.__getitem__), second], is_attention=True)
+    inner = sorted(nodes, key=flow.position.__getitem__)
+    return Kernel(first, [first, *inner, second, *_quantizers(flow, second.outputs[0], owned)], is_attention=True)
 
 
 def _has_fused_attention(flow: Flow, product: ir.Node) -> bool:
@@ -107,13 +108,40 @@ def _with_epilogue(flow: Flow, product: ir.Node, owned: dict[ir.Node, Kernel]) -
     size = flow.elements(product.outputs[0])
 
     def may_join(node: ir.Node) -> bool:
+        if is_op(node, "QuantizeLinear"):
+            return False
         return is_pointwise(node) and flow.elements(node.outputs[0]) == size
 
     if size is None:
         return Kernel(product, [product])
     nodes, end = _grown(flow, product.outputs[0], may_join, owned)
-    nodes += [user for user in flow.users.get(end, ()) if _is_quantizer(flow, user) and user not in owned]
+    if not is_op(product, "Conv", "ConvTranspose") or _writes_quantized(flow, product, nodes):
+        nodes += _quantizers(flow, end, owned)
     return Kernel(product, [product, *sorted(set(nodes), key=flow.position.__getitem__)])
+
+
+def _quantizers(flow: Flow, value: ir.Value, owned: dict[ir.Node, Kernel]) -> list[ir.Node]:
+    """The quantizers that a kernel takes in: its result leaves it in one type, so nobody else may read it."""
+    users = flow.users.get(value, [])
+    if value in flow.kept or not all(_is_quantizer(flow, user) and user not in owned for user in users):
+        return []
+    return list(users)
+
+
+def _writes_quantized(flow: Flow, conv: ir.Node, nodes: list[ir.Node]) -> bool:
+    """Whether a convolution with the epilogue ``nodes`` has a kernel that writes 8 bits.
+
+    It has to read 8 bits, and so must the residual it adds: with a floating one its result is floating, and the
+    quantizer behind it a kernel of its own (TensorRT's documentation on skip connections).
+    """
+    inside = {value for node in (conv, *nodes) for value in node.outputs}
+    residuals = [
+        value
+        for node in nodes
+        for value in node.inputs
+        if value is not None and value not in inside and not flow.is_constant(value)
+    ]
+    return flow.quantized(conv) is not None and all(dequantized(value) is not None for value in residuals)
 
 
 def _is_quantizer(flow: Flow, node: ir.Node) -> bool:

@@ -116,7 +116,7 @@ def _work(flow: Flow, kernel: Kernel, borders: Borders) -> Work | None:
     work = shaped(kernel.main, flow.shapes, flow.precision, flop, moved)
     if not kernel.is_attention or work.gemm is None:
         return work
-    second = products_of(kernel.nodes[-1], flow.shapes)
+    second = next((found for node in reversed(kernel.nodes) if (found := products_of(node, flow.shapes))), ())
     rows = (work.gemm.k, second[0].n if second else 0)
     return replace(work, kind="attention", alignment_bytes=alignment_of(*rows, dtype=work.dtype))
 

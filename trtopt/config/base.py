@@ -1,4 +1,4 @@
-"""Every option once: its help, unit, choices, aliases and kind of value."""
+"""What an option is, and how the value of one is checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from trtopt.errors import UsageError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
+"""What a graph can be written in."""
+AUTO = "auto"
+"""The precision of a build that searches over all of them."""
+
 CALIB_METHODS = ("auto", "max", "percentile", "entropy", "mse")
 BACKENDS = ("auto", "tensorrt", "tensorrt-rtx")
 
@@ -61,10 +65,10 @@ BUILDER = "builder"
 FILES = "files"
 GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, FILES)
 
-_REPORT_HELP = "write the report as JSON"
+REPORT_HELP = "write the report as JSON"
 
 
-def _option(default: Any, help: str, group: str, **kwargs: Any) -> Any:
+def option_field(default: Any, help: str, group: str, **kwargs: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, group, **kwargs)})
 
 
@@ -77,7 +81,7 @@ class Config:
             configuration file (:func:`trtopt.hardware.user.gpu_table`).
     """
 
-    gpu: str | None = _option(
+    gpu: str | None = option_field(
         None,
         "target GPU (default: the one present, else L4); builds also take 'portable', for Ampere and later",
         TARGET,
@@ -107,202 +111,6 @@ class Config:
                 remedy = did_you_mean(name, known) or "see docs/build.md and docs/analyze.md"
                 raise UsageError(f"There is no option {name!r}", where=name, remedy=remedy)
         return dataclasses.replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class BuildConfig(Config):
-    """The options of ``trtopt build`` and ``trtopt optimize``.
-
-    ``precision=None`` means the command's default: FP16 for ``build``, the types the model has for ``optimize``. Paths
-    may be given as ``pathlib.Path`` and are kept as strings; one profile's shapes may be given as a mapping without a
-    tuple around it.
-
-    Raises:
-        UsageError: A value has the wrong type, is out of range, or is not among the choices.
-    """
-
-    output: str | None = _option(
-        None,
-        "file to write: the engine (default: MODEL.rtx.engine or MODEL.engine), or the ONNX file of optimize",
-        FILES,
-        aliases=("--saveEngine",),
-        metavar="FILE",
-        path="output",
-    )
-    precision: str | None = _option(
-        None, "precision written into the graph (default of build: fp16)", PRECISION, choices=PRECISIONS
-    )
-    calib: str | None = _option(
-        None,
-        "calibration samples: .npz, .npy, a folder of either, script.py:function, or 'synthetic'",
-        SAMPLES,
-        metavar="SRC",
-        path="source",
-        words=("synthetic",),
-    )
-    calib_method: str = _option(
-        "auto", "how a tensor's INT8 range is chosen from its statistics", SAMPLES, choices=CALIB_METHODS
-    )
-    calib_cache: str | None = _option(
-        None,
-        "file that keeps the calibration statistics",
-        SAMPLES,
-        metavar="FILE",
-        path="output",
-    )
-    eval: str | None = _option(
-        None,
-        "samples to verify on (default: the calibration samples)",
-        SAMPLES,
-        metavar="SRC",
-        path="source",
-        words=("synthetic",),
-    )
-    metric: str | None = _option(
-        None,
-        "FILE.py:FUNCTION called with run(feeds) -> outputs, or top1, agreement, sqnr; higher is better",
-        SAMPLES,
-        metavar="METRIC",
-        path="source",
-        words=("top1", "agreement", "sqnr"),
-    )
-    max_accuracy_drop: float | None = _option(
-        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
-    )
-    min_sqnr_db: float | None = _option(
-        None, "fail (exit code 7) when an output's SQNR is below X dB", SAMPLES, metavar="X"
-    )
-    allow_accuracy_loss: bool = _option(False, "report failed gates as warnings, exit code 0", SAMPLES)
-    compare_tensors: bool = _option(
-        False,
-        "compare intermediate tensors too, to name the layer where the error enters",
-        SAMPLES,
-    )
-    keep_all_int8: bool = _option(
-        False, "keep every INT8 region, also where it does not pay (none is taken back yet)", PRECISION
-    )
-    recipes: str = _option(
-        "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
-    )
-    strict_recipes: bool = _option(False, "fail (exit code 5) when a recipe fails instead of rolling it back", REWRITES)
-    backend: str = _option("auto", "compiler", TARGET, choices=BACKENDS)
-    min_shapes: tuple[ShapeMap, ...] = _option(
-        (),
-        "smallest shapes, name:1x3x224x224,other:1x77; repeat for several profiles",
-        TARGET,
-        aliases=("--minShapes",),
-        metavar="S",
-        repeatable=True,
-    )
-    opt_shapes: tuple[ShapeMap, ...] = _option(
-        (),
-        "shapes to optimize for; alone, they make the profile static",
-        TARGET,
-        aliases=("--optShapes",),
-        metavar="S",
-        repeatable=True,
-    )
-    max_shapes: tuple[ShapeMap, ...] = _option(
-        (), "largest shapes", TARGET, aliases=("--maxShapes",), metavar="S", repeatable=True
-    )
-    io: tuple[str, ...] = _option(
-        (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
-    )
-    builder: tuple[str, ...] = _option(
-        (), "builder option (the keys are in docs/build.md)", BUILDER, metavar="KEY=VALUE", repeatable=True
-    )
-    plugins: tuple[str, ...] = _option(
-        (),
-        "shared library with TensorRT plugins",
-        BUILDER,
-        aliases=("--staticPlugins", "--dynamicPlugins"),
-        metavar="LIB",
-        repeatable=True,
-        path="file",
-    )
-    timing_cache: str | None = _option(
-        None,
-        "timing cache file of the builder",
-        BUILDER,
-        aliases=("--timingCacheFile",),
-        metavar="FILE",
-        path="output",
-    )
-    cache_dir: str | None = _option(
-        None,
-        "folder for cached calibration statistics (default: ~/.cache/trtopt)",
-        SAMPLES,
-        metavar="DIR",
-        path="folder",
-    )
-    save_onnx: str | None = _option(None, "write the optimized ONNX model", FILES, metavar="FILE", path="output")
-    report: str | None = _option(None, _REPORT_HELP, FILES, metavar="FILE", path="output")
-    export_layer_info: str | None = _option(
-        None,
-        "write the engine's fused layers as JSON",
-        FILES,
-        aliases=("--exportLayerInfo",),
-        metavar="FILE",
-        path="output",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_accuracy_drop is not None and self.max_accuracy_drop < 0:
-            raise UsageError(
-                "The largest accuracy drop is negative",
-                where=flag("max_accuracy_drop"),
-                remedy="give a number from 0 on; the drop is baseline - optimized",
-            )
-
-
-@dataclass(frozen=True)
-class AnalyzeConfig(Config):
-    """The options of ``trtopt analyze``.
-
-    ``precision=None`` means FP16, or the types the model has where it already carries 16-bit types or Q/DQ. Batch sizes
-    may be given as text, as on the command line, or as integers.
-
-    Raises:
-        UsageError: As of :class:`BuildConfig`.
-    """
-
-    precision: str | None = _option(
-        None, "precision to predict (default: fp16, or the model's own 16-bit and INT8)", PRECISION, choices=PRECISIONS
-    )
-    shapes: tuple[ShapeMap, ...] = _option(
-        (),
-        "input shapes, name:1x3x224x224,other:1x77 (default: 8 on a dynamic first axis)",
-        TARGET,
-        aliases=("--opt-shapes", "--optShapes"),
-        metavar="S",
-        repeatable=True,
-    )
-    compile: bool = _option(False, "compile with TensorRT for RTX and predict the layers of the engine too", TARGET)
-    batch_sweep: tuple[int, ...] = _option(
-        (),
-        "batch sizes to predict: 1,2,4 or 1..256 (a range: its ends, and four sizes per doubling)",
-        TARGET,
-        metavar="LIST",
-    )
-    latency_budget_ms: float | None = _option(
-        None,
-        "name the batch of the sweep with the highest throughput within MS milliseconds",
-        TARGET,
-        aliases=("--latency-budget",),
-        metavar="MS",
-    )
-    report: str | None = _option(None, _REPORT_HELP, FILES, metavar="FILE", path="output")
-    html: str | None = _option(None, "write the report as one HTML file", FILES, metavar="FILE", path="output")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where = flag("latency_budget_ms")
-        if self.latency_budget_ms is not None and self.latency_budget_ms <= 0:
-            raise UsageError("The latency budget is not positive", where=where, remedy="give milliseconds above 0")
-        if self.latency_budget_ms is not None and not self.batch_sweep:
-            what = "A latency budget needs batch sizes to choose from"
-            raise UsageError(what, where=where, remedy="add --batch-sweep 1..256")
 
 
 FieldKind = Literal["flag", "number", "text", "texts", "shapes", "batches"]

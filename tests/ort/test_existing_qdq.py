@@ -1,0 +1,136 @@
+"""Models quantized by ONNX Runtime's own quantizer keep their accuracy when their Q/DQ is mended."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+from quantized_models import VARIANTS, X, quantized
+
+from trtopt.graph import edit
+from trtopt.precision.existing_qdq import mend
+from trtopt.precision.qdq_mending import quantizer_of
+from trtopt.runtime import OrtSession
+from trtopt.source.onnx_file import load
+
+RNG = np.random.default_rng(0)
+
+
+def run(model: ir.Model, **feeds: np.ndarray) -> np.ndarray:
+    with OrtSession(model, keep_qdq=True) as session:
+        return session.run(feeds or {"x": X})[0]
+
+
+def sqnr_db(exact: np.ndarray, found: np.ndarray) -> float:
+    noise = float(np.square(exact.astype(np.float64) - found).sum())
+    return math.inf if noise == 0 else 10 * math.log10(float(np.square(exact.astype(np.float64)).sum()) / noise)
+
+
+@pytest.mark.parametrize("backend", ["tensorrt-rtx", "tensorrt"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_quantized_network_keeps_its_accuracy(tmp_path: Path, variant: str, backend: str) -> None:
+    source, result = quantized(tmp_path, variant)
+    exact, model = run(load(source).model), load(result).model
+    found = mend(model, backend)
+    assert found is not None
+    before, after = sqnr_db(exact, run(model)), sqnr_db(exact, run(found.model))
+    assert before > 15, "the quantizer itself broke the network"
+    # A zero point that goes costs up to one bit (6 dB) of a tensor; Q/DQ that goes gives some of it back.
+    assert after > before - 6
+    for node in found.model.graph:
+        if edit.is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            how = quantizer_of(node)
+            assert how is not None and how.is_symmetric and how.dtype is ir.DataType.INT8
+            assert node.op_type == "DequantizeLinear" or edit.constant_of(node.inputs[0]) is None
+        assert node.domain == ""
+    if variant != "16 bits":
+        quantizers = [node for node in found.model.graph if edit.is_op(node, "QuantizeLinear")]
+        assert len(quantizers) >= 3, "what was INT8 stays INT8"
+
+
+def test_a_clip_that_the_quantizer_stood_for_comes_back(tmp_path: Path) -> None:
+    source, result = quantized(tmp_path, "default")
+    assert {"Relu", "Clip"} & {node.op_type for node in onnx.load(source).graph.node} == {"Relu", "Clip"}
+    assert {"Relu", "Clip"} & {node.op_type for node in onnx.load(result).graph.node} == set()
+    found = mend(load(result).model, "tensorrt-rtx")
+    assert found is not None
+    wild = {"x": X * 20}  # beyond what the quantizer saw: the depthwise convolution's input must still end at 1.5
+    depthwise = next(node for node in found.model.graph if node.name == "depthwise")
+    bounds = [edit.constant_of(value) for node, _ in depthwise.outputs[0].uses() for value in node.inputs[1:]]
+    assert [float(bound) for bound in bounds if bound is not None] == pytest.approx([0, 1.5], rel=0.01)
+    assert sqnr_db(run(load(result).model, **wild), run(found.model, **wild)) > 15
+
+
+def test_quantized_operators_give_the_same_numbers(tmp_path: Path) -> None:
+    """QLinearConv as Conv between Q/DQ: at most a step apart, where a sum lies between two."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+        helper.make_node("QLinearConv", ["q", "s", "z", "w", "k", "zk", "t", "z", "b"], ["c"], name="c"),
+        helper.make_node("DequantizeLinear", ["c", "t", "z"], ["y"], name="y"),
+    ]
+    arrays = {
+        "s": np.float32(0.02),
+        "t": np.float32(0.03),
+        "z": np.int8(0),
+        "w": RNG.integers(-127, 128, (16, 8, 1, 1)).astype(np.int8),
+        "k": RNG.uniform(0.5, 1, 16).astype(np.float32) * np.float32(0.01),
+        "zk": np.zeros(16, np.int8),
+        "b": RNG.integers(-2000, 2000, 16).astype(np.int32),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, X.shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 16, 12, 12])],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    model = load(path).model
+    found = mend(model, "tensorrt")
+    assert found is not None and "Conv" in {node.op_type for node in found.model.graph}
+    kept = mend(model, "tensorrt")
+    assert kept is not None
+    # The Q/DQ at the output of the network is taken out: written back, it must give the numbers of the operator.
+    steps = np.clip(np.rint(run(kept.model) / arrays["t"]), -128, 127)
+    expected = run(model) / arrays["t"]
+    assert np.abs(steps - expected).max() <= 1.001
+    assert (np.abs(steps - expected) > 0.5).mean() < 0.001
+
+
+def fp8_behind_relu() -> ir.Model:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[4, 64] x) => (float[4, 64] y) <float s = {0.01}>
+    { r = Relu (x) q = QuantizeLinear (r, s, z) d = DequantizeLinear (q, s, z) y = MatMul (d, w) }"""
+    found = ir.from_onnx_text(text)
+    for name, tensor in {
+        "z": ir.tensor(np.zeros((), ir.DataType.FLOAT8E4M3FN.numpy()), name="z"),
+        "w": ir.tensor(np.eye(64, dtype=np.float32), name="w"),
+    }.items():
+        value = edit.add_initializer(found.graph, name, tensor)
+        for node in found.graph:
+            for index, old in enumerate(node.inputs):
+                if old is not None and old.name == name and old is not value:
+                    node.replace_input_with(index, value)
+    return found
+
+
+def test_a_relu_in_front_of_an_fp8_quantizer_is_computed() -> None:
+    """ONNX Runtime's rewrites take the FP8 zero point for the lowest UINT8 and drop the ReLU, unless they are off."""
+    x = np.linspace(-3, 3, 256, dtype=np.float32).reshape(4, 64)
+    assert run(fp8_behind_relu(), x=x).min() == 0
+
+
+def test_small_weights_in_a_file_beside_the_model_are_read(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 4] x) => (float[2, 4] y) { y = Add (x, w) }'
+    model = ir.from_onnx_text(text)
+    value = edit.add_initializer(model.graph, "w", np.arange(8, dtype=np.float32).reshape(2, 4))
+    model.graph[0].replace_input_with(1, value)
+    proto = ir.to_proto(model)
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    loaded = load(tmp_path / "m.onnx").model
+    assert np.array_equal(run(loaded, x=np.zeros((2, 4), np.float32)), np.arange(8).reshape(2, 4))

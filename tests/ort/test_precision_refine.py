@@ -1,0 +1,202 @@
+"""Weights rounded and biases corrected along a network that ONNX Runtime runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from trtopt.events import Event
+from trtopt.graph import edit
+from trtopt.graph.shapes import infer_shapes
+from trtopt.precision.calib_feeds import Sample
+from trtopt.precision.correct import Wish, correct, mean_error
+from trtopt.precision.layer_walk import samples_held, walk
+from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
+from trtopt.precision.qdq import quantize
+from trtopt.precision.refine import Refined, refine
+from trtopt.runtime import OrtSession
+
+RNG = np.random.default_rng(3)
+
+NETWORK = """g (float[N,4,12,12] x, bool go) => (float[N,6] out)
+  <float[8,4,3,3] w1, float[8] b1, float[8,4,3,3] w2, float[8,6] w3, float[6] b3> {
+    a = Conv <pads = [1, 1, 1, 1]> (x, w1, b1)
+    r = Relu (a)
+    c = Conv <group = 2, pads = [1, 1, 1, 1]> (r, w2)
+    two = Constant <value_float = 2.0> ()
+    i = If (go) <then_branch = t () => (float s) { s = Mul (c, two) }, else_branch = e () => (float n) { n = Neg (c) }>
+    d = Add (i, r)
+    m = GlobalAveragePool (d)
+    f = Flatten (m)
+    p = MatMul (f, w3)
+    out = Add (p, b3)
+}"""
+
+
+def network() -> ir.Model:
+    rng = np.random.default_rng(5)
+    found = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 21]>\n{NETWORK}')
+    for name, shape in {"w1": (8, 4, 3, 3), "b1": (8,), "w2": (8, 4, 3, 3), "w3": (8, 6), "b3": (6,)}.items():
+        value = edit.add_initializer(found.graph, f"{name}_", rng.standard_normal(shape).astype(np.float32))
+        for node in found.graph:
+            for index, old in enumerate(node.inputs):
+                if old is not None and old.name == name:
+                    node.replace_input_with(index, value)
+    found = infer_shapes(ir.from_proto(ir.to_proto(found)))
+    for node in edit.all_nodes(found.graph):
+        node.name = str(node.outputs[0].name)
+    return found
+
+
+def samples(count: int, seed: int = 0) -> list[Sample]:
+    """Smooth images with offsets of their own, so that inputs are correlated and means are not zero."""
+    rng = np.random.default_rng(seed)
+    images = rng.standard_normal((count, 1, 4, 12, 12)).cumsum(axis=-1) / 3 + rng.standard_normal((count, 1, 4, 1, 1))
+    return [{"x": image.astype(np.float32), "go": np.array(True)} for image in images]
+
+
+def coarse_plan() -> PrecisionPlan:
+    """Clipped activations and one scale per weight: enough error for a correction to show."""
+    ops = (
+        QuantizedOp("a", "x", 5.0, None, "max"),
+        QuantizedOp("c", "r", 60.0, 0, "max", multiply=True),
+        QuantizedOp("p", "f", 250.0, 1, "max"),
+    )
+    return PrecisionPlan("int8", FP16, quantized=ops)
+
+
+class Errors:
+    """``error_of`` as a build has it: noise over signal at the outputs."""
+
+    def __init__(self, base: ir.Model) -> None:
+        self.base = base
+        self.calls = 0
+
+    def __call__(self, plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+        self.calls += 1
+        signal = noise = 0.0
+        with OrtSession(self.base) as exact, OrtSession(quantize(self.base, plan).model, keep_qdq=True) as rounded:
+            for sample in chosen:
+                wanted, found = exact.run(sample)[0], rounded.run(sample)[0]
+                signal += float(np.square(wanted).sum())
+                noise += float(np.square(found - wanted).sum())
+        return noise / signal
+
+
+def refined(base: ir.Model, seed: int = 0) -> Refined:
+    return refine(base, coarse_plan(), samples(60), Errors(base), seed=seed)
+
+
+def test_the_error_falls_on_samples_that_were_not_looked_at() -> None:
+    base = network()
+    before = ir.to_proto(base).SerializeToString()
+    errors, events = Errors(base), list[Event]()
+    found = refine(base, coarse_plan(), samples(60), errors, on_event=events.append)
+    fresh = samples(40, seed=9)
+    assert found.kept != "none" and errors.calls <= 6
+    assert errors(found.plan, fresh) < 0.8 * errors(coarse_plan(), fresh)
+    assert min(trial.error for trial in found.trials) == {t.name: t.error for t in found.trials}[found.kept]
+    assert ir.to_proto(base).SerializeToString() == before
+    assert all(values.dtype == np.int8 and np.abs(values).max() <= 127 for values in found.plan.rounded.values())
+    assert [record.node for record in found.layers] == ["a", "c", "p"]
+    passes = [event for event in events if event.kind == "start"]
+    assert sum(event.kind == "advance" for event in events) == 3 * len(passes) > 0
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    base = network()
+    one, two = refined(base), refined(base)
+    assert one.trials == two.trials and one.kept == two.kept
+    for name in ("rounded", "bias"):
+        first, second = getattr(one.plan, name), getattr(two.plan, name)
+        assert first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def test_nothing_is_kept_that_does_not_lower_the_error() -> None:
+    base, calls = network(), list[tuple[int, int]]()
+
+    def error_of(plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+        calls.append((len(plan.rounded), len(plan.bias)))
+        return 1.0
+
+    found = refine(base, coarse_plan(), samples(20), error_of)
+    assert found.kept == "none" and not found.plan.rounded and not found.plan.bias
+    assert calls[0] == (0, 0) and len(calls) == len(found.trials) == 6
+
+
+def test_one_half_is_kept_where_the_other_does_harm() -> None:
+    def error_of(plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+        return 1.0 if not plan.bias else 2.0 if "a" in plan.bias or not plan.rounded else 0.5
+
+    found = refine(network(), coarse_plan(), samples(20), error_of)
+    assert found.kept == "rounding and bias, second half" and set(found.plan.bias) <= {"c", "p"}
+
+
+def test_too_few_samples_change_nothing() -> None:
+    base = network()
+    found = refine(base, coarse_plan(), samples(5), Errors(base))
+    assert found.kept == "none" and "fewer than" in found.reason and not found.trials
+    empty = dataclasses.replace(coarse_plan(), quantized=())
+    assert refine(base, empty, samples(20), Errors(base)).reason == "no node is quantized"
+
+
+def test_the_walk_computes_what_the_whole_networks_compute() -> None:
+    base, plan, given = network(), coarse_plan(), samples(3)
+    names = [op.node for op in plan.quantized]
+    with (
+        OrtSession(base, names) as exact,
+        OrtSession(quantize(base, plan).model, names, keep_qdq=True) as rounded,
+    ):
+        expected = [(exact.run(sample), rounded.run(sample)) for sample in given]
+    for index, stop in enumerate(walk(base, names, given)):
+        part = dataclasses.replace(plan, quantized=(plan.quantized[index],))
+        outputs = stop.run(quantize(stop.piece, part).model)
+        for side in (0, 1):
+            for sample, array in enumerate(outputs[side]):
+                assert np.allclose(array, expected[sample][side][index], rtol=1e-3, atol=1e-3)
+
+
+def test_fewer_samples_are_held_where_tensors_are_larger() -> None:
+    base = network()
+    small = {"a": (1, 8, 12, 12), "r": (1, 8, 12, 12), "c": (1, 8, 12, 12)}
+    large = dict.fromkeys(small, (1, 8, 2000, 2000))
+    assert samples_held(base, small, 128) == 128 and samples_held(base, large, 128) == 4
+
+
+def test_what_is_not_rounded_has_a_reason() -> None:
+    base = network()
+    ops = list(coarse_plan().quantized)
+    ops[0] = dataclasses.replace(ops[0], dtype="fp8")
+    found = correct(base, dataclasses.replace(coarse_plan(), quantized=tuple(ops)), samples(8), Wish(True, False))
+    reasons = {record.node: record.reason for record in found.layers}
+    assert "FP8" in reasons["a"] and "a" not in found.rounded
+    text = """g (float[N,4] x) => (float[N,4] z) <float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}> {
+        y = MatMul (x, w) z = MatMul (y, w) }"""
+    twice = infer_shapes(ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}'))
+    for node in twice.graph:
+        node.name = str(node.outputs[0].name)
+    both = tuple(QuantizedOp(name, data, 4.0, 1, "max") for name, data in (("y", "x"), ("z", "y")))
+    rows = [{"x": RNG.standard_normal((1, 4)).astype(np.float32)} for _ in range(8)]
+    found = correct(twice, PrecisionPlan("int8", FP16, quantized=both), rows, Wish(True, True))
+    assert all("shared" in record.reason and "no constant" in record.reason for record in found.layers)
+    assert not found.rounded and not found.bias
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_mean_error_is_what_is_more_than_chance(relu: bool) -> None:
+    text = "g (float[N,2] x) => (float[N,2] z) <float[2,2] w = {1,2,3,4}> { y = MatMul (x, w) z = Relu (y) }"
+    found = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+    node = found.graph[0]
+    if not relu:
+        found.graph[1].op_type = "Sigmoid"
+    exact = [RNG.standard_normal((50, 2)).astype(np.float32) for _ in range(20)]
+    noise = [RNG.standard_normal((50, 2)).astype(np.float32) * 1e-3 for _ in range(20)]
+    # The first channel is off by 0.1 where it is positive, the second by chance only.
+    noisy = [a + b + np.array([0.1, 0], np.float32) * (a > 0) for a, b in zip(exact, noise, strict=True)]
+    mean = mean_error(node, exact, noisy)
+    assert mean[0] == pytest.approx(0.1 if relu else 0.05, rel=0.1)
+    assert abs(mean[1]) < 1e-4

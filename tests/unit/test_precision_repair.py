@@ -1,0 +1,159 @@
+"""Putting nodes back to FP32: finds who does harm, ends, never makes things worse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtopt.graph import edit
+from trtopt.graph.shapes import infer_shapes
+from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
+from trtopt.precision.repair import MOST_EVALUATIONS, Damage, Repaired, repair, smallest_sqnr_db
+
+OPS = ["Relu", "Tanh", "Neg", "Exp", "Sigmoid", "Abs", "Erf", "Sqrt"]
+
+
+def chain(count: int, ops: list[str] = OPS) -> ir.Model:
+    """n0, n1, ... one behind the other; equal kinds every ``len(ops)`` nodes."""
+    text = " ".join(f"n{i} = {ops[i % len(ops)]}({f'n{i - 1}' if i else 'x'})" for i in range(count))
+    return _named(f"g (float[4] x) => (float[4] n{count - 1}) {{ {text} }}")
+
+
+def _named(text: str) -> ir.Model:
+    model = infer_shapes(ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}'))
+    for node in edit.all_nodes(model.graph):
+        node.name = str(node.outputs[0].name)
+    return model
+
+
+class Bench:
+    """Damage as a function of the nodes that are 16-bit; counts how often it is asked."""
+
+    def __init__(self, model: ir.Model, excess: Callable[[frozenset[str]], float]) -> None:
+        self.names = frozenset(str(node.name) for node in model.graph)
+        self.excess, self.asked = excess, 0
+
+    def __call__(self, plan: PrecisionPlan) -> Damage:
+        assert not plan.quantized
+        assert not set(plan.wide) & set(plan.bfloat)
+        self.asked += 1
+        found = self.excess(self.names - frozenset(plan.wide))
+        return Damage(found, "y", 40 - 10 * math.log10(found) if 0 < found < math.inf else math.nan)
+
+
+def added(noise: Mapping[str, float], rest: float = 0.0) -> Callable[[frozenset[str]], float]:
+    return lambda narrow: sum(noise.get(name, rest) for name in narrow)
+
+
+def mended(
+    count: int, excess: Callable[[frozenset[str]], float], most: int = MOST_EVALUATIONS
+) -> tuple[Repaired, Bench]:
+    model = chain(count)
+    bench = Bench(model, excess)
+    found = repair(model, PrecisionPlan("fp16", FP16), bench, most)
+    assert found.evaluations == bench.asked
+    assert found.after == bench(found.plan)
+    return found, bench
+
+
+def test_a_good_plan_costs_one_evaluation() -> None:
+    model, plan = chain(40), PrecisionPlan("fp16", FP16, {"n3": "because"})
+    bench = Bench(model, added({}, 0.02))
+    found = repair(model, plan, bench)
+    assert found.plan is plan and found.put_back == {} and (found.evaluations, bench.asked) == (1, 1)
+
+
+@pytest.mark.parametrize("culprits", [{"n7"}, {"n0", "n39"}, {"n11", "n12", "n13"}])
+def test_the_nodes_that_do_harm_are_found_and_the_others_stay(culprits: set[str]) -> None:
+    found, bench = mended(40, added(dict.fromkeys(culprits, 1000.0), 0.001))
+    assert set(found.put_back) == culprits == set(found.plan.wide)
+    assert found.before.excess > 1 >= found.after.excess
+    assert bench.asked <= MOST_EVALUATIONS
+    assert all("put back to FP32" in reason and "keeps 10.0 dB" in reason for reason in found.put_back.values())
+
+
+def test_what_is_infinite_or_nan_is_found_too() -> None:
+    found, _ = mended(40, lambda narrow: math.inf if "n17" in narrow else 0.001)
+    assert set(found.put_back) == {"n17"}
+    assert "infinite or NaN" in found.put_back["n17"]
+
+
+def test_the_same_light_operator_in_every_block_goes_back_as_one() -> None:
+    """160 nodes, every eighth a culprit: halving by place would look at each of them."""
+    culprits = {f"n{i}" for i in range(1, 160, 8)}
+    found, _ = mended(160, added(dict.fromkeys(culprits, 50.0), 1e-4))
+    assert set(found.put_back) == culprits
+    assert found.evaluations <= 12
+
+
+def test_noise_spread_over_all_nodes_takes_back_as_many_as_needed() -> None:
+    found, _ = mended(64, added({}, 1 / 32))
+    assert found.after.is_allowed
+    assert 32 <= len(found.put_back) <= 56
+
+
+def test_harm_that_only_all_together_do_ends_in_fp32() -> None:
+    found, _ = mended(40, lambda narrow: 100.0 if len(narrow) > 30 else 0.0)
+    assert found.after.is_allowed
+
+
+def test_too_few_evaluations_put_whole_groups_back() -> None:
+    found, bench = mended(40, added({"n7": 1000.0, "n30": 1000.0}, 0.001), most=6)
+    assert found.after.is_allowed and {"n7", "n30"} <= set(found.put_back)
+    assert bench.asked <= 8
+
+
+def test_nothing_is_changed_where_nothing_helps() -> None:
+    model, plan = chain(20), PrecisionPlan("fp16", FP16)
+    found = repair(model, plan, Bench(model, lambda narrow: 5.0))
+    assert found.plan is plan and found.put_back == {} and found.before.excess == 5.0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    noise=st.lists(st.sampled_from([0.0, 1e-3, 0.3, 2.0, 1e6, math.inf]), min_size=1, max_size=40),
+    coherent=st.booleans(),
+    most=st.integers(1, 64),
+)
+def test_it_ends_within_the_bound_or_as_good_as_before(noise: list[float], coherent: bool, most: int) -> None:
+    """Amplitudes that add up make more noise together than apart."""
+    table = {f"n{i}": value for i, value in enumerate(noise)}
+
+    def excess(narrow: frozenset[str]) -> float:
+        if coherent:
+            return sum(math.sqrt(table[name]) for name in narrow) ** 2
+        return sum(table[name] for name in narrow)
+
+    found, bench = mended(len(noise), excess, most=most)
+    assert found.after.is_allowed and found.after.excess <= found.before.excess
+    assert bench.asked <= most + 8
+    if found.before.is_allowed:
+        assert not found.put_back
+
+
+def test_what_is_quantized_and_what_is_bf16_stays_so_unless_it_does_harm() -> None:
+    model = chain(8)
+    op = QuantizedOp("n1", "n0", 1.0, None, "max")
+    plan = PrecisionPlan("int8", FP16, {"n0": "because"}, (op,), bfloat={"n5": "range", "n6": "range"})
+    found = repair(model, plan, Bench(model, added({"n6": 30.0, "n2": 30.0})))
+    assert found.plan.quantized == (op,)
+    assert set(found.plan.bfloat) == {"n5"}
+    assert set(found.plan.wide) == {"n0", "n2", "n6"}
+    assert "in bf16" in found.put_back["n6"] and "in fp16" in found.put_back["n2"]
+
+
+def test_who_ranks_what_is_put_back_reads_it_in_fp32() -> None:
+    model = _named("g (float[4, 8] x) => (int64[4, 1] i) { a = Tanh(x) b = Exp(a) i = ArgMax <axis = 1> (b) }")
+    found = repair(model, PrecisionPlan("fp16", FP16), Bench(model, added({"b": 30.0})))
+    assert set(found.put_back) == {"b", "i"}
+
+
+def test_the_bound_follows_the_precision_of_the_type() -> None:
+    assert smallest_sqnr_db(FP16) == 40
+    assert smallest_sqnr_db(BF16) == pytest.approx(40 - 20 * np.log10(8))

@@ -1,0 +1,112 @@
+"""What a person reads about a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from search_oracles import one_type, two_types
+
+from trtopt.precision.search import search_auto, search_budget
+from trtopt.precision.search_space import Budget
+from trtopt.report.records import plain
+from trtopt.report.search_records import SearchRecord
+from trtopt.report.search_text import drop_text, miss_text, pareto_section, section
+
+
+def shown(parts: list[RenderableType], width: int = 100) -> str:
+    console = Console(width=width, no_color=True, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        console.print(Group(*parts))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def record() -> SearchRecord:
+    oracle = two_types([(0.02, 40), (0.002, 30), (0.001, 5)], [(0.003, 35), (0.001, 10), None])
+    return search_auto(oracle.space, Budget(0.01, "top-1 agreement", is_default=True), oracle).record
+
+
+def test_it_says_what_was_asked_for_and_what_was_found() -> None:
+    text = shown(section(record()), width=140)
+    assert "a drop of 0.01 (top-1 agreement), the default of --auto" in text
+    assert "1 in FP8 and 2 in INT8 of 3 regions: drop 0.0060, predicted 930 us against 1.00 ms in 16-bit" in text
+    assert "taken back   1 region: r0" in text
+    assert "5 evaluations, 2 rankings" in text
+
+
+def test_every_evaluation_has_a_row() -> None:
+    lines = shown(section(record())).splitlines()
+    start = next(index for index, line in enumerate(lines) if "tried" in line)
+    rows = [" ".join(line.split()) for line in lines[start + 1 :]]
+    assert rows == [
+        "1 16-bit only fp16 0.0000 within",
+        "2 16-bit only bf16 0.0000 within",
+        "3 all that pays int8 0.0230 missed",
+        "4 one type only fp8 0.0040 within",
+        "5 taken back int8 2/3 + fp8 1/3 1 region: r0 0.0060 within",
+    ]
+
+
+def test_the_front_marks_the_chosen_point() -> None:
+    found = record()
+    lines = [" ".join(line.split()) for line in shown(pareto_section(found)).splitlines()]
+    assert lines[0] == "point predicted INT8 of the flop FP8 of the flop drop budget"
+    assert lines[1] == "int8 925 us 100 % 0 % 0.0230 missed"
+    assert lines[2] == "* int8 2/3 + fp8 1/3 930 us 66.7 % 33.3 % 0.0060 within"
+    assert lines[-2] == "fp16 1.00 ms 0 % 0 % 0.0000 within"
+    assert lines[-1] == "* chosen; no other point is both faster and more accurate"
+
+
+def test_a_miss_names_the_closest_point() -> None:
+    oracle = one_type([0.1, 0.1], [10, 10], floor={"fp16": 0.02})
+    found = search_budget(oracle.space, Budget(0.01, "metric.py:f"), oracle).record
+    assert miss_text(found) == (
+        "accuracy budget: no precision that was tried is within the 0.01 of --max-accuracy-drop; the closest point has "
+        "a drop of 0.0200 (metric.py:f) with no region in 8-bit, predicted 1.00 ms"
+    )
+    assert "NOT REACHED; closest: no region in 8-bit" in shown(section(found))
+
+
+def test_a_budget_of_sqnr_alone_is_said_as_one() -> None:
+    oracle = one_type([0.1, 0.1], [10, 10], floor={"fp16": 0.02})
+    found = search_budget(oracle.space, Budget(math.inf, "agreement", error=0.01), oracle).record
+    assert not found.reached
+    assert miss_text(found).startswith("accuracy budget: no precision that was tried holds --min-sqnr-db; the closest")
+    assert "the SQNR of --min-sqnr-db" in shown(section(found))
+
+
+def test_steps_beyond_the_first_are_counted_and_the_aim_is_said() -> None:
+    generator = np.random.default_rng(0)
+    oracle = one_type([*(generator.lognormal(0, 1.5, 200) / 900)], [*generator.lognormal(0, 1, 200)])
+    found = search_budget(oracle.space, Budget(0.01, "top1", aim=0.0056), oracle).record
+    found = dataclasses.replace(found, steps=found.steps * 3, resumed=7, stopped_early=True)
+    text = shown(section(found), width=140)
+    assert f"and {len(found.steps) - 24} more, in the JSON report" in text
+    assert "; the search aims at 0.0056, for samples it has not seen" in text
+    assert "7 answers from an earlier run; stopped at the most evaluations it makes" in text
+
+
+def test_names_of_the_model_cannot_change_the_terminal() -> None:
+    found = dataclasses.replace(record(), reverted=("\x1b[31mred" + "x" * 80,))
+    text = shown(section(found))
+    assert "\x1b" not in text and "\\x1b" in text and "x" * 60 not in text
+
+
+def test_nothing_searched_is_nothing_said() -> None:
+    assert section(None) == [] and pareto_section(None) == []
+
+
+def test_the_record_is_plain_json() -> None:
+    value = plain(dataclasses.asdict(record()))
+    assert value["pareto"][0].keys() == {
+        *("name", "precision", "flop_share", "predicted_us", "drop", "metric", "chosen", "within_budget")
+    }
+    assert value["steps"][0]["action"] == "16-bit" and value["types"] == {"r0": "fp8", "r1": "int8", "r2": "int8"}
+
+
+def test_drops() -> None:
+    assert [drop_text(value) for value in (0.0, 0.0123, -0.002, 4.5e-5, math.inf, math.nan)] == [
+        *("0.0000", "0.0123", "-0.0020", "4.5e-05", "not finite", "not finite")
+    ]

@@ -1,0 +1,385 @@
+"""One run of ``trtopt build`` or ``trtopt optimize``: the stages strung together."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from trtopt import (
+    __version__,
+    pipeline,
+    pipeline_host,
+    pipeline_io,
+    pipeline_judge,
+    pipeline_precision,
+    pipeline_search,
+)
+from trtopt.accuracy.gate import gate
+from trtopt.accuracy.metric import Metric, load_metric
+from trtopt.accuracy.whole import HostPart
+from trtopt.clock import Clock
+from trtopt.config import AUTO, BuildConfig
+from trtopt.engine.achieved import achieved_precision
+from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
+from trtopt.engine.build import EngineArtifact, check_options
+from trtopt.engine.profiles import Profile, plan_profiles
+from trtopt.errors import EngineBuildError, TargetError, UsageError
+from trtopt.files import atomic_write, check_outputs
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.hardware.probe import present_gpu
+from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu, supports
+from trtopt.hardware.user import gpu_table
+from trtopt.outputs import check_files, files_read
+from trtopt.pipeline_guard import GuardTarget
+from trtopt.pipeline_imports import Given, given_ranges, mended
+from trtopt.pipeline_search import missed
+from trtopt.precision.calib_synthetic import SYNTHETIC
+from trtopt.precision.decide import QUANTIZED_TYPES
+from trtopt.precision.network_io import parse_io
+from trtopt.precision.samples import Samples, open_samples
+from trtopt.precision.search_space import DEFAULT_BUDGET
+from trtopt.report.analysis import EngineAnalysis
+from trtopt.report.json_file import write_layers, write_report
+from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
+from trtopt.rewrite import driver, registry
+from trtopt.source.external import weight_files
+from trtopt.source.onnx_file import load
+from trtopt.source.save import save_model
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the model is prepared for: the compiler (or the one whose rules apply), and the GPU, None for portable."""
+
+    backend: Backend
+    gpu: GpuSpec | None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What came of a lowered model: with its borders as asked for, verified, and built."""
+
+    lowered: pipeline_precision.Lowered
+    border: pipeline_io.Border
+    accuracy: AccuracyRecord
+    engine: EngineArtifact | None
+    failures: tuple[str, ...]
+
+
+class Session:
+    """One run of build or optimize."""
+
+    def __init__(self, config: BuildConfig, clock: Clock, make_engine: bool) -> None:
+        self._is_default_budget = config.precision == AUTO and config.max_accuracy_drop is None
+        self.config = (
+            dataclasses.replace(config, max_accuracy_drop=DEFAULT_BUDGET) if self._is_default_budget else config
+        )
+        self.clock = clock
+        self.make_engine = make_engine
+        self.precision = config.precision or ("fp16" if make_engine else None)
+
+    def run(self, path: Path, calib: Any, eval_samples: Any) -> BuildReport:
+        config, clock = self.config, self.clock
+        target = self._target()
+        outputs = self._outputs(path, target)
+        check_files(str(path), config, None, engine=self.make_engine)
+        registry.select(config.recipes)
+        _check_precision(self.precision, target)
+        wanted = parse_io(config.io)
+        if self.make_engine:
+            check_options(config.builder, config.plugins, target.backend)
+        with clock.stage("load"):
+            loaded = load(path)
+        given = given_ranges(config, self.precision, loaded.model, clock)
+        check_outputs({f"the output {file.name}": file for file in outputs.values()}, weight_files(loaded.model))
+        samples, check, source = self._samples(loaded, calib, eval_samples)
+        pipeline_io.check(loaded.model, wanted, samples, check)
+        metric = self._metric(check)
+        profiles = self._profiles(loaded, samples)
+        parts = self._cut(mended(loaded, target.backend.name, clock), target, profiles, outputs)
+        profiles = parts.profiles(profiles)
+        rewritten = self._rewrite(parts.artifact, target, profiles)
+        plain = pipeline.Verification(
+            loaded.model, rewritten.artifact.model, check, source, metric, config.compare_tensors, parts.host
+        )
+        lowering = self._lowering(target, samples, profiles, given, plain)
+        made = self._made(rewritten.artifact, lowering, plain, profiles, target)
+        for failure in made.failures if config.allow_accuracy_loss else ():
+            clock.warn("gate", failure)
+        report = self._report(loaded, target, rewritten, parts, made, outputs)
+        self._write(report, made.engine, made.lowered.artifact, parts.host, outputs)
+        return report
+
+    def _made(
+        self,
+        artifact: ModelArtifact,
+        lowering: pipeline_precision.Lowering | None,
+        plain: pipeline.Verification,
+        profiles: tuple[Profile, ...],
+        target: Target,
+    ) -> _Made:
+        """The model lowered, verified and built; where the compiler names an 8-bit node it cannot build, without it."""
+        config, clock, make = self.config, self.clock, self.make_engine
+        lowered = pipeline_precision.Lowered(artifact, None, PrecisionRecord("as-is"))
+        if lowering is not None:
+            lowered = pipeline_precision.lower(artifact, lowering, clock)
+        border = pipeline_io.change(lowered, profiles, parse_io(config.io), plain.reference, plain.host)
+        job = dataclasses.replace(plain, optimized=border.compared, feeds=border.feeds)
+        accuracy = pipeline.verify(job, clock)
+        failures = missed(lowered.search) + gate(accuracy, config)
+        engine = None
+        if make and (not failures or config.allow_accuracy_loss):
+            try:
+                engine = pipeline.compile_engine(
+                    border.lowered.artifact,
+                    target.backend,
+                    target.gpu,
+                    border.profiles,
+                    config,
+                    self.precision == "tf32",
+                    clock,
+                )
+            except EngineBuildError as error:
+                blocked = {} if lowering is None else pipeline_precision.blamed(lowered, error)
+                if lowering is None or not blocked:
+                    raise
+                for node, reason in blocked.items():
+                    clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
+                again = dataclasses.replace(lowering, blocked={**lowering.blocked, **blocked})
+                return self._made(artifact, again, plain, profiles, target)
+            accuracy = pipeline.verify_engine(accuracy, job, engine, target.backend, clock)
+            failures = missed(lowered.search) + gate(accuracy, config)
+        return _Made(border.lowered, border, accuracy, engine, failures)
+
+    def _report(
+        self,
+        loaded: ModelArtifact,
+        target: Target,
+        rewritten: driver.Rewritten,
+        parts: pipeline_host.Cut,
+        made: _Made,
+        outputs: dict[str, Path],
+    ) -> BuildReport:
+        lowered, clock = made.lowered, self.clock
+        written = not made.failures or self.config.allow_accuracy_loss
+        profiles = made.border.profiles
+        analysis = self._predicted(lowered, made.engine, profiles, target)
+        return BuildReport(
+            model=loaded.to_json_dict(),
+            gpu=self._describe_gpu(target),
+            steps=lowered.artifact.steps,
+            calibration=lowered.calibration,
+            precision=self._achieved(lowered, made.engine, profiles, analysis),
+            accuracy=made.accuracy,
+            judge=rewritten.judge if lowered.judge == "none" else lowered.judge,
+            rewriting=RewritingRecord(rewritten.before, rewritten.after),
+            warnings=tuple(clock.warnings),
+            engine=_engine_record(made.engine, outputs["engine"] if written and made.engine else None),
+            config=dataclasses.asdict(self.config),
+            environment=_environment(),
+            seconds={name: round(value, 4) for name, value in clock.seconds.items()},
+            gate_failures=made.failures,
+            analysis=analysis,
+            host=pipeline_host.at_path(parts.record, outputs.get("host") if written else None),
+            network_io=made.border.records,
+            guard=lowered.guard,
+            sixteen_bit=lowered.sixteen_bit,
+            search=lowered.search,
+        )
+
+    def _target(self) -> Target:
+        """The GPU asked for, the one present, or the default; and the compiler for it."""
+        present = present_gpu()
+        gpu = choose_gpu(self.config.gpu, gpu_table(self.config.gpus), present)
+        if self.make_engine:
+            return Target(choose_backend(self.config.backend, gpu, present), gpu)
+        if self.config.backend == "auto":
+            return Target(TENSORRT_RTX if gpu is None or gpu.compute_capability in RTX_TARGETS else TENSORRT, gpu)
+        return Target(TENSORRT if self.config.backend == TENSORRT.name else TENSORRT_RTX, gpu)
+
+    def _outputs(self, path: Path, target: Target) -> dict[str, Path]:
+        """Every file this run writes, by what it is."""
+        config = self.config
+        files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
+        if self.make_engine:
+            files["engine"] = config.output or path.with_name(path.stem + target.backend.suffix)
+            files["onnx"] = config.save_onnx
+        else:
+            if config.output is None:
+                raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
+            files["onnx"] = config.output
+        return {kind: Path(name) for kind, name in files.items() if name is not None}
+
+    def _samples(self, model: ModelArtifact, calib: Any, eval_samples: Any) -> tuple[Samples, Samples, str]:
+        """Calibration samples, verification samples, and where the latter come from."""
+        shapes = self.config.opt_shapes[0] if self.config.opt_shapes else None
+        samples = open_samples(SYNTHETIC if calib is None else calib, model.inputs, shapes=shapes)
+        if eval_samples is not None:
+            return samples, open_samples(eval_samples, model.inputs, shapes=shapes), "eval"
+        return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
+
+    def _metric(self, check: Samples) -> Metric | None:
+        name = self.config.metric
+        if name is None:
+            return None
+        has_labels = check.labels is not None
+        return load_metric(name, has_labels=has_labels, max_drop=self.config.max_accuracy_drop)
+
+    def _profiles(self, model: ModelArtifact, samples: Samples) -> tuple[Profile, ...]:
+        config = self.config
+        observed = samples.shapes() if samples.source == "user" else ()
+        plan = plan_profiles(
+            model.inputs,
+            min_shapes=config.min_shapes,
+            opt_shapes=config.opt_shapes,
+            max_shapes=config.max_shapes,
+            observed=observed,
+        )
+        for note in plan.notes:
+            self.clock.warn("shapes", note)
+        return plan.profiles
+
+    def _rewrite(self, loaded: ModelArtifact, target: Target, profiles: tuple[Profile, ...]) -> driver.Rewritten:
+        with self.clock.stage("rewrite"):
+            return pipeline_judge.rewrite(
+                loaded,
+                target.backend,
+                target.gpu,
+                self._sixteen_bit(),
+                _optimum(profiles),
+                self.config,
+                self.clock.listen,
+            )
+
+    def _sixteen_bit(self) -> str | None:
+        """The precision recipes are judged in: FP16 where 8-bit regions must win against the best FP16 engine."""
+        guarded = self.precision in QUANTIZED_TYPES and not self.config.keep_all_int8
+        return "fp16" if guarded else self.precision
+
+    def _cut(
+        self, loaded: ModelArtifact, target: Target, profiles: tuple[Profile, ...], outputs: dict[str, Path]
+    ) -> pipeline_host.Cut:
+        """The model without what its compiler refuses; where something is cut off, its file joins ``outputs``."""
+        with self.clock.stage("cut"):
+            parts = pipeline_host.cut(
+                loaded, target.backend, _optimum(profiles), self.clock, plugins=bool(self.config.plugins)
+            )
+        if parts.host is not None:
+            path = pipeline_host.host_path(outputs.get("engine", outputs.get("onnx", Path())), target.backend)
+            others = {f"the output {file.name}": file for file in outputs.values()}
+            inputs = {**files_read(str(loaded.path), self.config), **weight_files(loaded.model), **others}
+            check_outputs({"the part of the model for the host": path}, inputs)
+            outputs["host"] = path
+        return parts
+
+    def _lowering(
+        self,
+        target: Target,
+        samples: Samples,
+        profiles: tuple[Profile, ...],
+        given: Given | None,
+        plain: pipeline.Verification,
+    ) -> pipeline_precision.Lowering | None:
+        """What the model is lowered to; None where it keeps the types it has."""
+        if self.precision is None:
+            return None
+        largest = {name: top for profile in profiles for name, (_, _, top) in profile.shapes.items()}
+        judged = GuardTarget(target.backend, target.gpu, _optimum(profiles))
+        gauge = pipeline_search.gauge_for(plain, self.config, is_default=self._is_default_budget)
+        return pipeline_precision.Lowering(self.precision, judged, samples, self.config, largest, given, gauge)
+
+    def _achieved(
+        self,
+        lowered: pipeline_precision.Lowered,
+        engine: EngineArtifact | None,
+        profiles: tuple[Profile, ...],
+        analysis: EngineAnalysis | None,
+    ) -> PrecisionRecord:
+        """The precision record, with what the engine's layers say when there is an engine."""
+        if engine is None:
+            return lowered.record
+        flop = pipeline.flop_of(lowered.artifact.model, _optimum(profiles))
+        achieved = achieved_precision(engine.record.layers, flop, analysis.layers if analysis else ())
+        return dataclasses.replace(lowered.record, achieved=achieved)
+
+    def _predicted(
+        self,
+        lowered: pipeline_precision.Lowered,
+        engine: EngineArtifact | None,
+        profiles: tuple[Profile, ...],
+        target: Target,
+    ) -> EngineAnalysis | None:
+        """The engine's predicted time; None without an engine, and for a target that is not one chip."""
+        if engine is None or target.gpu is None:
+            return None
+        tf32 = self.precision == "tf32" and supports(target.gpu, "tf32")
+        shapes = _optimum(profiles)
+        return pipeline.predict_engine(lowered.artifact.model, engine, target.gpu, shapes, tf32, self.clock)
+
+    def _describe_gpu(self, target: Target) -> dict[str, Any]:
+        if target.gpu is None:
+            return {"name": PORTABLE, "compute_capability": "8.0 and later"}
+        return {"name": target.gpu.name, "compute_capability": target.gpu.compute_capability}
+
+    def _write(
+        self,
+        report: BuildReport,
+        engine: EngineArtifact | None,
+        artifact: ModelArtifact,
+        host: HostPart | None,
+        outputs: Mapping[str, Path],
+    ) -> None:
+        """Write the outputs; after a failed gate, the report only."""
+        passed = not report.gate_failures or self.config.allow_accuracy_loss
+        with self.clock.stage("write"):
+            if passed and host is not None:
+                save_model(host.model, outputs["host"])
+            if passed and "onnx" in outputs:
+                save_model(artifact.model, outputs["onnx"])
+            if passed and engine is not None:
+                atomic_write(outputs["engine"], engine.data)
+                if "layers" in outputs:
+                    write_layers(engine.record, outputs["layers"])
+            if "report" in outputs:
+                if engine is not None:
+                    atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
+                write_report(report, outputs["report"])
+
+
+def _optimum(profiles: tuple[Profile, ...]) -> dict[str, tuple[int, ...]]:
+    """The input shapes of the first profile's optimum."""
+    return {name: best for name, (_, best, _) in profiles[0].shapes.items()} if profiles else {}
+
+
+def _check_precision(precision: str | None, target: Target) -> None:
+    """Refuse FP8 where there are no units for it.
+
+    Raises:
+        TargetError: The GPU, or one of those a portable engine runs on, has none.
+    """
+    if precision == "fp8" and (target.gpu is None or not supports(target.gpu, "fp8")):
+        name = PORTABLE if target.gpu is None else target.gpu.name
+        remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
+        raise TargetError("The target has no FP8 units", where=f"--gpu {name}", remedy=remedy)
+
+
+def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRecord | None:
+    if engine is None:
+        return None
+    return dataclasses.replace(engine.record, path=str(path) if path else None)
+
+
+def _environment() -> dict[str, str]:
+    """Versions that a report must carry to be reproducible."""
+    found = {"trtopt": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for package in ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

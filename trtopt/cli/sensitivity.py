@@ -1,0 +1,43 @@
+"""``trtopt sensitivity``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtopt.cli.options import add_config_options, config_from
+from trtopt.cli.parser import Parser
+from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.config import SensitivityConfig
+from trtopt.outputs import check_files
+
+_DESCRIPTION = "Measure what each region of a model costs in accuracy when it alone becomes 8-bit."
+_EPILOG = """\
+examples:
+  trtopt sensitivity model.onnx --calib samples.npz
+  trtopt sensitivity model.onnx --calib samples.npz --fp8 --html model.html
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = Parser(
+        prog="trtopt sensitivity", usage="trtopt sensitivity MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
+    )
+    parser.add_argument("model", metavar="MODEL", help="the ONNX file")
+    add_config_options(parser, SensitivityConfig)
+    args = parser.parse(argv)
+    config = config_from(args, SensitivityConfig, "sensitivity")
+    check_files(args.model, config, args.config)
+
+    from trtopt.api_sensitivity import sensitivity
+
+    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+        found = sensitivity(args.model, config, on_event=listener)
+    if args.json:
+        print_json(found.to_json_dict())
+        return 0
+
+    from trtopt.report import sensitivity_terminal
+
+    print_renderable(sensitivity_terminal.render(found))
+    return 0

@@ -1,0 +1,57 @@
+"""Every option once: its help, unit, choices, aliases and kind of value. A module per command."""
+
+from trtopt.config.analyze import AnalyzeConfig
+from trtopt.config.base import (
+    AUTO,
+    BACKENDS,
+    BUILDER,
+    CALIB_METHODS,
+    FILES,
+    GROUPS,
+    PRECISION,
+    PRECISIONS,
+    REWRITES,
+    SAMPLES,
+    TARGET,
+    Config,
+    FieldKind,
+    Option,
+    PathKind,
+    ShapeMap,
+    checked,
+    did_you_mean,
+    field_kinds,
+    flag,
+    nearest,
+    options,
+)
+from trtopt.config.build import BuildConfig
+from trtopt.config.sensitivity import SensitivityConfig
+
+__all__ = [
+    "AUTO",
+    "BACKENDS",
+    "BUILDER",
+    "CALIB_METHODS",
+    "FILES",
+    "GROUPS",
+    "PRECISION",
+    "PRECISIONS",
+    "REWRITES",
+    "SAMPLES",
+    "TARGET",
+    "AnalyzeConfig",
+    "BuildConfig",
+    "Config",
+    "FieldKind",
+    "Option",
+    "PathKind",
+    "SensitivityConfig",
+    "ShapeMap",
+    "checked",
+    "did_you_mean",
+    "field_kinds",
+    "flag",
+    "nearest",
+    "options",
+]

@@ -1,0 +1,84 @@
+"""The error of a plan at the network's outputs, measured on a few samples: what improvements are kept by."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.accuracy.compare import Accumulator
+from trtopt.accuracy.twin import fp32_twin
+from trtopt.precision.plan import PrecisionPlan
+from trtopt.precision.samples import Samples
+from trtopt.precision.write import apply_plan
+from trtopt.runtime import Feeds, OrtSession
+
+JUDGED_SAMPLES = 16
+"""Samples that errors are compared on: the noise of quantization is a sum over all elements, and steady."""
+
+_MOST_BYTES = 1 << 28
+"""Of reference outputs that are held."""
+
+
+class OutputError:
+    """Compares plans with the FP32 outputs of one model.
+
+    Args:
+        reference: The widened model.
+        samples: Its samples; the first :data:`JUDGED_SAMPLES` are used where a caller brings none.
+    """
+
+    def __init__(self, reference: ir.Model, samples: Samples) -> None:
+        self._reference = reference
+        self._own = list(itertools.islice(iter(samples), JUDGED_SAMPLES))
+        self._known: dict[int, list[list[np.ndarray]]] = {}
+
+    def of(self, base: ir.Model, plan: PrecisionPlan, samples: Sequence[Feeds] | None = None) -> float:
+        """Noise power over signal power of the worst output; infinite where an output is not finite.
+
+        Args:
+            base: The FP32 form of the model that ``plan`` is for.
+            plan: The plan.
+            samples: Other samples than the judge's own; the same object each time, for the reference to be run once.
+
+        Raises:
+            InvalidModelError: ONNX Runtime cannot run the model.
+        """
+        chosen = self._own if samples is None else samples
+        expected = self._expected(chosen)
+        sums: list[Accumulator] = [Accumulator() for _ in self._reference.graph.outputs]
+        with OrtSession(fp32_twin(apply_plan(base, plan)), keep_qdq=True) as session:
+            for feeds, reference in zip(chosen, expected, strict=False):
+                for total, exact, output in zip(sums, reference, session.run(feeds), strict=True):
+                    total.update(exact, output)
+        return max((_noise(total) for total in sums), default=0.0)
+
+    def _expected(self, samples: Sequence[Feeds]) -> list[list[np.ndarray]]:
+        """The reference's outputs, as many as memory allows."""
+        if id(samples) not in self._known:
+            with OrtSession(self._reference) as session:
+                self._known[id(samples)] = list(_bounded(session.run(feeds) for feeds in samples))
+        return self._known[id(samples)]
+
+
+def decibels(error: float) -> float:
+    """Signal to noise in dB."""
+    return -10 * math.log10(error) if 0 < error < math.inf else math.copysign(math.inf, 0.5 - error)
+
+
+def _bounded(outputs: Iterable[list[np.ndarray]]) -> Iterable[list[np.ndarray]]:
+    held = 0
+    for arrays in outputs:
+        yield arrays
+        held += sum(array.nbytes for array in arrays)
+        if held > _MOST_BYTES:
+            return
+
+
+def _noise(total: Accumulator) -> float:
+    if total.nonfinite or total.differs:
+        return math.inf
+    return total.noise / total.signal if total.signal else 0.0

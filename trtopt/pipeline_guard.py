@@ -1,0 +1,122 @@
+"""Which regions become 8-bit on a backend: judged by its own judge, with a verdict on each for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from trtopt.engine.backend import Backend
+from trtopt.graph.shapes import at_shapes
+from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
+from trtopt.pipeline_calibrate import Observer
+from trtopt.pipeline_judge import judge_for
+from trtopt.precision.decide import QUANTIZED_TYPES
+from trtopt.precision.guard import Guard, Guarded, Verdict
+from trtopt.precision.plan import QuantizedType
+from trtopt.precision.regions import Candidates, Problem
+from trtopt.report.guard_records import GuardRecord
+from trtopt.report.search_records import SearchRecord
+
+
+@dataclass(frozen=True)
+class GuardTarget:
+    """For whom regions are judged.
+
+    Attributes:
+        backend: The compiler.
+        gpu: The GPU; None for every one from Ampere on.
+        shapes: The input shapes it is judged at.
+    """
+
+    backend: Backend
+    gpu: GpuSpec | None
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def name(self) -> str:
+        """The backend and the GPU, in words."""
+        return f"{self.backend.name} {self.gpu.name if self.gpu is not None else PORTABLE}"
+
+    def quantized_types(self, precision: str) -> tuple[QuantizedType, ...]:
+        """The 8-bit types that a precision stands for and the target computes in."""
+        fp8 = self.gpu is not None and supports(self.gpu, "fp8")
+        return tuple(dtype for dtype in QUANTIZED_TYPES.get(precision, ()) if dtype != "fp8" or fp8)
+
+    @property
+    def takes_bfloat(self) -> bool:
+        """Whether the target computes in BF16."""
+        return self.gpu is None or supports(self.gpu, "bf16")
+
+
+@contextmanager
+def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, observer: Observer) -> Iterator[Guard]:
+    """The guard of one model, while its judge is there.
+
+    Args:
+        problem: The model and what is known of it.
+        candidates: What may become 8-bit.
+        target: For whom.
+        observer: Whose options and progress these are.
+
+    Raises:
+        MissingDependencyError: TensorRT for RTX has to judge and is not installed.
+    """
+    with judge_for(target.backend, target.gpu, None, observer.config.plugins) as judge:
+        yield Guard(problem, candidates, at_shapes(problem.model, target.shapes), judge, observer.clock.listen)
+
+
+def guard_records(guarded: Guarded) -> tuple[GuardRecord, ...]:
+    """The verdicts, for the report."""
+    return tuple(_record(verdict) for verdict in guarded.verdicts)
+
+
+def kept_records(candidates: Candidates, reason: str) -> tuple[GuardRecord, ...]:
+    """Every region kept, unjudged, for this reason."""
+    return tuple(
+        GuardRecord(
+            region=region.name,
+            nodes=region.nodes,
+            kept=True,
+            dtype=candidates.all[region.nodes[0]].dtype,
+            reason=reason,
+        )
+        for region in candidates.regions
+    )
+
+
+def searched_records(records: Sequence[GuardRecord], found: SearchRecord) -> tuple[GuardRecord, ...]:
+    """The verdicts, with what the accuracy budget took back."""
+    return tuple(
+        replace(
+            record,
+            kept=False,
+            dtype="",
+            reason=f"taken back for the accuracy budget of {found.budget:g} ({found.metric})",
+        )
+        if record.kept and record.region not in found.types
+        else replace(record, dtype=found.types.get(record.region, record.dtype))
+        for record in records
+    )
+
+
+def _record(verdict: Verdict) -> GuardRecord:
+    dtypes = sorted({op.dtype for op in verdict.kept.values()})
+    some = 0 < len(verdict.kept) < len(verdict.region.nodes)
+    return GuardRecord(
+        region=verdict.region.name,
+        nodes=verdict.region.nodes,
+        kept=bool(verdict.kept),
+        dtype="+".join(dtypes),
+        reason=f"only {', '.join(verdict.kept)}" if some else verdict.reason,
+        before_us=verdict.before.predicted_us if verdict.before else None,
+        after_us=verdict.after.predicted_us if verdict.after else None,
+        kernels=_change(verdict, "kernels"),
+        bytes=_change(verdict, "bytes"),
+    )
+
+
+def _change(verdict: Verdict, name: str) -> tuple[int, int] | None:
+    if verdict.before is None or verdict.after is None:
+        return None
+    return int(getattr(verdict.before, name)), int(getattr(verdict.after, name))

@@ -1,0 +1,158 @@
+"""Better numbers for the 8-bit nodes of a plan: each step is kept only where the error at the outputs falls."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from trtopt.graph.shapes import infer_in_place
+from trtopt.pipeline_calibrate import Observer
+from trtopt.pipeline_error import OutputError, decibels
+from trtopt.precision.channel_stats import channel_stats, product_inputs
+from trtopt.precision.decide import plan_for
+from trtopt.precision.equalize import equalize
+from trtopt.precision.plan import PrecisionPlan, QuantizedOp
+from trtopt.precision.refine import Refined, refine
+from trtopt.precision.regions import Problem, find_candidates
+from trtopt.precision.scaling import Scaled
+from trtopt.precision.smooth import smooth
+from trtopt.report.records import StepRecord
+
+_STAGE = "PRECISION"
+_METHODS = ("percentile", "max")
+"""Calibration methods tried for all tensors alike."""
+_Scaling = Callable[[ir.Model], Scaled]
+
+
+@dataclass(frozen=True)
+class Improved:
+    """An improved plan.
+
+    Attributes:
+        problem: The FP32 form of the model that it is for, and what is known of that.
+        plan: The plan.
+        steps: What was tried, and what it did to the error at the outputs.
+    """
+
+    problem: Problem
+    plan: PrecisionPlan
+    steps: tuple[StepRecord, ...] = ()
+
+
+def improve(problem: Problem, plan: PrecisionPlan, observer: Observer) -> Improved:
+    """Equalize channels, then round weights and correct biases, for the 8-bit nodes of ``plan``.
+
+    Nothing is tried on synthetic samples: they say nothing about errors.
+
+    Args:
+        problem: The model the plan is for.
+        plan: The plan; which nodes are 8-bit, and their types, stay.
+        observer: Observes FP32 forms of the model.
+
+    Raises:
+        InvalidModelError: ONNX Runtime cannot run the model.
+    """
+    nodes = frozenset(op.node for op in plan.quantized if op.dtype == "int8" and op.other is None)
+    if not nodes or observer.samples.source == "synthetic":
+        return Improved(problem, plan)
+    with observer.clock.stage("improve"):
+        judge = OutputError(problem.model, observer.samples)
+        tried = _Trials(judge, observer, Improved(problem, plan))
+        if not problem.imported:  # given ranges are those of the tensors as they are
+            tried.scaling("equalize", lambda model: equalize(model, nodes))
+            tried.scaling("smooth", lambda model: _smoothed(model, nodes, problem, observer))
+            if problem.method == "auto":
+                tried.methods(_METHODS)
+        return _refined(tried.best, judge, observer)
+
+
+class _Trials:
+    """Changes tried one upon the other; each is kept if the error at the outputs falls."""
+
+    def __init__(self, judge: OutputError, observer: Observer, start: Improved) -> None:
+        self._judge, self._observer, self.best = judge, observer, start
+        self._error = judge.of(start.problem.model, start.plan)
+
+    def scaling(self, name: str, scale: _Scaling) -> None:
+        """Another FP32 form of the model, with the ranges that it has."""
+        began = time.perf_counter()
+        found = scale(self.best.problem.model)
+        if not found.changes:
+            return
+        variant = "+".join([*(step.name for step in self.best.steps if step.changes), name])
+        calibration = self._observer.observe(found.model, variant)
+        if calibration is not None:
+            problem = replace(self.best.problem, model=found.model, stats=calibration.table.stats)
+            self._try(name, problem, began, found)
+
+    def methods(self, names: Sequence[str]) -> None:
+        """One calibration method for all tensors instead of the best of each: the error of a tensor is not that of the
+        network."""
+        for name in names:
+            self._try(f"ranges-{name}", replace(self.best.problem, method=name), time.perf_counter(), None)
+
+    def _try(self, name: str, problem: Problem, began: float, scaled: Scaled | None) -> None:
+        before = self._error
+        plan = transferred(self.best.plan, problem)
+        lost = len(self.best.plan.quantized) - len(plan.quantized)
+        error = self._judge.of(problem.model, plan) if not lost else math.inf
+        kept = error < before
+        text = f"output SQNR {decibels(before):.2f} -> {decibels(error):.2f} dB{'' if kept else ': not kept'}"
+        if lost:
+            text = f"not kept: {lost} of its nodes would be too heavy-tailed for 8-bit"
+        changes = scaled.changes if scaled is not None else len(plan.quantized)
+        refusals = scaled.refusals if scaled is not None else ()
+        step = StepRecord(name, _STAGE, changes if kept else 0, time.perf_counter() - began, refusals, (text,))
+        if kept:
+            self.best, self._error = Improved(problem, plan, self.best.steps), error
+        self.best = replace(self.best, steps=(*self.best.steps, step))
+
+
+def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:
+    """The same 8-bit nodes on another FP32 form of the model, with its ranges.
+
+    Nodes keep their type and granularity; a multiplication per channel goes where one scale has become good enough.
+    """
+    dtypes = tuple(dict.fromkeys(op.dtype for op in plan.quantized))
+    candidates = find_candidates(problem, dtypes)
+    ops = [_like(op, candidates.ops.get(op.node, ())) for op in plan.quantized]
+    return plan_for(problem, plan.requested, tuple(op for op in ops if op is not None), plan.refused)
+
+
+def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
+    mine = [form for form in forms if form.dtype == op.dtype]
+    same = [form for form in mine if (form.multiply, form.weight_axis) == (op.multiply, op.weight_axis)]
+    return next(iter(same or mine), None)
+
+
+def _smoothed(model: ir.Model, nodes: frozenset[str], problem: Problem, observer: Observer) -> Scaled:
+    """Multiplications are added where the compiler takes them into the quantizer's kernel."""
+    shaped = model.clone()
+    infer_in_place(shaped)
+    stats = channel_stats(shaped, observer.samples, product_inputs(shaped, nodes), observer.clock.listen)
+    return smooth(shaped, nodes, stats, multiply=problem.fuses_quantizers)
+
+
+def _refined(improved: Improved, judge: OutputError, observer: Observer) -> Improved:
+    base = improved.problem.model
+    began = time.perf_counter()
+    found = refine(
+        base,
+        improved.plan,
+        observer.samples,
+        lambda plan, samples: judge.of(base, plan, samples),
+        on_event=observer.clock.listen,
+    )
+    step = _refinement(found, time.perf_counter() - began)
+    return replace(improved, plan=found.plan, steps=(*improved.steps, step))
+
+
+def _refinement(found: Refined, seconds: float) -> StepRecord:
+    changes = len({*found.plan.rounded, *found.plan.bias})
+    tried = [f"{trial.name}: output SQNR {decibels(trial.error):.2f} dB" for trial in found.trials]
+    details = tuple(tried) + ((f"kept: {found.kept}",) if tried else (found.reason,))
+    return StepRecord("round-weights", _STAGE, changes, seconds, details=details)

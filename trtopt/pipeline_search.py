@@ -1,0 +1,258 @@
+"""The fastest choice of 8-bit regions within an accuracy budget: what the search asks, answered by real runs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trtopt.accuracy.compare import is_class_like
+from trtopt.accuracy.gate import drop_of
+from trtopt.accuracy.remembered import Remembered
+from trtopt.accuracy.segments import SegmentedModel
+from trtopt.accuracy.sensitivity import sensitivity
+from trtopt.clock import Clock
+from trtopt.config import BuildConfig
+from trtopt.events import ignore
+from trtopt.graph import cost
+from trtopt.pipeline import Verification, verify
+from trtopt.pipeline_calibrate import Observer
+from trtopt.pipeline_guard import GuardTarget
+from trtopt.pipeline_improve import Improved
+from trtopt.precision.decide import QUANTIZED_TYPES, plan_for
+from trtopt.precision.guard import Guard, Guarded
+from trtopt.precision.journal import Journal
+from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.regions import find_candidates
+from trtopt.precision.search import search_auto, search_budget
+from trtopt.precision.search_result import Found
+from trtopt.precision.search_space import (
+    Budget,
+    Evaluation,
+    Mix,
+    NarrowName,
+    Option,
+    SearchRegion,
+    Space,
+    aim_for,
+)
+from trtopt.precision.widen import widen
+from trtopt.precision.write import apply_plan
+from trtopt.report.records import AccuracyRecord
+from trtopt.report.search_records import SearchRecord
+from trtopt.report.search_text import miss_text
+from trtopt.runtime import OrtSession
+
+
+class Gauge:
+    """Measures the accuracy of a graph as verification does, and says what it must hold.
+
+    Args:
+        job: The verification; its optimized graph is exchanged.
+        config: The budget.
+        is_default: Whether nobody gave the budget.
+    """
+
+    def __init__(self, job: Verification, config: BuildConfig, *, is_default: bool = False) -> None:
+        self._job = replace(job, tensors=False)
+        self._config, self._is_default = config, is_default
+        self._reference = Remembered(OrtSession(widen(job.reference), job.watched))
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What answers depend on: the samples, the metric and its script."""
+        name = self._job.metric.name if self._job.metric is not None else ""
+        script = Path(name.rpartition(":")[0])
+        content = script.read_bytes() if name.rpartition(":")[0] and script.is_file() else b""
+        return self._job.samples.sha256, name, hashlib.sha256(content).hexdigest()
+
+    def measure(self, model: ir.Model) -> AccuracyRecord:
+        """The accuracy of an optimized graph.
+
+        Raises:
+            UsageError: The metric's function fails, or gives no finite number.
+        """
+        return verify(replace(self._job, optimized=model), Clock(ignore), self._reference)
+
+    def budget(self) -> Budget:
+        """What a point has to hold; the search aims lower by what chance may cost on samples it has not seen."""
+        config, metric = self._config, self._job.metric
+        drop = math.inf if config.max_accuracy_drop is None else config.max_accuracy_drop
+        error = math.inf if config.min_sqnr_db is None else 10 ** (-config.min_sqnr_db / 10)
+        name = metric.name if metric is not None else "1 - top-1 agreement, else 1 - cosine"
+        aim = aim_for(drop, self._answers()) if drop < 1 and self._is_share() else None
+        return Budget(drop, name, error, self._is_default, aim)
+
+    def _is_share(self) -> bool:
+        """Whether the drop is a share of answers (a user's metric is taken for one); a cosine is not."""
+        if self._job.metric is not None:
+            return True
+        first = next(iter(self._job.samples))
+        return any(is_class_like(array) for array in self._reference.run(first))
+
+    def _answers(self) -> int:
+        """How many answers the metric counts: the entries of the samples it runs."""
+        metric = self._job.metric
+        if metric is not None and metric.function is not None:
+            metric.measure(self._reference, self._reference, self._job.samples, None, {})
+            return self._reference.rows
+        return sum(
+            max((len(array) for array in feeds.values() if array.ndim), default=1) for feeds in self._job.samples
+        )
+
+
+def gauge_for(job: Verification, config: BuildConfig, *, is_default: bool = False) -> Gauge | None:
+    """The gauge of a build that has a budget and 8-bit regions to choose; None for others."""
+    chooses = config.precision in QUANTIZED_TYPES and not config.keep_all_int8
+    if not chooses or (config.max_accuracy_drop is None and config.min_sqnr_db is None):
+        return None
+    return Gauge(job, config, is_default=is_default)
+
+
+def missed(found: SearchRecord | None) -> tuple[str, ...]:
+    """The gate's sentence where a search did not reach the budget."""
+    return () if found is None or found.reached else (miss_text(found),)
+
+
+def accuracy_drop(record: AccuracyRecord) -> Evaluation:
+    """What the budget bounds, as gates do: the metric's drop, else 1 - agreement or 1 - cosine of the worst output."""
+    judged = [found for name, found in record.outputs.items() if name not in record.host_outputs]
+    broken = any(found.nonfinite for found in record.outputs.values())
+    error = max((10 ** (-found.sqnr_db / 10) for found in judged), default=0.0)
+    if record.metric is not None:
+        drop = 0.0 if record.metric.name == "sqnr" else record.metric.drop
+    else:
+        drop = max((drop_of(found)[1] for found in judged), default=0.0)
+    return Evaluation(math.inf if broken else drop, error)
+
+
+class RegionOracle:
+    """Answers the search about mixes of regions, by running and pricing them.
+
+    Args:
+        improved: The FP32 form that plans are for, and the plan of what pays.
+        guard: Prices the whole network, while its judge is there.
+        guarded: Its verdicts.
+        gauge: Measures accuracy.
+        observer: Samples and progress.
+    """
+
+    def __init__(self, improved: Improved, guard: Guard, guarded: Guarded, gauge: Gauge, observer: Observer) -> None:
+        self._improved, self._guard, self._gauge, self._observer = improved, guard, gauge, observer
+        self._verdicts = {verdict.region.name: verdict for verdict in guarded.verdicts if verdict.options}
+        dtypes: tuple[QuantizedType, ...] = ("int8", "fp8")
+        self._forms = find_candidates(improved.problem, dtypes).ops
+        self._segmented: dict[NarrowName, SegmentedModel] = {}
+
+    def space(self, flop: Mapping[str, int]) -> Space:
+        """The regions that pay, with the types that do."""
+        eligible = sum(
+            flop.get(str(node.name), 0)
+            for node in self._improved.problem.model.graph
+            if cost.is_eligible_for_int8(node)
+        )
+        return Space(
+            tuple(
+                SearchRegion(
+                    name,
+                    tuple(Option(_dtype(option.kept), option.saved_us) for option in verdict.options),
+                    sum(flop.get(node, 0) for node in verdict.region.nodes),
+                )
+                for name, verdict in self._verdicts.items()
+            ),
+            eligible,
+        )
+
+    def ops(self, mix: Mix) -> tuple[QuantizedOp, ...]:
+        """The 8-bit nodes of a mix."""
+        best = {op.node: op for op in self._improved.plan.quantized}
+        found = []
+        for name, dtype in mix.quantized:
+            for option in self._verdicts[name].options:
+                if _dtype(option.kept) == dtype:
+                    found += [self._form(op, best.get(op.node)) for op in option.kept.values()]
+        return tuple(op for op in found if op is not None)
+
+    def _form(self, op: QuantizedOp, best: QuantizedOp | None) -> QuantizedOp | None:
+        if best is not None and best.dtype == op.dtype:
+            return best
+        forms = [form for form in self._forms.get(op.node, ()) if form.dtype == op.dtype]
+        return next((form for form in forms if form.weight_axis == op.weight_axis), next(iter(forms), None))
+
+    def plan(self, mix: Mix) -> PrecisionPlan:
+        """The plan of a mix, with the improved numbers of its nodes."""
+        known, problem = self._improved.plan, self._improved.problem
+        if mix.narrow == "bf16":
+            problem = replace(problem, narrow=BF16)
+        plan = plan_for(problem, known.requested, self.ops(mix), known.refused)
+        same = {op.node for op in plan.quantized if op in known.quantized} if mix.narrow == "fp16" else set()
+        return replace(
+            plan,
+            rounded={node: values for node, values in known.rounded.items() if node in same},
+            bias={node: values for node, values in known.bias.items() if node in same},
+        )
+
+    def evaluate(self, mix: Mix) -> Evaluation:
+        """See :class:`~trtopt.precision.search_space.Oracle`."""
+        model = apply_plan(self._improved.problem.model, self.plan(mix))
+        return accuracy_drop(self._gauge.measure(model))
+
+    def time_us(self, mix: Mix) -> float:
+        """See :class:`~trtopt.precision.search_space.Oracle`."""
+        found = self._guard.whole({op.node: op for op in self.ops(mix)}, BF16 if mix.narrow == "bf16" else None)
+        return math.inf if found is None else found.predicted_us
+
+    def rank(self, mix: Mix) -> Mapping[str, float]:
+        """See :class:`~trtopt.precision.search_space.Oracle`: how much the error falls when a region is taken back."""
+        base, plan = self._improved.problem.model, self.plan(mix)
+        skips = {op.node: op.skips for op in plan.quantized}
+        regions = {
+            name: [item for node in self._nodes(name, dtype) for item in (node, *skips.get(node, ()))]
+            for name, dtype in mix.quantized
+        }
+        nodes = [node for group in regions.values() for node in group]
+        exact = replace(plan, narrow=None, wide={}, bfloat={}, fused_quantizers=False)
+        with SegmentedModel(base, apply_plan(base, exact), nodes) as model:
+            found = sensitivity(
+                model, regions, self._observer.samples, always=nodes, on_event=self._observer.clock.listen
+            )
+        return {name: max(-item.change, 0.0) for name, item in found.regions.items()}
+
+    def _nodes(self, name: str, dtype: QuantizedType) -> list[str]:
+        return [node for o in self._verdicts[name].options if _dtype(o.kept) == dtype for node in o.kept]
+
+
+def _dtype(kept: Mapping[str, QuantizedOp]) -> QuantizedType:
+    return next(op.dtype for op in kept.values())
+
+
+def search(
+    oracle: RegionOracle, gauge: Gauge, flop: Mapping[str, int], observer: Observer, target: GuardTarget
+) -> Found:
+    """The fastest mix within the budget; resumed from where a killed run was.
+
+    Args:
+        oracle: Answers.
+        gauge: The budget.
+        flop: By node.
+        observer: Options, samples and progress.
+        target: For whom prices are.
+
+    Raises:
+        UsageError: The metric fails, or the journal cannot be written where it was asked for.
+    """
+    config, listen = observer.config, observer.clock.listen
+    space = oracle.space(flop)
+    keys = (*gauge.identity, observer.identity, target.name, repr(space))
+    folder = Path(config.cache_dir) if config.cache_dir else None
+    journal = Journal(oracle, [hashlib.sha256(key.encode()).hexdigest() for key in keys], folder, listen)
+    narrows: Sequence[NarrowName] = ("fp16", "bf16") if target.takes_bfloat else ("fp16",)
+    if observer.precision == "auto":
+        found = search_auto(space, gauge.budget(), journal, narrows=narrows, on_event=listen)
+    else:
+        found = search_budget(space, gauge.budget(), journal, on_event=listen)
+    return replace(found, record=replace(found.record, resumed=journal.reused))

@@ -1,0 +1,316 @@
+"""Which nodes may become 8-bit, what that takes, and which of them change together. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph import cost, edit
+from trtopt.precision import ranges, rules
+from trtopt.precision.attention_qdq import attention_products
+from trtopt.precision.plan import NarrowType, Operand, QuantizedOp, QuantizedType
+from trtopt.precision.qdq import LARGEST, quantize_weight
+from trtopt.precision.ranges import TensorStats
+from trtopt.precision.residuals import residual_adds
+from trtopt.precision.shared_ranges import with_shared_ranges
+from trtopt.report.records import Refusal
+
+IMPORTED = "imported"
+"""Name of the method that took a range from a calibration cache."""
+
+WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Operators whose products with a constant weight may become 8-bit."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a decision about precision is made from.
+
+    Attributes:
+        model: A widened model, nodes named.
+        backend: ``tensorrt-rtx`` or ``tensorrt``: whose table applies.
+        stats: What was observed of :func:`trtopt.precision.decide.wanted_tensors`.
+        shapes: Static shapes by tensor name, at the largest input shapes.
+        method: How INT8 ranges are chosen from histograms.
+        narrow: The type of what is neither 8-bit nor FP32.
+        imported: INT8 ranges given by a calibration cache, largest magnitude by tensor name: they go before ``stats``.
+        unknown: Why a tensor has no INT8 range although there are statistics, by tensor name.
+        put_back: Nodes that stay FP32 because the outputs need it, with the reason.
+        takes_bfloat: Whether the target computes in BF16.
+    """
+
+    model: ir.Model
+    backend: str
+    stats: Mapping[str, TensorStats]
+    shapes: Mapping[str, tuple[int, ...]]
+    method: str
+    narrow: NarrowType
+    imported: Mapping[str, float] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    put_back: Mapping[str, str] = field(default_factory=dict)
+    takes_bfloat: bool = False
+
+    @property
+    def fuses_quantizers(self) -> bool:
+        """Whether INT8 quantizers behind 16-bit products are written as arithmetic."""
+        return self.backend == "tensorrt-rtx"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that read one tensor, which is quantized once for all of them.
+
+    Attributes:
+        name: The tensor.
+        nodes: Their names, in graph order.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What may become 8-bit.
+
+    Attributes:
+        ops: The forms of each node: by type in the order asked for, the most accurate of a type first.
+        regions: The nodes by the tensor they read, in graph order.
+        refused: Products that stay wider, with the reason.
+    """
+
+    ops: Mapping[str, tuple[QuantizedOp, ...]]
+    regions: tuple[Region, ...]
+    refused: tuple[Refusal, ...]
+
+    @property
+    def all(self) -> dict[str, QuantizedOp]:
+        """Every node in its first form."""
+        return {node: forms[0] for node, forms in self.ops.items()}
+
+
+def find_candidates(problem: Problem, dtypes: Sequence[QuantizedType]) -> Candidates:
+    """The nodes that the backend's table and the observed ranges let become 8-bit.
+
+    Args:
+        problem: The model and what is known of it.
+        dtypes: The 8-bit types asked for, the preferred one first.
+    """
+    ops: dict[str, tuple[QuantizedOp, ...]] = {}
+    refused: dict[str, Refusal] = {}
+    nodes = {str(node.name): node for node in problem.model.graph}
+    for dtype in dtypes:
+        found, out = _ops(problem, dtype)
+        for op in found:
+            coarser = _coarser(op, nodes[op.node]) if problem.fuses_quantizers else ()
+            ops[op.node] = (*ops.get(op.node, ()), op, *coarser)
+        for refusal in out:
+            refused.setdefault(refusal.node, refusal)
+    regions: dict[str, list[str]] = {}
+    partners = _partners(problem, dtypes)
+    for node in problem.model.graph:
+        if node.name in ops:
+            first = partners.get(str(node.name), node)
+            regions.setdefault(str(first.inputs[0].name), []).append(str(node.name))  # type: ignore[union-attr]
+    return Candidates(
+        ops,
+        tuple(Region(name, tuple(nodes)) for name, nodes in regions.items()),
+        tuple(refusal for name, refusal in refused.items() if name not in ops),
+    )
+
+
+def without(candidates: Candidates, blocked: Mapping[str, str]) -> Candidates:
+    """The candidates but for some nodes, which are refused for the reasons given."""
+    if not blocked:
+        return candidates
+    regions = (replace(item, nodes=tuple(n for n in item.nodes if n not in blocked)) for item in candidates.regions)
+    return Candidates(
+        {node: forms for node, forms in candidates.ops.items() if node not in blocked},
+        tuple(item for item in regions if item.nodes),
+        (*candidates.refused, *(Refusal(node, reason) for node, reason in blocked.items())),
+    )
+
+
+def _partners(problem: Problem, dtypes: Sequence[QuantizedType]) -> dict[str, ir.Node]:
+    """The product of queries and keys, by the name of the product with the values that it changes with."""
+    found = [item for dtype in dtypes for item in attention_products(problem.model, problem.backend, dtype)[0]]
+    return {str(item.mix.name): item.scores for item in found}
+
+
+def _coarser(op: QuantizedOp, node: ir.Node) -> tuple[QuantizedOp, ...]:
+    """The form with one scale of a node that has scales per channel, if its weight allows it."""
+    if op.weight_axis is None or op.dtype != "int8" or weight_sqnr_db(node) < rules.LEAST_WEIGHT_SQNR_DB:
+        return ()
+    return (replace(op, weight_axis=None, multiply=False),)
+
+
+def candidate_nodes(
+    model: ir.Model, backend: str, dtype: QuantizedType = "int8"
+) -> tuple[list[ir.Node], list[Refusal]]:
+    """Nodes with a constant weight that the backend's table sends to ``dtype``, and the refusals of the others."""
+    nodes, refused = [], []
+    for node in model.graph:
+        if node.op_type not in WEIGHTED or len(node.inputs) < 2:
+            continue
+        weight = edit.constant_of(node.inputs[1])
+        if weight is None:
+            if not _is_dequantized(node.inputs[1]):
+                refused.append(Refusal(str(node.name), "no constant weight: attention and other products stay 16-bit"))
+            continue
+        if weight.ndim < 2 or edit.constant_of(node.inputs[0]) is not None or _is_dequantized(node.inputs[0]):
+            continue
+        verdict = rules.placement(node, backend, dtype)
+        if verdict.granularity is None:
+            refused.append(Refusal(str(node.name), verdict.reason))
+        else:
+            nodes.append(node)
+    return nodes, refused
+
+
+def _ops(problem: Problem, dtype: QuantizedType) -> tuple[list[QuantizedOp], list[Refusal]]:
+    nodes, refused = candidate_nodes(problem.model, problem.backend, dtype)
+    found: list[QuantizedOp] = []
+    given = problem.imported.items() if dtype == "int8" else ()
+    amax = {activation: (bound, IMPORTED) for activation, bound in given}
+    for node in nodes:
+        op = _quantized_op(node, problem, dtype, amax)
+        if isinstance(op, Refusal):
+            refused.append(op)
+        else:
+            found.append(op)
+    if dtype == "int8":
+        left_out = _left_out(problem, found)
+        refused += left_out.values()
+        found = [op for op in found if op.node not in left_out]
+    imported = {op.activation for op in found if op.method == IMPORTED}
+    found = with_shared_ranges(problem.model, found, rules.LARGEST_SHARED_RATIO[problem.backend], imported)
+    if rules.RESIDUALS[problem.backend].granularity is not None:
+        found = _with_residuals(problem, found)
+    attention, out = _attention_ops(problem, dtype, {op.node for op in found}, amax)
+    return [*found, *attention], [*out, *refused]
+
+
+def _with_residuals(problem: Problem, ops: Sequence[QuantizedOp]) -> list[QuantizedOp]:
+    """The same, with the additions that read a quantized tensor as a residual."""
+    quantized = {op.node for op in ops}
+    values = {str(node.inputs[0].name): node.inputs[0] for node in problem.model.graph if node.name in quantized}  # type: ignore[union-attr]
+    skips = {name: residual_adds(value, quantized) for name, value in values.items() if value is not None}
+    return [replace(op, skips=skips[op.activation]) for op in ops]
+
+
+def _attention_ops(
+    problem: Problem, dtype: QuantizedType, weighted: Collection[str], known: dict[str, tuple[float, str]]
+) -> tuple[list[QuantizedOp], list[Refusal]]:
+    """The products of attention, both or none of each."""
+    products, refused = attention_products(problem.model, problem.backend, dtype, problem.shapes)
+    found: list[QuantizedOp] = []
+    for item in products:
+        reason = ""
+        if dtype == "int8" and not (item.readers and item.readers <= set(weighted)):
+            reason = "the fused INT8 attention writes INT8, and what reads its result does not take it so"
+        for name in item.operands:
+            stats = problem.stats.get(name)
+            if stats is None or stats.nonfinite or not stats.has_histogram or stats.absmax <= 0:
+                reason = reason or f"{name} was not observed, or is not finite or zero in every sample"
+                continue
+            if dtype == "int8" and name in problem.unknown:
+                reason = reason or problem.unknown[name]
+            if name not in known:
+                known[name] = _range(stats, problem.method, dtype)
+            decibel = ranges.int8_sqnr_db(stats, known[name][0]) if dtype == "int8" else math.inf
+            if decibel < rules.SMALLEST_INPUT_SQNR_DB:
+                reason = reason or f"{name} keeps only {decibel:.1f} dB in INT8: too heavy-tailed"
+            if known[name][0] / LARGEST[dtype] < problem.narrow.smallest_normal:
+                reason = (
+                    reason or f"{name} is so small that its scale is below the normal range of {problem.narrow.name}"
+                )
+        if reason:
+            refused += [Refusal(str(node.name), reason) for node in (item.scores, item.mix)]
+            continue
+        for node, (left, right) in ((item.scores, item.operands[:2]), (item.mix, item.operands[2:])):
+            other = Operand(right, *known[right])
+            found.append(QuantizedOp(str(node.name), left, known[left][0], None, known[left][1], False, dtype, other))
+    return found, refused
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    producer = value.producer() if value is not None else None
+    return producer is not None and producer.op_type == "DequantizeLinear"
+
+
+def _quantized_op(
+    node: ir.Node, problem: Problem, dtype: QuantizedType, known: dict[str, tuple[float, str]]
+) -> QuantizedOp | Refusal:
+    name, activation = str(node.name), str(node.inputs[0].name)  # type: ignore[union-attr]
+    found = problem.stats.get(activation)
+    weight = edit.constant_of(node.inputs[1])
+    if weight is not None and not np.isfinite(np.abs(weight).max(initial=0)):
+        return Refusal(name, f"its weight {node.inputs[1].name} holds NaN or infinity")  # type: ignore[union-attr]
+    if found is None:
+        return Refusal(name, f"{activation} was not observed")
+    if found.nonfinite:
+        return Refusal(name, f"{activation} holds NaN or infinity in the FP32 reference")
+    if dtype == "int8" and activation in problem.unknown:
+        return Refusal(name, problem.unknown[activation])
+    if activation not in known:
+        known[activation] = _range(found, problem.method, dtype)
+    amax, chosen = known[activation]
+    if amax <= 0:
+        return Refusal(name, f"{activation} was zero in every sample")
+    granularity = rules.placement(node, problem.backend, dtype).granularity
+    if granularity == "per-channel":
+        return QuantizedOp(name, activation, amax, _channel_axis(node), chosen, dtype=dtype)
+    multiply = dtype == "int8" and node.op_type == "Conv" and weight_sqnr_db(node) < rules.SMALLEST_WEIGHT_SQNR_DB
+    return QuantizedOp(name, activation, amax, 0 if multiply else None, chosen, multiply, dtype)
+
+
+def _range(found: TensorStats, method: str, dtype: QuantizedType) -> tuple[float, str]:
+    """A floating type keeps its relative precision down to small numbers: clipping gains nothing, so the maximum."""
+    return (found.absmax, "max") if dtype == "fp8" else ranges.choose_amax(found, method)
+
+
+def _left_out(problem: Problem, ops: Sequence[QuantizedOp]) -> dict[str, Refusal]:
+    """Nodes whose input is too heavy-tailed for INT8, the worst first, as far as their share of the flop allows."""
+    judged = [op for op in ops if op.method != IMPORTED]  # a given range is taken as it is
+    quality = {op.node: ranges.int8_sqnr_db(problem.stats[op.activation], op.activation_amax) for op in judged}
+    activation = {op.node: op.activation for op in ops}
+    flop = cost.flop_by_node(problem.model, problem.shapes)
+    eligible = [str(node.name) for node in problem.model.graph if cost.is_eligible_for_int8(node)]
+    budget = rules.LARGEST_SHARE_LEFT_OUT * sum(flop.get(name, 0) for name in eligible)
+    among = {op.node for op in ops}
+    budget -= sum(flop.get(name, 0) for name in eligible if name not in among)
+    found = {}
+    for name in sorted(quality, key=lambda node: quality[node]):
+        if quality[name] >= rules.SMALLEST_INPUT_SQNR_DB:
+            break
+        if flop.get(name, 0) > budget:
+            continue
+        budget -= flop.get(name, 0)
+        reason = f"{activation[name]} keeps only {quality[name]:.1f} dB in INT8: too heavy-tailed"
+        found[name] = Refusal(name, reason)
+    return found
+
+
+def weight_sqnr_db(node: ir.Node) -> float:
+    """Signal to noise of the node's weight in INT8 with one scale, in dB."""
+    weight = np.asarray(edit.constant_of(node.inputs[1]), np.float32)
+    values, scales = quantize_weight(weight, None, None)
+    noise = float(np.square(values * scales - weight).sum())
+    power = float(np.square(weight).sum())
+    return 10 * math.log10(power / noise) if power > 0 and noise > 0 else math.inf
+
+
+def _channel_axis(node: ir.Node) -> int | None:
+    """The weight's output-channel axis."""
+    weight = edit.constant_of(node.inputs[1])
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1
+    if node.op_type == "Gemm":
+        return 0 if edit.int_attribute(node, "transB", 0) else 1
+    return 1 if weight is not None and weight.ndim == 2 else None

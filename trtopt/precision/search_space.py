@@ -1,0 +1,284 @@
+"""What a search over precisions chooses from, and the order in which it gives 8-bit up. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from trtopt.precision.plan import QuantizedType
+
+NarrowName = Literal["fp16", "bf16"]
+DEFAULT_BUDGET = 0.01
+"""The largest drop that ``--auto`` allows where nobody gives a budget: that of NNCF's accuracy control."""
+
+ROUNDING = 1e-9
+"""Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The gate allows as much."""
+
+Errors = Mapping[tuple[str, QuantizedType], float]
+"""The error that a region adds in an 8-bit type, by region and type."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An 8-bit type a region may have.
+
+    Attributes:
+        dtype: The type.
+        saved_us: Predicted microseconds it saves against 16-bit, by itself.
+    """
+
+    dtype: QuantizedType
+    saved_us: float
+
+
+@dataclass(frozen=True)
+class SearchRegion:
+    """Nodes that change their type together.
+
+    Attributes:
+        name: Its name, of which there is one.
+        options: The 8-bit types that pay, one or more.
+        flop: Its arithmetic, for the shares in the report.
+    """
+
+    name: str
+    options: tuple[Option, ...]
+    flop: int = 0
+
+    def saved_us(self, dtype: QuantizedType | None) -> float:
+        """Microseconds saved in a type of its options; None is 16-bit."""
+        return next((option.saved_us for option in self.options if option.dtype == dtype), 0.0)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A point of the search: which regions are 8-bit.
+
+    Attributes:
+        narrow: The type of what is not 8-bit.
+        quantized: The 8-bit regions and their type, in the order of their names.
+    """
+
+    narrow: NarrowName
+    quantized: tuple[tuple[str, QuantizedType], ...] = ()
+
+    @classmethod
+    def of(cls, narrow: NarrowName, types: Mapping[str, QuantizedType]) -> Mix:
+        """The point with these 8-bit regions."""
+        return cls(narrow, tuple(sorted(types.items())))
+
+    @property
+    def types(self) -> dict[str, QuantizedType]:
+        """The 8-bit regions and their type."""
+        return dict(self.quantized)
+
+    def moved(self, moves: Iterable[Move]) -> Mix:
+        """The point after some moves."""
+        types: dict[str, QuantizedType | None] = {**self.types}
+        types.update((move.region, move.dtype) for move in moves)
+        return Mix.of(self.narrow, {region: dtype for region, dtype in types.items() if dtype is not None})
+
+
+@dataclass(frozen=True)
+class Move:
+    """A region gets another type; None is 16-bit."""
+
+    region: str
+    dtype: QuantizedType | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a point costs in accuracy.
+
+    Attributes:
+        drop: What the budget bounds: baseline minus optimized metric, or 1 - agreement; infinite where an output is not
+            finite. NaN counts as infinite.
+        error: Noise power over signal power of the least accurate output: it tells points of equal drop apart, since a
+            metric over few samples has plateaus. NaN counts as infinite.
+    """
+
+    drop: float
+    error: float
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "error"):
+            if math.isnan(getattr(self, name)):
+                object.__setattr__(self, name, math.inf)
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """The more accurate, the smaller."""
+        return self.drop, self.error
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a point has to hold.
+
+    Attributes:
+        drop: The largest drop.
+        metric: What it is measured by, for the report.
+        error: The largest error: 10 ** (-X / 10) for an SQNR of X dB.
+        is_default: Whether nobody gave it.
+        aim: The drop the search aims at, where 16-bit can hold it: see :func:`aim_for`; None for the budget itself.
+    """
+
+    drop: float
+    metric: str
+    error: float = math.inf
+    is_default: bool = False
+    aim: float | None = None
+
+    def holds(self, found: Evaluation) -> bool:
+        """Whether a point is within the budget."""
+        return found.drop <= self.drop + ROUNDING and found.error <= self.error
+
+
+def aim_for(drop: float, samples: int) -> float:
+    """The budget less one standard error, for a drop that is a share of ``samples`` answers that turn wrong.
+
+    A search ends close to what it is allowed, and the drop on other samples differs by chance: aimed at the budget
+    itself, it would be missed there in every second case. The standard error of a share p over n samples is
+    sqrt(p (1 - p) / n): 0.0044 of a budget of 0.01 with 500 samples, 0.0010 with 10 000. At least half of the budget is
+    left: so few samples that this is not enough cannot tell a good point from a bad one.
+
+    Args:
+        drop: The budget.
+        samples: Answers that the metric counts.
+    """
+    share = min(max(drop, 0.0), 1.0)
+    return max(drop - math.sqrt(share * (1 - share) / max(samples, 1)), drop / 2)
+
+
+class Oracle(Protocol):
+    """Who knows what a point costs. Equal questions have equal answers."""
+
+    def evaluate(self, mix: Mix) -> Evaluation:
+        """The point's accuracy, over all samples; the expensive question."""
+        ...
+
+    def time_us(self, mix: Mix) -> float:
+        """The judge's price of the whole network in microseconds; infinite where it cannot be built."""
+        ...
+
+    def rank(self, mix: Mix) -> Mapping[str, float]:
+        """For each 8-bit region of ``mix``, the error it adds there; in any unit, the same for all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Space:
+    """All points.
+
+    Attributes:
+        regions: The regions that pay in 8-bit, in graph order.
+        eligible_flop: Arithmetic of all layers that could be 8-bit, regions or not; the regions' own if it is less.
+    """
+
+    regions: tuple[SearchRegion, ...]
+    eligible_flop: int = 0
+    _by_name: Mapping[str, SearchRegion] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {region.name: region for region in self.regions})
+
+    def fastest(self, narrow: NarrowName) -> Mix:
+        """Every region in the type that saves most; the first of equals."""
+        types = {r.name: max(r.options, key=lambda option: option.saved_us).dtype for r in self.regions if r.options}
+        return Mix.of(narrow, types)
+
+    def pure(self, narrow: NarrowName, dtype: QuantizedType) -> Mix:
+        """Every region that may have ``dtype`` in it."""
+        return Mix.of(narrow, {r.name: dtype for r in self.regions if any(o.dtype == dtype for o in r.options)})
+
+    def dtypes(self) -> tuple[QuantizedType, ...]:
+        """The 8-bit types among the options."""
+        return tuple(dict.fromkeys(option.dtype for region in self.regions for option in region.options))
+
+    def saved_us(self, mix: Mix) -> float:
+        """The sum of what the regions save by themselves: an estimate of what the whole network saves."""
+        return math.fsum(self._by_name[name].saved_us(dtype) for name, dtype in mix.quantized)
+
+    def flop_share(self, mix: Mix) -> dict[str, float]:
+        """Share of the eligible flop by 8-bit type."""
+        total = max(self.eligible_flop, sum(region.flop for region in self.regions))
+        done: dict[str, int] = dict.fromkeys(self.dtypes(), 0)
+        for name, dtype in mix.quantized:
+            done[dtype] += self._by_name[name].flop
+        return {dtype: flop / total if total else 0.0 for dtype, flop in done.items()}
+
+    def ways_down(self, mix: Mix, errors: Errors) -> list[Move]:
+        """The moves from ``mix`` to 16-bit everywhere, the most error per microsecond first.
+
+        A region with several types goes down the lower convex hull of its points (microseconds saved, error), so that
+        every prefix is the greedy solution of the multiple-choice knapsack over its regions (P. Sinha and A. Zoltners,
+        "The multiple-choice knapsack problem", Operations Research 27(3), 1979).
+
+        Args:
+            mix: Where the way starts.
+            errors: Of every region of ``mix``, in the types it may have.
+        """
+        waiting: list[tuple[float, float, int, int]] = []
+        stairs: list[list[tuple[float, float, Move]]] = []
+        types = mix.types
+        for region in self.regions:
+            if region.name in types:
+                stairs.append(_stairs(region, types[region.name], errors))
+                self._push(waiting, stairs, len(stairs) - 1, 0)
+        moves = []
+        while waiting:
+            _, _, index, number = heapq.heappop(waiting)
+            moves.append(stairs[index][number][2])
+            self._push(waiting, stairs, index, number + 1)
+        return moves
+
+    @staticmethod
+    def _push(
+        waiting: list[tuple[float, float, int, int]],
+        stairs: Sequence[Sequence[tuple[float, float, Move]]],
+        index: int,
+        number: int,
+    ) -> None:
+        """The next step of a region; a later one never overtakes it."""
+        if number < len(stairs[index]):
+            efficiency, error, _ = stairs[index][number]
+            heapq.heappush(waiting, (-efficiency, -error, index, number))
+
+    def ways_up(self, mix: Mix) -> list[tuple[Move, float]]:
+        """The moves of single regions that save time, and the microseconds; the most first."""
+        types, found = mix.types, []
+        for region in self.regions:
+            now = region.saved_us(types.get(region.name))
+            options = ((option.dtype, option.saved_us - now) for option in region.options)
+            found += [(Move(region.name, dtype), gain) for dtype, gain in options if gain > 0]
+        return sorted(found, key=lambda item: -item[1])
+
+
+def _stairs(region: SearchRegion, dtype: QuantizedType, errors: Errors) -> list[tuple[float, float, Move]]:
+    """Error per microsecond, error, and move of each step from ``dtype`` down to 16-bit."""
+    levels: list[tuple[float, float, QuantizedType | None]] = [
+        (option.saved_us, max(errors.get((region.name, option.dtype), math.inf), 0.0), option.dtype)
+        for option in region.options
+    ]
+    saved, error, _ = next(level for level in levels if level[2] == dtype)
+    levels.append((0.0, 0.0, None))
+    found = []
+    at: QuantizedType | None = dtype
+    while at is not None:
+        lower = [level for level in levels if level[2] is None or (0.0 < level[0] <= saved and level[1] < error)]
+        next_saved, next_error, at = max(
+            lower, key=lambda level: (_efficiency(error - level[1], saved - level[0]), saved - level[0])
+        )
+        gain = error - next_error
+        found.append((_efficiency(gain, saved - next_saved), gain, Move(region.name, at)))
+        saved, error = next_saved, next_error
+    return found
+
+
+def _efficiency(error: float, microseconds: float) -> float:
+    """Error that goes per microsecond that is lost; infinite where none is."""
+    return error / microseconds if microseconds > 0 else math.inf

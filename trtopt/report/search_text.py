@@ -1,0 +1,137 @@
+"""A search for the fastest precision within a budget, as a terminal shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trtopt.report.analysis_text import shorten, time_text, visible
+from trtopt.report.search_records import SearchRecord, SearchStep
+from trtopt.report.text import count, pairs, percent, some, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_NAME_WIDTH = 40
+_MOST_STEPS = 24
+ACTIONS = {
+    "start": "all that pays",
+    "alternative": "one type only",
+    "16-bit": "16-bit only",
+    "take back": "taken back",
+    "take fewer back": "fewer taken back",
+    "win back": "won back",
+}
+"""What was tried, in the words of the table."""
+
+
+def section(record: SearchRecord | None) -> list[RenderableType]:
+    """What was asked for, what was found, and every evaluation."""
+    if record is None:
+        return []
+    from rich.text import Text
+
+    rows = [("budget", _budget(record)), ("result", _result(record)), ("work", _work(record))]
+    for name, regions in (("taken back", record.reverted), ("won back", record.won_back)):
+        if regions:
+            rows.append((name, f"{count(len(regions), 'region')}: {_names(regions, 4)}"))
+    body: list[RenderableType] = [pairs(rows), Text(""), _steps(record.steps)]
+    if len(record.steps) > _MOST_STEPS:
+        body.append(Text(f"and {len(record.steps) - _MOST_STEPS} more, in the JSON report"))
+    return body
+
+
+def pareto_section(record: SearchRecord | None) -> list[RenderableType]:
+    """The Pareto front, the fastest point first."""
+    if record is None or not record.pareto:
+        return []
+    types = list(dict.fromkeys(dtype for point in record.pareto for dtype in point.flop_share))
+    headers = (
+        *("", "point", "predicted"),
+        *(f"{dtype.upper()} of the flop" for dtype in types),
+        *("drop", "budget"),
+    )
+    rows = [
+        (
+            "*" if point.chosen else "",
+            point.name,
+            _time(point.predicted_us),
+            *(percent(point.flop_share.get(dtype, 0.0)) for dtype in types),
+            drop_text(point.drop),
+            "within" if point.within_budget else "missed",
+        )
+        for point in record.pareto
+    ]
+    from rich.text import Text
+
+    numbers = range(2, 4 + len(types))
+    return [table(headers, rows, right=numbers), Text("* chosen; no other point is both faster and more accurate")]
+
+
+def miss_text(record: SearchRecord) -> str:
+    """The gate's sentence where no point is within the budget."""
+    mix = _mix(record)
+    option = "--auto" if record.is_default_budget else "--max-accuracy-drop"
+    bound = f"is within the {record.budget:g} of {option}" if record.budget < math.inf else "holds --min-sqnr-db"
+    return (
+        f"accuracy budget: no precision that was tried {bound}; the closest point has a drop of "
+        f"{drop_text(record.drop)} ({record.metric}) with {mix}"
+        + (f", predicted {_time(record.predicted_us)}" if record.predicted_us < math.inf else "")
+    )
+
+
+def drop_text(drop: float) -> str:
+    """A drop: four digits behind the point, more where it is smaller than they can say."""
+    if not math.isfinite(drop):
+        return "not finite"
+    return f"{drop:.4f}" if drop == 0 or abs(drop) >= 5e-4 else f"{drop:.1e}"
+
+
+def _budget(record: SearchRecord) -> str:
+    if record.budget == math.inf:
+        return "the SQNR of --min-sqnr-db"
+    default = ", the default of --auto" if record.is_default_budget else ""
+    aim = f"; the search aims at {record.aim:.2g}, for samples it has not seen" if record.aim < record.budget else ""
+    return f"a drop of {record.budget:g} ({record.metric}){default}{aim}"
+
+
+def _result(record: SearchRecord) -> str:
+    against = f" against {_time(record.plain_us)} in 16-bit" if record.types else ""
+    held = "" if record.reached else "NOT REACHED; closest: "
+    return f"{held}{_mix(record)}: drop {drop_text(record.drop)}, predicted {_time(record.predicted_us)}{against}"
+
+
+def _mix(record: SearchRecord) -> str:
+    """Which share of the regions is 8-bit, in words."""
+    types = list(record.types.values())
+    parts = [f"{types.count(dtype)} in {dtype.upper()}" for dtype in dict.fromkeys(types)]
+    return f"{' and '.join(parts)} of {count(record.regions, 'region')}" if parts else "no region in 8-bit"
+
+
+def _work(record: SearchRecord) -> str:
+    text = f"{count(record.evaluations, 'evaluation')}, {count(record.rankings, 'ranking')}"
+    if record.resumed:
+        text += f"; {count(record.resumed, 'answer')} from an earlier run"
+    return text + ("; stopped at the most evaluations it makes" if record.stopped_early else "")
+
+
+def _steps(steps: Sequence[SearchStep]) -> RenderableType:
+    rows = []
+    for number, step in enumerate(steps[:_MOST_STEPS], 1):
+        verdict = "within" if step.within_aim else "too close" if step.within_budget else "missed"
+        if step.action in ("take back", "win back") and not step.within_aim:
+            verdict += ", went on" if step.kept else ", undone"
+        changed = ""
+        if step.regions and step.action not in ("start", "alternative"):
+            changed = f"{count(len(step.regions), 'region')}: {_names(step.regions, 1)}"
+        rows.append((str(number), ACTIONS[step.action], step.name, changed, drop_text(step.drop), verdict))
+    return table(("", "tried", "point", "changed", "drop", "budget"), rows, right=(0, 4))
+
+
+def _names(regions: Sequence[str], most: int) -> str:
+    return some([shorten(visible(name), _NAME_WIDTH) for name in regions], most)
+
+
+def _time(microseconds: float) -> str:
+    return time_text(microseconds) if math.isfinite(microseconds) else "unknown"
