@@ -214,12 +214,13 @@ class _Run:
                 "precision",
                 f"what the model keeps as {', '.join(own)} stays so; {asked} is predicted for its FP32 tensors",
             )
-        if asked == "int8":
-            from trtopt.precision.decide import int8_nodes
+        if asked in _BASES:
+            return Precision(base=_BASES[asked])
+        from trtopt.precision.decide import QUANTIZED_TYPES, placed_nodes
 
-            backend = TENSORRT_RTX if self.gpu.compute_capability in RTX_TARGETS else TENSORRT
-            return Precision(base="fp16", quantized=int8_nodes(model, backend.name))
-        return Precision(base=_BASES[asked])
+        backend = TENSORRT_RTX if self.gpu.compute_capability in RTX_TARGETS else TENSORRT
+        dtype = QUANTIZED_TYPES[asked][0]
+        return Precision("fp16", placed_nodes(model, backend.name, dtype), dtype)
 
     def _build_precision(self, job: _Job) -> str | None:
         """The precision of the engine to compile; None keeps the model's types."""

@@ -123,7 +123,7 @@ class Session:
         profiles: tuple[Profile, ...],
         target: Target,
     ) -> _Made:
-        """The model lowered, verified and built; where the compiler names an 8-bit node it cannot build, without it."""
+        """The model lowered, verified and built; where the compiler cannot build an 8-bit node, without it."""
         config, clock, make = self.config, self.clock, self.make_engine
         lowered = pipeline_precision.Lowered(artifact, None, PrecisionRecord("as-is"))
         if lowering is not None:
@@ -146,11 +146,14 @@ class Session:
                 )
             except EngineBuildError as error:
                 blocked = {} if lowering is None else pipeline_precision.blamed(lowered, error)
-                if lowering is None or not blocked:
+                is_new = config.keep_all_int8 and lowered.quantized and lowering is not None and not lowering.failed
+                if lowering is None or not (blocked or is_new):
                     raise
                 for node, reason in blocked.items():
                     clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
-                again = dataclasses.replace(lowering, blocked={**lowering.blocked, **blocked})
+                again = dataclasses.replace(
+                    lowering, blocked={**lowering.blocked, **blocked}, failed=lowering.failed or not blocked
+                )
                 return self._made(artifact, again, plain, profiles, target)
             accuracy = pipeline.verify_engine(accuracy, job, engine, target.backend, clock)
             failures = missed(lowered.search) + gate(accuracy, config)

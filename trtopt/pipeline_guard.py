@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trtopt.engine.backend import Backend
 from trtopt.graph.shapes import at_shapes
@@ -17,6 +20,7 @@ from trtopt.precision.plan import QuantizedType
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.guard_records import GuardRecord
 from trtopt.report.search_records import SearchRecord
+from trtopt.rewrite.prices import PriceFile
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,15 @@ def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, obse
 
     Raises:
         MissingDependencyError: TensorRT for RTX has to judge and is not installed.
+        UsageError: The cache folder that was asked for cannot be written.
     """
-    with judge_for(target.backend, target.gpu, None, observer.config.plugins) as judge:
-        yield Guard(problem, candidates, at_shapes(problem.model, target.shapes), judge, observer.clock.listen)
+    config, listen = observer.config, observer.clock.listen
+    static = at_shapes(problem.model, target.shapes)
+    with judge_for(target.backend, target.gpu, None, config.plugins) as judge:
+        folder = Path(config.cache_dir) if config.cache_dir else None
+        plugins = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in config.plugins]
+        file = PriceFile((judge.name, repr(target.gpu), *plugins), folder, listen)
+        yield Guard(problem, candidates, static, judge, listen, file)
 
 
 def guard_records(guarded: Guarded) -> tuple[GuardRecord, ...]:
@@ -85,19 +95,37 @@ def kept_records(candidates: Candidates, reason: str) -> tuple[GuardRecord, ...]
     )
 
 
-def searched_records(records: Sequence[GuardRecord], found: SearchRecord) -> tuple[GuardRecord, ...]:
-    """The verdicts, with what the accuracy budget took back."""
-    return tuple(
-        replace(
-            record,
-            kept=False,
-            dtype="",
-            reason=f"taken back for the accuracy budget of {found.budget:g} ({found.metric})",
-        )
-        if record.kept and record.region not in found.types
-        else replace(record, dtype=found.types.get(record.region, record.dtype))
-        for record in records
+def with_blocked(
+    records: Sequence[GuardRecord], candidates: Candidates, blocked: Mapping[str, str]
+) -> tuple[GuardRecord, ...]:
+    """The verdicts, with one for each region that the compiler could not build.
+
+    Args:
+        records: The verdicts on the regions that are left.
+        candidates: What might have become 8-bit, before nodes were taken out.
+        blocked: Those nodes, with the reason.
+    """
+    judged = {record.region: record for record in records}
+    found = (
+        judged.get(item.name)
+        or GuardRecord(region=item.name, nodes=item.nodes, kept=False, reason=blocked.get(item.nodes[0], ""))
+        for item in candidates.regions
     )
+    return tuple(found)
+
+
+def searched_records(records: Sequence[GuardRecord], found: SearchRecord) -> tuple[GuardRecord, ...]:
+    """The verdicts, with what the accuracy budget took back, or the search found to pay after all."""
+    bound = f"of {found.budget:g} ({found.metric})" if found.budget < math.inf else "of --min-sqnr-db"
+    taken_back = f"taken back for the accuracy budget {bound}"
+    result = []
+    for record in records:
+        dtype = found.types.get(record.region, "")
+        reason = record.reason
+        if record.kept != bool(dtype):
+            reason = "" if dtype else taken_back
+        result.append(replace(record, kept=bool(dtype), dtype=dtype, reason=reason))
+    return tuple(result)
 
 
 def _record(verdict: Verdict) -> GuardRecord:
@@ -110,7 +138,7 @@ def _record(verdict: Verdict) -> GuardRecord:
         dtype="+".join(dtypes),
         reason=f"only {', '.join(verdict.kept)}" if some else verdict.reason,
         before_us=verdict.before.predicted_us if verdict.before else None,
-        after_us=verdict.after.predicted_us if verdict.after else None,
+        after_us=max(verdict.after.predicted_us, 0.0) if verdict.after else None,
         kernels=_change(verdict, "kernels"),
         bytes=_change(verdict, "bytes"),
     )
@@ -119,4 +147,5 @@ def _record(verdict: Verdict) -> GuardRecord:
 def _change(verdict: Verdict, name: str) -> tuple[int, int] | None:
     if verdict.before is None or verdict.after is None:
         return None
-    return int(getattr(verdict.before, name)), int(getattr(verdict.after, name))
+    # A region that frees its neighbours of more than it costs comes out below nothing.
+    return int(getattr(verdict.before, name)), max(int(getattr(verdict.after, name)), 0)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.precision.calib_cache import check_own
 from trtopt.precision.existing_qdq import existing_ranges, mend
 from trtopt.precision.samples import Samples
 from trtopt.precision.trt_cache import (
@@ -73,9 +74,12 @@ def given_ranges(config: BuildConfig, precision: str | None, model: ir.Model, cl
         clock: Told when the cache has no use.
 
     Raises:
-        UsageError: The cache is damaged, or that of another model.
+        UsageError: The cache is damaged, or that of another model; the file is no cache at all.
     """
-    if config.calib_cache is None or not is_trt_cache(Path(config.calib_cache)):
+    if config.calib_cache is None:
+        return None
+    if not is_trt_cache(Path(config.calib_cache)):
+        check_own(Path(config.calib_cache))
         return None
     cache, names = read_trt_cache(Path(config.calib_cache)), tensor_names(model)
     check_belongs(cache, names)

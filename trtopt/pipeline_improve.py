@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import onnx_ir as ir
 
 from trtopt.graph.shapes import infer_in_place
 from trtopt.pipeline_calibrate import Observer
-from trtopt.pipeline_error import OutputError, decibels
+from trtopt.pipeline_error import OutputError, decibels, fitted
 from trtopt.precision.channel_stats import channel_stats, product_inputs
 from trtopt.precision.decide import plan_for
 from trtopt.precision.equalize import equalize
@@ -21,6 +22,9 @@ from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.scaling import Scaled
 from trtopt.precision.smooth import smooth
 from trtopt.report.records import StepRecord
+
+SMALLEST_SAMPLES = 16
+"""With fewer samples, what fits them need not fit others: channels that hardly show in them get scales of their own."""
 
 _STAGE = "PRECISION"
 _METHODS = ("percentile", "max")
@@ -46,7 +50,7 @@ class Improved:
 def improve(problem: Problem, plan: PrecisionPlan, observer: Observer) -> Improved:
     """Equalize channels, then round weights and correct biases, for the 8-bit nodes of ``plan``.
 
-    Nothing is tried on synthetic samples: they say nothing about errors.
+    Nothing is tried on synthetic samples: they say nothing about errors. What is fitted to samples is judged on others.
 
     Args:
         problem: The model the plan is for.
@@ -58,6 +62,11 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer) -> Improv
     """
     nodes = frozenset(op.node for op in plan.quantized if op.dtype == "int8" and op.other is None)
     if not nodes or observer.samples.source == "synthetic":
+        return Improved(problem, plan)
+    count = sum(1 for _ in observer.samples)
+    if count < SMALLEST_SAMPLES:
+        text = f"{count} samples are too few to improve 8-bit numbers by: {SMALLEST_SAMPLES} or more are needed"
+        observer.clock.warn("improve", text)
         return Improved(problem, plan)
     with observer.clock.stage("improve"):
         judge = OutputError(problem.model, observer.samples)
@@ -83,8 +92,7 @@ class _Trials:
         found = scale(self.best.problem.model)
         if not found.changes:
             return
-        variant = "+".join([*(step.name for step in self.best.steps if step.changes), name])
-        calibration = self._observer.observe(found.model, variant)
+        calibration = self._observer.observe(found.model, _weights(found.model))
         if calibration is not None:
             problem = replace(self.best.problem, model=found.model, stats=calibration.table.stats)
             self._try(name, problem, began, found)
@@ -112,10 +120,21 @@ class _Trials:
         self.best = replace(self.best, steps=(*self.best.steps, step))
 
 
+def _weights(model: ir.Model) -> str:
+    """A hash of the weights: what tells one FP32 form of a model from another."""
+    digest = hashlib.sha256()
+    for name, value in model.graph.initializers.items():
+        if value.const_value is not None:
+            digest.update(f"{name} {value.const_value.shape}".encode())
+            digest.update(value.const_value.tobytes())
+    return digest.hexdigest()
+
+
 def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:
     """The same 8-bit nodes on another FP32 form of the model, with its ranges.
 
-    Nodes keep their type and granularity; a multiplication per channel goes where one scale has become good enough.
+    Nodes keep their type, granularity and residuals; a multiplication per channel goes where one scale has become good
+    enough.
     """
     dtypes = tuple(dict.fromkeys(op.dtype for op in plan.quantized))
     candidates = find_candidates(problem, dtypes)
@@ -126,14 +145,14 @@ def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:
 def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
     mine = [form for form in forms if form.dtype == op.dtype]
     same = [form for form in mine if (form.multiply, form.weight_axis) == (op.multiply, op.weight_axis)]
-    return next(iter(same or mine), None)
+    return next((replace(form, skips=op.skips) for form in same or mine), None)
 
 
 def _smoothed(model: ir.Model, nodes: frozenset[str], problem: Problem, observer: Observer) -> Scaled:
     """Multiplications are added where the compiler takes them into the quantizer's kernel."""
     shaped = model.clone()
     infer_in_place(shaped)
-    stats = channel_stats(shaped, observer.samples, product_inputs(shaped, nodes), observer.clock.listen)
+    stats = channel_stats(shaped, fitted(observer.samples), product_inputs(shaped, nodes), observer.clock.listen)
     return smooth(shaped, nodes, stats, multiply=problem.fuses_quantizers)
 
 

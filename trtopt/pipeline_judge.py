@@ -16,7 +16,7 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import BuildRequest
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.compiler import Compiler, CompilerPool
 from trtopt.engine.layers import buffer_sizes, constant_bytes, moved_bytes
 from trtopt.engine.loops import trip_counts
 from trtopt.engine.work import layers_of_engine
@@ -26,7 +26,7 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, gpus_of, supports
-from trtopt.precision.decide import decide, int8_nodes, wanted_tensors
+from trtopt.precision.decide import QUANTIZED_TYPES, decide, placed_nodes, wanted_tensors
 from trtopt.precision.network_io import IoRequest, apply_io, parse_io
 from trtopt.precision.network_io import formats as io_formats
 from trtopt.precision.ranges import StatsBuilder, TensorStats
@@ -35,6 +35,7 @@ from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.report.analysis import LayerRow
 from trtopt.report.records import Cost
 from trtopt.rewrite import driver
+from trtopt.rewrite.prices import AT_ONCE
 from trtopt.rewrite.protocol import Judge, Priced, Target
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import Precision
@@ -123,7 +124,7 @@ def judge_for(
         return
     target = nearest_target(chip)
     choose_backend(TENSORRT_RTX.name, target, None)
-    with Compiler() as compiler:
+    with CompilerPool(AT_ONCE) as compiler:
         yield CompilerJudge(compiler, (target, chip), precision, plugins, io)
 
 
@@ -138,7 +139,7 @@ class CompilerJudge:
 
     def __init__(
         self,
-        compiler: Compiler,
+        compiler: Compiler | CompilerPool,
         gpus: tuple[GpuSpec, GpuSpec],
         precision: str | None,
         plugins: tuple[str, ...] = (),
@@ -207,8 +208,9 @@ class ModelJudge:
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         """See :class:`~trtopt.rewrite.protocol.Judge`; operators without a known cost are left out."""
-        quantized = int8_nodes(model, "tensorrt") if self._precision == "int8" else frozenset()
-        types = Precision(base=_BASES.get(self._precision, "fp16"), quantized=quantized)
+        types = Precision(base=_BASES.get(self._precision, "fp16"))
+        for dtype in QUANTIZED_TYPES.get(self._precision or "", ())[:1]:
+            types = Precision("fp16", placed_nodes(model, "tensorrt", dtype), dtype)
         layers = layers_of_graph(model, static_shapes(model, {}), types)
         rows = _rows(layers, self._gpu)
         total = Cost(len(layers), 0, sum(row.bytes for row in rows), sum(row.predicted_us for row in rows))

@@ -16,7 +16,14 @@ from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.pipeline_calibrate import Observer
-from trtopt.pipeline_guard import GuardTarget, guard_of, guard_records, kept_records, searched_records
+from trtopt.pipeline_guard import (
+    GuardTarget,
+    guard_of,
+    guard_records,
+    kept_records,
+    searched_records,
+    with_blocked,
+)
 from trtopt.pipeline_imports import Given, imports
 from trtopt.pipeline_improve import improve
 from trtopt.pipeline_repair import repaired
@@ -49,6 +56,7 @@ class Lowering:
         given: INT8 ranges of a calibration cache of TensorRT, if any.
         gauge: The accuracy budget to choose regions by; None to take all that pay.
         blocked: Nodes that the compiler could not build in 8-bit, with the reason.
+        failed: Whether the compiler could not build the engine and did not say why: regions are built one by one.
     """
 
     precision: str
@@ -59,6 +67,7 @@ class Lowering:
     given: Given | None = None
     gauge: Gauge | None = None
     blocked: Mapping[str, str] = field(default_factory=dict)
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,14 +97,15 @@ class Lowered:
 
 def blamed(lowered: Lowered, error: EngineBuildError) -> dict[str, str]:
     """The 8-bit nodes that the compiler's message names, or whose quantized tensor it names, with the reason."""
-    text = str(error)
+    text = f"{error.what}\n{error.where}"  # the remedy speaks of inputs and nodes, which may be names here
     reason = f"the compiler cannot build it in 8-bit: {error.what}"
     names = {node: (node, tensor) for node, tensor in lowered.quantized.items()}
     return {node: reason for node, given in names.items() if any(_is_named(name, text) for name in given)}
 
 
 def _is_named(name: str, text: str) -> bool:
-    return re.search(rf"(?<![\w./]){re.escape(name)}(?![\w./])", text) is not None
+    """Whether a message names it; a number is more likely to be a size or a code."""
+    return not name.isdigit() and re.search(rf"(?<![\w./]){re.escape(name)}(?![\w./])", text) is not None
 
 
 def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
@@ -194,16 +204,21 @@ class _Chosen:
 
 def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
     """The plan with the 8-bit regions that pay, or with all of them."""
-    candidates = without(find_candidates(problem, job.target.quantized_types(job.precision)), job.blocked)
-    if job.config.keep_all_int8 or not candidates.regions:
+    every = find_candidates(problem, job.target.quantized_types(job.precision))
+    candidates, blocked = without(every, job.blocked), job.blocked
+    searches = job.gauge is not None and job.precision == AUTO  # over 16-bit types at least
+    if job.config.keep_all_int8 or not (candidates.regions or searches):
+        if job.failed:
+            blocked = {**blocked, **_culprits(problem, candidates, observer, job)}
+            candidates = without(every, blocked)
         plan = plan_for(problem, job.precision, tuple(candidates.all.values()), candidates.refused)
         improved = improve(problem, plan, observer)
-        records = kept_records(candidates, "--keep-all-int8")
+        records = with_blocked(kept_records(candidates, "--keep-all-int8"), every, blocked)
         return _Chosen(improved.problem.model, improved.plan, improved.steps, records)
     with guard_of(problem, candidates, job.target, observer) as guard:
         with observer.clock.stage("guard"):
             guarded = guard.choose()
-        records = guard_records(guarded)
+        records = with_blocked(guard_records(guarded), every, blocked)
         refused = candidates.refused + _taken_back(candidates, guarded.choice, records)
         plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
         improved = improve(problem, plan, observer)
@@ -211,16 +226,25 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         chosen = replace(chosen, judge=guard.judge.name)
         if job.gauge is None or not (guarded.choice or job.precision == AUTO):
             return chosen
-        oracle = RegionOracle(improved, guard, guarded, job.gauge, observer)
         flop = cost.flop_by_node(problem.model, problem.shapes)
-        with observer.clock.stage("search"):
-            found = search(oracle, job.gauge, flop, observer, job.target)
+        with observer.clock.stage("search"), job.gauge as gauge:
+            oracle = RegionOracle(improved, guard, guarded, gauge, observer)
+            found = search(oracle, gauge, flop, observer, job.target)
         return replace(
             chosen,
             plan=oracle.plan(found.mix),
             guard=searched_records(records, found.record),
             search=found.record,
         )
+
+
+def _culprits(problem: Problem, candidates: Candidates, observer: Observer, job: Lowering) -> dict[str, str]:
+    """The nodes that the compiler cannot build in 8-bit, with the reason; warned of."""
+    with observer.clock.stage("guard"), guard_of(problem, candidates, job.target, observer) as guard:
+        found = guard.culprits(candidates.all)
+    for node, reason in found.items():
+        observer.clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
+    return found
 
 
 def _taken_back(

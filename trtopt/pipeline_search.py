@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 
 import onnx_ir as ir
 
@@ -15,6 +16,7 @@ from trtopt.accuracy.gate import drop_of
 from trtopt.accuracy.remembered import Remembered
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
+from trtopt.accuracy.whole import Selected
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.events import ignore
@@ -24,7 +26,7 @@ from trtopt.pipeline_calibrate import Observer
 from trtopt.pipeline_guard import GuardTarget
 from trtopt.pipeline_improve import Improved
 from trtopt.precision.decide import QUANTIZED_TYPES, plan_for
-from trtopt.precision.guard import Guard, Guarded
+from trtopt.precision.guard import Guard, Guarded, Verdict
 from trtopt.precision.journal import Journal
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp, QuantizedType
 from trtopt.precision.regions import find_candidates
@@ -60,7 +62,27 @@ class Gauge:
     def __init__(self, job: Verification, config: BuildConfig, *, is_default: bool = False) -> None:
         self._job = replace(job, tensors=False)
         self._config, self._is_default = config, is_default
-        self._reference = Remembered(OrtSession(widen(job.reference), job.watched))
+        self._session: OrtSession | None = None
+        self._known: Remembered | None = None
+
+    def __enter__(self) -> Gauge:
+        """Load the reference, which is run once for all comparisons."""
+        self._session = OrtSession(widen(self._job.reference), self._job.watched)
+        self._known = Remembered(self._session)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = self._known = None
+
+    @property
+    def _reference(self) -> Remembered:
+        if self._known is None:
+            raise ValueError("the gauge is not open")
+        return self._known
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -98,7 +120,9 @@ class Gauge:
         """How many answers the metric counts: the entries of the samples it runs."""
         metric = self._job.metric
         if metric is not None and metric.function is not None:
-            metric.measure(self._reference, self._reference, self._job.samples, None, {})
+            names = self._reference.output_names if self._job.host is None else self._job.host.outputs
+            runner = Selected(self._reference, names)
+            metric.measure(runner, runner, self._job.samples, None, {})
             return self._reference.rows
         return sum(
             max((len(array) for array in feeds.values() if array.ndim), default=1) for feeds in self._job.samples
@@ -122,12 +146,17 @@ def accuracy_drop(record: AccuracyRecord) -> Evaluation:
     """What the budget bounds, as gates do: the metric's drop, else 1 - agreement or 1 - cosine of the worst output."""
     judged = [found for name, found in record.outputs.items() if name not in record.host_outputs]
     broken = any(found.nonfinite for found in record.outputs.values())
-    error = max((10 ** (-found.sqnr_db / 10) for found in judged), default=0.0)
+    error = _largest(10 ** (-found.sqnr_db / 10) for found in judged)
     if record.metric is not None:
         drop = 0.0 if record.metric.name == "sqnr" else record.metric.drop
     else:
-        drop = max((drop_of(found)[1] for found in judged), default=0.0)
+        drop = _largest(drop_of(found)[1] for found in judged)
     return Evaluation(math.inf if broken else drop, error)
+
+
+def _largest(values: Iterable[float]) -> float:
+    """The largest; infinite where one cannot be said, as of an output whose size differs."""
+    return max((math.inf if math.isnan(value) else value for value in values), default=0.0)
 
 
 class RegionOracle:
@@ -144,9 +173,20 @@ class RegionOracle:
     def __init__(self, improved: Improved, guard: Guard, guarded: Guarded, gauge: Gauge, observer: Observer) -> None:
         self._improved, self._guard, self._gauge, self._observer = improved, guard, gauge, observer
         self._verdicts = {verdict.region.name: verdict for verdict in guarded.verdicts if verdict.options}
-        dtypes: tuple[QuantizedType, ...] = ("int8", "fp8")
-        self._forms = find_candidates(improved.problem, dtypes).ops
-        self._segmented: dict[NarrowName, SegmentedModel] = {}
+        self._options = {name: _best_of_types(verdict) for name, verdict in self._verdicts.items()}
+        dtypes = dict.fromkeys(dtype for options in self._options.values() for dtype in options)
+        self._forms = find_candidates(improved.problem, tuple(dtypes)).ops
+
+    @property
+    def identity(self) -> str:
+        """What the answers depend on besides the regions: the judge, the ranges, the improved numbers."""
+        plan, digest = self._improved.plan, hashlib.sha256(self._guard.judge.name.encode())
+        steps = [(step.name, step.changes) for step in self._improved.steps]
+        digest.update(repr((plan.wide, plan.quantized, steps, sorted(self._forms.items()))).encode())
+        for values in (plan.rounded, plan.bias):
+            for node in sorted(values):
+                digest.update(f"{node} ".encode() + values[node].tobytes())
+        return digest.hexdigest()
 
     def space(self, flop: Mapping[str, int]) -> Space:
         """The regions that pay, with the types that do."""
@@ -159,7 +199,7 @@ class RegionOracle:
             tuple(
                 SearchRegion(
                     name,
-                    tuple(Option(_dtype(option.kept), option.saved_us) for option in verdict.options),
+                    tuple(Option(dtype, option.saved_us) for dtype, option in self._options[name].items()),
                     sum(flop.get(node, 0) for node in verdict.region.nodes),
                 )
                 for name, verdict in self._verdicts.items()
@@ -170,17 +210,17 @@ class RegionOracle:
     def ops(self, mix: Mix) -> tuple[QuantizedOp, ...]:
         """The 8-bit nodes of a mix."""
         best = {op.node: op for op in self._improved.plan.quantized}
-        found = []
-        for name, dtype in mix.quantized:
-            for option in self._verdicts[name].options:
-                if _dtype(option.kept) == dtype:
-                    found += [self._form(op, best.get(op.node)) for op in option.kept.values()]
+        found = [
+            self._form(op, best.get(op.node))
+            for name, dtype in mix.quantized
+            for op in self._options[name][dtype].kept.values()
+        ]
         return tuple(op for op in found if op is not None)
 
     def _form(self, op: QuantizedOp, best: QuantizedOp | None) -> QuantizedOp | None:
         if best is not None and best.dtype == op.dtype:
             return best
-        forms = [form for form in self._forms.get(op.node, ()) if form.dtype == op.dtype]
+        forms = [replace(form, skips=op.skips) for form in self._forms.get(op.node, ()) if form.dtype == op.dtype]
         return next((form for form in forms if form.weight_axis == op.weight_axis), next(iter(forms), None))
 
     def plan(self, mix: Mix) -> PrecisionPlan:
@@ -189,7 +229,12 @@ class RegionOracle:
         if mix.narrow == "bf16":
             problem = replace(problem, narrow=BF16)
         plan = plan_for(problem, known.requested, self.ops(mix), known.refused)
-        same = {op.node for op in plan.quantized if op in known.quantized} if mix.narrow == "fp16" else set()
+        # Their values are in units of scales that the 16-bit type rounded, or FP32 did not.
+        same = {
+            op.node
+            for op in plan.quantized
+            if op in known.quantized and mix.narrow == "fp16" and (op.node in plan.wide) == (op.node in known.wide)
+        }
         return replace(
             plan,
             rounded={node: values for node, values in known.rounded.items() if node in same},
@@ -215,7 +260,7 @@ class RegionOracle:
             for name, dtype in mix.quantized
         }
         nodes = [node for group in regions.values() for node in group]
-        exact = replace(plan, narrow=None, wide={}, bfloat={}, fused_quantizers=False)
+        exact = replace(plan, narrow=None, wide={}, bfloat={}, fused_quantizers=False, rounded={})
         with SegmentedModel(base, apply_plan(base, exact), nodes) as model:
             found = sensitivity(
                 model, regions, self._observer.samples, always=nodes, on_event=self._observer.clock.listen
@@ -223,11 +268,15 @@ class RegionOracle:
         return {name: max(-item.change, 0.0) for name, item in found.regions.items()}
 
     def _nodes(self, name: str, dtype: QuantizedType) -> list[str]:
-        return [node for o in self._verdicts[name].options if _dtype(o.kept) == dtype for node in o.kept]
+        return list(self._options[name][dtype].kept)
 
 
-def _dtype(kept: Mapping[str, QuantizedOp]) -> QuantizedType:
-    return next(op.dtype for op in kept.values())
+def _best_of_types(verdict: Verdict) -> dict[QuantizedType, Verdict]:
+    """The form of each type that saves most."""
+    found: dict[QuantizedType, Verdict] = {}
+    for option in sorted(verdict.options, key=lambda item: item.saved_us):
+        found[next(op.dtype for op in option.kept.values())] = option
+    return found
 
 
 def search(
@@ -247,7 +296,7 @@ def search(
     """
     config, listen = observer.config, observer.clock.listen
     space = oracle.space(flop)
-    keys = (*gauge.identity, observer.identity, target.name, repr(space))
+    keys = (*gauge.identity, observer.identity, oracle.identity, target.name, repr(target.shapes), repr(space))
     folder = Path(config.cache_dir) if config.cache_dir else None
     journal = Journal(oracle, [hashlib.sha256(key.encode()).hexdigest() for key in keys], folder, listen)
     narrows: Sequence[NarrowName] = ("fp16", "bf16") if target.takes_bfloat else ("fp16",)

@@ -1,7 +1,7 @@
 """What the other quantizers make of a model. Run in a virtual environment that has the tool, and not trtopt.
 
     python peers.py modelopt int8|fp8 fp16|fp32 0|BATCH MODEL.onnx SAMPLES.npz OUT.onnx
-    python peers.py ort MODEL.onnx SAMPLES.npz OUT.onnx
+    python peers.py ort|ort-products MODEL.onnx SAMPLES.npz OUT.onnx
     python peers.py half MODEL.onnx OUT.onnx
 
 With a batch, Model Optimizer is given the model with a free first axis, as most exports have it, and calibrates image
@@ -85,7 +85,12 @@ def with_first_axis(source: str, target: str, size: int | None) -> None:
     onnx.save(model, target)
 
 
-def ort(model: str, samples: str, out: str) -> None:
+def ort_products(model: str, samples: str, out: str) -> None:
+    """As ONNX Runtime's examples for TensorRT do it with transformers: products only, their results not quantized."""
+    ort(model, samples, out, ["Conv", "Gemm", "MatMul"])
+
+
+def ort(model: str, samples: str, out: str, products: list[str] | None = None) -> None:
     """Static Q/DQ as TensorRT reads it: symmetric signed INT8, weights per channel, biases left alone."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -93,11 +98,14 @@ def ort(model: str, samples: str, out: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ready = str(Path(folder) / "ready.onnx")
         quant_pre_process(model, ready, skip_symbolic_shape=True)
-        options = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
+        options: dict[str, Any] = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
+        if products is not None:
+            options |= {"OpTypesToExcludeOutputQuantization": products, "DedicatedQDQPair": True}
+            options["QDQOpTypePerChannelSupportToAxis"] = {"MatMul": 1}
         quantization.quantize_static(
             ready, out, reader(samples), quant_format=quantization.QuantFormat.QDQ, per_channel=True,
             activation_type=quantization.QuantType.QInt8, weight_type=quantization.QuantType.QInt8,
-            extra_options=options,
+            op_types_to_quantize=products, extra_options=options,
         )  # fmt: skip
 
 
@@ -109,4 +117,5 @@ def half(model: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"modelopt": modelopt, "ort": ort, "half": half}[sys.argv[1]](*sys.argv[2:])
+    commands = {"modelopt": modelopt, "ort": ort, "ort-products": ort_products, "half": half}
+    commands[sys.argv[1]](*sys.argv[2:])

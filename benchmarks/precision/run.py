@@ -105,11 +105,15 @@ def modelopt(mode: str, *, by_image: bool = False) -> Callable[[Work, str], dict
 
 
 def onnxruntime(work: Work, name: str) -> dict[str, Any]:
-    """ONNX Runtime's static Q/DQ as it is, and with what it leaves in FP32 made FP16: the better of the two."""
+    """ONNX Runtime's static Q/DQ of all operators and of products alone, as it is and with FP16 for what it leaves in
+    FP32: the best of the four on the RTX 4090."""
     model, samples = work.model(name), work.samples(name)
-    full = work.made("onnxruntime", f"{model.stem}-ort.onnx", "ort", str(model), str(samples))
-    half = work.made("modelopt", f"{model.stem}-ort-fp16.onnx", "half", str(full))
-    return better({"fp32": full, "fp16": half})
+    found: dict[str, Path] = {}
+    for kind in ("ort", "ort-products"):
+        full = work.made("onnxruntime", f"{model.stem}-{kind}.onnx", kind, str(model), str(samples))
+        half = work.made("modelopt", f"{model.stem}-{kind}-fp16.onnx", "half", str(full))
+        found |= {f"{kind} fp32": full, f"{kind} fp16": half}
+    return better(found)
 
 
 def better(files: Mapping[str, Path]) -> dict[str, Any]:
@@ -314,7 +318,7 @@ def stored(path: Path) -> dict[str, Any]:
 def store(results: Mapping[str, Mapping[str, Any]], date: str) -> None:
     """Write ``results.json`` and the README's tables."""
     packages = ("trtopt", "numpy", "onnx", "onnxruntime", "tensorrt-rtx", "torch")
-    header = {"machine": MACHINE, "date": date, "python": platform.python_version()}
+    header: dict[str, Any] = {"machine": MACHINE, "date": date, "python": platform.python_version()}
     header["versions"] = {name: metadata.version(name) for name in packages}
     header["peers"] = PEERS
     content = {**header, "constants": constants(), "networks": results}
@@ -339,9 +343,9 @@ def main() -> None:
     options = parser.parse_args()
     networks = [name for name in options.only.split(";") if name] or list(NETWORKS)
     variants = [name for name in options.variants.split(";") if name] or list(VARIANTS)
-    for name, known in ((networks, NETWORKS), (variants, VARIANTS)):
-        if set(name) - set(known):
-            parser.error(f"not known: {', '.join(sorted(set(name) - set(known)))}; known: {'; '.join(known)}")
+    for asked, known in ((networks, NETWORKS), (variants, VARIANTS)):
+        if set(asked) - set(known):
+            parser.error(f"not known: {', '.join(sorted(set(asked) - set(known)))}; known: {'; '.join(known)}")
     found = dict(stored(HERE / "results.json").get("networks", {}))
     work = Work(options.work)
     for network in networks:

@@ -1,6 +1,6 @@
 """Ten INT8 variants of ResNet-50 from one pass of statistics, and its sensitivity against one calibration pass.
 
-    python benchmarks/precision/timing.py [--rounds N]
+    python benchmarks/precision/timing.py [--rounds N] [--only variants|sensitivity]
 
 ResNet-50 with random weights, batch 1, 64 samples. Each variant is a ``trtopt optimize --int8`` of its own that finds
 the statistics of the first in the cache: five calibration methods, for two backends, whose placement differs. Each is
@@ -77,6 +77,7 @@ def variants(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 " ".join(options),
                 {
                     "seconds": round(found["process_seconds"], 1),
+                    "improve_seconds": round(found["seconds"].get("improve", 0.0), 1),
                     "calibrate_seconds": round(found["seconds"].get("calibrate", 0.0), 2),
                     "statistics_cached": calibration["cached"],
                     "int8_flop_share": found["precision"]["int8_flop_share"],
@@ -107,13 +108,21 @@ def sensitivity(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield "| variant | seconds | of them calibration | statistics from the cache | INT8 share of flop | SQNR dB |"
-    yield "|---" * 6 + "|"
-    for name, row in found["variants"].items():
-        cells = [f"`{name}`", f"{row['seconds']:.1f}", f"{row['calibrate_seconds']:.2f}"]
+    heads = "variant, seconds, of them calibrating, improving weights, statistics from the cache, INT8 share of flop"
+    yield "| " + f"{heads}, SQNR dB".replace(", ", " | ") + " |"
+    yield "|---" * 7 + "|"
+    for name, row in found.get("variants", {}).items():
+        cells = [
+            f"`{name}`",
+            f"{row['seconds']:.1f}",
+            f"{row['calibrate_seconds']:.2f}",
+            f"{row['improve_seconds']:.1f}",
+        ]
         cells += ["yes" if row["statistics_cached"] else "no"]
         cells += [f"{row['int8_flop_share']:.0%}", f"{row['sqnr_db']:.1f}" if row["sqnr_db"] is not None else "-"]
         yield "| " + " | ".join(cells) + " |"
+    if "sensitivity" not in found:
+        return
     row = found["sensitivity"]
     yield ""
     yield (
@@ -123,31 +132,42 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="of the sensitivity")
-    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
-    options = parser.parse_args()
-    packages = ("trtopt", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")
-    versions = {name: metadata.version(name) for name in packages}
-    found: dict[str, Any] = {"machine": MACHINE, "date": options.date, "python": platform.python_version()}
-    found.update(versions=versions, load_average=round(os.getloadavg()[0], 1), variants={})
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        network(folder)
-        for variant, row in variants(folder):
-            print(f"{variant}: {json.dumps(row)}", flush=True)
-            found["variants"][variant] = row
-        found["sensitivity"] = sensitivity(folder, options.rounds)
+def store(found: Mapping[str, Any]) -> None:
+    """Write ``timing.json`` and the README's table."""
     (HERE / "timing.json").write_text(json.dumps(found, indent=2) + "\n")
-    text = "\n".join(lines(found))
-    print(text)
     readme = HERE / "README.md"
     before, opening, rest = readme.read_text().partition("<!-- timing -->\n")
     _, closing, after = rest.partition("<!-- end of timing -->")
     if not opening or not closing:
         raise SystemExit(f"{readme} has no markers for the table timing")
-    readme.write_text(before + opening + text + "\n" + closing + after)
+    readme.write_text(before + opening + "\n".join(lines(found)) + "\n" + closing + after)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="of the sensitivity")
+    parser.add_argument("--only", choices=("variants", "sensitivity"), help="the other's figures stay")
+    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    options = parser.parse_args()
+    packages = ("trtopt", "numpy", "onnx", "onnxruntime", "tensorrt-rtx")
+    versions = {name: metadata.version(name) for name in packages}
+    path = HERE / "timing.json"
+    found: dict[str, Any] = dict(json.loads(path.read_text())) if path.exists() else {}
+    found.update(machine=MACHINE, date=options.date, python=platform.python_version(), versions=versions)
+    found["load_average"] = round(os.getloadavg()[0], 1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        network(folder)
+        if options.only != "sensitivity":
+            found["variants"] = {}
+            for variant, row in variants(folder):
+                print(f"{variant}: {json.dumps(row)}", flush=True)
+                found["variants"][variant] = row
+                store(found)
+        if options.only != "variants":
+            found["sensitivity"] = sensitivity(folder, options.rounds)
+            store(found)
+    print("\n".join(lines(found)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from small_models import samples, save_small
 
@@ -21,6 +22,10 @@ from trtopt.engine.backend import read_header
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
+PLAIN = ("--recipes", "none")
+"""Recipes are judged by compiling, which takes most of the time of a build."""
+INT8 = ("--int8", "--keep-all-int8", *PLAIN)
+"""Likewise the guard, which would take the INT8 of a tiny network back."""
 METRIC = """\
 import os
 import numpy as np
@@ -51,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_int8_engine_is_built_and_reported(trtopt: Run, folder: Path) -> None:
-    done = trtopt("build", "model.onnx", "--int8", "--calib", "calib.npz", "--keep-all-int8", "--report", "r.json")
+    done = trtopt("build", "model.onnx", *INT8[:2], "--calib", "calib.npz", "--report", "r.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
     data = (folder / "model.rtx.engine").read_bytes()
@@ -67,23 +72,24 @@ def test_an_int8_engine_is_built_and_reported(trtopt: Run, folder: Path) -> None
 
 
 def test_nothing_is_coloured_and_nothing_is_padded_in_a_pipe(trtopt: Run, folder: Path) -> None:
-    done = trtopt("build", "model.onnx", "--fp32", columns=80)
+    done = trtopt("build", "model.onnx", "--fp32", *PLAIN, columns=80)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert all(len(line) <= 80 and line == line.rstrip() for line in done.stdout.splitlines())
 
 
 def test_verbose_prints_each_stage_on_stderr(trtopt: Run, folder: Path) -> None:
-    done = trtopt("build", "model.onnx", "--fp16", "--calib", "calib.npz", "--verbose")
+    options = ("--fp16", "--calib", "calib.npz", *PLAIN)
+    done = trtopt("build", "model.onnx", *options, "--verbose")
     assert done.returncode == 0, done.stderr
     for task in ("calibrate", "verify", "build engine"):
         assert f"start {task}" in done.stderr
         assert f"end   {task}" in done.stderr
-    assert "start" not in trtopt("build", "model.onnx", "--fp16", "--calib", "calib.npz").stderr
+    assert "start" not in trtopt("build", "model.onnx", *options).stderr
 
 
 def test_without_samples_the_warning_is_loud_on_both_streams(trtopt: Run, folder: Path) -> None:
-    done = trtopt("build", "model.onnx", "--int8")
+    done = trtopt("build", "model.onnx", *INT8)
     assert done.returncode == 0, done.stderr
     assert "SYNTHETIC" in done.stderr
     assert "SYNTHETIC" in done.stdout
@@ -91,7 +97,8 @@ def test_without_samples_the_warning_is_loud_on_both_streams(trtopt: Run, folder
 
 def test_json_is_all_there_is_on_stdout(trtopt: Run, folder: Path) -> None:
     (folder / "metric.py").write_text(METRIC)
-    done = trtopt("build", "model.onnx", "--fp16", "--calib", "calib.npz", "--metric", "metric.py:mean", "--json")
+    options = ("--fp16", "--calib", "calib.npz", "--metric", "metric.py:mean", "--json", *PLAIN)
+    done = trtopt("build", "model.onnx", *options)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["schema"] == "trtopt.build/1"
@@ -101,7 +108,7 @@ def test_json_is_all_there_is_on_stdout(trtopt: Run, folder: Path) -> None:
 
 
 def test_a_failed_gate_is_exit_code_7_with_a_report_and_no_engine(trtopt: Run, folder: Path) -> None:
-    options = ["--int8", "--calib", "calib.npz", "--min-sqnr-db", "300", "--report", "r.json", "--save-onnx", "o.onnx"]
+    options = [*INT8, "--calib", "calib.npz", "--min-sqnr-db", "300", "--report", "r.json", "--save-onnx", "o.onnx"]
     done = trtopt("build", "model.onnx", "-o", "m.engine", *options)
     assert done.returncode == 7
     assert "error: a gate failed: output scores: SQNR" in done.stderr
@@ -125,7 +132,7 @@ def test_the_configuration_file_is_read_and_the_command_line_wins(trtopt: Run, f
     (folder / "conf").mkdir()
     (folder / "conf" / "trtopt.toml").write_text(
         '[build]\nprecision = "int8"\ncalib = "../calib.npz"\nreport = "../r.json"\nopt_shapes = "x:2x3x8x8"\n'
-        "keep_all_int8 = true\n"
+        'keep_all_int8 = true\nrecipes = "none"\n'
     )
     done = trtopt("build", "model.onnx", "--config", "conf/trtopt.toml", "--fp16", "--no-keep-all-int8")
     assert done.returncode == 0, done.stderr
@@ -158,11 +165,12 @@ def test_a_command_line_of_trtexec_works(trtopt: Run, folder: Path) -> None:
 
 
 def test_optimize_writes_a_model_that_onnx_runtime_loads(trtopt: Run, folder: Path) -> None:
-    done = trtopt("optimize", "model.onnx", "-o", "out.onnx", "--int8", "--calib", "calib.npz", "--json")
+    done = trtopt("optimize", "model.onnx", "-o", "out.onnx", *INT8, "--calib", "calib.npz", "--json")
     assert done.returncode == 0, done.stderr
     model = onnx.load(folder / "out.onnx")
     onnx.checker.check_model(model, full_check=True)
-    assert "QuantizeLinear" in {node.op_type for node in model.graph.node}
+    onnxruntime.InferenceSession(folder / "out.onnx")
+    assert onnx.TensorProto.INT8 in {tensor.data_type for tensor in model.graph.initializer}
     assert json.loads(done.stdout)["engine"] is None
 
 
@@ -194,7 +202,7 @@ def test_a_run_that_is_stopped_leaves_nothing(folder: Path, number: int, code: i
     (folder / "tmp").mkdir()
     (folder / "metric.py").write_text(SLOW_METRIC)
     process = subprocess.Popen(
-        [sys.executable, "-m", "trtopt", "build", "model.onnx", "--metric", "metric.py:slow", "-o", "m.engine"],
+        [sys.executable, "-m", "trtopt", "build", "model.onnx", "--metric", "metric.py:slow", "-o", "m.engine", *PLAIN],
         cwd=folder,
         env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder / "tmp")},
         stdout=subprocess.PIPE,
@@ -220,7 +228,7 @@ def test_a_run_that_is_stopped_leaves_nothing(folder: Path, number: int, code: i
 def test_progress_is_drawn_on_a_terminal_and_only_there(folder: Path) -> None:
     leader, follower = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "trtopt", "build", "model.onnx", "--int8", "--calib", "calib.npz", "--json"],
+        [sys.executable, "-m", "trtopt", "build", "model.onnx", *INT8, "--calib", "calib.npz", "--json"],
         cwd=folder,
         env={**os.environ, "HOME": str(folder), "TERM": "xterm"},
         stdout=subprocess.PIPE,

@@ -164,3 +164,25 @@ def test_constant_calibration_data_is_warned_of_by_name(trtopt: Run, tmp_path: P
     done = trtopt("optimize", "model.onnx", "-o", "o.onnx", "--calib", "calib.npz", *INT8)
     assert done.returncode == 0
     assert "input x (0.5): the same number in every element of every sample" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("content", [b"\x08\x07\x12\x07pytorch", b"label,7\n", b'{"labels": [1, 2]}'], ids=repr)
+def test_a_file_that_is_no_cache_is_never_written_over(trtopt: Run, tmp_path: Path, content: bytes) -> None:
+    save_small(tmp_path)
+    np.savez(tmp_path / "calib.npz", x=samples())
+    (tmp_path / "precious").write_bytes(content)
+    done = trtopt("optimize", "model.onnx", "-o", "o.onnx", "--calib", "calib.npz", "--calib-cache", "precious", *INT8)
+    assert done.returncode == 2 and "this one was left as it is" in done.stderr, done.stderr
+    assert (tmp_path / "precious").read_bytes() == content and not (tmp_path / "o.onnx").exists()
+
+
+def test_a_cache_with_a_byte_order_mark_is_read(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    np.savez(tmp_path / "calib.npz", x=samples())
+    cache = write_cache(tmp_path, line("x", 0.0151), line("r1", 0.0333))
+    content = b"\xef\xbb\xbf" + cache.read_bytes()
+    cache.write_bytes(content)
+    options = ("model.onnx", "-o", "o.onnx", "--calib", "calib.npz", "--calib-cache", cache.name, "--report", "r.json")
+    done = trtopt("optimize", *options, *INT8)
+    assert done.returncode == 0 and "imported" in (tmp_path / "r.json").read_text(), done.stderr
+    assert cache.read_bytes() == content

@@ -22,7 +22,7 @@ from trtopt.engine.backend import read_header
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX's")
 
-KILLS_BY_TIME = 6
+KILLS_BY_TIME = 4
 KILLS_BY_FILE = 6
 _PAUSE_S = 0.0002
 OUTPUTS = {
@@ -35,10 +35,11 @@ OUTPUTS = {
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    arguments = [argument for option, name in OUTPUTS.items() for argument in (option, f"out/{name}")]
+    outputs = [argument for option, name in OUTPUTS.items() for argument in (option, f"out/{name}")]
+    precision = ("--int8", "--keep-all-int8", "--recipes", "none")
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder / "tmp")}
     return subprocess.Popen(
-        [sys.executable, "-m", "trtopt", "build", "model.onnx", "--int8", "--calib", "calib.npz", *arguments],
+        [sys.executable, "-m", "trtopt", "build", "model.onnx", *precision, "--calib", "calib.npz", *outputs],
         cwd=folder,
         env=environment,
         stdout=subprocess.DEVNULL,

@@ -150,7 +150,7 @@ def test_a_metric_or_sampler_that_exits_is_a_usage_error_and_not_its_exit_code(t
     (tmp_path / "metric.py").write_text("import sys\n\n\ndef leave(run):\n    sys.exit(7)\n")
     (tmp_path / "module.py").write_text("raise SystemExit(7)\n")
 
-    called = trtopt("build", "model.onnx", "--metric", "metric.py:leave")
+    called = trtopt("build", "model.onnx", "--metric", "metric.py:leave", "--recipes", "none")
     loaded = trtopt("build", "model.onnx", "--metric", "module.py:leave")
 
     assert [called.returncode, loaded.returncode] == [2, 2]
@@ -162,7 +162,8 @@ def test_labels_that_are_no_class_indices_do_not_pass_the_gate(trtopt: Run, tmp_
     save_small(tmp_path)
     for name, labels in {"text": np.array(["a"] * 4), "scores": np.array([0.5, 0.1, 0.2, 0.3])}.items():
         np.savez(tmp_path / "eval.npz", x=samples(4), __labels__=labels)
-        result = trtopt("build", "model.onnx", "--eval", "eval.npz", "--metric", "top1", "--max-accuracy-drop", "0")
+        options = ("--eval", "eval.npz", "--metric", "top1", "--max-accuracy-drop", "0", "--recipes", "none")
+        result = trtopt("build", "model.onnx", *options)
         assert result.returncode == 2, name
         assert "the labels are no class indices" in result.stderr
 
@@ -183,7 +184,8 @@ def test_a_failed_gate_leaves_the_report_and_an_earlier_engine_alone(trtopt: Run
     (tmp_path / "model.rtx.engine").write_text("earlier")
 
     files = ["--report", "r.json", "--save-onnx", "s.onnx", "--export-layer-info", "l.json"]
-    result = trtopt("build", "model.onnx", "--min-sqnr-db", "200", *files)
+    options = ["--int8", "--keep-all-int8", "--recipes", "none", "--min-sqnr-db", "200"]
+    result = trtopt("build", "model.onnx", *options, *files)
 
     assert result.returncode == 7
     assert json.loads((tmp_path / "r.json").read_text())["engine"] is None

@@ -95,6 +95,7 @@ def test_a_dynamic_batch_is_built_with_the_parts_shapes(tmp_path: Path) -> None:
     report = trtopt.build(
         tmp_path / "det.onnx",
         precision="int8",
+        keep_all_int8=True,
         calib=calib,
         min_shapes=[{"image": (1, 3, 32, 32)}],
         opt_shapes=[{"image": (4, 3, 32, 32)}],
@@ -132,6 +133,8 @@ def test_a_selection_that_changes_is_reported_and_fails_no_gate_of_noise(tmp_pat
         report = trtopt.optimize(
             tmp_path / "det.onnx",
             precision="int8",
+            keep_all_int8=True,
+            recipes="none",
             calib={"image": detectors.images(1)},
             min_sqnr_db=15,
             output=str(tmp_path / "o.onnx"),

@@ -68,6 +68,7 @@ def built(path: Path, recipes: str, dtype: type = np.float32, precision: str = "
         backend="tensorrt-rtx",
         gpu="L4",
         recipes=recipes,
+        keep_all_int8=precision == "int8",
     )
 
 

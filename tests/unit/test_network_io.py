@@ -14,8 +14,8 @@ from trtopt.engine.profiles import Profile
 from trtopt.errors import UsageError
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.pipeline_precision import Lowered
 from trtopt.pipeline_io import change, check
+from trtopt.pipeline_precision import Lowered
 from trtopt.precision.narrow import narrow_floats
 from trtopt.precision.network_io import (
     IoRequest,

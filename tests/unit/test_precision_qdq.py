@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx.checker
@@ -208,6 +209,20 @@ def test_a_weight_shared_by_nodes_of_different_granularity_is_stored_for_each() 
     found = typed(source, plan)
     int8 = [v for v in found.graph.initializers.values() if v.dtype is ir.DataType.INT8 and v.const_value.size > 1]
     assert len(int8) == 2 and "w" not in found.graph.initializers
+
+
+def test_a_shared_weight_is_dequantized_before_its_first_reader_whatever_the_order_of_the_plan() -> None:
+    source = model(
+        "g (float[4,16] x) => (float[4,16] y) { a = MatMul(x, w) y = MatMul(a, w) }", w=RNG.standard_normal((16, 16))
+    )
+    plan = plan_of(source)
+    assert len(plan.quantized) == 2
+    made: set[str] = {value.name for value in source.graph.inputs}
+    found = typed(source, replace(plan, quantized=plan.quantized[::-1]))
+    for node in found.graph:
+        computed = [value.name for value in node.inputs if value is not None and not value.is_initializer()]
+        assert made.issuperset(computed), f"{node.name} reads what is not computed yet"
+        made.update(value.name for value in node.outputs)
 
 
 def test_a_weight_with_another_reader_stays() -> None:

@@ -151,3 +151,21 @@ def test_an_addition_reads_the_quantized_residual_and_nothing_else() -> None:
     assert nodes["a"].inputs[0].producer().op_type == "Conv"
     assert nodes["e"].inputs[0].producer().op_type == "Relu"
     assert len(of(found, "QuantizeLinear")) == 2
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_what_comes_in_bf16_is_quantized_from_fp32(dtype: QuantizedType) -> None:
+    """It comes so because FP16 does not hold it."""
+    source = model(
+        "g (float[2,16] x) => (float[2,16] y) { a = MatMul(x, u) y = MatMul(a, v) }",
+        u=RNG.standard_normal((16, 16)),
+        v=RNG.standard_normal((16, 16)),
+    )
+    plan = PrecisionPlan("int8", FP16, quantized=(op("y", "a", dtype),), bfloat={"a": "too large"})
+    found = apply_plan(source, plan)
+    onnx.checker.check_model(ir.to_proto(found), full_check=True)
+    (quantizer,) = of(found, "QuantizeLinear")
+    read = quantizer.inputs[0]
+    assert read is not None and read.dtype is ir.DataType.FLOAT
+    cast = read.producer()
+    assert cast is not None and cast.inputs[0] is not None and cast.inputs[0].dtype is ir.DataType.BFLOAT16

@@ -176,7 +176,7 @@ def test_ridge_points_are_rate_over_bandwidth() -> None:
         ("V100", ("fp32", "fp16")),
         ("T4", ("fp32", "fp16", "int8")),
         ("A100", ("fp32", "tf32", "fp16", "bf16", "int8")),
-        ("Thor", ("fp32", "fp16", "bf16")),
+        ("Thor", ("fp32", "fp16", "bf16", "fp8")),
     ],
 )
 def test_the_precisions_of_a_gpu_are_those_it_has_units_for(name: str, precisions: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import tempfile
@@ -108,3 +109,34 @@ class Compiler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class CompilerPool:
+    """Several compilers that threads share; one is started when all others are busy.
+
+    Args:
+        size: How many.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._all = [Compiler() for _ in range(size)]
+        self._idle: queue.LifoQueue[Compiler] = queue.LifoQueue()
+        for compiler in self._all:
+            self._idle.put(compiler)
+
+    def layers(self, request: BuildRequest) -> tuple[LayerInfo, ...]:
+        """As :meth:`Compiler.layers`."""
+        compiler = self._idle.get()
+        try:
+            return compiler.layers(request)
+        finally:
+            self._idle.put(compiler)
+
+    def __enter__(self) -> CompilerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for compiler in self._all:
+            compiler.close()

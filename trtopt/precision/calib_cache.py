@@ -14,6 +14,8 @@ from trtopt.precision.ranges import STATISTICS_VERSION, RangeTable
 
 _MAGIC = "trtopt.calibration/1"
 _MAX_BYTES = 4 << 30
+_START = f'{{"format": "{_MAGIC[:6]}'.encode()
+"""How every file starts that :meth:`CacheFile.store` wrote, of this version or another."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class CacheFile:
         self._on_event = on_event
         self.path = file or (folder or Path.home() / ".cache" / "trtopt") / "calibration" / f"{self._identity}.calib"
         if file is not None:
+            check_own(file)
             check_writable(file)
 
     def load(self) -> Entry | None:
@@ -87,6 +90,25 @@ class CacheFile:
 
     def _warn(self, why: str, what: str) -> None:
         self._on_event(Event("warning", "calibrate", text=f"calibration cache {self.path}: {why}; {what}"))
+
+
+def check_own(file: Path) -> None:
+    """Refuse a file that is not one of ours, so that it is never written over.
+
+    Raises:
+        UsageError: The file holds something, and that is no statistics of trtopt, not even damaged ones.
+    """
+    try:
+        with open(file, "rb") as opened:
+            start = opened.read(len(_START))
+    except OSError:
+        return  # check_writable says what is wrong with it
+    if start and start != _START:
+        raise UsageError(
+            "The calibration cache is neither a file of trtopt's statistics nor a calibration cache of TensorRT",
+            where=str(file),
+            remedy="name another file for --calib-cache; this one was left as it is",
+        )
 
 
 def _unwritable(path: Path, error: UsageError | OSError) -> UsageError:

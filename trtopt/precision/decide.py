@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
-from trtopt.precision import ranges
 from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.bfloat import with_bfloat
 from trtopt.precision.existing_qdq import existing_nodes
 from trtopt.precision.hazards import wide_nodes
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.qdq import LARGEST
 from trtopt.precision.ranges import TensorStats
 from trtopt.precision.regions import WEIGHTED, Problem, candidate_nodes, find_candidates
 from trtopt.precision.spans import LAYOUT_OPS, Spans, is_float
@@ -92,9 +92,9 @@ def plan_for(
     spans = Spans(problem.stats, problem.shapes)
     wide = wide_nodes(problem.model, spans, problem.narrow, integer)
     for op in ops:
-        scale = ranges.scale(op.activation_amax)
+        scale = op.activation_amax / LARGEST[op.dtype]
         if scale < problem.narrow.smallest_normal:
-            wide.setdefault(op.node, f"its INT8 scale {scale:.2g} is too small for {problem.narrow.name}")
+            wide.setdefault(op.node, f"its {op.dtype.upper()} scale {scale:.2g} is too small for {problem.narrow.name}")
     plan = PrecisionPlan(
         requested, problem.narrow, wide, tuple(ops), tuple(refused), fused_quantizers=problem.fuses_quantizers
     )
@@ -109,14 +109,15 @@ def plan_for(
     )
 
 
-def int8_nodes(model: ir.Model, backend: str) -> frozenset[str]:
-    """The nodes that the backend's table sends to INT8, before anything was observed.
+def placed_nodes(model: ir.Model, backend: str, dtype: QuantizedType) -> frozenset[str]:
+    """The nodes that the backend's table sends to an 8-bit type, before anything was observed.
 
     Args:
         model: Nodes named.
         backend: ``tensorrt-rtx`` or ``tensorrt``.
+        dtype: The type.
     """
-    return frozenset(str(node.name) for node in candidate_nodes(model, backend)[0])
+    return frozenset(str(node.name) for node in candidate_nodes(model, backend, dtype)[0])
 
 
 def int8_flop_share(model: ir.Model, plan: PrecisionPlan, flop: Mapping[str, int]) -> float:

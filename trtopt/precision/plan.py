@@ -123,6 +123,7 @@ class PrecisionPlan:
             found; the scales stay those of the weight.
         bias: What is added to the output channels of a quantized node, by node: float32 ``[channels]``.
         bfloat: Nodes that run in BF16 instead of ``narrow``, with the reason; none of ``wide``.
+        fused_quantizers: Whether INT8 quantizers behind 16-bit products are written as arithmetic.
     """
 
     requested: str

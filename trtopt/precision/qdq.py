@@ -46,7 +46,9 @@ def quantize(model: ir.Model, plan: PrecisionPlan) -> QuantizedModel:
     clone = model.clone()
     writer = _QdqWriter(clone, plan)
     nodes = {node.name: node for node in clone.graph}
-    for op in plan.quantized:
+    places = {node.name: place for place, node in enumerate(clone.graph)}
+    # In graph order: a weight that several nodes share is dequantized before the first of them.
+    for op in sorted(plan.quantized, key=lambda op: places[op.node]):
         if op.node in plan.bias:
             writer.add_bias(nodes[op.node], plan.bias[op.node])
         writer.quantize(nodes[op.node], op)
@@ -214,8 +216,8 @@ class _QdqWriter:
         """The nodes that quantize ``value``."""
         name = str(value.name)
         if self._plan.fused_quantizers and dtype == "int8" and follows_product(value, self._quantized):
-            per_step = self._constant(f"{name}_per_step", np.array(1 / number, np.float32))
-            nodes = [self._node("Mul", [value, per_step], f"{name}_scaled", value)]
+            divisor = self._constant(f"{name}_divisor", np.array(number, np.float32))  # FP32, unlike the scale
+            nodes = [self._node("Div", [value, divisor], f"{name}_scaled", value)]
             for op_type, text, constant in ROUNDING:
                 inputs = [nodes[-1].outputs[0], self._constant(f"{name}_{text}_by", np.array(constant, np.float32))]
                 nodes.append(self._node(op_type, inputs, f"{name}_{text}", value))
@@ -232,8 +234,11 @@ class _QdqWriter:
         return None if wide else self._plan.narrow
 
     def _stays_fp32(self, value: ir.Value) -> bool:
-        """Whether nobody but the quantizer wants ``value`` narrow, so that quantizing from FP32 saves a Cast."""
+        """Whether ``value`` is quantized from FP32: the narrow type does not hold what comes in BF16, and where nobody
+        but the quantizer wants it narrow, that saves a Cast."""
         producer = value.producer()
+        if producer is not None and producer.name in self._plan.bfloat:
+            return True
         if producer is not None and producer.name not in self._plan.wide:
             return False
         return not any(node.name in self._readers and node.name not in self._plan.wide for node, _ in value.uses())

@@ -29,7 +29,6 @@ __all__ = [
     "amax",
     "choose_amax",
     "quantization_error",
-    "scale",
 ]
 
 LEVELS = 127
@@ -97,11 +96,6 @@ class _Moments:
 
 def _cumulative(values: np.ndarray) -> np.ndarray:
     return np.concatenate(([0.0], np.cumsum(values)))
-
-
-def scale(amax: float) -> float:
-    """The INT8 scale of a range."""
-    return amax / LEVELS
 
 
 def quantization_error(stats: TensorStats, amax: float) -> float:

@@ -142,7 +142,9 @@ def _split(base: ir.Model, samples: Iterable[Sample]) -> tuple[list[Sample], lis
     first = next(stream, None)
     if first is None:
         return [], []
-    shapes = static_shapes(base, {name: array.shape for name, array in first.items()})
+    inputs = {value.name for value in base.graph.inputs}
+    # The part of a model for the host may read more inputs.
+    shapes = static_shapes(base, {name: array.shape for name, array in first.items() if name in inputs})
     held = samples_held(base, shapes, LARGEST_SAMPLES)
     kept = _spread([first], stream, held + JUDGED_SAMPLES)
     if len(kept) < SMALLEST_SAMPLES:

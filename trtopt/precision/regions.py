@@ -92,6 +92,11 @@ class Candidates:
         """Every node in its first form."""
         return {node: forms[0] for node, forms in self.ops.items()}
 
+    def of_types(self, dtypes: Sequence[QuantizedType]) -> Candidates:
+        """The same regions with the forms of some types only."""
+        ops = {node: tuple(op for op in forms if op.dtype in dtypes) for node, forms in self.ops.items()}
+        return Candidates({node: forms for node, forms in ops.items() if forms}, self.regions, self.refused)
+
 
 def find_candidates(problem: Problem, dtypes: Sequence[QuantizedType]) -> Candidates:
     """The nodes that the backend's table and the observed ranges let become 8-bit.

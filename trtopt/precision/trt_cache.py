@@ -25,6 +25,8 @@ SMALLEST_SHARE = 0.5
 """Share of a cache's named tensors that the model must have. Of the model's own cache few are missing (constants that
 the exporter shares); another model has the conventional names of inputs and outputs, and some numbered ones."""
 
+_BOM = b"\xef\xbb\xbf"
+"""A mark that some editors put before UTF-8."""
 _START = b"TRT-"
 _HEADER = re.compile(r"TRT-[0-9A-Za-z.]+-[0-9A-Za-z]+")
 _DIGITS = re.compile(r"[0-9a-fA-F]{8}")
@@ -80,7 +82,7 @@ def is_trt_cache(path: Path) -> bool:
     """Whether a file starts like a calibration cache of TensorRT. False for a file that cannot be read."""
     try:
         with open(path, "rb") as file:
-            return file.read(len(_START)) == _START
+            return file.read(len(_BOM) + len(_START)).removeprefix(_BOM).startswith(_START)
     except OSError:
         return False
 
@@ -221,7 +223,7 @@ def _lines(path: Path) -> Iterator[str]:
             where=str(path),
             remedy=_REMEDY,
         )
-    for number, line in enumerate(content.split(b"\n"), 1):
+    for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), 1):
         try:
             yield line.decode().rstrip("\r")
         except UnicodeDecodeError:

@@ -64,6 +64,7 @@ def _narrow_input(model: ir.Model, value: ir.Value, narrow: ir.DataType) -> None
     for node in quantizers:
         scale = edit.constant_of(node.inputs[1])
         if scale is not None:
-            stored = np.asarray(scale).astype(value.dtype.numpy())
+            with np.errstate(over="ignore"):  # the piece is priced, not run
+                stored = np.asarray(scale).astype(value.dtype.numpy())
             name = names.value(f"{node.outputs[0].name}_border_scale")
             node.replace_input_with(1, edit.add_initializer(model.graph, name, stored))

@@ -16,7 +16,7 @@ class GuardRecord:
         dtype: ``int8`` or ``fp8``; empty where it is 16-bit.
         reason: Why not, or which part of it; empty where all of it pays.
         before_us: Predicted microseconds of the kernels that compute it in 16-bit; None where it was not judged.
-        after_us: That, changed by what 8-bit changes around the region.
+        after_us: That, changed by what 8-bit changes around the region; not below 0.
         kernels: Their number, before and after.
         bytes: What they move, before and after.
     """

@@ -1,0 +1,362 @@
+"""Which regions stay in 8-bit, with judges whose prices are rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from trtopt.errors import EngineBuildError, UsageError
+from trtopt.events import Event, ignore
+from trtopt.graph import edit
+from trtopt.graph.shapes import infer_shapes, static_shapes
+from trtopt.precision.calib_stats import StatsBuilder
+from trtopt.precision.decide import wanted_tensors
+from trtopt.precision.guard import Guard, Guarded
+from trtopt.precision.plan import FP16
+from trtopt.precision.regions import Problem, find_candidates
+from trtopt.report.records import Cost
+from trtopt.rewrite.prices import PriceFile, Prices
+from trtopt.rewrite.protocol import Priced
+
+RNG = np.random.default_rng(0)
+
+
+def model(text: str, **weights: tuple[int, ...]) -> ir.Model:
+    """A model of the text of a graph, its weights random; a node is called as its first output."""
+    found = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+    for name, shape in weights.items():
+        array = (RNG.uniform(-1, 1, shape) / np.prod(shape[1:]) ** 0.5).astype(np.float32)
+        edit.add_initializer(found.graph, name, array)
+        for node in found.graph:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.name == name:
+                    node.replace_input_with(index, found.graph.initializers[name])
+    found = infer_shapes(ir.from_proto(ir.to_proto(found)))
+    for node in found.graph:
+        node.name = str(node.outputs[0].name)
+    return found
+
+
+def quantizer_of(node: ir.Node) -> ir.Node | None:
+    """The node that writes the 8-bit form of what a product reads; None for a product in 16-bit."""
+    value = node.inputs[0]
+    dequantize = value.producer() if value is not None else None
+    if dequantize is None or dequantize.op_type != "DequantizeLinear" or dequantize.inputs[0] is None:
+        return None
+    return dequantize.inputs[0].producer()
+
+
+class RuleJudge:
+    """A product costs 10 us, in 8-bit what the rule says; a quantizer 2 us; all else nothing.
+
+    Args:
+        time_of: Microseconds of a product in 8-bit.
+        whole_us: Microseconds added to a whole network that has 8-bit nodes.
+    """
+
+    name = "rules"
+
+    def __init__(self, time_of: Callable[[ir.Node], float], whole_us: float = 0.0) -> None:
+        self._time_of, self._whole_us = time_of, whole_us
+        self.asked: list[tuple[bool, int]] = []
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        self.asked.append((inner, len(model.graph)))
+        kernels, writers = [], set()
+        for node in model.graph:
+            if node.op_type in ("Conv", "MatMul"):
+                writer = quantizer_of(node)
+                kernels.append((str(node.name), 10.0 if writer is None else self._time_of(node)))
+                writers.add(writer)
+        kernels += [(str(writer.name), 2.0) for writer in writers if writer is not None]
+        time = sum(time for _, time in kernels)
+        if len(writers) > 1 and not inner:
+            time += self._whole_us
+        return Priced(
+            Cost(len(kernels), 0, 100 * len(kernels), time), tuple((frozenset({name}), 100, us) for name, us in kernels)
+        )
+
+
+def is_wide(node: ir.Node) -> bool:
+    """Whether a convolution has a window of 3x3."""
+    return "3" in str(node.attributes.get("kernel_shape") or "") or bool(edit.dims_of(node.inputs[1])[-1] == 3)  # type: ignore[index, union-attr]
+
+
+def problem_of(source: ir.Model, dtype: str = "int8") -> Problem:
+    stats, rng = {}, np.random.default_rng(0)
+    wanted = wanted_tensors(source, dtype, "tensorrt-rtx")
+    for name in sorted(wanted.histogram | wanted.ranges):
+        builder = StatsBuilder(histogram=True)
+        builder.update(rng.uniform(-1, 1, 4096).astype(np.float32))
+        stats[name] = builder.finish()
+    return Problem(source, "tensorrt-rtx", stats, static_shapes(source, {}), "max", FP16)
+
+
+def guard_of(source: ir.Model, judge: RuleJudge, **options: object) -> Guard:
+    problem = problem_of(source)
+    return Guard(problem, find_candidates(problem, ("int8",)), source, judge, ignore, **options)  # type: ignore[arg-type]
+
+
+CHAIN = """g (float[2,32,16,16] x) => (float[2,32,16,16] y) { a = Conv <pads = [1,1,1,1]> (x, w3) ra = Relu(a)
+    b = Conv (ra, w1) rb = Relu(b) c = Conv <pads = [1,1,1,1]> (rb, w3) rc = Relu(c) d = Conv (rc, w1) y = Relu(d) }"""
+"""Convolutions of 3x3 (a, c) and 1x1 (b, d) in turn."""
+
+
+def chain() -> ir.Model:
+    return model(CHAIN, w3=(32, 32, 3, 3), w1=(32, 32, 1, 1))
+
+
+def window(node: ir.Node) -> int:
+    """The window of a convolution in 8-bit: its weight stands behind a DequantizeLinear."""
+    weight = node.inputs[1]
+    assert weight is not None and weight.producer() is not None
+    stored = weight.producer().inputs[0]  # type: ignore[union-attr]
+    return int(edit.constant_of(stored).shape[-1])  # type: ignore[union-attr]
+
+
+def wide_pay(node: ir.Node) -> float:
+    """3x3 gains 6 us by 8-bit, less 2 for its quantizer; 1x1 gains 0.1 us, and its quantizer costs 2."""
+    return 4.0 if window(node) == 3 else 9.9
+
+
+def kept(found: Guarded) -> set[str]:
+    return set(found.choice)
+
+
+def test_regions_that_pay_are_kept_and_the_others_say_what_they_cost() -> None:
+    found = guard_of(chain(), RuleJudge(wide_pay)).choose()
+    assert kept(found) == {"a", "c"}
+    assert [(verdict.region.nodes, bool(verdict.kept)) for verdict in found.verdicts] == [
+        (("a",), True),
+        (("b",), False),
+        (("c",), True),
+        (("d",), False),
+    ]
+    good, bad = found.verdicts[:2]
+    assert good.reason == "" and good.before is not None and good.after is not None
+    assert (good.before.predicted_us, good.after.predicted_us) == (10.0, 6.0)
+    assert good.saved_us == 4.0
+    assert bad.before is not None and bad.after is not None
+    assert bad.after.predicted_us == pytest.approx(11.9) and "10.0 -> 11.9 us" in bad.reason
+    assert found.before is not None and found.after is not None
+    assert (found.before.predicted_us, found.after.predicted_us) == (40.0, 32.0)
+
+
+@pytest.mark.parametrize(("time", "is_kept"), [(7.85, False), (7.75, True)])
+def test_two_per_cent_is_the_least_gain(time: float, is_kept: bool) -> None:
+    found = guard_of(chain(), RuleJudge(lambda node: time)).choose()  # 9.85 us and 9.75 us with the quantizer
+    assert (kept(found) == {"a", "b", "c", "d"}) is is_kept
+    assert bool(kept(found)) is is_kept
+
+
+UNEVEN = "g (float[2,32,16,16] x) => (float[2,64,14,14] y) { r = Relu(x) c = Conv (r, w) y = Relu(c) }"
+
+
+def uneven() -> ir.Model:
+    """One convolution whose weight is too coarse for one scale: its accurate form has scales per channel."""
+    found = model(UNEVEN, w=(64, 32, 3, 3))
+    weight = next(node for node in found.graph if node.name == "c").inputs[1]
+    assert weight is not None
+    array = np.array(edit.constant_of(weight)) * np.where(np.arange(64) < 6, 1.0, 0.02)[:, None, None, None]
+    weight.const_value = ir.tensor(array.astype(np.float32), name=weight.name)
+    return found
+
+
+@pytest.mark.parametrize(("penalty", "multiplies"), [(0.0, True), (0.15, True), (0.5, False), (50.0, False)])
+def test_the_more_accurate_form_is_taken_where_it_costs_little(penalty: float, multiplies: bool) -> None:
+    def time_of(node: ir.Node) -> float:
+        follows = [user.op_type for user, _ in node.outputs[0].uses()]
+        return 4.0 + (penalty if follows == ["Mul"] else 0.0)
+
+    guard = guard_of(uneven(), RuleJudge(time_of))
+    forms = guard.candidates.ops["c"]
+    assert [form.multiply for form in forms] == [True, False]
+    found = guard.choose()
+    assert found.choice["c"].multiply is multiplies
+
+
+class JointJudge(RuleJudge):
+    """Two products in a row pay, one alone does not: what lies between is written in 8-bit by the first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda node: 9.0)
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        priced = super().price(model, inner=inner)
+        eight = {node for node in model.graph if node.op_type == "Conv" and quantizer_of(node) is not None}
+        pairs = 0
+        for node in eight:
+            back = node
+            while back is not None and (back is node or back.op_type != "Conv"):
+                value = back.inputs[0]
+                back = value.producer() if value is not None else None  # type: ignore[assignment]
+            pairs += back in eight
+        total = priced.total
+        return Priced(Cost(total.kernels, 0, total.bytes, total.predicted_us - 4.0 * pairs), priced.kernels)
+
+
+def test_regions_that_pay_only_together_are_found() -> None:
+    found = guard_of(chain(), JointJudge()).choose()
+    assert {"b", "c", "d"} <= kept(found)
+    assert found.before is not None and found.after is not None
+    assert found.after.predicted_us < found.before.predicted_us
+
+
+def test_the_whole_network_decides() -> None:
+    found = guard_of(chain(), RuleJudge(wide_pay, whole_us=9.0)).choose()
+    assert not found.choice
+    assert found.after == found.before
+    reasons = [verdict.reason for verdict in found.verdicts if verdict.region.nodes in (("a",), ("c",))]
+    assert reasons == ["the whole network is not faster: 40.0 -> 41.0 us"] * 2
+    assert all(not verdict.kept for verdict in found.verdicts)
+
+
+class RefusingJudge(RuleJudge):
+    """Refuses models that hold these products in 8-bit, all of them together."""
+
+    def __init__(self, *together: str, whole_only: bool = False) -> None:
+        super().__init__(lambda node: 4.0)
+        self._together, self._whole_only = set(together), whole_only
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        eight = {node.name for node in model.graph if node.op_type == "Conv" and quantizer_of(node) is not None}
+        if self._together <= eight and not (inner and self._whole_only):
+            raise EngineBuildError("The builder failed: no tactic", where="there", remedy="none")
+        return super().price(model, inner=inner)
+
+
+STEPS = """g (float[2,32,16,16] x) => (float[2,32,16,16] y) { a = Conv <pads = [1,1,1,1]> (x, wa) ra = Relu(a)
+    b = Conv (ra, wb) rb = Relu(b) c = Conv <pads = [1,1,1,1]> (rb, wc) rc = Relu(c) d = Conv (rc, wd) y = Relu(d) }"""
+
+
+def steps() -> ir.Model:
+    """As the chain, but no two layers are alike: what is refused for one is not for another."""
+    return model(
+        STEPS.replace("32,16,16] y", "56,16,16] y"),
+        wa=(40, 32, 3, 3),
+        wb=(48, 40, 1, 1),
+        wc=(32, 48, 3, 3),
+        wd=(56, 32, 1, 1),
+    )
+
+
+def test_a_region_that_cannot_be_built_goes_back_with_the_reason() -> None:
+    found = guard_of(steps(), RefusingJudge("b")).choose()
+    assert kept(found) == {"a", "c", "d"}
+    reason = next(verdict.reason for verdict in found.verdicts if verdict.region.nodes == ("b",))
+    assert reason == "it cannot be built in 8-bit: The builder failed: no tactic"
+
+
+@pytest.mark.parametrize("together", [("c",), ("a", "d")])
+def test_what_only_the_whole_network_refuses_is_found_by_halving(together: tuple[str, ...]) -> None:
+    guard = guard_of(steps(), RefusingJudge(*together, whole_only=True))
+    found = guard.choose()
+    assert kept(found) == {"a", "b", "c", "d"} - {together[-1]}
+    reason = next(verdict.reason for verdict in found.verdicts if verdict.region.nodes == together[-1:])
+    assert "cannot be built in 8-bit" in reason and found.after is not None
+
+
+@pytest.mark.parametrize(
+    ("judge", "nodes"),
+    [
+        (RefusingJudge("b"), {"b"}),
+        (RefusingJudge("b", "c"), {"b"}),
+        (RefusingJudge("b", whole_only=True), {"b"}),
+        (RefusingJudge("no such node"), set()),
+        (RefusingJudge(), set()),  # not even in 16-bit: 8-bit is not to blame
+    ],
+)
+def test_the_nodes_that_cannot_be_built_are_found_among_all(judge: RefusingJudge, nodes: set[str]) -> None:
+    guard = guard_of(steps(), judge)
+    found = guard.culprits(guard.candidates.all)
+    assert set(found) == nodes
+    assert all(reason.startswith("it cannot be built in 8-bit: ") for reason in found.values())
+
+
+def repeated(blocks: int) -> ir.Model:
+    """Equal residual blocks one behind the other."""
+    lines = []
+    for index in range(blocks):
+        source = f"y{index - 1}" if index else "x"
+        lines.append(f"a{index} = Conv <pads = [1,1,1,1]> ({source}, w3) r{index} = Relu(a{index})")
+        lines.append(f"b{index} = Conv (r{index}, w1) s{index} = Add(b{index}, {source}) y{index} = Relu(s{index})")
+    text = f"g (float[2,32,16,16] x) => (float[2,32,16,16] y{blocks - 1}) {{ {' '.join(lines)} }}"
+    return model(text, w3=(32, 32, 3, 3), w1=(32, 32, 1, 1))
+
+
+def test_equal_blocks_are_judged_once() -> None:
+    judges = [RuleJudge(wide_pay) for _ in range(2)]
+    few, many = (guard_of(repeated(blocks), judge).choose() for blocks, judge in zip((5, 12), judges, strict=True))
+    assert kept(few) == {f"a{index}" for index in range(5)}
+    assert kept(many) == {f"a{index}" for index in range(12)}
+    assert len(judges[0].asked) == len(judges[1].asked)
+
+
+def test_pieces_leave_the_model_as_it_is_and_the_choice_is_the_same_again() -> None:
+    source = repeated(3)
+    before = ir.to_proto(source).SerializeToString()
+    first, second = (guard_of(source, RuleJudge(wide_pay)).choose() for _ in range(2))
+    assert ir.to_proto(source).SerializeToString() == before
+    assert first.verdicts == second.verdicts and first.choice == second.choice
+
+
+def file_of(folder: Path, *keys: str) -> PriceFile:
+    return PriceFile(keys or ("judge",), folder, ignore)
+
+
+def test_a_second_run_takes_its_prices_from_the_file(tmp_path: Path) -> None:
+    first, second, third = (RuleJudge(wide_pay) for _ in range(3))
+    found = guard_of(steps(), first, file=file_of(tmp_path)).choose()
+    again = guard_of(steps(), second, file=file_of(tmp_path)).choose()
+    assert first.asked and not second.asked
+    assert again.choice.keys() == found.choice.keys()
+    assert [(v.reason, v.before, v.after) for v in again.verdicts] == [
+        (v.reason, v.before, v.after) for v in found.verdicts
+    ]
+    guard_of(steps(), third, file=file_of(tmp_path, "another GPU")).choose()
+    assert sorted(third.asked) == sorted(first.asked)  # two are asked at once
+
+
+def test_a_file_with_broken_lines_keeps_the_others(tmp_path: Path) -> None:
+    first, second = (RuleJudge(wide_pay) for _ in range(2))
+    file = file_of(tmp_path)
+    guard_of(steps(), first, file=file).choose()
+    lines = file.path.read_bytes().splitlines(keepends=True)
+    broken = [b"\xff\n", b"{}\n", b"[1]\n", b'{"key": "k", "total": [1], "of": []}\n', lines[0][:40]]
+    file.path.write_bytes(b"".join([*lines[1:], *broken]))
+    guard_of(steps(), second, file=file_of(tmp_path)).choose()
+    assert len(second.asked) == 1
+
+
+def test_what_was_refused_is_asked_again(tmp_path: Path) -> None:
+    guard_of(steps(), RefusingJudge("b"), file=file_of(tmp_path)).choose()
+    second = RuleJudge(lambda node: 4.0)
+    found = guard_of(steps(), second, file=file_of(tmp_path)).choose()
+    assert "b" in kept(found) and second.asked
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_only_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        file_of(tmp_path / "file")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "file"))
+    events: list[Event] = []
+    found = guard_of(steps(), RuleJudge(wide_pay), file=PriceFile(("judge",), None, events.append)).choose()
+    assert found.choice and [event.kind for event in events] == ["warning"]
+
+
+def test_names_follow_the_order_of_the_nodes() -> None:
+    prices = Prices(RuleJudge(wide_pay))
+    first, second = chain(), chain()
+    for node in second.graph:
+        node.name = f"other_{node.name}"
+    assert {name for nodes, _, _ in prices.of(first, inner=True).kernels for name in nodes} == {"a", "b", "c", "d"}
+    names = {name for nodes, _, _ in prices.of(second, inner=True).kernels for name in nodes}
+    assert names == {"other_a", "other_b", "other_c", "other_d"}
