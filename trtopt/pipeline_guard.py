@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from trtopt.pipeline_calibrate import Observer
 from trtopt.pipeline_judge import judge_for
 from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.guard import Guard, Guarded, Verdict
-from trtopt.precision.plan import QuantizedType
+from trtopt.precision.plan import PrecisionPlan, QuantizedType
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.guard_records import GuardRecord
 from trtopt.report.search_records import SearchRecord
@@ -74,6 +74,16 @@ def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, obse
         plugins = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in config.plugins]
         file = PriceFile((judge.name, repr(target.gpu), *plugins), folder, listen)
         yield Guard(problem, candidates, static, judge, listen, file)
+
+
+def form_price(guard: Guard, target: GuardTarget) -> Callable[[Problem, PrecisionPlan], float]:
+    """Prices FP32 forms of the guard's model in microseconds; infinite where nobody can say."""
+
+    def price(problem: Problem, plan: PrecisionPlan) -> float:
+        found = guard.form(at_shapes(problem.model, target.shapes), plan)
+        return math.inf if found is None else found.predicted_us
+
+    return price
 
 
 def guard_records(guarded: Guarded) -> tuple[GuardRecord, ...]:

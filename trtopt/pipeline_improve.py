@@ -29,7 +29,12 @@ SMALLEST_SAMPLES = 16
 _STAGE = "PRECISION"
 _METHODS = ("percentile", "max")
 """Calibration methods tried for all tensors alike."""
+_SLOWER = 1.001
+"""A network this much slower is slower; below it are roundings of the prediction."""
+
 _Scaling = Callable[[ir.Model], Scaled]
+Price = Callable[[Problem, PrecisionPlan], float]
+"""What a form of the model costs with a plan, in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Improved:
     steps: tuple[StepRecord, ...] = ()
 
 
-def improve(problem: Problem, plan: PrecisionPlan, observer: Observer) -> Improved:
+def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Price | None = None) -> Improved:
     """Equalize channels, then round weights and correct biases, for the 8-bit nodes of ``plan``.
 
     Nothing is tried on synthetic samples: they say nothing about errors. What is fitted to samples is judged on others.
@@ -56,6 +61,7 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer) -> Improv
         problem: The model the plan is for.
         plan: The plan; which nodes are 8-bit, and their types, stay.
         observer: Observes FP32 forms of the model.
+        price: Prices a form; one with more nodes that costs more is not kept. None to keep it whatever it costs.
 
     Raises:
         InvalidModelError: ONNX Runtime cannot run the model.
@@ -70,10 +76,12 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer) -> Improv
         return Improved(problem, plan)
     with observer.clock.stage("improve"):
         judge = OutputError(problem.model, observer.samples)
-        tried = _Trials(judge, observer, Improved(problem, plan))
+        tried = _Trials(judge, observer, Improved(problem, plan), price)
         if not problem.imported:  # given ranges are those of the tensors as they are
             tried.scaling("equalize", lambda model: equalize(model, nodes))
-            tried.scaling("smooth", lambda model: _smoothed(model, nodes, problem, observer))
+            multiply = problem.fuses_quantizers  # its kernels take a multiplication in before a quantizer
+            if not tried.scaling("smooth", lambda model: _smoothed(model, nodes, observer, multiply)) and multiply:
+                tried.scaling("smooth-folded", lambda model: _smoothed(model, nodes, observer, False))
             if problem.method == "auto":
                 tried.methods(_METHODS)
         return _refined(tried.best, judge, observer)
@@ -82,20 +90,21 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer) -> Improv
 class _Trials:
     """Changes tried one upon the other; each is kept if the error at the outputs falls."""
 
-    def __init__(self, judge: OutputError, observer: Observer, start: Improved) -> None:
-        self._judge, self._observer, self.best = judge, observer, start
+    def __init__(self, judge: OutputError, observer: Observer, start: Improved, price: Price | None) -> None:
+        self._judge, self._observer, self.best, self._price = judge, observer, start, price
         self._error = judge.of(start.problem.model, start.plan)
 
-    def scaling(self, name: str, scale: _Scaling) -> None:
-        """Another FP32 form of the model, with the ranges that it has."""
+    def scaling(self, name: str, scale: _Scaling) -> bool:
+        """Another FP32 form of the model, with the ranges that it has; whether it is kept."""
         began = time.perf_counter()
         found = scale(self.best.problem.model)
         if not found.changes:
-            return
+            return False
         calibration = self._observer.observe(found.model, _weights(found.model))
         if calibration is not None:
             problem = replace(self.best.problem, model=found.model, stats=calibration.table.stats)
-            self._try(name, problem, began, found)
+            return self._try(name, problem, began, found)
+        return False
 
     def methods(self, names: Sequence[str]) -> None:
         """One calibration method for all tensors instead of the best of each: the error of a tensor is not that of the
@@ -103,13 +112,15 @@ class _Trials:
         for name in names:
             self._try(f"ranges-{name}", replace(self.best.problem, method=name), time.perf_counter(), None)
 
-    def _try(self, name: str, problem: Problem, began: float, scaled: Scaled | None) -> None:
+    def _try(self, name: str, problem: Problem, began: float, scaled: Scaled | None) -> bool:
         before = self._error
         plan = transferred(self.best.plan, problem)
         lost = len(self.best.plan.quantized) - len(plan.quantized)
         error = self._judge.of(problem.model, plan) if not lost else math.inf
         kept = error < before
         text = f"output SQNR {decibels(before):.2f} -> {decibels(error):.2f} dB{'' if kept else ': not kept'}"
+        if kept and not self._is_free(problem, plan):
+            kept, text = False, f"{text}: not kept, the network is slower with it"
         if lost:
             text = f"not kept: {lost} of its nodes would be too heavy-tailed for 8-bit"
         changes = scaled.changes if scaled is not None else len(plan.quantized)
@@ -118,6 +129,14 @@ class _Trials:
         if kept:
             self.best, self._error = Improved(problem, plan, self.best.steps), error
         self.best = replace(self.best, steps=(*self.best.steps, step))
+        return kept
+
+    def _is_free(self, problem: Problem, plan: PrecisionPlan) -> bool:
+        """Whether a form costs no more than the best so far; one with as many nodes does not."""
+        best = self.best.problem
+        if self._price is None or len(problem.model.graph) == len(best.model.graph):
+            return True
+        return self._price(problem, plan) <= self._price(best, self.best.plan) * _SLOWER
 
 
 def _weights(model: ir.Model) -> str:
@@ -148,12 +167,11 @@ def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
     return next((replace(form, skips=op.skips) for form in same or mine), None)
 
 
-def _smoothed(model: ir.Model, nodes: frozenset[str], problem: Problem, observer: Observer) -> Scaled:
-    """Multiplications are added where the compiler takes them into the quantizer's kernel."""
+def _smoothed(model: ir.Model, nodes: frozenset[str], observer: Observer, multiply: bool) -> Scaled:
     shaped = model.clone()
     infer_in_place(shaped)
     stats = channel_stats(shaped, fitted(observer.samples), product_inputs(shaped, nodes), observer.clock.listen)
-    return smooth(shaped, nodes, stats, multiply=problem.fuses_quantizers)
+    return smooth(shaped, nodes, stats, multiply=multiply)
 
 
 def _refined(improved: Improved, judge: OutputError, observer: Observer) -> Improved:

@@ -18,6 +18,7 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.pipeline_calibrate import Observer
 from trtopt.pipeline_guard import (
     GuardTarget,
+    form_price,
     guard_of,
     guard_records,
     kept_records,
@@ -221,7 +222,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         records = with_blocked(guard_records(guarded), every, blocked)
         refused = candidates.refused + _taken_back(candidates, guarded.choice, records)
         plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
-        improved = improve(problem, plan, observer)
+        improved = improve(problem, plan, observer, form_price(guard, job.target))
         chosen = _Chosen(improved.problem.model, improved.plan, improved.steps, records, guarded.before)
         chosen = replace(chosen, judge=guard.judge.name)
         if job.gauge is None or not (guarded.choice or job.precision == AUTO):

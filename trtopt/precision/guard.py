@@ -353,6 +353,15 @@ class Guard:
             self.on_event(Event("warning", "guard", text=f"the network as a whole cannot be judged: {error.what}"))
             return None
 
+    def form(self, static: ir.Model, plan: PrecisionPlan) -> Cost | None:
+        """What another FP32 form of the model, at the judge's shapes, costs with a plan; None where nobody can say."""
+        piece = piece_of(static)
+        question = Question(piece_key(piece, plan), piece.names, lambda: apply_plan(static, plan), inner=False)
+        try:
+            return self._prices.answer(question).total
+        except TrtoptError:
+            return None
+
     def _whole_question(self, choice: Choice, narrow: NarrowType | None = None) -> Question:
         problem = self.problem if narrow is None else replace(self.problem, narrow=narrow)
         plan = plan_for(problem, "", tuple(choice.values()))
