@@ -10,47 +10,70 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-
-def train(folder: Path) -> None:
-    """Train, export and write the samples into ``folder``."""
-    import torch
-    from sklearn.datasets import load_digits
+if TYPE_CHECKING:
     from torch import nn
 
-    import trtopt
+
+def data() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """The images [1797, 1, 8, 8], their labels, and the indices of those to ``learn``, ``eval`` and ``test`` on."""
+    from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = (digits.images[:, None] / 16.0).astype(np.float32)
-    labels = digits.target.astype(np.int64)
     order = np.random.default_rng(0).permutation(len(images))
-    learn, judge, test = order[:997], order[997:1397], order[1397:]
+    parts = {"learn": order[:997], "eval": order[997:1397], "test": order[1397:]}
+    return images, digits.target.astype(np.int64), parts
+
+
+def network() -> nn.Module:
+    """The network, untrained."""
+    import torch
+    from torch import nn
 
     torch.manual_seed(0)
-    module = nn.Sequential(
+    return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
         *(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(64 * 4 * 4, 10)),
     )
-    optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3)
-    for epoch in range(8):
+
+
+def fit(module: nn.Module, images: np.ndarray, labels: np.ndarray, epochs: int, learning_rate: float) -> None:
+    """Train the module on all of the images."""
+    import torch
+
+    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate)
+    for epoch in range(epochs):
         total = 0.0
-        for batch in np.array_split(np.random.default_rng(epoch).permutation(learn), 16):
-            loss = nn.functional.cross_entropy(module(torch.from_numpy(images[batch])), torch.from_numpy(labels[batch]))
+        for batch in np.array_split(np.random.default_rng(epoch).permutation(len(images)), 16):
+            scores = module(torch.from_numpy(images[batch]))
+            loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels[batch]))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += loss.item() / 16
         print(f"epoch {epoch + 1:2}  loss {total:.4f}")
 
+
+def train(folder: Path) -> None:
+    """Train, export and write the samples into ``folder``."""
+    import torch
+
+    import trtopt
+
+    images, labels, parts = data()
+    module = network()
+    fit(module, images[parts["learn"]], labels[parts["learn"]], epochs=8, learning_rate=2e-3)
     example = (torch.from_numpy(images[:2]),)
     trtopt.export(module, folder / "digits.onnx", example_inputs=example, dynamic=("input:0=batch:1..64",))
-    np.savez(folder / "calib.npz", input=images[learn[:256]])
-    for name, chosen in (("eval", judge), ("test", test)):
-        np.savez(folder / f"{name}.npz", input=images[chosen], __labels__=labels[chosen])
+    np.savez(folder / "calib.npz", input=images[parts["learn"][:256]])
+    for name in ("eval", "test"):
+        np.savez(folder / f"{name}.npz", input=images[parts[name]], __labels__=labels[parts[name]])
 
 
 def summary(folder: Path) -> None:

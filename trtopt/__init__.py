@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trtopt import sparsity
+
 if TYPE_CHECKING:
     from trtopt.api import build, export, optimize
     from trtopt.api_analyze import analyze
@@ -29,6 +31,7 @@ __all__ = [
     "export",
     "optimize",
     "sensitivity",
+    "sparsity",
 ]
 
 _HOMES = {

@@ -71,7 +71,7 @@ def script_line(error: BaseException, path: Path) -> str:
     """``FILE:LINE`` of the innermost line of ``path`` in the error's traceback; the file alone if it is not there."""
     line, trace = None, error.__traceback__
     while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename).name == path.name:
+        if Path(trace.tb_frame.f_code.co_filename).resolve() == path.resolve():
             line = trace.tb_lineno
         trace = trace.tb_next
     return f"{path}:{line}" if line else str(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ def build(
     on_event: OnEvent = ignore,
     calib: Any = None,
     eval: Any = None,
+    metric: str | Callable[..., Any] | None = None,
     **options: Any,
 ) -> BuildReport:
     """Make an engine: rewrite, calibrate, write the precision into the graph, verify, compile.
@@ -38,9 +40,11 @@ def build(
         model: An ONNX file or model, or a PyTorch module (then give ``example_inputs``).
         config: The options; ``options`` override its fields by name.
         on_event: Called with progress and warnings.
-        calib: Calibration samples: what ``--calib`` takes, or a dict of arrays by input name (first axis = samples),
-            an iterable of feed dicts or a function returning one.
+        calib: Calibration samples: what ``--calib`` takes, or a dict of arrays by input name (first axis = samples;
+            an array alone for a model with one input), an iterable of feed dicts or a function returning one.
         eval: Samples to verify on, likewise; default: the calibration samples.
+        metric: What ``--metric`` takes, or a function called as ``f(run)``; ``run(feeds)`` takes arrays by input name
+            and returns the outputs in graph order; higher is better.
         **options: Fields of :class:`~trtopt.config.BuildConfig`, and ``example_inputs`` for a PyTorch module.
 
     Returns:
@@ -50,7 +54,7 @@ def build(
     Raises:
         TrtoptError: See the subclasses in :mod:`trtopt.errors`.
     """
-    return _run(model, config, calib, eval, options, on_event, make_engine=True)
+    return _run(model, config, (calib, eval, metric), options, on_event, make_engine=True)
 
 
 def optimize(
@@ -60,13 +64,14 @@ def optimize(
     on_event: OnEvent = ignore,
     calib: Any = None,
     eval: Any = None,
+    metric: str | Callable[..., Any] | None = None,
     **options: Any,
 ) -> BuildReport:
     """Everything :func:`build` does but the engine: writes the optimized ONNX model to ``output``.
 
     The model keeps the types it has unless ``precision`` is given. Arguments and errors as :func:`build`.
     """
-    return _run(model, config, calib, eval, options, on_event, make_engine=False)
+    return _run(model, config, (calib, eval, metric), options, on_event, make_engine=False)
 
 
 def export(module: Any, path: str | Path, **options: Any) -> ExportRecord:
@@ -82,13 +87,15 @@ def export(module: Any, path: str | Path, **options: Any) -> ExportRecord:
 def _run(
     model: Any,
     config: BuildConfig | None,
-    calib: Any,
-    eval_samples: Any,
+    given: tuple[Any, Any, Any],
     options: dict[str, Any],
     on_event: OnEvent,
     *,
     make_engine: bool,
 ) -> BuildReport:
+    calib, check, metric = given
+    if metric is not None and not callable(metric):
+        options, metric = {**options, "metric": metric}, None
     example_inputs = options.pop("example_inputs", None)
     if config is not None and not isinstance(config, BuildConfig):
         raise UsageError(
@@ -103,5 +110,6 @@ def _run(
         return session.run(
             path,
             config.calib if calib is None else calib,
-            config.eval if eval_samples is None else eval_samples,
+            config.eval if check is None else check,
+            config.metric if metric is None else metric,
         )

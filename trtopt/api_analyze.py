@@ -34,6 +34,7 @@ from trtopt.report.analysis import (
     Finding,
     LayerRow,
     LevelSummary,
+    Sparsity,
     Totals,
     Uncosted,
     totals_of,
@@ -90,7 +91,7 @@ def analyze(
         on_event: Called with progress and warnings.
         example_inputs: What a PyTorch module is exported with.
         **options: Fields of :class:`~trtopt.config.AnalyzeConfig`: ``gpu``, ``precision``, ``shapes``, ``compile``,
-            ``batch_sweep``, ``latency_budget_ms``, ``report``, ``html``, ``gpus``.
+            ``sparse``, ``batch_sweep``, ``latency_budget_ms``, ``report``, ``html``, ``gpus``.
 
     Raises:
         UsageError: The GPU is not known or lacks the precision, an axis has no size, the batch is fixed in the graph,
@@ -181,6 +182,7 @@ class _Run:
             levels.append(LevelSummary("engine", len(shown.rows), shown.totals, compiled.proxy))
             findings = self._with_gaps(findings, compiled)
         self._warn_uncosted(shown)
+        sparsity = self._sparsity(job, level)
         sweep = self._sweep(job)
         model = {**loaded.to_json_dict(), "input_shapes": {name: list(dims) for name, dims in decided.shapes.items()}}
         return Analysis(
@@ -194,6 +196,7 @@ class _Run:
             memory=peak_memory(job.fused, gpu),
             uncosted=shown.uncosted,
             batch_sweep=sweep,
+            sparsity=sparsity,
             warnings=tuple(clock.warnings),
         )
 
@@ -255,6 +258,16 @@ class _Run:
         expected = layers_of_graph(compiled.model, compiled.shapes, Precision(base=base))
         gaps = compare_levels(expected, compiled.layers, self.gpu)
         return tuple(sorted((*findings, *gaps), key=lambda item: -item.gain_us))
+
+    def _sparsity(self, job: _Job, level: _Level) -> Sparsity | None:
+        """What 2:4 is worth in the layers of the ONNX level: to TensorRT, or to the compiler that was asked for."""
+        if not self.config.sparse:
+            return None
+        from trtopt.sparsity.eligibility import eligibility, weights_of  # reads weights: only for those who ask
+
+        backend = TENSORRT_RTX if self.config.compile else TENSORRT
+        with self._stage("sparsity"):
+            return eligibility(weights_of(job.loaded.model, backend.name), level.layers, self.gpu, backend.name)
 
     def _sweep(self, job: _Job) -> BatchSweep | None:
         config, axis = self.config, job.axis

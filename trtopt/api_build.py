@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trtopt import (
-    __version__,
     pipeline,
     pipeline_host,
     pipeline_io,
     pipeline_judge,
     pipeline_precision,
     pipeline_search,
+    pipeline_sparse,
 )
 from trtopt.accuracy.gate import gate
-from trtopt.accuracy.metric import Metric, load_metric
+from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.whole import HostPart
 from trtopt.clock import Clock
 from trtopt.config import AUTO, BuildConfig
@@ -28,7 +27,7 @@ from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import EngineArtifact, check_options
 from trtopt.engine.profiles import Profile, plan_profiles
-from trtopt.errors import EngineBuildError, TargetError, UsageError
+from trtopt.errors import EngineBuildError, UsageError
 from trtopt.files import atomic_write, check_outputs
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
@@ -36,7 +35,8 @@ from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
 from trtopt.outputs import check_files, files_read
 from trtopt.pipeline_guard import GuardTarget
-from trtopt.pipeline_imports import Given, given_ranges, mended
+from trtopt.pipeline_imports import Given, given_ranges
+from trtopt.pipeline_qdq import OwnQdq, mended, own_qdq
 from trtopt.pipeline_search import missed
 from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.decide import QUANTIZED_TYPES
@@ -44,6 +44,7 @@ from trtopt.precision.network_io import parse_io
 from trtopt.precision.samples import Samples, open_samples
 from trtopt.precision.search_space import DEFAULT_BUDGET
 from trtopt.report.analysis import EngineAnalysis
+from trtopt.report.environment import environment
 from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
 from trtopt.rewrite import driver, registry
@@ -75,7 +76,8 @@ class Session:
     """One run of build or optimize."""
 
     def __init__(self, config: BuildConfig, clock: Clock, make_engine: bool) -> None:
-        self._is_default_budget = config.precision == AUTO and config.max_accuracy_drop is None
+        asks = config.precision == AUTO or (pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss)
+        self._is_default_budget = asks and config.max_accuracy_drop is None
         self.config = (
             dataclasses.replace(config, max_accuracy_drop=DEFAULT_BUDGET) if self._is_default_budget else config
         )
@@ -83,13 +85,14 @@ class Session:
         self.make_engine = make_engine
         self.precision = config.precision or ("fp16" if make_engine else None)
 
-    def run(self, path: Path, calib: Any, eval_samples: Any) -> BuildReport:
+    def run(self, path: Path, calib: Any, eval_samples: Any, metric: Any) -> BuildReport:
         config, clock = self.config, self.clock
         target = self._target()
         outputs = self._outputs(path, target)
         check_files(str(path), config, None, engine=self.make_engine)
         registry.select(config.recipes)
-        _check_precision(self.precision, target)
+        pipeline_sparse.check_sparse(config, target.backend, target.gpu, calib)
+        pipeline_precision.check_precision(self.precision, target.gpu, config, clock)
         wanted = parse_io(config.io)
         if self.make_engine:
             check_options(config.builder, config.plugins, target.backend)
@@ -99,19 +102,24 @@ class Session:
         check_outputs({f"the output {file.name}": file for file in outputs.values()}, weight_files(loaded.model))
         samples, check, source = self._samples(loaded, calib, eval_samples)
         pipeline_io.check(loaded.model, wanted, samples, check)
-        metric = self._metric(check)
+        measured = self._metric(metric, loaded, check)
         profiles = self._profiles(loaded, samples)
         parts = self._cut(mended(loaded, target.backend.name, clock), target, profiles, outputs)
         profiles = parts.profiles(profiles)
-        rewritten = self._rewrite(parts.artifact, target, profiles)
+        judged = GuardTarget(target.backend, target.gpu, _optimum(profiles))
+        rewrite = partial(self._rewrite, target=target, profiles=profiles)
+        own = own_qdq(parts.artifact, rewrite, judged, self.precision, config, clock)
+        rewritten = own.rewritten
         plain = pipeline.Verification(
-            loaded.model, rewritten.artifact.model, check, source, metric, config.compare_tensors, parts.host
+            loaded.model, rewritten.artifact.model, check, source, measured, config.compare_tensors, parts.host
         )
-        lowering = self._lowering(target, samples, profiles, given, plain)
-        made = self._made(rewritten.artifact, lowering, plain, profiles, target)
+        sparse = self._sparse(rewritten.artifact, judged, samples, plain)
+        lowering = self._lowering(judged, samples, profiles, given, own, plain)
+        made = self._made(sparse.artifact, lowering, plain, profiles, target)
         for failure in made.failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
-        report = self._report(loaded, target, rewritten, parts, made, outputs)
+        report = self._report(loaded, target, own, parts, made, outputs)
+        report = dataclasses.replace(report, sparsity=pipeline_sparse.with_kernels(sparse.record, made.engine))
         self._write(report, made.engine, made.lowered.artifact, parts.host, outputs)
         return report
 
@@ -140,7 +148,7 @@ class Session:
                     target.backend,
                     target.gpu,
                     border.profiles,
-                    config,
+                    pipeline_sparse.with_flag(config, target.backend),
                     self.precision == "tf32",
                     clock,
                 )
@@ -163,12 +171,12 @@ class Session:
         self,
         loaded: ModelArtifact,
         target: Target,
-        rewritten: driver.Rewritten,
+        own: OwnQdq,
         parts: pipeline_host.Cut,
         made: _Made,
         outputs: dict[str, Path],
     ) -> BuildReport:
-        lowered, clock = made.lowered, self.clock
+        lowered, clock, rewritten = made.lowered, self.clock, own.rewritten
         written = not made.failures or self.config.allow_accuracy_loss
         profiles = made.border.profiles
         analysis = self._predicted(lowered, made.engine, profiles, target)
@@ -184,14 +192,14 @@ class Session:
             warnings=tuple(clock.warnings),
             engine=_engine_record(made.engine, outputs["engine"] if written and made.engine else None),
             config=dataclasses.asdict(self.config),
-            environment=_environment(),
+            environment=environment(),
             seconds={name: round(value, 4) for name, value in clock.seconds.items()},
             gate_failures=made.failures,
             analysis=analysis,
             host=pipeline_host.at_path(parts.record, outputs.get("host") if written else None),
             network_io=made.border.records,
-            guard=lowered.guard,
-            sixteen_bit=lowered.sixteen_bit,
+            guard=(*own.guard, *lowered.guard),
+            sixteen_bit=own.sixteen_bit or lowered.sixteen_bit,
             search=lowered.search,
         )
 
@@ -226,12 +234,16 @@ class Session:
             return samples, open_samples(eval_samples, model.inputs, shapes=shapes), "eval"
         return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
 
-    def _metric(self, check: Samples) -> Metric | None:
-        name = self.config.metric
-        if name is None:
+    def _metric(self, given: Any, model: ModelArtifact, check: Samples) -> Metric | None:
+        """The metric, with what the model has in FP32."""
+        if given is None:
             return None
-        has_labels = check.labels is not None
-        return load_metric(name, has_labels=has_labels, max_drop=self.config.max_accuracy_drop)
+        if callable(given):
+            metric = python_metric(given)
+        else:
+            has_labels = check.labels is not None
+            metric = load_metric(given, has_labels=has_labels, max_drop=self.config.max_accuracy_drop)
+        return pipeline.with_baseline(metric, model.model, check, self.clock)
 
     def _profiles(self, model: ModelArtifact, samples: Samples) -> tuple[Profile, ...]:
         config = self.config
@@ -280,21 +292,32 @@ class Session:
             outputs["host"] = path
         return parts
 
+    def _sparse(
+        self, artifact: ModelArtifact, judged: GuardTarget, samples: Samples, plain: pipeline.Verification
+    ) -> pipeline_sparse.Sparsified:
+        """The model with what gains by it pruned, where that was asked for."""
+        if not pipeline_sparse.is_asked(self.config):
+            return pipeline_sparse.Sparsified(artifact, None)
+        job = pipeline_sparse.SparseJob(judged, self.precision, samples, plain, self.config, self._is_default_budget)
+        return pipeline_sparse.sparsify(artifact, job, self.clock)
+
     def _lowering(
         self,
-        target: Target,
+        judged: GuardTarget,
         samples: Samples,
         profiles: tuple[Profile, ...],
         given: Given | None,
+        own: OwnQdq,
         plain: pipeline.Verification,
     ) -> pipeline_precision.Lowering | None:
         """What the model is lowered to; None where it keeps the types it has."""
         if self.precision is None:
             return None
         largest = {name: top for profile in profiles for name, (_, _, top) in profile.shapes.items()}
-        judged = GuardTarget(target.backend, target.gpu, _optimum(profiles))
         gauge = pipeline_search.gauge_for(plain, self.config, is_default=self._is_default_budget)
-        return pipeline_precision.Lowering(self.precision, judged, samples, self.config, largest, given, gauge)
+        return pipeline_precision.Lowering(
+            self.precision, judged, samples, self.config, largest, given, own.ranges, gauge
+        )
 
     def _achieved(
         self,
@@ -359,30 +382,7 @@ def _optimum(profiles: tuple[Profile, ...]) -> dict[str, tuple[int, ...]]:
     return {name: best for name, (_, best, _) in profiles[0].shapes.items()} if profiles else {}
 
 
-def _check_precision(precision: str | None, target: Target) -> None:
-    """Refuse FP8 where there are no units for it.
-
-    Raises:
-        TargetError: The GPU, or one of those a portable engine runs on, has none.
-    """
-    if precision == "fp8" and (target.gpu is None or not supports(target.gpu, "fp8")):
-        name = PORTABLE if target.gpu is None else target.gpu.name
-        remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
-        raise TargetError("The target has no FP8 units", where=f"--gpu {name}", remedy=remedy)
-
-
 def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRecord | None:
     if engine is None:
         return None
     return dataclasses.replace(engine.record, path=str(path) if path else None)
-
-
-def _environment() -> dict[str, str]:
-    """Versions that a report must carry to be reproducible."""
-    found = {"trtopt": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    for package in ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tensorrt", "torch"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

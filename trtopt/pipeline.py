@@ -70,6 +70,17 @@ class Verification:
         return None if self.host is None else self.host.watched
 
 
+def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clock) -> Metric:
+    """The metric with what the model as loaded has in FP32: a wrong metric ends the run before the work.
+
+    Raises:
+        UsageError: The metric fails, or does not fit the model or the samples.
+        InvalidModelError: ONNX Runtime cannot load the model.
+    """
+    with clock.stage("measure FP32"), OrtSession(widen(loaded)) as reference:
+        return metric.on_reference(reference, samples, samples.labels)
+
+
 def verify(job: Verification, clock: Clock, known: Runner | None = None) -> AccuracyRecord:
     """Compare the optimized graph's FP32 twin with the FP32 reference on every sample.
 
@@ -93,9 +104,7 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         if job.metric is not None:
             whole = before.output_names if job.host is None else job.host.outputs
             judged = {name: found for name, found in outputs.items() if name not in computed}
-            metric = job.metric.measure(
-                Selected(before, whole), Selected(after, whole), job.samples, job.samples.labels, judged
-            )
+            metric = job.metric.measure(Selected(after, whole), job.samples, job.samples.labels, judged)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
     if job.tensors:

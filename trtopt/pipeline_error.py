@@ -61,10 +61,22 @@ class OutputError:
         Raises:
             InvalidModelError: ONNX Runtime cannot run the model.
         """
+        return self.of_model(fp32_twin(apply_plan(base, plan)), samples)
+
+    def of_model(self, model: ir.Model, samples: Sequence[Feeds] | None = None) -> float:
+        """The same for an FP32 model.
+
+        Args:
+            model: It has the inputs and outputs of the reference.
+            samples: As above.
+
+        Raises:
+            InvalidModelError: ONNX Runtime cannot run the model.
+        """
         chosen = self._own if samples is None else samples
         expected = self._expected(chosen)
         sums: list[Accumulator] = [Accumulator() for _ in self._reference.graph.outputs]
-        with OrtSession(fp32_twin(apply_plan(base, plan)), keep_qdq=True) as session:
+        with OrtSession(model, keep_qdq=True) as session:
             for feeds, reference in zip(chosen, expected, strict=False):
                 for total, exact, output in zip(sums, reference, session.run(feeds), strict=True):
                     total.update(*_centred(exact, output))

@@ -1,4 +1,4 @@
-"""What a build takes over from earlier quantization: Q/DQ that is in the model, and TensorRT's calibration caches."""
+"""INT8 ranges that a build takes over from earlier quantization: of the model's own Q/DQ, and TensorRT's caches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import onnx_ir as ir
 
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
-from trtopt.graph.artifact import ModelArtifact
 from trtopt.precision.calib_cache import check_own
-from trtopt.precision.existing_qdq import existing_ranges, mend
+from trtopt.precision.existing_qdq import existing_ranges
 from trtopt.precision.samples import Samples
 from trtopt.precision.trt_cache import (
     TrtCache,
@@ -49,21 +48,6 @@ class Imports:
     steps: tuple[StepRecord, ...] = ()
 
 
-def mended(artifact: ModelArtifact, backend: str, clock: Clock) -> ModelArtifact:
-    """The model with its own Q/DQ mended (:mod:`trtopt.precision.existing_qdq`); itself when it holds none.
-
-    Raises:
-        InvalidModelError: It is quantized in a way that cannot be kept.
-    """
-    with clock.stage("mend Q/DQ"):
-        found = mend(artifact.model, backend)
-    if found is None:
-        return artifact
-    for text in found.warnings:
-        clock.warn("mend Q/DQ", f"{text}. Quantize symmetrically (INT8, zero point 0) to lose nothing")
-    return artifact.with_step(found.model, found.step)
-
-
 def given_ranges(config: BuildConfig, precision: str | None, model: ir.Model, clock: Clock) -> Given | None:
     """The calibration cache of TensorRT that ``--calib-cache`` names; None when it names none, or a file of our own.
 
@@ -96,7 +80,9 @@ def statistics_file(config: BuildConfig) -> Path | None:
     return Path(config.calib_cache)
 
 
-def imports(base: ir.Model, given: Given | None, wanted: Collection[str], samples: Samples) -> Imports:
+def imports(
+    base: ir.Model, given: Given | None, wanted: Collection[str], samples: Samples, own: Mapping[str, float]
+) -> Imports:
     """The INT8 ranges that the model's own Q/DQ and a cache give.
 
     Args:
@@ -104,8 +90,9 @@ def imports(base: ir.Model, given: Given | None, wanted: Collection[str], sample
         given: A calibration cache of TensorRT, if any.
         wanted: Names of the tensors that INT8 needs the range of.
         samples: Calibration samples.
+        own: Ranges of Q/DQ that was taken out of the model.
     """
-    own = existing_ranges(base)
+    own = {**own, **existing_ranges(base)}
     if given is None:
         return Imports(own)
     began = time.perf_counter()

@@ -32,7 +32,6 @@ _METHODS = ("percentile", "max")
 _SLOWER = 1.001
 """A network this much slower is slower; below it are roundings of the prediction."""
 
-_Scaling = Callable[[ir.Model], Scaled]
 Price = Callable[[Problem, PrecisionPlan], float]
 """What a form of the model costs with a plan, in microseconds."""
 
@@ -78,10 +77,9 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
         judge = OutputError(problem.model, observer.samples)
         tried = _Trials(judge, observer, Improved(problem, plan), price)
         if not problem.imported:  # given ranges are those of the tensors as they are
-            tried.scaling("equalize", lambda model: equalize(model, nodes))
-            multiply = problem.fuses_quantizers  # its kernels take a multiplication in before a quantizer
-            if not tried.scaling("smooth", lambda model: _smoothed(model, nodes, observer, multiply)) and multiply:
-                tried.scaling("smooth-folded", lambda model: _smoothed(model, nodes, observer, False))
+            began = time.perf_counter()
+            tried.scaled("equalize", equalize(problem.model, nodes), began)
+            _smooth(tried, nodes, observer, problem.fuses_quantizers)
             if problem.method == "auto":
                 tried.methods(_METHODS)
         return _refined(tried.best, judge, observer)
@@ -94,10 +92,8 @@ class _Trials:
         self._judge, self._observer, self.best, self._price = judge, observer, start, price
         self._error = judge.of(start.problem.model, start.plan)
 
-    def scaling(self, name: str, scale: _Scaling) -> bool:
+    def scaled(self, name: str, found: Scaled, began: float) -> bool:
         """Another FP32 form of the model, with the ranges that it has; whether it is kept."""
-        began = time.perf_counter()
-        found = scale(self.best.problem.model)
         if not found.changes:
             return False
         calibration = self._observer.observe(found.model, _weights(found.model))
@@ -167,11 +163,18 @@ def _like(op: QuantizedOp, forms: Sequence[QuantizedOp]) -> QuantizedOp | None:
     return next((replace(form, skips=op.skips) for form in same or mine), None)
 
 
-def _smoothed(model: ir.Model, nodes: frozenset[str], observer: Observer, multiply: bool) -> Scaled:
-    shaped = model.clone()
-    infer_in_place(shaped)
-    stats = channel_stats(shaped, fitted(observer.samples), product_inputs(shaped, nodes), observer.clock.listen)
-    return smooth(shaped, nodes, stats, multiply=multiply)
+def _smooth(tried: _Trials, nodes: frozenset[str], observer: Observer, multiply: bool) -> None:
+    """Migration with multiplications in front of quantizers, whose kernels take them in, where ``multiply``; where that
+    is not kept, without them."""
+    began = time.perf_counter()
+    model = tried.best.problem.model.clone()
+    infer_in_place(model)
+    stats = channel_stats(model, fitted(observer.samples), product_inputs(model, nodes), observer.clock.listen)
+    found = smooth(model, nodes, stats, multiply=multiply)
+    multiplied = len(found.model.graph) > len(model.graph)
+    if not tried.scaled("smooth", found, began) and multiplied:
+        began = time.perf_counter()
+        tried.scaled("smooth-folded", smooth(model, nodes, stats), began)
 
 
 def _refined(improved: Improved, judge: OutputError, observer: Observer) -> Improved:

@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from trtopt.clock import Clock
 from trtopt.config import AUTO, BuildConfig
-from trtopt.errors import EngineBuildError
+from trtopt.errors import EngineBuildError, TargetError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
 from trtopt.pipeline_calibrate import Observer
 from trtopt.pipeline_guard import (
     GuardTarget,
@@ -55,6 +56,7 @@ class Lowering:
         config: Calibration method, caches, guard.
         largest: Input shapes at which flop are counted, and sums bounded: the largest ones.
         given: INT8 ranges of a calibration cache of TensorRT, if any.
+        own: INT8 ranges of the model's own Q/DQ, where that was taken out: largest magnitude by tensor name.
         gauge: The accuracy budget to choose regions by; None to take all that pay.
         blocked: Nodes that the compiler could not build in 8-bit, with the reason.
         failed: Whether the compiler could not build the engine and did not say why: regions are built one by one.
@@ -66,6 +68,7 @@ class Lowering:
     config: BuildConfig
     largest: Mapping[str, tuple[int, ...]]
     given: Given | None = None
+    own: Mapping[str, float] = field(default_factory=dict)
     gauge: Gauge | None = None
     blocked: Mapping[str, str] = field(default_factory=dict)
     failed: bool = False
@@ -94,6 +97,27 @@ class Lowered:
     search: SearchRecord | None = None
     judge: str = "none"
     quantized: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_precision(precision: str | None, gpu: GpuSpec | None, config: BuildConfig, clock: Clock) -> None:
+    """Refuse FP8 where there are no units for it, and say which options have no effect.
+
+    Args:
+        precision: The precision asked for; None for the types the model has.
+        gpu: The GPU; None for a portable engine.
+        config: The options.
+        clock: Told of options that have no effect.
+
+    Raises:
+        TargetError: The GPU, or one of those a portable engine runs on, has no FP8 units.
+    """
+    if precision == "fp8" and (gpu is None or not supports(gpu, "fp8")):
+        name = PORTABLE if gpu is None else gpu.name
+        remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
+        raise TargetError("The target has no FP8 units", where=f"--gpu {name}", remedy=remedy)
+    if config.keep_all_int8 and precision not in QUANTIZED_TYPES:
+        kind = "the model keeps its types" if precision is None else f"the precision is {precision}"
+        clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
 
 
 def blamed(lowered: Lowered, error: EngineBuildError) -> dict[str, str]:
@@ -138,7 +162,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         mended = _repaired(problem.model, plan_for(problem, job.precision), job, clock)
         problem = replace(problem, put_back=mended.put_back)
         wanted = wanted_tensors(base, job.precision, job.target.backend.name).histogram
-        taken = imports(base, job.given, wanted, job.samples)
+        taken = imports(base, job.given, wanted, job.samples, job.own)
         problem = replace(problem, imported=taken.amax, unknown=taken.unknown)
         chosen = _choose(problem, observer, job)
         chosen = replace(chosen, steps=(*_repair_steps(mended), *taken.steps, *chosen.steps))
@@ -231,12 +255,10 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         with observer.clock.stage("search"), job.gauge as gauge:
             oracle = RegionOracle(improved, guard, guarded, gauge, observer)
             found = search(oracle, gauge, flop, observer, job.target)
-        return replace(
-            chosen,
-            plan=oracle.plan(found.mix),
-            guard=searched_records(records, found.record),
-            search=found.record,
-        )
+        records, searched = searched_records(records, found.record), oracle.plan(found.mix)
+        kept = {op.node: op for op in searched.quantized}
+        refused = candidates.refused + _taken_back(candidates, kept, records)
+        return replace(chosen, plan=replace(searched, refused=refused), guard=records, search=found.record)
 
 
 def _culprits(problem: Problem, candidates: Candidates, observer: Observer, job: Lowering) -> dict[str, str]:

@@ -16,7 +16,6 @@ from trtopt.accuracy.gate import drop_of
 from trtopt.accuracy.remembered import Remembered
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
-from trtopt.accuracy.whole import Selected
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.events import ignore
@@ -26,6 +25,7 @@ from trtopt.pipeline_calibrate import Observer
 from trtopt.pipeline_guard import GuardTarget
 from trtopt.pipeline_improve import Improved
 from trtopt.precision.decide import QUANTIZED_TYPES, plan_for
+from trtopt.precision.existing_qdq import existing_nodes
 from trtopt.precision.guard import Guard, Guarded, Verdict
 from trtopt.precision.journal import Journal
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp, QuantizedType
@@ -35,6 +35,7 @@ from trtopt.precision.search_result import Found
 from trtopt.precision.search_space import (
     Budget,
     Evaluation,
+    Form,
     Mix,
     NarrowName,
     Option,
@@ -86,11 +87,13 @@ class Gauge:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What answers depend on: the samples, the metric and its script."""
-        name = self._job.metric.name if self._job.metric is not None else ""
-        script = Path(name.rpartition(":")[0])
-        content = script.read_bytes() if name.rpartition(":")[0] and script.is_file() else b""
-        return self._job.samples.sha256, name, hashlib.sha256(content).hexdigest()
+        """What answers depend on: the samples, the metric and its script, what it says of the FP32 model."""
+        metric = self._job.metric
+        if metric is None:
+            return (self._job.samples.sha256,)
+        script = Path(metric.name.rpartition(":")[0])
+        content = script.read_bytes() if script.is_file() else b""
+        return self._job.samples.sha256, metric.name, hashlib.sha256(content).hexdigest(), repr(metric.baseline)
 
     def measure(self, model: ir.Model) -> AccuracyRecord:
         """The accuracy of an optimized graph.
@@ -120,10 +123,7 @@ class Gauge:
         """How many answers the metric counts: the entries of the samples it runs."""
         metric = self._job.metric
         if metric is not None and metric.function is not None:
-            names = self._reference.output_names if self._job.host is None else self._job.host.outputs
-            runner = Selected(self._reference, names)
-            metric.measure(runner, runner, self._job.samples, None, {})
-            return self._reference.rows
+            return metric.answers
         return sum(
             max((len(array) for array in feeds.values() if array.ndim), default=1) for feeds in self._job.samples
         )
@@ -172,9 +172,11 @@ class RegionOracle:
 
     def __init__(self, improved: Improved, guard: Guard, guarded: Guarded, gauge: Gauge, observer: Observer) -> None:
         self._improved, self._guard, self._gauge, self._observer = improved, guard, gauge, observer
-        self._verdicts = {verdict.region.name: verdict for verdict in guarded.verdicts if verdict.options}
+        chosen = (verdict for verdict in guarded.verdicts if verdict.options or verdict.kept)
+        self._verdicts = {verdict.region.name: verdict for verdict in chosen}
         self._options = {name: _best_of_types(verdict) for name, verdict in self._verdicts.items()}
-        dtypes = dict.fromkeys(dtype for options in self._options.values() for dtype in options)
+        options = [verdict for forms in self._options.values() for verdict in forms.values()]
+        dtypes = dict.fromkeys(op.dtype for verdict in options for op in verdict.kept.values())
         self._forms = find_candidates(improved.problem, tuple(dtypes)).ops
 
     @property
@@ -187,6 +189,11 @@ class RegionOracle:
             for node in sorted(values):
                 digest.update(f"{node} ".encode() + values[node].tobytes())
         return digest.hexdigest()
+
+    @property
+    def has_own_qdq(self) -> bool:
+        """Whether the model came with Q/DQ that is in every mix."""
+        return bool(existing_nodes(self._improved.problem.model))
 
     def space(self, flop: Mapping[str, int]) -> Space:
         """The regions that pay, with the types that do."""
@@ -205,6 +212,7 @@ class RegionOracle:
                 for name, verdict in self._verdicts.items()
             ),
             eligible,
+            {name: _dtype_of(verdict) for name, verdict in self._verdicts.items() if verdict.kept},
         )
 
     def ops(self, mix: Mix) -> tuple[QuantizedOp, ...]:
@@ -267,16 +275,20 @@ class RegionOracle:
             )
         return {name: max(-item.change, 0.0) for name, item in found.regions.items()}
 
-    def _nodes(self, name: str, dtype: QuantizedType) -> list[str]:
+    def _nodes(self, name: str, dtype: Form) -> list[str]:
         return list(self._options[name][dtype].kept)
 
 
-def _best_of_types(verdict: Verdict) -> dict[QuantizedType, Verdict]:
-    """The form of each type that saves most."""
-    found: dict[QuantizedType, Verdict] = {}
+def _best_of_types(verdict: Verdict) -> dict[Form, Verdict]:
+    """The form of each type that saves most; of the type that the guard chose, its choice."""
+    found: dict[Form, Verdict] = {}
     for option in sorted(verdict.options, key=lambda item: item.saved_us):
-        found[next(op.dtype for op in option.kept.values())] = option
-    return found
+        found[_dtype_of(option)] = option
+    return {**found, _dtype_of(verdict): verdict} if verdict.kept else found
+
+
+def _dtype_of(verdict: Verdict) -> QuantizedType:
+    return next(op.dtype for op in verdict.kept.values())
 
 
 def search(
@@ -304,4 +316,5 @@ def search(
         found = search_auto(space, gauge.budget(), journal, narrows=narrows, on_event=listen)
     else:
         found = search_budget(space, gauge.budget(), journal, on_event=listen)
-    return replace(found, record=replace(found.record, resumed=journal.reused))
+    record = replace(found.record, resumed=journal.reused, own_qdq=oracle.has_own_qdq)
+    return replace(found, record=record)

@@ -19,6 +19,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.pipeline_calibrate import Observer
 from trtopt.precision.decide import QUANTIZED_TYPES
+from trtopt.precision.existing_qdq import is_quantized
 from trtopt.precision.plan import FP16, PrecisionPlan
 from trtopt.precision.regions import Candidates, Problem, find_candidates
 from trtopt.precision.samples import Samples
@@ -75,7 +76,7 @@ def measure(job: SensitivityJob, clock: Clock) -> Sensitivity:
         problem = Problem(base, job.backend, stats, values, config.calib_method, FP16)
         candidates = find_candidates(problem, QUANTIZED_TYPES[precision])
     if not candidates.regions:
-        raise _nothing(precision, candidates)
+        raise _nothing(precision, candidates, base)
     with clock.stage("sensitivity"):
         errors, steps, cached = _measured(job, base, candidates, observer.key(base, ""), clock)
     flop = cost.flop_by_node(base, values)
@@ -133,11 +134,15 @@ def _measured(
     return errors, steps, False
 
 
-def _nothing(precision: str, candidates: Candidates) -> InvalidModelError:
+def _nothing(precision: str, candidates: Candidates, base: ir.Model) -> InvalidModelError:
     reasons = "; ".join(f"{item.node}: {item.reason}" for item in candidates.refused[:_MOST_REASONS])
     more = len(candidates.refused) - _MOST_REASONS
+    other = "it has no product with a constant weight"
+    remedy = "there is no sensitivity to measure; give another backend or other samples if a reason names them"
+    if is_quantized(base):
+        other, remedy = "it is quantized already", "give the model as it was before it was quantized"
     return InvalidModelError(
         f"No node of the model can become {precision.upper()}",
-        where=f"{reasons} and {more} more" if more > 0 else reasons or "it has no product with a constant weight",
-        remedy="there is no sensitivity to measure; give another backend or other samples if a reason names them",
+        where=f"{reasons} and {more} more" if more > 0 else reasons or other,
+        remedy=remedy,
     )

@@ -16,6 +16,7 @@ PEERS = {
         ["torch==2.13.0", "onnx~=1.21.0", "onnxruntime~=1.24.2", "onnx-graphsurgeon", "onnxconverter-common~=1.16.0"],
         ["onnxslim", "onnxscript", "polygraphy", "cppimport", "lief", "ml_dtypes", "scipy", "omegaconf", "pydantic"],
         ["regex", "rich", "safetensors", "tqdm", "PyYAML", "pulp<4", "ninja", "nvidia-ml-py", "setuptools>=80"],
+        ["requests", "huggingface_hub"],  # which modelopt.torch imports
         ["--no-deps", "nvidia-modelopt==0.47.0"],
     ],
 }

@@ -11,18 +11,21 @@ from trtopt.graph.edit import all_graphs, constant_of, is_op, tag
 from trtopt.graph.fold import MAX_GROWTH_BYTES, FoldError, can_fold, constants_from, evaluate, excess
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
+_BROADCASTING = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where")
+
 
 @dataclass(frozen=True)
 class ConstantExpression:
     """Computes nodes whose inputs are all constants, and turns Constant nodes into initializers.
 
     Rewrite:
-        y = f(constants) becomes an initializer y; so do Shape and Size of a static shape.
+        y = f(constants) becomes an initializer y; so do Shape and Size of a static shape. Along an axis where y repeats
+        itself and every reader broadcasts, it is stored once.
     Requires:
         A deterministic operator of the default domain without nested graphs.
     Why faster:
         Nothing is computed at run time that is known now, and weights behind a Reshape or Transpose become weights the
-        compiler and the quantizer recognise.
+        compiler and the quantizer recognise. What was expanded over the batch is read once, not once per element.
     Numerics:
         ONNX's reference implementation, which may round the last bit differently from a kernel.
     Refuses when:
@@ -65,6 +68,8 @@ class ConstantExpression:
             arrays = evaluate(node, model.graph.opset_imports[""], self.max_growth_bytes)
         except FoldError as error:
             return Refusal(match.label, str(error))
+        used = [value for value in node.outputs if value.name]
+        arrays = [_stored_once(array, value) for array, value in zip(arrays, used, strict=True)]
         for constant in constants_from(model, node, arrays):
             tag(constant, self.name)
         return None
@@ -76,4 +81,25 @@ def _is_lifted(node: ir.Node) -> bool:
         is_op(node, "Constant")
         and not node.outputs[0].is_graph_output()
         and isinstance(constant_of(node.outputs[0]), np.ndarray)
+    )
+
+
+def _stored_once(array: np.ndarray, value: ir.Value) -> np.ndarray:
+    """``array``, which becomes ``value``, one long along the axes where it repeats itself and its readers broadcast."""
+    if value.is_graph_output():
+        return array
+    for axis, size in enumerate(array.shape):
+        first = array[(slice(None),) * axis + (slice(1),)]
+        if size < 2 or np.broadcast_to(first, array.shape).tobytes() != array.tobytes():
+            continue
+        if all(_broadcasts(user, value, axis - array.ndim, size) for user, _ in value.uses()):
+            array = first
+    return array
+
+
+def _broadcasts(node: ir.Node, value: ir.Value, axis: int, size: int) -> bool:
+    """Whether another operand of the node has this size along an axis counted from the last."""
+    others = (other.shape for other in node.inputs if other is not None and other is not value)
+    return is_op(node, *_BROADCASTING) and any(
+        shape is not None and len(shape) >= -axis and shape[axis] == size for shape in others
     )

@@ -39,16 +39,27 @@ def raises(run):
     raise KeyError("no such label")
 
 def not_a_number_in_8_bit(run):
-    return closeness(run) or float("nan")
+    return float("nan") if outputs else closeness(run)
+
+def feeds(name, dtype, rank):
+    return lambda run: float(run({name: X.astype(dtype)[(0,) * (4 - rank)]})[0].mean())
+
+wrong_name, wrong_type, wrong_rank = feeds("data", "f4", 4), feeds("x", "f8", 4), feeds("x", "f4", 3)
+
+def no_arrays(run):
+    return float(run({"x": X.tolist()})[0].mean())
+
+def nan(run):
+    return float("nan")
 
 def slow(run):
-    if len(outputs) > 4 and not Path("again").exists():
+    if len(outputs) > 1 and not Path("again").exists():
         Path("started").touch()
         time.sleep(120)
     return closeness(run)
 """
 """``closeness`` falls with every rounding, so that FP16 misses a budget of nothing and 8-bit one that FP16 holds. A
-search calls its metric twice on the reference and twice for each point: ``slow`` stops in the second one."""
+search calls its metric once for each point, after the run did for the reference: ``slow`` stops in the second."""
 
 
 def _wide_model() -> onnx.ModelProto:
@@ -100,11 +111,25 @@ def _report(folder: Path) -> dict[str, Any]:
     ("function", "said"),
     [
         ("raises", "the function failed: KeyError: 'no such label'"),
-        ("not_a_number_in_8_bit", "the function returned nan"),
+        ("nan", "the function returned nan"),
+        ("wrong_name", "the model does not take what the function feeds it: "),
+        ("wrong_type", "the model does not take what the function feeds it: "),
+        ("wrong_rank", "the model does not take what the function feeds it: "),
+        ("no_arrays", "the model does not take what the function feeds it: no dict of numpy arrays: {'x': 'list'}"),
     ],
 )
-def test_a_metric_that_fails_in_the_search_ends_the_run(trtopt: Run, folder: Path, function: str, said: str) -> None:
-    budget = ("--int8", "--max-accuracy-drop", "0.01", "--metric", f"metric.py:{function}")
+def test_a_wrong_metric_ends_the_run_before_the_work(trtopt: Run, folder: Path, function: str, said: str) -> None:
+    done = trtopt(*_arguments("--int8", "--metric", f"metric.py:{function}"))
+    assert done.returncode == 2, done.stderr
+    assert f"--metric: {said}" in done.stderr and "Traceback" not in done.stderr
+    line = int(done.stderr.partition("where:  metric.py:")[2].split()[0]) if function != "nan" else 0
+    assert 0 <= line <= METRICS.count("\n"), "a line of the user's file"
+    assert not (folder / ".cache" / "trtopt" / "calibration").exists(), "nothing was calibrated"
+
+
+def test_a_metric_that_fails_in_the_search_ends_the_run(trtopt: Run, folder: Path) -> None:
+    said = "the function returned nan"
+    budget = ("--int8", "--max-accuracy-drop", "0.01", "--metric", "metric.py:not_a_number_in_8_bit")
     done = trtopt(*_arguments(*budget))
     assert done.returncode == 2, done.stderr
     assert said in done.stderr and "metric.py" in done.stderr and "remedy:" in done.stderr
@@ -126,6 +151,9 @@ def test_a_budget_that_cannot_be_met_is_exit_code_7_with_the_closest_point(trtop
     assert f"the closest point has a drop of {drop_text(drop)} (metric.py:closeness)" in said
     assert "--allow-accuracy-loss" in said and "Traceback" not in said
     assert found["gate_failures"] and not (folder / "out.engine").exists()
+    refused = {item["node"]: item["reason"] for step in found["steps"] for item in step["refusals"]}
+    back = [record for record in found["guard"] if record["reason"].startswith("taken back for the accuracy budget")]
+    assert back and all(refused[node] == record["reason"] for record in back for node in record["nodes"])
 
     done = trtopt(*arguments, "--allow-accuracy-loss")
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.accuracy.compare import compare
-from trtopt.accuracy.metric import load_metric
+from trtopt.accuracy.metric import Run, load_metric, python_metric
 from trtopt.errors import UsageError
 from trtopt.report.records import MetricRecord
 from trtopt.runtime import OrtSession
@@ -26,7 +26,8 @@ def measure(text: str, labels: np.ndarray | None = None) -> MetricRecord:
     metric = load_metric(text, has_labels=labels is not None)
     samples = [{"x": SCORES[:1]}, {"x": SCORES[1:]}]
     with OrtSession(ir.from_onnx_text(HEAD + PLAIN)) as before, OrtSession(ir.from_onnx_text(HEAD + ROUNDED)) as after:
-        return metric.measure(before, after, samples, labels, compare(before, after, samples))
+        metric = metric.on_reference(before, samples, labels)
+        return metric.measure(after, samples, labels, compare(before, after, samples))
 
 
 def test_top1_is_the_share_of_labels_that_score_highest() -> None:
@@ -103,8 +104,23 @@ def test_a_model_without_scores_has_no_top1() -> None:
     with OrtSession(ir.from_onnx_text(text)) as session:
         samples = [{"x": SCORES}]
         with pytest.raises(UsageError, match="no output holds scores"):
-            load_metric("top1", has_labels=True).measure(session, session, samples, LABELS, {})
+            load_metric("top1", has_labels=True).on_reference(session, samples, LABELS)
         with pytest.raises(UsageError, match="no output holds scores"):
-            load_metric("agreement", has_labels=True).measure(
-                session, session, samples, LABELS, compare(session, session, samples)
-            )
+            load_metric("agreement", has_labels=True).on_reference(session, samples, LABELS)
+
+
+@pytest.mark.parametrize("labels", [[1, 2, 0, 3], [1, 2, 0, -1]])
+def test_labels_that_no_output_can_have_are_refused(labels: list[int]) -> None:
+    with pytest.raises(UsageError, match="there are 3 classes"):
+        measure("top1", np.array(labels))
+
+
+def test_a_python_function_is_named_after_its_place() -> None:
+    def best(run: Run) -> float:
+        return float(run({"x": SCORES})[0].max())
+
+    metric = python_metric(best)
+    assert metric.name == f"{__file__}:{best.__qualname__}"
+    with OrtSession(ir.from_onnx_text(HEAD + PLAIN)) as session:
+        found = metric.on_reference(session, [], None)
+    assert found.baseline == pytest.approx(0.9) and found.answers == len(SCORES)

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import helper
 from quantized_models import VARIANTS, X, quantized
 
+from trtopt.api_sensitivity import sensitivity
+from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
-from trtopt.precision.existing_qdq import mend
+from trtopt.precision.existing_qdq import mend, without_qdq
 from trtopt.precision.qdq_mending import quantizer_of
 from trtopt.runtime import OrtSession
 from trtopt.source.onnx_file import load
@@ -51,6 +54,17 @@ def test_a_quantized_network_keeps_its_accuracy(tmp_path: Path, variant: str, ba
     if variant != "16 bits":
         quantizers = [node for node in found.model.graph if edit.is_op(node, "QuantizeLinear")]
         assert len(quantizers) >= 3, "what was INT8 stays INT8"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_its_qdq_a_network_is_as_accurate_or_more(tmp_path: Path, variant: str) -> None:
+    source, result = quantized(tmp_path, variant)
+    found = mend(load(result).model, "tensorrt-rtx")
+    assert found is not None
+    plain = without_qdq(found.model)
+    assert not any(edit.is_op(node, "QuantizeLinear") for node in plain.graph)
+    exact = run(load(source).model)
+    assert sqnr_db(exact, run(plain)) >= sqnr_db(exact, run(found.model))
 
 
 def test_a_clip_that_the_quantizer_stood_for_comes_back(tmp_path: Path) -> None:
@@ -134,3 +148,14 @@ def test_small_weights_in_a_file_beside_the_model_are_read(tmp_path: Path) -> No
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     loaded = load(tmp_path / "m.onnx").model
     assert np.array_equal(run(loaded, x=np.zeros((2, 4), np.float32)), np.arange(8).reshape(2, 4))
+
+
+def test_sensitivity_says_that_a_model_is_quantized_already(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[1, 2] x) => (float[1, 2] y)
+    <float s = {0.1}, int8 z = {0}, int8[2, 2] w = {1, 2, 3, 4}> {
+        q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) v = DequantizeLinear (w, s, z) y = MatMul (d, v)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(InvalidModelError) as caught:
+        sensitivity(tmp_path / "m.onnx", cache_dir=str(tmp_path))
+    assert caught.value.where == "it is quantized already" and "before it was quantized" in caught.value.remedy

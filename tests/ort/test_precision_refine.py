@@ -69,6 +69,11 @@ def coarse_plan() -> PrecisionPlan:
     return PrecisionPlan("int8", FP16, quantized=ops)
 
 
+def plan_of(plan: PrecisionPlan, node: ir.Node) -> PrecisionPlan:
+    """What a plan says of one node."""
+    return dataclasses.replace(plan, quantized=tuple(op for op in plan.quantized if op.node == node.name))
+
+
 class Errors:
     """``error_of`` as a build has it: noise over signal at the outputs."""
 
@@ -128,6 +133,16 @@ def test_nothing_is_kept_that_does_not_lower_the_error() -> None:
     assert calls[0] == (0, 0) and len(calls) == len(found.trials) == 6
 
 
+@pytest.mark.parametrize(("both", "tried"), [(1.1, True), (1.5, False)])
+def test_rounding_alone_is_tried_where_rounding_and_biases_are_nearly_the_best(both: float, tried: bool) -> None:
+    def error_of(plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+        return both if plan.rounded and plan.bias else 0.5 if plan.rounded else 1.0
+
+    found = refine(network(), coarse_plan(), samples(20), error_of)
+    assert ("rounding" in [trial.name for trial in found.trials]) == tried == (found.kept == "rounding")
+    assert bool(found.plan.rounded) == tried and not found.plan.bias
+
+
 def test_one_half_is_kept_where_the_other_does_harm() -> None:
     def error_of(plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
         return 1.0 if not plan.bias else 2.0 if "a" in plan.bias or not plan.rounded else 0.5
@@ -153,11 +168,37 @@ def test_the_walk_computes_what_the_whole_networks_compute() -> None:
     ):
         expected = [(exact.run(sample), rounded.run(sample)) for sample in given]
     for index, stop in enumerate(walk(base, names, given)):
-        part = dataclasses.replace(plan, quantized=(plan.quantized[index],))
-        outputs = stop.run(quantize(stop.piece, part).model)
+        outputs = stop.run(quantize(stop.piece, plan_of(plan, stop.node)).model)
         for side in (0, 1):
             for sample, array in enumerate(outputs[side]):
                 assert np.allclose(array, expected[sample][side][index], rtol=1e-3, atol=1e-3)
+
+
+def test_networks_of_one_walk_do_not_see_each_other() -> None:
+    base, plan, given = network(), coarse_plan(), samples(3)
+    names = [op.node for op in plan.quantized]
+    alone = [stop.run(quantize(stop.piece, plan_of(plan, stop.node)).model) for stop in walk(base, names, given)]
+    together = []
+    for stop in walk(base, names, given, networks=2):
+        if stop.network == 0:
+            together.append(stop.run(quantize(stop.piece, plan_of(plan, stop.node)).model))
+        else:  # this one is not quantized at all
+            exact, noisy = stop.run(stop.piece)
+            assert all(np.array_equal(one, other) for one, other in zip(exact, noisy, strict=True))
+    for one, other in zip(alone, together, strict=True):
+        for side in (0, 1):
+            assert all(np.array_equal(first, second) for first, second in zip(one[side], other[side], strict=True))
+
+
+def test_wishes_of_one_walk_find_what_they_find_alone() -> None:
+    base, plan, given = network(), coarse_plan(), samples(12)
+    wishes = (Wish(rounding=False, bias=True), Wish(rounding=True, bias=True))
+    for wish, found in zip(wishes, correct(base, plan, given, wishes), strict=True):
+        (alone,) = correct(base, plan, given, (wish,))
+        assert found.layers == alone.layers and found.bias.keys() == alone.bias.keys() == {"a", "c", "p"}
+        assert found.rounded.keys() == alone.rounded.keys() and bool(found.rounded) == wish.rounding
+        assert all(np.array_equal(values, alone.bias[name]) for name, values in found.bias.items())
+        assert all(np.array_equal(values, alone.rounded[name]) for name, values in found.rounded.items())
 
 
 def test_fewer_samples_are_held_where_tensors_are_larger() -> None:
@@ -171,7 +212,7 @@ def test_what_is_not_rounded_has_a_reason() -> None:
     base = network()
     ops = list(coarse_plan().quantized)
     ops[0] = dataclasses.replace(ops[0], dtype="fp8")
-    found = correct(base, dataclasses.replace(coarse_plan(), quantized=tuple(ops)), samples(8), Wish(True, False))
+    found = correct(base, dataclasses.replace(coarse_plan(), quantized=tuple(ops)), samples(8), (Wish(True, False),))[0]
     reasons = {record.node: record.reason for record in found.layers}
     assert "FP8" in reasons["a"] and "a" not in found.rounded
     text = """g (float[N,4] x) => (float[N,4] z) <float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}> {
@@ -181,7 +222,7 @@ def test_what_is_not_rounded_has_a_reason() -> None:
         node.name = str(node.outputs[0].name)
     both = tuple(QuantizedOp(name, data, 4.0, 1, "max") for name, data in (("y", "x"), ("z", "y")))
     rows = [{"x": RNG.standard_normal((1, 4)).astype(np.float32)} for _ in range(8)]
-    found = correct(twice, PrecisionPlan("int8", FP16, quantized=both), rows, Wish(True, True))
+    found = correct(twice, PrecisionPlan("int8", FP16, quantized=both), rows, (Wish(True, True),))[0]
     assert all("shared" in record.reason and "no constant" in record.reason for record in found.layers)
     assert not found.rounded and not found.bias
 

@@ -157,3 +157,18 @@ def test_a_pytorch_module_is_exported_on_the_way(tmp_path: Path) -> None:
     assert report.engine is not None
     with pytest.raises(trtopt.TrtoptError, match="example inputs"):
         trtopt.build(module, output=str(tmp_path / "n.engine"))
+
+
+def test_one_input_takes_an_array_and_a_metric_may_be_a_function(path: Path) -> None:
+    def scale(run: Any) -> float:
+        return -float(np.abs(run(SAMPLES)[0]).mean())
+
+    report = trtopt.optimize(path, output=path.with_name("o.onnx"), calib=SAMPLES["x"], metric=scale, recipes="none")
+    assert report.calibration is None and report.accuracy is not None and report.accuracy.metric is not None
+    assert report.accuracy.samples == 4 and report.accuracy.source == "calibration"
+    assert report.accuracy.metric.name.endswith("scale") and report.accuracy.metric.baseline < 0
+
+
+def test_a_metric_that_is_a_text_is_an_option(path: Path) -> None:
+    report = trtopt.optimize(path, output=path.with_name("o.onnx"), calib=SAMPLES, metric="sqnr", recipes="none")
+    assert report.config["metric"] == "sqnr"

@@ -95,6 +95,26 @@ def transformer() -> onnx.ModelProto:
     return net(text, **weights, wu=(256, 1024), wd=(1024, 256), g=(256,))
 
 
+def post_norm() -> onnx.ModelProto:
+    """Two blocks as in BERT: each normalization is read by products and, as a residual, by an addition behind them."""
+    layers, weights, source = [], {"g": (256,)}, "x"
+    for i in range(2):
+        layers.append(f"""
+            q0{i} = MatMul({source}, wq{i}) k0{i} = MatMul({source}, wk{i}) v0{i} = MatMul({source}, wv{i})
+            q1{i} = Reshape(q0{i}, heads) k1{i} = Reshape(k0{i}, heads) v1{i} = Reshape(v0{i}, heads)
+            q{i} = Transpose <perm = [0,2,1,3]> (q1{i}) k{i} = Transpose <perm = [0,2,3,1]> (k1{i})
+            v{i} = Transpose <perm = [0,2,1,3]> (v1{i}) s{i} = MatMul(q{i}, k{i}) p{i} = Softmax(s{i})
+            m{i} = MatMul(p{i}, v{i}) t{i} = Transpose <perm = [0,2,1,3]> (m{i}) r{i} = Reshape(t{i}, flat)
+            o{i} = MatMul(r{i}, wo{i}) h{i} = Add(o{i}, {source}) n{i} = LayerNormalization (h{i}, g, g)
+            f{i} = MatMul(n{i}, wu{i}) e{i} = Gelu(f{i}) d{i} = MatMul(e{i}, wd{i}) a{i} = Add(d{i}, n{i})
+            b{i} = LayerNormalization (a{i}, g, g)""")
+        weights |= {f"w{name}{i}": (256, 256) for name in "qkvo"} | {f"wu{i}": (256, 1024), f"wd{i}": (1024, 256)}
+        source = f"b{i}"
+    text = chain("float[8,128,256] x", [*layers, "y = Identity(b1)"], "float[8,128,256] y")
+    text = text.replace("y) {", "y) <int64[4] heads = {8, 128, 4, 64}, int64[3] flat = {8, 128, 256}> {", 1)
+    return net(text, **weights)
+
+
 NETS: dict[str, Callable[[], onnx.ModelProto]] = {
     "wide": wide_convs,
     "silu": silu_convs,
@@ -102,6 +122,7 @@ NETS: dict[str, Callable[[], onnx.ModelProto]] = {
     "odd": odd_channels,
     "unet": unet,
     "transformer": transformer,
+    "post-norm": post_norm,
 }
 
 
@@ -129,6 +150,15 @@ def test_no_engine_becomes_slower(name: str, tmp_path: Path) -> None:
     if name == "depthwise":
         taken_back = [record.reason for record in report.guard if not record.kept]
         assert taken_back and all("it does not pay: " in reason for reason in taken_back)
+
+
+def test_residuals_around_attention_are_read_in_8_bits(tmp_path: Path) -> None:
+    """Both normalizations of a block are stored in 8 bits only: the one before attention as well as the one behind."""
+    built(post_norm(), tmp_path, save_onnx=tmp_path / "m.onnx")
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    residuals = {node.name: [makers.get(name) for name in node.input] for node in graph.node if node.op_type == "Add"}
+    assert {name for name, kinds in residuals.items() if "DequantizeLinear" in kinds} >= {"a0", "h1", "a1"}
 
 
 def test_keep_all_keeps_all(tmp_path: Path) -> None:

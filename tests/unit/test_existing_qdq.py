@@ -9,7 +9,7 @@ import pytest
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_in_place
-from trtopt.precision.existing_qdq import Mended, existing_ranges, mend
+from trtopt.precision.existing_qdq import Mended, existing_ranges, existing_types, mend, without_qdq
 from trtopt.precision.qdq_mending import quantizer_of
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"
@@ -367,3 +367,23 @@ def test_a_zero_point_in_a_nested_graph_is_refused() -> None:
     with pytest.raises(InvalidModelError, match="inside an If") as caught:
         mend(net(NESTED.replace("ZERO", "zu"), f"{X}, float k"), RTX)
     assert caught.value.where == "node q"
+
+
+@pytest.mark.parametrize("backend", [RTX, TRT])
+def test_without_its_qdq_a_model_computes_on_the_tensors_themselves(backend: str) -> None:
+    found = mended(net(Q + V + f"c = {CONV} (d, v) y = Relu (c)"), backend).model
+    assert existing_types(found) == {"int8"}
+    plain = without_qdq(found)
+    invariants.check(plain)
+    assert [node.op_type for node in plain.graph] == ["Conv", "Relu"]
+    data, weight = maker(plain, "c").inputs
+    assert data is plain.graph.inputs[0]
+    np.testing.assert_array_equal(edit.constant_of(weight), WEIGHT.astype(np.float32) * np.float32(0.01))
+    assert count(found, "QuantizeLinear") == 1, "the model itself is not changed"
+
+
+def test_weights_of_products_that_are_not_quantized_stay_in_8_bit() -> None:
+    inputs, outputs = "float[2, 16] x", "float[2, 16] y"
+    square = RNG.integers(-127, 128, (16, 16)).astype(np.int8)
+    plain = without_qdq(mended(net(V + "y = MatMul (x, v)", inputs, outputs, w=square)).model)
+    assert [node.op_type for node in plain.graph] == ["DequantizeLinear", "MatMul"]

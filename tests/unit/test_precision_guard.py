@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.calib_stats import StatsBuilder
 from trtopt.precision.decide import wanted_tensors
 from trtopt.precision.guard import Guard, Guarded
+from trtopt.precision.guard_pieces import between
 from trtopt.precision.plan import FP16
 from trtopt.precision.regions import Problem, find_candidates
+from trtopt.precision.write import narrow_borders
 from trtopt.report.records import Cost
 from trtopt.rewrite.prices import PriceFile, Prices
 from trtopt.rewrite.protocol import Priced
@@ -296,6 +299,25 @@ def test_equal_blocks_are_judged_once() -> None:
     assert len(judges[0].asked) == len(judges[1].asked)
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "found"),
+    [
+        ({"q", "k"}, {"s"}, ("q", "k", "rq", "p", "o", "s")),
+        ({"k"}, {"s"}, ("k", "p", "o", "s")),
+        ({"k"}, {"y"}, ("k", "p", "o", "s", "y")),
+        ({"s"}, {"q"}, ()),
+        ({"q"}, (), ()),
+    ],
+)
+def test_what_lies_between_nodes(first: set[str], last: set[str], found: tuple[str, ...]) -> None:
+    source = model(
+        """g (float[2,32,32] x) => (float[2,32,32] y, float[2,32,32] z) { q = MatMul (x, w) k = MatMul (x, w)
+        z = MatMul (x, w) rq = Relu (q) p = MatMul (rq, k) o = MatMul (p, w) s = Add (o, x) y = Relu (s) }""",
+        w=(32, 32),
+    )
+    assert between(source, first, last) == found
+
+
 def test_pieces_leave_the_model_as_it_is_and_the_choice_is_the_same_again() -> None:
     source = repeated(3)
     before = ir.to_proto(source).SerializeToString()
@@ -360,3 +382,40 @@ def test_names_follow_the_order_of_the_nodes() -> None:
     assert {name for nodes, _, _ in prices.of(first, inner=True).kernels for name in nodes} == {"a", "b", "c", "d"}
     names = {name for nodes, _, _ in prices.of(second, inner=True).kernels for name in nodes}
     assert names == {"other_a", "other_b", "other_c", "other_d"}
+
+
+def test_a_scale_that_one_type_underflows_at_is_priced_as_it_is_built() -> None:
+    """A largest value of 0.014 has a normal FP16 scale in INT8 (1/127 of it), and none in FP8 (1/448)."""
+    source = chain()
+    problem = problem_of(source, "auto")
+    rng = np.random.default_rng(0)
+    stats = {}
+    for name in problem.stats:
+        builder = StatsBuilder(histogram=True)
+        builder.update(rng.uniform(-0.014, 0.014, 4096).astype(np.float32))
+        stats[name] = builder.finish()
+    problem = replace(problem, stats=stats)
+    scales: dict[ir.DataType | None, set[ir.DataType | None]] = {}
+
+    class Judge(RuleJudge):
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
+            for node in model.graph:
+                if node.op_type == "DequantizeLinear" and edit.constant_of(node.inputs[0]) is not None:
+                    scale = node.inputs[1]
+                    assert node.inputs[0] is not None and scale is not None
+                    scales.setdefault(node.inputs[0].dtype, set()).add(scale.dtype)
+            return super().price(model, inner=inner)
+
+    candidates = find_candidates(problem, ("int8", "fp8"))
+    Guard(problem, candidates, source, Judge(lambda node: 4.0), ignore).choose()
+    assert scales == {ir.DataType.INT8: {ir.DataType.FLOAT16}, ir.DataType.FLOAT8E4M3FN: {ir.DataType.FLOAT}}
+
+
+def test_the_scale_at_the_border_of_a_piece_stays_above_zero() -> None:
+    """The compiler takes no other."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[4] x) => (int8[4] y) <float s = {1e-12}, int8 z = {0}> { y = QuantizeLinear (x, s, z) }"""
+    for dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        found = narrow_borders(ir.from_onnx_text(text), dtype)
+        (node,) = found.graph
+        assert found.graph.inputs[0].dtype is dtype and float(np.asarray(edit.constant_of(node.inputs[1]))) > 0

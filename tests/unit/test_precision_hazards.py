@@ -223,6 +223,8 @@ def test_partial_sums_of_a_dot_product_are_bounded_with_their_signs(name: str) -
     assert "partial sum of the dot product may reach 8.32e+04" in wide(source, {"x": seen(-130, 130)})["y"]
     assert wide(source, {"x": seen(0, 130)}) == {}, "32 terms of 10 * 130 in either direction"
     assert "y" in wide(source, {"x": seen(0, 210)})
+    with np.errstate(all="raise"):
+        assert "y" in wide(source, {"x": seen(-3e38, 3e38)}, BF16), "a bound beyond FP32"
     assert wide(source, {"x": seen(-130, 130), "y": ORDINARY}, integer=frozenset({"y"})) == {}, "INT32 accumulators"
     assert "y" in wide(source, {"x": seen(-130, 130)}, integer=frozenset({"y"})), "its output was not observed"
 

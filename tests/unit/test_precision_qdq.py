@@ -321,6 +321,32 @@ def test_heavy_tails_are_left_out_as_far_as_their_share_of_the_flop_allows() -> 
     assert placed(plan_of(source, b=tails)) == {"a": 1, "c": 1, "y": 1}  # 8 of 17
 
 
+@pytest.mark.parametrize(("channels", "stays"), [(3, True), (8, True), (16, False)])
+def test_a_first_layer_of_few_channels_stays_16_bit_on_tensorrt_for_rtx(channels: int, stays: bool) -> None:
+    source = model(
+        f"""g (float[1,{channels},8,8] x) => (float[1,64,4,4] y) {{
+            a = Conv<strides=[2,2], pads=[1,1,1,1]>(x, w) b = Relu(a) c = Conv<pads=[1,1,1,1]>(b, v) d = Relu(c)
+            y = Conv<pads=[1,1,1,1]>(d, u) }}""",
+        w=RNG.standard_normal((64, channels, 3, 3)),
+        v=RNG.standard_normal((64, 64, 3, 3)),
+        u=RNG.standard_normal((64, 64, 3, 3)),
+    )
+    plan = plan_of(source)  # up to 6 % of the flop
+    assert ("a" not in placed(plan)) == stays and {"c", "y"} <= set(placed(plan))
+    assert ("first layer" in refusals(plan).get("a", "")) == stays
+    assert "a" in placed(plan_of(source, backend=TRT))
+
+
+def test_a_first_layer_of_few_channels_is_quantized_where_it_is_much_of_the_network() -> None:
+    source = model(
+        """g (float[1,3,8,8] x) => (float[1,16,8,8] y) {
+            a = Conv<pads=[1,1,1,1]>(x, w) b = Relu(a) y = Conv(b, v) }""",
+        w=RNG.standard_normal((16, 3, 3, 3)),
+        v=RNG.standard_normal((16, 16, 1, 1)),
+    )
+    assert set(placed(plan_of(source))) == {"a", "y"}  # 27 of 43 parts of the flop
+
+
 def test_the_share_of_int8_counts_eligible_flop_only() -> None:
     source = model(
         """g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = Conv <pads = [1,1,1,1]> (x, w)

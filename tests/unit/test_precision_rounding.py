@@ -41,6 +41,16 @@ def correlated(rows: int, depth: int, rank: int = 8) -> np.ndarray:
     return (mixed + 0.1 * RNG.standard_normal((rows, depth))).astype(np.float32)
 
 
+def test_levels_that_are_not_free_are_zero_and_the_others_make_up_for_them() -> None:
+    inputs = RNG.standard_normal((256, 8)).astype(np.float32) @ RNG.standard_normal((8, 32)).astype(np.float32)
+    target = RNG.uniform(-20, 20, (32, 5)).astype(np.float32)
+    free = RNG.random(target.shape) < 0.5
+    levels = Factor(inputs).round(target, free)
+    assert not levels[~free].any() and levels[free].any()
+    cut = np.rint(target * free)
+    assert np.square(inputs @ (levels - target)).sum() < 0.5 * np.square(inputs @ (cut - target)).sum()
+
+
 @pytest.mark.parametrize("depth", [24, 90, 300])
 def test_values_rounded_together_give_outputs_closer_than_the_nearest_values(depth: int) -> None:
     inputs, fresh = np.split(correlated(4096, depth), 2)
@@ -48,7 +58,7 @@ def test_values_rounded_together_give_outputs_closer_than_the_nearest_values(dep
     _, step = quantize_weight(weight, 1, None)
     # Levels as coarse as 4 bits, so that rounding is all that matters.
     step = step * 16
-    levels = Factor(inputs).round(weight / step)
+    levels = Factor(inputs).round(weight / step, weight != 0)
     before, after = (fresh @ (values * step - weight) for values in (np.rint(weight / step), levels))
     assert levels.dtype == np.int8
     assert np.square(after).sum() < 0.5 * np.square(before).sum()
@@ -57,7 +67,7 @@ def test_values_rounded_together_give_outputs_closer_than_the_nearest_values(dep
 def test_levels_are_those_of_a_plain_search_for_the_nearest_plane() -> None:
     depth = 70
     inputs, target = correlated(500, depth), (RNG.standard_normal((depth, 3)) * 20).astype(np.float32)
-    found = Factor(inputs).round(target)
+    found = Factor(inputs).round(target, target != 0)
     gram = (inputs.T @ inputs).astype(np.float64)
     order = np.argsort(np.diagonal(inputs.T @ inputs), kind="stable")
     gram = gram[np.ix_(order, order)] + 0.01 * np.diagonal(gram).mean() * np.eye(depth)
@@ -73,11 +83,13 @@ def test_levels_never_leave_the_range_and_unseen_inputs_do_no_harm() -> None:
     inputs = correlated(64, 40)
     inputs[:, 7] = 0.0
     target = np.full((40, 2), 500.0, np.float32)
-    levels = Factor(inputs).round(target)
+    levels = Factor(inputs).round(target, target != 0)
     assert levels.min() >= -127 and levels.max() == 127
-    assert (Factor(np.zeros((8, 4), np.float32)).round(np.full((4, 1), 3.2, np.float32)) == 3).all()
-    with pytest.raises(np.linalg.LinAlgError):
-        Factor(np.full((8, 4), np.nan, np.float32))
+    column = np.full((4, 1), 3.2, np.float32)
+    assert (Factor(np.zeros((8, 4), np.float32)).round(column, column != 0) == 3).all()
+    for number in (np.nan, np.inf, 1e30, -1e20):
+        with np.errstate(all="raise"), pytest.raises(np.linalg.LinAlgError):
+            Factor(np.full((8, 4), number, np.float32))
 
 
 def test_the_correction_makes_up_for_what_a_weight_can() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from search_oracles import PLAIN_US, Numbers, one_type, two_types
 
 from trtopt.events import Event
+from trtopt.precision.plan import QuantizedType
 from trtopt.precision.search import search_auto, search_budget
 from trtopt.precision.search_result import Trials, Tried, conclude
 from trtopt.precision.search_space import Budget, Evaluation, Mix, Move, Option, SearchRegion, Space, aim_for
@@ -277,6 +279,34 @@ def test_auto_evaluates_every_type_alone_and_prints_them() -> None:
     asked = [mix for question, mix in oracle.asked if question == "evaluate"]
     assert {Mix("fp16"), Mix("bf16"), oracle.space.pure("fp16", "int8"), oracle.space.pure("fp16", "fp8")} <= set(asked)
     assert actions(found.record) == ["16-bit", "16-bit", "start", "alternative", "alternative"]
+
+
+@pytest.mark.parametrize("best", [{"r0": "fp8", "r1": "fp8"}, {"r0": "int8", "r1": "fp8"}, {"r1": "fp8"}])
+def test_auto_takes_what_is_fastest_on_the_whole_though_its_regions_save_less_by_themselves(
+    best: dict[str, QuantizedType],
+) -> None:
+    """Quantizers between equal types are left out, which no region sees by itself."""
+
+    class Fused(Numbers):
+        def time_us(self, mix: Mix) -> float:
+            return super().time_us(mix) - (500.0 if mix == Mix.of("fp16", best) else 0.0)
+
+    plain = two_types([(0.001, 40), (0.002, 30)], [(0.003, 20), (0.004, 10)])
+    oracle = Fused(replace(plain.space, together=best), plain.errors)
+    found = search_auto(oracle.space, BUDGET, oracle)
+    assert found.mix == Mix.of("fp16", best) and found.record.predicted_us < PLAIN_US - 500
+    assert found.record.pareto[0].chosen and actions(found.record)[:3] == ["16-bit", "16-bit", "start"]
+
+
+def test_a_faster_type_beyond_the_budget_is_not_taken() -> None:
+    class Fused(Numbers):
+        def time_us(self, mix: Mix) -> float:
+            return 100.0 if mix == self.space.pure("fp16", "fp8") else super().time_us(mix)
+
+    plain = two_types([(0.001, 40), (0.002, 30)], [(0.01, 20), (0.02, 10)])
+    found = search_auto(plain.space, BUDGET, Fused(plain.space, plain.errors))
+    assert found.mix.types == {"r0": "int8", "r1": "int8"}
+    assert [(point.name, point.within_budget) for point in found.record.pareto[:2]] == [("fp8", False), ("int8", True)]
 
 
 def test_auto_gives_a_region_the_more_accurate_type_before_it_gives_it_up() -> None:

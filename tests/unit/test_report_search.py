@@ -44,7 +44,7 @@ def test_every_evaluation_has_a_row() -> None:
         "1 16-bit only fp16 0.0000 within",
         "2 16-bit only bf16 0.0000 within",
         "3 all that pays int8 0.0230 missed",
-        "4 one type only fp8 0.0040 within",
+        "4 another start fp8 0.0040 within",
         "5 taken back int8 2/3 + fp8 1/3 1 region: r0 0.0060 within",
     ]
 
@@ -73,8 +73,32 @@ def test_a_budget_of_sqnr_alone_is_said_as_one() -> None:
     oracle = one_type([0.1, 0.1], [10, 10], floor={"fp16": 0.02})
     found = search_budget(oracle.space, Budget(math.inf, "agreement", error=0.01), oracle).record
     assert not found.reached
-    assert miss_text(found).startswith("accuracy budget: no precision that was tried holds --min-sqnr-db; the closest")
-    assert "the SQNR of --min-sqnr-db" in shown(section(found))
+    assert miss_text(found) == (
+        "accuracy budget: no precision that was tried holds --min-sqnr-db; the closest point has 17.0 dB SQNR with no "
+        "region in 8-bit, predicted 1.00 ms"
+    )
+    text = " ".join(shown(section(found)).split())
+    assert "budget an SQNR of 20 dB" in text and "no region in 8-bit: SQNR 17.0 dB, predicted" in text
+    assert "16-bit only fp16 17.0 dB missed" in text and "drop" not in text
+    front = [" ".join(line.split()) for line in shown(pareto_section(found)).splitlines()]
+    assert front[0] == "point predicted INT8 of the flop SQNR budget"
+    assert "* fp16 1.00 ms 0 % 17.0 dB missed" in front
+
+
+def test_both_budgets_have_a_column() -> None:
+    oracle = one_type([0.001, 0.002], [10, 10])
+    found = search_budget(oracle.space, Budget(0.01, "top1", error=0.01), oracle).record
+    text = " ".join(shown(section(found), width=140).split())
+    assert "a drop of 0.01 (top1); and an SQNR of 20 dB" in text and "drop 0.0030, SQNR 25.2 dB, predicted" in text
+    assert "all that pays int8 0.0030 25.2 dB within" in text
+
+
+def test_the_models_own_qdq_is_named() -> None:
+    oracle = one_type([], [])
+    found = search_budget(oracle.space, Budget(0.01, "top1"), oracle).record
+    said = shown(section(dataclasses.replace(found, own_qdq=True)), width=140)
+    assert "no region in 8-bit but the model's own Q/DQ" in said and "in all points" in said
+    assert "own Q/DQ" not in shown(section(found))
 
 
 def test_steps_beyond_the_first_are_counted_and_the_aim_is_said() -> None:
@@ -101,7 +125,7 @@ def test_nothing_searched_is_nothing_said() -> None:
 def test_the_record_is_plain_json() -> None:
     value = plain(dataclasses.asdict(record()))
     assert value["pareto"][0].keys() == {
-        *("name", "precision", "flop_share", "predicted_us", "drop", "metric", "chosen", "within_budget")
+        *("name", "precision", "flop_share", "predicted_us", "drop", "error", "metric", "chosen", "within_budget")
     }
     assert value["steps"][0]["action"] == "16-bit" and value["types"] == {"r0": "fp8", "r1": "int8", "r2": "int8"}
 

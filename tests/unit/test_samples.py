@@ -401,3 +401,13 @@ def test_synthetic_samples_take_dynamic_dimensions_from_the_caller() -> None:
     with pytest.raises(UsageError, match="not"):
         open_samples("synthetic", IMAGE, shapes={"image": (1, 4, 4, 4)})
     assert shapes_of(open_samples("synthetic", RECURRENT))[0] == {"input": (1, 8), "state": (2, 1, 5), "rate": ()}
+
+
+def test_an_array_alone_is_for_a_model_with_one_input() -> None:
+    images = floats(5, 3, 4, 4)
+    alone, named = open_samples(images, IMAGE), open_samples({"image": images}, IMAGE)
+    assert alone.count == 5 and alone.sha256 == named.sha256
+    for left, right in zip(alone, named, strict=True):
+        np.testing.assert_array_equal(left["image"], right["image"])
+    error = refused(images, TEXT)
+    assert "the model has 2 inputs" in error.what and "ids, mask" in error.remedy

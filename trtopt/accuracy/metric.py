@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from trtopt._script import is_script, load_function, script_line
 from trtopt.accuracy.compare import Runner, is_class_like, top1
-from trtopt.errors import TrtoptError, UsageError
+from trtopt.accuracy.remembered import Remembered
+from trtopt.errors import InvalidModelError, TrtoptError, UsageError
 from trtopt.report.records import MetricRecord, OutputAccuracy
 from trtopt.runtime import Feeds
 
@@ -27,47 +28,76 @@ class Metric:
     """A metric that was checked and can be measured. Higher is better.
 
     Attributes:
-        name: As the user gave it.
+        name: As the user gave it; ``FILE:FUNCTION`` for a Python function.
         function: The user's function; None for the built-in ones.
+        baseline: What the FP32 model has; None before :meth:`on_reference`.
+        answers: Entries of the different samples that the user's function ran the FP32 model on; 0 for the others.
     """
 
     name: str
     function: Callable[[Run], object] | None = None
+    baseline: float | None = None
+    answers: int = 0
+
+    def on_reference(self, reference: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -> Metric:
+        """The metric with its baseline: what is wrong with it, or with its labels, shows here.
+
+        Args:
+            reference: The FP32 model.
+            samples: For ``top1`` and ``agreement``; not a one-shot iterator.
+            labels: For ``top1``: the class of each sample and position, in the order of the samples.
+
+        Raises:
+            UsageError: The user's function fails, gives the model what it does not take, or returns no number; the
+                labels do not fit the outputs; no output holds scores.
+        """
+        if self.function is not None:
+            counted = Remembered(reference)
+            return replace(self, baseline=self._call(_Fussy(counted)), answers=counted.rows)
+        if self.name == "top1":
+            return replace(self, baseline=_top1(reference, samples, labels))
+        if self.name == "agreement":
+            outputs = reference.run(next(iter(samples)))
+            if not any(is_class_like(output) for output in outputs):
+                raise _no_scores("agreement", ", ".join(reference.output_names))
+            return replace(self, baseline=1.0)
+        return replace(self, baseline=math.inf)
 
     def measure(
         self,
-        baseline: Runner,
         optimized: Runner,
         samples: Iterable[Feeds],
         labels: np.ndarray | None,
         compared: Mapping[str, OutputAccuracy],
     ) -> MetricRecord:
-        """The metric of both models.
+        """The metric of an optimized model, beside that of the FP32 one.
 
         ``top1`` is the share of labels that the first output holding scores of classes gives its highest score;
         ``agreement`` the top-1 agreement of the first output that has one (1 for the baseline); ``sqnr`` the lowest of
         the outputs, in dB (infinite for the baseline).
 
         Args:
-            baseline: The FP32 model.
             optimized: The twin, or the engine.
-            samples: For ``top1``; iterated once for each model, so not a one-shot iterator.
-            labels: For ``top1``: the class of each sample and position, in the order of the samples.
+            samples: For ``top1``; not a one-shot iterator.
+            labels: As in :meth:`on_reference`.
             compared: The comparison of the two models, by output name.
 
         Raises:
             UsageError: The user's function fails or returns no number; the labels do not fit the outputs; no output
                 holds scores.
+            ValueError: The metric has no baseline.
         """
+        if self.baseline is None:
+            raise ValueError(f"the metric {self.name} has no baseline")
         if self.function is not None:
-            before, after = (self._call(runner) for runner in (baseline, optimized))
+            after = self._call(optimized)
         elif self.name == "top1":
-            before, after = (_top1(runner, samples, labels) for runner in (baseline, optimized))
+            after = _top1(optimized, samples, labels)
         elif self.name == "agreement":
-            before, after = 1.0, _agreement(compared)
+            after = _agreement(compared)
         else:
-            before, after = math.inf, float(np.min([accuracy.sqnr_db for accuracy in compared.values()]))
-        return MetricRecord(self.name, before, after, before - after)
+            after = float(np.min([accuracy.sqnr_db for accuracy in compared.values()]))
+        return MetricRecord(self.name, self.baseline, after, self.baseline - after)
 
     def _call(self, runner: Runner) -> float:
         """The user's function on one model."""
@@ -75,6 +105,12 @@ class Metric:
             raise ValueError("a built-in metric has no function")
         try:
             value = self.function(lambda feeds: runner.run(feeds))
+        except _RefusedFeedsError as error:
+            raise UsageError(
+                f"--metric: the model does not take what the function feeds it: {error}",
+                where=script_line(error, Path(self.name.rpartition(":")[0])),
+                remedy="run(feeds) takes a dict of arrays by input name, in the inputs' shapes and types",
+            ) from error
         except TrtoptError:
             raise
         except (Exception, SystemExit) as error:
@@ -88,6 +124,35 @@ class Metric:
                 f"--metric: the function returned {value!r}", where=self.name, remedy="return a finite number"
             )
         return float(value)
+
+
+class _RefusedFeedsError(Exception):
+    """The reference does not run on what a user's function feeds it; the text says why."""
+
+
+class _Fussy:
+    """The reference as a user's function sees it: what it cannot run is the function's fault, not the model's."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.output_names = runner.output_names
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Outputs in the order of ``output_names``."""
+        if not isinstance(feeds, Mapping) or not all(isinstance(value, np.ndarray) for value in feeds.values()):
+            kinds = {name: type(value).__name__ for name, value in feeds.items()} if isinstance(feeds, Mapping) else ""
+            raise _RefusedFeedsError(f"no dict of numpy arrays: {kinds or type(feeds).__name__}")
+        try:
+            return self._runner.run(feeds)
+        except InvalidModelError as error:
+            raise _RefusedFeedsError(f"{error.what}; it was {error.where}") from error
+
+
+def python_metric(function: Callable[[Run], object]) -> Metric:
+    """The metric of a Python caller's own function, named after the place it is defined at."""
+    code = getattr(function, "__code__", None)
+    file = code.co_filename if code is not None else type(function).__module__
+    return Metric(f"{file}:{getattr(function, '__qualname__', type(function).__qualname__)}", function)
 
 
 def load_metric(text: str, *, has_labels: bool, max_drop: float | None = None) -> Metric:

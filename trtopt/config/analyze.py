@@ -43,6 +43,9 @@ class AnalyzeConfig(Config):
     compile: bool = option_field(
         False, "compile with TensorRT for RTX and predict the layers of the engine too", TARGET
     )
+    sparse: bool = option_field(
+        False, "say for each layer whether 2:4 structured sparsity pays, and which weights are 2:4 already", TARGET
+    )
     batch_sweep: tuple[int, ...] = option_field(
         (),
         "batch sizes to predict: 1,2,4 or 1..256 (a range: its ends, and four sizes per doubling)",

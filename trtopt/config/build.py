@@ -96,6 +96,12 @@ class BuildConfig(Config):
     keep_all_int8: bool = option_field(
         False, "keep every 8-bit region, also where it makes the engine slower", PRECISION
     )
+    sparse: bool = option_field(
+        False, "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
+    )
+    sparse_all: bool = option_field(
+        False, "prune every layer that can be 2:4, whether a gain is predicted or not", PRECISION
+    )
     recipes: str = option_field(
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )

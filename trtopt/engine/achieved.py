@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from trtopt.engine.layers import layers_of_profile
@@ -23,6 +24,10 @@ _MATH = ("conv", "gemm", "mha", "fused")
 """Kinds of kernels with matrix multiplications, those that surely have one first."""
 
 _FLOATS = frozenset(["Half", "BFloat16", "Float"])
+
+_SPARSE = re.compile(r"sparse|spgemm", re.IGNORECASE)
+"""In the names of TensorRT's sparse kernels (``sm80_xmma_fprop_sparse_conv_...``) and of CUTLASS's
+(``..._s16832spgemm_...``); none was run here."""
 
 
 def achieved_precision(
@@ -97,3 +102,14 @@ def _name(operands: Sequence[str], constants: Sequence[TensorInfo], outputs: Seq
 def _rank(layer: LayerInfo) -> int:
     """Lower for kernels more surely doing the math of the nodes they claim."""
     return _MATH.index(layer.kind) if layer.kind in _MATH else len(_MATH)
+
+
+def sparse_kernels(layers: Sequence[LayerInfo]) -> tuple[str, ...] | None:
+    """The layers that run a 2:4 sparse kernel, by the names of their tactics; None where no tactic is named.
+
+    Args:
+        layers: Of an engine.
+    """
+    if not any(layer.tactic for layer in layers):
+        return None
+    return tuple(layer.name for layer in layers if _SPARSE.search(layer.tactic))

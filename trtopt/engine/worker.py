@@ -13,6 +13,7 @@ formats of inputs and outputs with it.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -27,6 +28,9 @@ from typing import Any, TextIO
 REQUEST, RESULT, ENGINE, LAYERS = "request.json", "result.json", "engine", "layers"
 TIMING_CACHE = "timing-cache"
 _STACK_BYTES = 1 << 30
+_KEPT_BYTES = 256 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt (malloc.h)."""
 
 
 class _RefusedError(Exception):
@@ -53,6 +57,7 @@ def serve() -> None:
     """
     events = _events()
     _allow_deep_recursion()
+    _keep_memory()
     folders: queue.Queue[str] = queue.Queue()
     current: list[Path] = []
     threading.Thread(target=_take_requests, args=(folders, current), daemon=True).start()
@@ -61,6 +66,18 @@ def serve() -> None:
         current[:] = [Path(folders.get())]
         built = _build_one(current[0], events)
         print(json.dumps({"kind": "done", "total": None}), file=events, flush=True)
+
+
+def _keep_memory() -> None:
+    """Let the allocator keep what one build frees for the next.
+
+    TensorRT for RTX 1.7.1 asks for some 140 MB for a small model and gives them back: of the CPU time of eleven builds
+    of a transformer block, 1.2 of 2.5 seconds went into clearing those pages.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
 
 
 def _events() -> TextIO:

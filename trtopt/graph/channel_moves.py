@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.channel_links import (
@@ -76,20 +77,21 @@ def split(node: ir.Node, dim: Dim) -> Role:
 def slice_(node: ir.Node, dim: Dim) -> Role:
     """A constant slice with step 1 along the channels is a span of them."""
     data, out = node.inputs[0], node.outputs[0]
-    arrays = [constant_of(input_of(node, index)) for index in range(1, 5)]
-    starts, ends = arrays[:2]
+    starts, ends, listed, steps = (constant_of(input_of(node, index)) for index in range(1, 5))
     rank = rank_of(data)
-    if starts is None or ends is None or data is None or not rank or reads_elsewhere(node, dim.value):
+    if input_of(node, 3) is None and starts is not None:
+        listed = np.arange(len(starts))
+    if listed is None or data is None or not rank or reads_elsewhere(node, dim.value):
         return refused(dim, f"{node.name} (Slice) may cut it")
-    if any(input_of(node, index + 1) is not None and arrays[index] is None for index in (2, 3)):
-        return refused(dim, f"{node.name} (Slice) may cut it")
-    axes = [int(axis) % rank for axis in arrays[2]] if arrays[2] is not None else list(range(len(starts)))
-    source, target = Dim(data, dim.axis), Dim(out, dim.axis)
+    axes = [int(axis) % rank for axis in listed]
     if dim.axis not in axes:
         return same(node, data, out, dim.axis)
+    if starts is None or ends is None or (input_of(node, 4) is not None and steps is None):
+        return refused(dim, f"{node.name} (Slice) may cut it")
+    source, target = Dim(data, dim.axis), Dim(out, dim.axis)
     position = axes.index(dim.axis)
     total, size = size_of(source), size_of(target)
-    step = 1 if arrays[3] is None else int(arrays[3][position])
+    step = 1 if steps is None else int(steps[position])
     if step != 1 or total is None or size is None:
         return refused(dim, f"{node.name} (Slice) takes every n-th channel")
     begin, end = (min(max(int(n) + (total if n < 0 else 0), 0), total) for n in (starts[position], ends[position]))

@@ -219,17 +219,23 @@ def softmax(node: ir.Node, dim: Dim) -> Role:
     return unary(node, dim)
 
 
+def reduced_axes(node: ir.Node) -> set[int] | None:
+    """The axes that a reduction names, counted from 0; None where they are not known."""
+    axes = ints_attribute(node, "axes")
+    rank = rank_of(node.inputs[0])
+    if axes is None:
+        array = constant_of(input_of(node, 1))
+        axes = None if array is None else tuple(int(each) for each in array.reshape(-1))
+    return {axis % rank for axis in axes} if axes and rank else None
+
+
 def reduce(node: ir.Node, dim: Dim) -> Role:
     """Reductions over other axes."""
     data = node.inputs[0]
     rank = rank_of(data)
-    axes = ints_attribute(node, "axes")
-    if axes is None:
-        array = constant_of(input_of(node, 1))
-        axes = None if array is None else tuple(int(each) for each in array.reshape(-1))
-    if not axes or not rank or data is None or reads_elsewhere(node, dim.value):
+    reduced = reduced_axes(node)
+    if reduced is None or data is None or reads_elsewhere(node, dim.value):
         return refused(dim, f"{node.name} ({node.op_type}) may reduce over it")
-    reduced = {axis % rank for axis in axes}
     kept = [axis for axis in range(rank) if axis not in reduced]
     keep = int_attribute(node, "keepdims", 1)
     is_input = dim.value is data

@@ -7,7 +7,7 @@ through (residual additions, concatenations, pooling, activations, ...) and the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -29,14 +29,14 @@ _UNARY = (
 ).split()
 _BINARY = "Add Sub Mul Div Max Min Pow PRelu Sum Mean Where".split()
 _POOLS = "AveragePool GlobalAveragePool GlobalMaxPool MaxPool LpPool GlobalLpPool".split()
-_REDUCTIONS = "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare".split()
+REDUCTIONS = "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare".split()
 _NORMS = "LayerNormalization RMSNormalization GroupNormalization LpNormalization MeanVarianceNormalization LRN".split()
 
-_RULES: dict[str, Rule] = {
+RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_UNARY, channel_rules.unary),
     **dict.fromkeys(_BINARY, channel_rules.elementwise),
     **dict.fromkeys(_POOLS, channel_rules.pool),
-    **dict.fromkeys(_REDUCTIONS, channel_rules.reduce),
+    **dict.fromkeys(REDUCTIONS, channel_rules.reduce),
     **dict.fromkeys(_NORMS, channel_rules.layer_norm),
     **dict.fromkeys(("Conv", "ConvTranspose"), channel_rules.conv),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), channel_rules.channel_norm),
@@ -54,6 +54,7 @@ _RULES: dict[str, Rule] = {
     "Resize": channel_moves.resize,
     "Shape": channel_moves.shape_of,
 }
+"""What operators say about channels that zeros are added to."""
 
 
 class Span(NamedTuple):
@@ -92,13 +93,18 @@ class ChannelGroup:
         return tuple(sorted((span for span in self.spans if span.dim == dim), key=lambda span: span.start))
 
 
-def groups_of(seeds: Iterable[Dim]) -> Iterator[ChannelGroup]:
-    """The groups around dims, each once: those of the first dim, and what is tied to it by a concatenation, first."""
+def groups_of(seeds: Iterable[Dim], rules: Mapping[str, Rule] = RULES) -> Iterator[ChannelGroup]:
+    """The groups around dims, each once: those of the first dim, and what is tied to it by a concatenation, first.
+
+    Args:
+        seeds: The dims.
+        rules: By operator, what it says about channels; an operator without a rule keeps them as they are.
+    """
     seen: set[Dim] = set()
     for seed in seeds:
         if seed in seen:
             continue
-        component = _Component(seed)
+        component = _Component(seed, rules)
         seen.update(component.dims)
         yield from component.groups()
 
@@ -106,7 +112,8 @@ def groups_of(seeds: Iterable[Dim]) -> Iterator[ChannelGroup]:
 class _Component:
     """Everything that links reach from one dim."""
 
-    def __init__(self, seed: Dim) -> None:
+    def __init__(self, seed: Dim, rules: Mapping[str, Rule]) -> None:
+        self._rules = rules
         self.dims: dict[Dim, None] = {seed: None}
         self.links: list[Link] = []
         self.params: dict[Param, None] = {}
@@ -140,7 +147,7 @@ class _Component:
         for node in around:
             if (node, dim) in self._done:
                 continue
-            rule = _RULES.get(node.op_type, channel_rules.unknown) if node.domain == "" else channel_rules.unknown
+            rule = self._rules.get(node.op_type, channel_rules.unknown) if node.domain == "" else channel_rules.unknown
             role = rule(node, dim)
             self._done.add((node, dim))
             self._take(node, role)
@@ -190,8 +197,8 @@ class _Component:
 
     def _refused(self, reason: str) -> ChannelGroup:
         seed = next(iter(self.dims))
-        size = size_of(seed) or 0
-        return ChannelGroup(size, (Span(seed, 0, size, 1),), tuple(self.nodes[seed]), (), (), reason)
+        spans = tuple(Span(dim, 0, size_of(dim) or 0, 1) for dim in self.dims)
+        return ChannelGroup(size_of(seed) or 0, spans, tuple(self.nodes[seed]), (), (), reason)
 
     def _elements_per_channel(self) -> dict[Dim, int] | None:
         """For each dim, how many elements make one channel; None where links disagree or leave one out."""

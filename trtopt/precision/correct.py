@@ -1,4 +1,4 @@
-"""One walk along the network: weights rounded and biases corrected, each with the noise of the layers before it."""
+"""A walk along the network: weights rounded and biases corrected, each with the noise of the layers before it."""
 
 from __future__ import annotations
 
@@ -41,17 +41,15 @@ _HELD_OUT = 4
 
 @dataclass(frozen=True)
 class Wish:
-    """What a walk is to find.
+    """What is to be found.
 
     Attributes:
         rounding: Whether weights are rounded anew.
         bias: Whether biases are corrected.
-        seed: Which positions of the layers' inputs are looked at.
     """
 
     rounding: bool
     bias: bool
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class Corrections:
-    """What one walk found, as :class:`~trtopt.precision.plan.PrecisionPlan` takes it."""
+    """What was found for one wish, as :class:`~trtopt.precision.plan.PrecisionPlan` takes it."""
 
     rounded: dict[str, np.ndarray] = field(default_factory=dict)
     bias: dict[str, np.ndarray] = field(default_factory=dict)
@@ -86,8 +84,14 @@ class Corrections:
 
 
 def correct(
-    base: ir.Model, plan: PrecisionPlan, samples: Sequence[Sample], wish: Wish, on_event: OnEvent = ignore
-) -> Corrections:
+    base: ir.Model,
+    plan: PrecisionPlan,
+    samples: Sequence[Sample],
+    wishes: Sequence[Wish],
+    *,
+    seed: int = 0,
+    on_event: OnEvent = ignore,
+) -> list[Corrections]:
     """Round the weights of a plan's nodes and correct their biases, in the order of the graph.
 
     Each node is fitted to what the quantized network will give it, with the corrections of all nodes before it, and
@@ -97,18 +101,22 @@ def correct(
         base: The widened model the plan was made for.
         plan: What it says of rounding and biases is not looked at.
         samples: At least 2, all held in memory.
-        wish: What to look for.
+        wishes: What to look for; each has a quantized network of its own, and all share one walk.
+        seed: Which positions of the layers' inputs are looked at.
         on_event: ``start``, ``advance`` after each node and ``end`` of the task ``refine``.
+
+    Returns:
+        What was found for each wish.
     """
     ops = {op.node: op for op in plan.quantized}
-    found = Corrections()
-    work = _Walk(plan, wish, found)
+    works = [_Walk(plan, wish, seed) for wish in wishes]
     on_event(Event("start", TASK, total=len(ops)))
-    for stop in walk(base, list(ops), samples):
-        work.visit(stop, ops[str(stop.node.name)])
-        on_event(Event("advance", TASK))
+    for stop in walk(base, list(ops), samples, len(works)):
+        works[stop.network].visit(stop, ops[str(stop.node.name)])
+        if stop.network == len(works) - 1:
+            on_event(Event("advance", TASK))
     on_event(Event("end", TASK))
-    return found
+    return [work.found for work in works]
 
 
 @dataclass(frozen=True)
@@ -131,8 +139,11 @@ class _Stored:
 
 
 class _Walk:
-    def __init__(self, plan: PrecisionPlan, wish: Wish, found: Corrections) -> None:
-        self._plan, self._wish, self._found = plan, wish, found
+    """One wish on its way along the network."""
+
+    def __init__(self, plan: PrecisionPlan, wish: Wish, seed: int) -> None:
+        self._plan, self._wish, self._seed = plan, wish, seed
+        self.found = Corrections()
         self._inputs: _Inputs | None = None
 
     def visit(self, stop: Stop, op: QuantizedOp) -> None:
@@ -144,15 +155,15 @@ class _Walk:
         if self._wish.rounding:
             record = self._rounded(stop, op, biased)
             reasons.append(record.reason)
-        rounded = {name: values for name, values in self._found.rounded.items() if name == op.node}
+        rounded = {name: values for name, values in self.found.rounded.items() if name == op.node}
         part = dataclasses.replace(self._plan, quantized=(op,), rounded=rounded, bias={})
         exact, noisy = stop.run(quantize(stop.piece, part).model)
         if biased:
             shift = mean_error(stop.node, exact, noisy)
-            self._found.bias[op.node] = -shift
+            self.found.bias[op.node] = -shift
             for index, array in enumerate(noisy):
                 noisy[index] = array - spread(shift, stop.node, array.ndim)
-        self._found.layers.append(dataclasses.replace(record, reason="; ".join(filter(None, reasons))))
+        self.found.layers.append(dataclasses.replace(record, reason="; ".join(filter(None, reasons))))
 
     def _rounded(self, stop: Stop, op: QuantizedOp, biased: bool) -> LayerRecord:
         layer = layer_of(stop.node)
@@ -169,7 +180,7 @@ class _Walk:
         if kept and not _fits(layer, levels, before.scale, op, self._plan):
             kept, reason = False, "its sums could overflow"
         if kept:
-            self._found.rounded[op.node] = levels
+            self.found.rounded[op.node] = levels
         elif not reason:
             reason = "nearest values are better on samples kept from the fit"
         after = noise[1] if kept else noise[0]
@@ -184,7 +195,7 @@ class _Walk:
         if self._inputs is not None and self._inputs.key == key:
             return self._inputs
         self._inputs = None
-        rng = np.random.default_rng([self._wish.seed, zlib.crc32(op.activation.encode())])
+        rng = np.random.default_rng([self._seed, zlib.crc32(op.activation.encode())])
         count = min(LARGEST_ROWS, ROW_ELEMENTS // (layer.depth * layer.groups))
         share = max(count // len(stop.exact), 1)
         scale = activation_scale(op.activation_amax, None if op.node in self._plan.wide else self._plan.narrow)
@@ -256,14 +267,13 @@ def _search(
     for group, (fit, kept, factors) in enumerate(zip(inputs.fit, inputs.kept, inputs.factors, strict=True)):
         weight, step = np.ascontiguousarray(weights[group]), steps[group]
         outputs = kept.exact @ weight
-        errors = fit.quantized @ weight - fit.exact @ weight, kept.quantized @ weight - outputs
+        errors = (fit.quantized - fit.exact) @ weight, (kept.quantized - kept.exact) @ weight
         change = nearest[group] * step - weight
-        old = errors[1] + kept.quantized @ change
-        means = errors[0].mean(axis=0) + fit.quantized.mean(axis=0) @ change
+        old, mean, inputs_mean = errors[1] + kept.quantized @ change, errors[0].mean(axis=0), fit.quantized.mean(axis=0)
         levels[group] = _search_group(weight, step, (fit, kept), factors, errors)
         # A bias, where there can be one, takes the mean of the error with it.
-        for index, (error, mean) in enumerate(((old, means), (errors[1], errors[0].mean(axis=0)))):
-            left = error - mean if biased else error
+        for index, (error, values) in enumerate(((old, nearest[group]), (errors[1], levels[group]))):
+            left = error - (mean + inputs_mean @ (values * step - weight)) if biased else error
             noise[index] += float(np.vdot(left, left))
         signal += float(np.square(outputs - outputs.mean(axis=0)).sum())
     return layer.weight_of(levels), (float(noise[0]), float(noise[1])), signal
@@ -283,16 +293,19 @@ def _search_group(
         step: The scale of each output channel.
         rows: Rows for the fit, and kept from it.
         factors: A factor per block.
-        errors: The error of the outputs with the exact weight on both; changed to that with the new values.
+        errors: The error of the outputs with the exact weight on both; the second becomes that with the new values.
     """
     levels = np.empty(weight.shape, np.int8)
+    of_fit, of_kept = errors
     for part, factor in zip(blocks(len(weight)), factors, strict=True):
-        correction = factor.correction(errors[0])
-        share = best_share(errors[1], rows[1].quantized[:, part] @ correction)
-        levels[part] = factor.round((weight[part] + np.float32(share) * correction) / step)
+        correction = factor.correction(of_fit)
+        share = best_share(of_kept, rows[1].quantized[:, part] @ correction)
+        target = (weight[part] + np.float32(share) * correction) / step
+        levels[part] = factor.round(target, weight[part] != 0)  # zeros stay: sparse kernels live by them
         change = levels[part] * step - weight[part]
-        for error, item in zip(errors, rows, strict=True):
-            error += item.quantized[:, part] @ change
+        of_kept += rows[1].quantized[:, part] @ change
+        if part.stop < len(weight):  # what the next blocks make up for
+            of_fit += rows[0].quantized[:, part] @ change
     return levels
 
 

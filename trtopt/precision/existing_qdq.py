@@ -11,8 +11,9 @@ from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.precision import qdq_forms, qlinear
-from trtopt.precision.qdq_mending import INTEGERS, Mending, quantizer_of
-from trtopt.precision.qdq_places import mend_places
+from trtopt.precision.plan import QuantizedType
+from trtopt.precision.qdq_mending import INTEGERS, Mending, dequantized, quantizer_of
+from trtopt.precision.qdq_places import mend_places, pairs
 from trtopt.precision.ranges import LEVELS
 from trtopt.report.records import StepRecord
 
@@ -119,3 +120,35 @@ def existing_nodes(model: ir.Model) -> frozenset[str]:
             if all(edit.is_op(maker, "DequantizeLinear") for maker in makers):
                 found.add(str(node.name))
     return frozenset(found)
+
+
+def existing_types(model: ir.Model) -> frozenset[QuantizedType]:
+    """The 8-bit types of the tensors that a mended model dequantizes."""
+    hows = [quantizer_of(node) for node in model.graph if edit.is_op(node, "DequantizeLinear")]
+    return frozenset("int8" if how.dtype.is_integer() else "fp8" for how in hows if how is not None)
+
+
+def without_qdq(model: ir.Model) -> ir.Model:
+    """A clone of a mended model in which products read the tensors themselves, and floating weights.
+
+    Weights that are stored in 8 bits for products of floating tensors stay so, and what is quantized at run time or in
+    nested graphs does too.
+    """
+    clone = model.clone()
+    work = Mending(clone, "", edit.Names(clone))
+    quantized = existing_nodes(clone)
+    for pair in list(pairs(work)):
+        result = pair.dequantize.outputs[0]
+        if result.dtype is pair.source.dtype and edit.can_replace(result, pair.source):
+            edit.replace_value(result, pair.source)
+    for node in clone.graph:
+        for index, value in enumerate(node.inputs[:2] if node.name in quantized else ()):
+            maker = None if value is None else value.producer()
+            if value is None or maker is None or not edit.is_op(maker, "DequantizeLinear"):
+                continue
+            values, how = edit.constant_of(maker.inputs[0]), quantizer_of(maker)
+            if values is not None and how is not None:
+                exact = dequantized(values, how, value.dtype or ir.DataType.FLOAT)
+                node.replace_input_with(index, work.constant(f"{value.name}_wide", exact))
+    work.drop_unused()
+    return clone

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from trtopt.errors import EngineBuildError, TrtoptError
 from trtopt.events import Event, OnEvent
 from trtopt.graph.shapes import infer_in_place
-from trtopt.precision.decide import plan_for
-from trtopt.precision.guard_pieces import Piece, additions, piece_key, piece_of
+from trtopt.precision.decide import QUANTIZED_TYPES, plan_for
+from trtopt.precision.guard_pieces import Piece, additions, between, piece_key, piece_of
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp, QuantizedType
 from trtopt.precision.ranges import int8_sqnr_db
 from trtopt.precision.regions import Candidates, Problem, Region
@@ -106,7 +106,7 @@ class Guard:
     _pieces: dict[str, Piece | str] = field(default_factory=dict)
     _forms_now: Candidates = field(init=False)
     _wide: Mapping[str, str] = field(init=False)
-    _wide_quantized: Mapping[str, str] = field(init=False)
+    _wide_quantized: Mapping[QuantizedType, Mapping[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._prices = Prices(self.judge, self.file)
@@ -115,7 +115,8 @@ class Guard:
         self._additions = additions(self.static) if self.problem.fuses_quantizers else {}
         self._all = piece_of(self.static)
         self._wide = plan_for(self.problem, "").wide
-        self._wide_quantized = plan_for(self.problem, "", tuple(self.candidates.all.values())).wide
+        each = {dtype: self.candidates.of_types((dtype,)).all.values() for dtype in QUANTIZED_TYPES["auto"]}
+        self._wide_quantized = {dtype: plan_for(self.problem, "", tuple(ops)).wide for dtype, ops in each.items()}
 
     def choose(self) -> Guarded:
         """The choice that is fastest, with a verdict on every region.
@@ -312,7 +313,8 @@ class Guard:
     def _piece(self, region: Region) -> Piece | str:
         if region.name not in self._pieces:
             try:
-                model = self._cutter.piece([*region.nodes, *self._additions.get(region.name, ())])
+                skips = self._additions.get(region.name, ())
+                model = self._cutter.piece([*region.nodes, *skips, *between(self.static, region.nodes, skips)])
             except CutError as error:
                 self._pieces[region.name] = str(error)
             else:
@@ -330,7 +332,7 @@ class Guard:
         wide = {
             name: wides[name]
             for name in piece.names
-            if name in (wides := self._wide_quantized if name in chosen else self._wide)
+            if name in (wides := self._wide_quantized[choice[name].dtype] if name in chosen else self._wide)
         }
         plan = PrecisionPlan("", self.problem.narrow, wide, tuple(ops), fused_quantizers=self.problem.fuses_quantizers)
         return Question(

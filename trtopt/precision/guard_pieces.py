@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -52,3 +53,20 @@ def additions(model: ir.Model) -> dict[str, tuple[str, ...]]:
             for value in values:
                 found[str(value.name)] = (*found.get(str(value.name), ()), str(node.name))
     return found
+
+
+def between(model: ir.Model, first: Collection[str], last: Collection[str]) -> tuple[str, ...]:
+    """Names of the nodes on the ways from ``first`` to ``last``, these among them, in graph order.
+
+    A piece that is cut between two of its nodes lets the compiler compute in one kernel what in the network waits for
+    the product between them: of a residual around attention, it joins the normalizations before and behind it.
+    """
+    after: set[ir.Node] = set()
+    for node in model.graph:
+        if node.name in first or any(value is not None and value.producer() in after for value in node.inputs):
+            after.add(node)
+    before: set[ir.Node] = set()
+    for node in reversed(model.graph):
+        if node.name in last or any(user in before for value in node.outputs for user, _ in value.uses()):
+            before.add(node)
+    return tuple(str(node.name) for node in model.graph if node in after and node in before)

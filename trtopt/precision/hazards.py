@@ -204,7 +204,8 @@ def _dot_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[st
     total, absolute = exact.sum(axis=axes), np.abs(exact).sum(axis=axes)
     positive, negative = (absolute + total) / 2, (absolute - total) / 2
     top, bottom = max(span.high, 0.0), max(-span.low, 0.0)
-    bound = float(np.maximum(top * positive + bottom * negative, top * negative + bottom * positive).max())
+    with np.errstate(over="ignore"):  # infinite is more than any type holds
+        bound = float(np.maximum(top * positive + bottom * negative, top * negative + bottom * positive).max())
     if bound > narrow.largest:
         yield f"a partial sum of the dot product may reach {bound:.3g} ({narrow.name} holds {narrow.largest:.5g})"
 

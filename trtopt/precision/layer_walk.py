@@ -1,8 +1,8 @@
-"""The FP32 network and the quantized one, run side by side from one quantized node to the next.
+"""The FP32 network and quantized ones, run side by side from one quantized node to the next.
 
 A layer that makes up for the noise of the layers before it has to see that noise, so what is changed in one layer has
 to be known before the next is looked at. Running the network anew for each layer would cost as many passes as there
-are layers. Here both networks are run once, in pieces: memory holds what later nodes read, for a bounded number of
+are layers. Here all networks are run once, in pieces: memory holds what later nodes read, for a bounded number of
 samples.
 """
 
@@ -18,8 +18,8 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.runtime import Feeds, OrtSession
 
-HELD_BYTES = 256 << 20
-"""Activations of both networks that are held at a time."""
+HELD_BYTES = 128 << 20
+"""Activations of each network that are held at a time."""
 
 _Held = dict[str, list[np.ndarray]]
 """By the value's name, an array per sample."""
@@ -32,6 +32,7 @@ class Stop:
     Attributes:
         node: The node, in the FP32 model.
         piece: A model of this node alone, of the FP32 network.
+        network: Which of the quantized networks; each has a stop of its own.
         exact: Its data input in the FP32 network, per sample.
         noisy: The same in the quantized network, before its own quantizer.
         outputs: What :meth:`run` found: the node's output in both networks. What the second list holds when the walk
@@ -40,6 +41,7 @@ class Stop:
 
     node: ir.Node
     piece: ir.Model
+    network: int
     exact: list[np.ndarray]
     noisy: list[np.ndarray]
     _held: tuple[_Held, _Held]
@@ -54,48 +56,51 @@ class Stop:
         Returns:
             Its outputs in the FP32 and in the quantized network, per sample.
         """
-        name = str(self.node.outputs[0].name)
-        exact = _run(self.piece, self._held[0])[name]
-        self.outputs = (exact, _run(quantized, self._held[1])[name])
+        name, (exact, noisy) = str(self.node.outputs[0].name), self._held
+        if name not in exact:
+            exact.update(_run(self.piece, exact)[0])
+        self.outputs = (exact[name], _run(quantized, noisy)[0][name])
         return self.outputs
 
 
-def walk(model: ir.Model, nodes: Sequence[str], samples: Sequence[Feeds]) -> Iterator[Stop]:
-    """Run both networks up to each of ``nodes`` in turn; :meth:`Stop.run` has to be called before going on.
+def walk(model: ir.Model, nodes: Sequence[str], samples: Sequence[Feeds], networks: int = 1) -> Iterator[Stop]:
+    """Run all networks up to each of ``nodes`` in turn; :meth:`Stop.run` has to be called before going on.
 
     Args:
         model: The FP32 model, nodes named.
         nodes: The quantized nodes, of the main graph.
         samples: The samples, held throughout.
+        networks: How many networks there are beside the FP32 one.
 
     Raises:
         InvalidModelError: ONNX Runtime cannot run a part of the model.
     """
     inputs = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
     exact: _Held = {name: [sample[name] for sample in samples] for name in inputs}
-    noisy = dict(exact)
+    noisy = [dict(exact) for _ in range(networks)]
     last_use = _last_uses(model)
     wanted, between = set(nodes), []
     for index, node in enumerate(model.graph):
         if node.name not in wanted:
             between.append((index, node))
             continue
-        _advance(model, between, (exact, noisy), last_use)
+        _advance(model, between, (exact, *noisy), last_use)
         between = []
-        data = str(node.inputs[0].name)  # type: ignore[union-attr]
-        stop = Stop(node, _piece(model, [node], exact, [node.outputs[0]]), exact[data], noisy[data], (exact, noisy))
-        yield stop
-        name = str(node.outputs[0].name)
-        exact[name], noisy[name] = stop.outputs
-        del stop
-        _release((exact, noisy), last_use, index)
+        data, name = str(node.inputs[0].name), str(node.outputs[0].name)  # type: ignore[union-attr]
+        piece = _piece(model, [node], exact, [node.outputs[0]])
+        for network, held in enumerate(noisy):
+            stop = Stop(node, piece, network, exact[data], held[data], (exact, held))
+            yield stop
+            held[name] = stop.outputs[1]
+            del stop
+        _release((exact, *noisy), last_use, index)
         wanted.discard(str(node.name))
         if not wanted:
             return
 
 
 def samples_held(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], limit: int) -> int:
-    """How many samples :func:`walk` can hold in ``HELD_BYTES``: at least 4, at most ``limit``.
+    """How many samples :func:`walk` can hold in ``HELD_BYTES`` a network: at least 4, at most ``limit``.
 
     Args:
         model: The FP32 model.
@@ -112,13 +117,13 @@ def samples_held(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], limit: 
             ends[end] = ends.get(end, 0) + size
         largest = max(largest, held)
         held -= ends.pop(index, 0)
-    return max(4, min(limit, HELD_BYTES // (2 * largest)))
+    return max(4, min(limit, HELD_BYTES // largest))
 
 
 def _advance(
-    model: ir.Model, between: list[tuple[int, ir.Node]], held: tuple[_Held, _Held], last_use: Mapping[str, int]
+    model: ir.Model, between: list[tuple[int, ir.Node]], held: Sequence[_Held], last_use: Mapping[str, int]
 ) -> None:
-    """Run the nodes between two quantized ones in both networks; once where nothing is quantized before them."""
+    """Run the nodes between two quantized ones in all networks; once where nothing is quantized before them."""
     nodes = [node for _, node in between if not edit.is_op(node, "Constant")]
     if not nodes:
         return
@@ -127,28 +132,33 @@ def _advance(
     if made:
         piece = _piece(model, nodes, held[0], made)
         read = [str(value.name) for value in piece.graph.inputs]
-        exact = _run(piece, held[0])
-        held[0].update(exact)
-        same = all(held[0][name] is held[1][name] for name in read)
-        held[1].update(exact if same else _run(piece, held[1]))
+        other = [network for network in held[1:] if any(network[name] is not held[0][name] for name in read)]
+        exact, *found = _run(piece, held[0], *other)
+        for network in held:
+            network.update(exact)
+        for network, outputs in zip(other, found, strict=True):
+            network.update(outputs)
     _release(held, last_use, end)
 
 
-def _release(held: tuple[_Held, _Held], last_use: Mapping[str, int], index: int) -> None:
+def _release(held: Sequence[_Held], last_use: Mapping[str, int], index: int) -> None:
     for network in held:
         for name in [name for name in network if last_use.get(name, -1) <= index]:
             del network[name]
 
 
-def _run(piece: ir.Model, held: _Held) -> _Held:
-    """The outputs of a piece, per sample."""
+def _run(piece: ir.Model, *networks: _Held) -> list[_Held]:
+    """The outputs of a piece in each network, per sample."""
     read = [str(value.name) for value in piece.graph.inputs]
-    count = max(len(arrays) for arrays in held.values())
+    found = []
     with OrtSession(piece, keep_qdq=True) as session:
-        done = [session.run({name: held[name][index] for name in read}) for index in range(count if read else 1)]
-        names = session.output_names
-    done *= 1 if read else count
-    return {name: [outputs[position] for outputs in done] for position, name in enumerate(names)}
+        for held in networks:
+            count = max(len(arrays) for arrays in held.values())
+            done = [session.run({name: held[name][index] for name in read}) for index in range(count if read else 1)]
+            done *= 1 if read else count
+            names = enumerate(session.output_names)
+            found.append({name: [outputs[position] for outputs in done] for position, name in names})
+    return found
 
 
 def _piece(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: Sequence[ir.Value]) -> ir.Model:

@@ -35,7 +35,7 @@ _SMALLEST_RATIO = 2.0**-10
 
 
 @dataclass(frozen=True)
-class _Pair:
+class Pair:
     """A QuantizeLinear and one of its DequantizeLinear."""
 
     quantize: ir.Node
@@ -65,9 +65,9 @@ def mend_places(work: Mending) -> None:
     """
     judge = _Rules(work)
     removed: dict[str, list[str]] = defaultdict(list)
-    pairs = list(_pairs(work))
-    shared = {pair.quantize for pair in pairs if judge.feeds_product(pair)}
-    for pair in pairs:
+    found = list(pairs(work))
+    shared = {pair.quantize for pair in found if judge.feeds_product(pair)}
+    for pair in found:
         for reader, index in list(pair.dequantize.outputs[0].uses()):
             reason = judge.objection(pair, reader, index)
             if reason and not (pair.quantize in shared and edit.is_op(reader, "Add")):
@@ -85,12 +85,13 @@ def mend_places(work: Mending) -> None:
     work.drop_unused()
 
 
-def _pairs(work: Mending) -> Iterator[_Pair]:
+def pairs(work: Mending) -> Iterator[Pair]:
+    """The activations that are quantized and dequantized again, with a constant scale."""
     for node in work.nodes("DequantizeLinear"):
         quantize = None if node.inputs[0] is None else node.inputs[0].producer()
         how = quantizer_of(node)
         if quantize is not None and edit.is_op(quantize, "QuantizeLinear") and how is not None:
-            yield _Pair(quantize, node, how)
+            yield Pair(quantize, node, how)
 
 
 class _Rules:
@@ -110,7 +111,7 @@ class _Rules:
                     reason = self._incomplete(found, nodes)
                     self._attention[str(found.scores.name)] = self._attention[str(found.mix.name)] = reason
 
-    def objection(self, pair: _Pair, reader: ir.Node, index: int) -> str:
+    def objection(self, pair: Pair, reader: ir.Node, index: int) -> str:
         """Why ``reader`` gains nothing by the Q/DQ at its input ``index``; empty when it does."""
         if edit.is_op(reader, "QuantizeLinear"):
             return "the tensor is quantized a second time"
@@ -126,7 +127,7 @@ class _Rules:
             return "the other operand is not quantized"
         return self.refused(reader, pair.dtype)
 
-    def feeds_product(self, pair: _Pair) -> bool:
+    def feeds_product(self, pair: Pair) -> bool:
         """Whether a product computes in 8 bits on this pair's tensor."""
         uses = pair.dequantize.outputs[0].uses()
         return any(edit.is_op(node, *_PRODUCTS) and not self.objection(pair, node, index) for node, index in uses)

@@ -279,25 +279,36 @@ def _range(found: TensorStats, method: str, dtype: QuantizedType) -> tuple[float
 
 
 def _left_out(problem: Problem, ops: Sequence[QuantizedOp]) -> dict[str, Refusal]:
-    """Nodes whose input is too heavy-tailed for INT8, the worst first, as far as their share of the flop allows."""
-    judged = [op for op in ops if op.method != IMPORTED]  # a given range is taken as it is
-    quality = {op.node: ranges.int8_sqnr_db(problem.stats[op.activation], op.activation_amax) for op in judged}
-    activation = {op.node: op.activation for op in ops}
+    """First layers that INT8 makes no faster, then nodes whose input is too heavy-tailed for INT8, the worst first; as
+    far as their share of the flop allows."""
     flop = cost.flop_by_node(problem.model, problem.shapes)
     eligible = [str(node.name) for node in problem.model.graph if cost.is_eligible_for_int8(node)]
     budget = rules.LARGEST_SHARE_LEFT_OUT * sum(flop.get(name, 0) for name in eligible)
     among = {op.node for op in ops}
     budget -= sum(flop.get(name, 0) for name in eligible if name not in among)
+    judged = [op for op in ops if op.method != IMPORTED]  # a given range is taken as it is
     found = {}
-    for name in sorted(quality, key=lambda node: quality[node]):
-        if quality[name] >= rules.SMALLEST_INPUT_SQNR_DB:
-            break
-        if flop.get(name, 0) > budget:
-            continue
-        budget -= flop.get(name, 0)
-        reason = f"{activation[name]} keeps only {quality[name]:.1f} dB in INT8: too heavy-tailed"
-        found[name] = Refusal(name, reason)
+    for name, reason in (_first_layers(problem, judged) | _heavy_tailed(problem, judged)).items():
+        if flop.get(name, 0) <= budget:
+            budget -= flop.get(name, 0)
+            found[name] = Refusal(name, reason)
     return found
+
+
+def _first_layers(problem: Problem, ops: Sequence[QuantizedOp]) -> dict[str, str]:
+    verdict, among = rules.FIRST_LAYERS[problem.backend], {op.node for op in ops}
+    if verdict.granularity is not None:
+        return {}
+    nodes = (node for node in problem.model.graph if node.name in among)
+    return {str(node.name): verdict.reason for node in nodes if rules.is_first_of_few_channels(node)}
+
+
+def _heavy_tailed(problem: Problem, ops: Sequence[QuantizedOp]) -> dict[str, str]:
+    quality = {op.node: ranges.int8_sqnr_db(problem.stats[op.activation], op.activation_amax) for op in ops}
+    worst = sorted(
+        (op for op in ops if quality[op.node] < rules.SMALLEST_INPUT_SQNR_DB), key=lambda op: quality[op.node]
+    )
+    return {op.node: f"{op.activation} keeps only {quality[op.node]:.1f} dB in INT8: too heavy-tailed" for op in worst}
 
 
 def weight_sqnr_db(node: ir.Node) -> float:

@@ -35,8 +35,11 @@ DAMPING = 0.01
 """Share of the mean of the diagonal of ``X'^T X'`` that is added to it, as in GPTQ: rows are few, and weights of
 inputs that were never seen must not run away."""
 
-_SOLVE_TILE = 128
-_ROUND_TILE = 32
+_LEAF = 64
+"""Inputs that LAPACK factorises at once; more are halved, so that products of matrices do most of the work."""
+
+_ONE_BY_ONE = 8
+"""Inputs that are rounded one by one; more are halved."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Factor:
 
     def __init__(self, inputs: np.ndarray) -> None:
         self._inputs = inputs
-        gram = inputs.T @ inputs
+        with np.errstate(over="ignore", invalid="ignore"):  # it raises below
+            gram = inputs.T @ inputs
         diagonal = np.diagonal(gram).copy()
         if not np.isfinite(diagonal).all():
             raise np.linalg.LinAlgError("the inputs are not finite, or too large for their squares")
@@ -82,52 +86,67 @@ class Factor:
         self._order = np.argsort(diagonal, kind="stable")
         gram = gram[np.ix_(self._order, self._order)]
         gram[np.diag_indices_from(gram)] += DAMPING * max(float(diagonal.mean()), 1e-20)
-        self._upper = np.ascontiguousarray(np.linalg.cholesky(gram).T)
+        upper, self._inverse = _factorised(gram)
+        self._unit = upper / np.diagonal(upper)[:, None]
 
     def correction(self, error: np.ndarray) -> np.ndarray:
         """What to add to the weight ``[K, N]`` to make up for an error of the outputs ``[rows, N]``; float32."""
         pull = (self._inputs.T @ error)[self._order]
         result: np.ndarray = np.empty_like(pull)
-        result[self._order] = -_solve(self._upper, pull)
+        result[self._order] = -(self._inverse @ (self._inverse.T @ pull))
         return result
 
-    def round(self, target: np.ndarray) -> np.ndarray:
-        """Levels for a target in units of the weight's scale: int8 ``[K, N]``, within -127..127."""
-        upper, wanted = self._upper, target[self._order]
-        size = len(upper)
-        left = np.zeros_like(wanted)
-        levels = np.empty(wanted.shape, np.int8)
-        diagonal = np.diagonal(upper)[:, None]
-        for end in range(size, 0, -_ROUND_TILE):
-            start = max(end - _ROUND_TILE, 0)
-            shift = (upper[start:end, end:] @ left[end:]) / diagonal[start:end]
-            beside = upper[start:end, start:end] / diagonal[start:end]
-            for index in range(end - start - 1, -1, -1):
-                row = start + index
-                best = wanted[row] + shift[index] + beside[index, index + 1 :] @ left[row + 1 : end]
-                chosen = np.clip(np.rint(best), -LEVELS, LEVELS)
-                levels[row] = chosen
-                left[row] = wanted[row] - chosen
-        result = np.empty_like(levels)
+    def round(self, target: np.ndarray, free: np.ndarray) -> np.ndarray:
+        """Levels for a target: int8 ``[K, N]``, within -127..127.
+
+        Args:
+            target: In units of the weight's scale, ``[K, N]``.
+            free: bool ``[K, N]``: False where the level is to be 0.
+        """
+        left = target[self._order]
+        levels = left.copy()
+        _round(self._unit, levels, left, free[self._order])
+        result = np.empty(target.shape, np.int8)
         result[self._order] = levels
         return result
 
 
-def _solve(upper: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """``x`` with ``upper^T upper x = right``, block by block."""
-    size = len(upper)
-    result = right.copy()
-    starts = range(0, size, _SOLVE_TILE)
-    inverses = [np.linalg.inv(upper[at : at + _SOLVE_TILE, at : at + _SOLVE_TILE]) for at in starts]
-    for start, inverse in zip(starts, inverses, strict=True):
-        end = start + len(inverse)
-        result[start:end] -= upper[:start, start:end].T @ result[:start]
-        result[start:end] = inverse.T @ result[start:end]
-    for start, inverse in zip(reversed(starts), reversed(inverses), strict=True):
-        end = start + len(inverse)
-        result[start:end] -= upper[start:end, end:] @ result[end:]
-        result[start:end] = inverse @ result[start:end]
-    return result
+def _factorised(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``R``, upper triangular, with ``R^T R = gram``, and its inverse."""
+    if len(gram) <= _LEAF:
+        root = np.linalg.cholesky(gram).T
+        return root, np.triu(np.linalg.inv(root))
+    first, last = slice(len(gram) // 2), slice(len(gram) // 2, None)
+    upper, inverse = np.zeros_like(gram), np.zeros_like(gram)
+    upper[first, first], inverse[first, first] = _factorised(gram[first, first])
+    upper[first, last] = beside = inverse[first, first].T @ gram[first, last]
+    upper[last, last], inverse[last, last] = _factorised(gram[last, last] - beside.T @ beside)
+    inverse[first, last] = -inverse[first, first] @ (beside @ inverse[last, last])
+    return upper, inverse
+
+
+def _round(unit: np.ndarray, best: np.ndarray, left: np.ndarray, free: np.ndarray) -> None:
+    """Round in place, the last first; each makes up for what those behind it left.
+
+    Args:
+        unit: ``R`` with its rows divided by their diagonal elements.
+        best: What the levels were to be, ``[K, N]``, and how far those behind shifted that; becomes the levels.
+        left: What the levels were to be; becomes what is left of it.
+        free: Where a level need not be 0.
+    """
+    size = len(unit)
+    if size > _ONE_BY_ONE:
+        first, last = slice(size // 2), slice(size // 2, None)
+        _round(unit[last, last], best[last], left[last], free[last])
+        best[first] += unit[first, last] @ left[last]
+        _round(unit[first, first], best[first], left[first], free[first])
+        return
+    for row in reversed(range(size)):
+        best[row] += unit[row, row + 1 :] @ left[row + 1 :]
+        best[row] *= free[row]
+        np.rint(best[row], out=best[row])
+        np.clip(best[row], -LEVELS, LEVELS, out=best[row])
+        left[row] -= best[row]
 
 
 def best_share(error: np.ndarray, effect: np.ndarray) -> float:

@@ -24,7 +24,8 @@ SMALLEST_INPUT_SQNR_DB = 20.0
 convolutions below 20 dB cost more output SQNR than the other forty (benchmarks/accuracy)."""
 
 LARGEST_SHARE_LEFT_OUT = 0.2
-"""Share of the flop of eligible nodes that heavy tails may keep out of INT8, the worst first: INT8 was asked for."""
+"""Share of the flop of eligible nodes that first layers and heavy tails may keep out of INT8, the worst first: INT8 was
+asked for."""
 
 SMALLEST_WEIGHT_SQNR_DB = 42.0
 """Below it one scale per tensor is too coarse for a convolution's weight, and scales per channel are written as one
@@ -38,6 +39,9 @@ then still that of a quantized activation."""
 
 _THIN = 16
 """Channels, or rows and columns of a weight, below which Model Optimizer leaves a layer out (FP8: up to it)."""
+
+_TAP_CHANNELS = 8
+"""Channels of FP16 in the 16 bytes that a convolution's kernel reads at once; fewer are padded, in INT8 to 16."""
 
 _LARGEST_FP8_WINDOW = 32
 """Elements of the largest window that Model Optimizer quantizes to FP8."""
@@ -205,6 +209,19 @@ RESIDUALS: dict[str, Placement] = {
 }
 """Whether a residual that is quantized for another reader is added in that form."""
 
+FIRST_LAYERS: dict[str, Placement] = {
+    "tensorrt-rtx": Placement(
+        None,
+        "a first layer of up to 8 channels: a tap takes 16 bytes in either type, so INT8 computes no faster, and its "
+        "error passes through every layer",
+    ),
+    "tensorrt": Placement("per-channel", "there are INT8 kernels for a first layer of up to four channels"),
+}
+"""Whether a first convolution of few channels is INT8 though :data:`LARGEST_SHARE_LEFT_OUT` would let it stay out.
+
+For the L4 and the RTX 4090 TensorRT for RTX compiles as many kernels either way, and their predicted times are equal.
+"""
+
 LARGEST_SHARED_RATIO: dict[str, float] = {"tensorrt-rtx": 1.25, "tensorrt": math.inf}
 """Up to which ratio of their ranges a quantized Concat and its quantized inputs share a scale.
 
@@ -212,6 +229,12 @@ TensorRT moves the quantizer before the Concat, where another scale of an input 
 copies an input that is already quantized with the scale of the result, and else quantizes it again from 16 bits: the
 same kernels, a few bytes more, which are not worth more than a third of a bit.
 """
+
+
+def is_first_of_few_channels(node: ir.Node) -> bool:
+    """Whether a node is what :data:`FIRST_LAYERS` speaks of: a convolution of the network's input, not grouped."""
+    few = node.op_type == "Conv" and _groups(node) == 1 and _weight_shape(node)[1] <= _TAP_CHANNELS
+    return few and _is_first(node)
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,9 @@ def open_samples(
     Args:
         src: A path to an ``.npz`` (arrays by input name, first axis = samples, labels under ``__labels__``), an
             ``.npy`` for a single input, or a folder of either, read in the order of the names; ``script.py:function``
-            yielding feed dicts; ``"synthetic"``; in Python also a dict of arrays by input name, an iterable of feed
-            dicts that can be iterated again, a function returning one, or ``Samples`` as they are.
+            yielding feed dicts; ``"synthetic"``; in Python also a dict of arrays by input name, one array for a single
+            input, an iterable of feed dicts that can be iterated again, a function returning one, or ``Samples`` as
+            they are.
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
@@ -147,6 +148,8 @@ def open_samples(
         if not Path(src).exists() and ".py:" in src:
             return _open_script(src, inputs)
         return _open_path(Path(src), inputs)
+    if isinstance(src, np.ndarray):
+        src = {_single(inputs, "An array alone is for one input", "the array given").name: src}
     if isinstance(src, Mapping):
         item = _feed_group(src, inputs, "the arrays given")
         digest = hashlib.sha256()
@@ -191,15 +194,20 @@ def _file_group(path: Path, inputs: Sequence[InputSpec]) -> Group:
         raise UsageError("The file is empty", where=str(path), remedy=_REMEDY)
     arrays = open_arrays(path)
     if path.suffix == ".npy":
-        if len(inputs) != 1:
-            raise UsageError(
-                f"An .npy holds one array, the model has {len(inputs)} inputs",
-                where=str(path),
-                remedy=f"write an .npz with the arrays {', '.join(spec.name for spec in inputs)}",
-            )
-        arrays = {inputs[0].name: arrays[""]}
+        arrays = {_single(inputs, "An .npy holds one array", str(path)).name: arrays[""]}
     labels = arrays.pop(LABELS, None)
     return group(arrays, inputs, str(path), None if labels is None else labels.read())
+
+
+def _single(inputs: Sequence[InputSpec], what: str, where: str) -> InputSpec:
+    """The model's only input."""
+    if len(inputs) != 1:
+        raise UsageError(
+            f"{what}, the model has {len(inputs)} inputs",
+            where=where,
+            remedy=f"give an .npz, or a dict, with the arrays {', '.join(spec.name for spec in inputs)}",
+        )
+    return inputs[0]
 
 
 def _feed_group(feed: Any, inputs: Sequence[InputSpec], where: str) -> Group:

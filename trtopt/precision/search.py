@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.precision.plan import QuantizedType
 from trtopt.precision.search_result import Found, Trials, Tried, conclude
-from trtopt.precision.search_space import Budget, Mix, Move, NarrowName, Oracle, Space
+from trtopt.precision.search_space import Budget, Form, Mix, Move, NarrowName, Oracle, Space
 from trtopt.report.search_records import Action
 from trtopt.report.text import count, some
 
@@ -26,7 +25,7 @@ MOST_EVALUATIONS = 40
 _MISSES = 6
 """Regions in a row that could not be won back, after which those that save less are not tried."""
 
-_Errors = dict[tuple[str, QuantizedType], float]
+_Errors = dict[tuple[str, Form], float]
 
 
 def search_budget(
@@ -76,15 +75,15 @@ def search_auto(
     """The fastest point within the budget over 16-bit types, 8-bit types and their mixes.
 
     Evaluated are each 16-bit type alone, every region in the type that saves most, every region in one 8-bit type for
-    each of them, and what lies between the fastest of these and 16-bit, as in :func:`search_budget`. Mixes are made
-    with the first of the 16-bit types that is within the budget.
+    each of them, the regions that are fastest together, and what lies between the fastest of these and 16-bit, as in
+    :func:`search_budget`. Mixes are made with the first of the 16-bit types that is within the budget.
 
     Args:
         space: The regions.
         budget: What has to hold.
         oracle: Evaluates, prices and ranks.
         narrows: The 16-bit types the target has, the preferred one first.
-        most: Evaluations at most; 6 or more.
+        most: Evaluations at most; 7 or more.
         on_event: Told what is tried, and what came of it.
     """
     search = _Search(Trials(space, budget, oracle), most, on_event)
@@ -94,8 +93,9 @@ def search_auto(
         start = space.fastest(narrow)
         if held:
             reached = search.try_point(start, "start")
-            for dtype in space.dtypes():
-                search.try_point(space.pure(narrow, dtype), "alternative")
+            alone = [space.pure(narrow, dtype) for dtype in space.dtypes()]
+            for mix in (*alone, Mix.of(narrow, space.together)):
+                search.try_point(mix, "alternative")
             if not reached:
                 search.take_back(start)
             search.win_back(narrow)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trtopt.precision.plan import QuantizedType
-from trtopt.precision.search_space import ROUNDING, Budget, Evaluation, Mix, Oracle, Space
+from trtopt.precision.search_space import ROUNDING, Budget, Evaluation, Form, Mix, Oracle, Space
 from trtopt.report.search_records import Action, ParetoPoint, SearchRecord, SearchStep
 
 
@@ -58,7 +57,7 @@ class Trials:
     oracle: Oracle
     tried: dict[Mix, Tried] = field(default_factory=dict)
     rankings: int = 0
-    won: dict[str, QuantizedType | None] = field(default_factory=dict)
+    won: dict[str, Form | None] = field(default_factory=dict)
     stopped_early: bool = False
     aim: float = field(init=False)
     _times: dict[Mix, float] = field(default_factory=dict)
@@ -111,14 +110,14 @@ class Trials:
         return (self.time_us(mix), self.estimate_us(mix), *self.tried[mix].found.order)
 
     def priced(self) -> list[Mix]:
-        """The points worth a price: 16-bit, and those than which none should be faster and more accurate, of all
-        points, of those within the budget, and of those that hold."""
+        """The points worth a price: those that a search starts from, and those than which none should be faster and
+        more accurate, of all points, of those within the budget, and of those that hold."""
         drops = {mix: tried.found.drop for mix, tried in self.tried.items()}
         estimates = {mix: self.estimate_us(mix) for mix in self.tried}
         within = {mix: drop for mix, drop in drops.items() if self.budget.holds(self.tried[mix].found)}
         held = {mix: drop for mix, drop in drops.items() if self.holds(mix)}
         chosen = {*_front(estimates, drops), *_front(estimates, within), *_front(estimates, held)}
-        chosen.update(mix for mix in self.tried if not mix.quantized)
+        chosen.update(mix for mix, tried in self.tried.items() if tried.action in ("16-bit", "start", "alternative"))
         return [mix for mix in self.tried if mix in chosen]
 
     def pareto(self, chosen: Mix) -> tuple[ParetoPoint, ...]:
@@ -134,6 +133,7 @@ class Trials:
                 self.space.flop_share(mix),
                 self.time_us(mix),
                 self.tried[mix].found.drop,
+                self.tried[mix].found.error,
                 self.budget.metric,
                 mix == chosen,
                 self.budget.holds(self.tried[mix].found),
@@ -178,6 +178,7 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> Found:
         metric=trials.budget.metric,
         reached=bool(within),
         drop=found.drop,
+        error=found.error,
         predicted_us=trials.time_us(chosen),
         plain_us=trials.time_us(sixteen),
         evaluations=len(steps),
@@ -190,6 +191,7 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> Found:
             name for name in saved if name in before and saved[name](after.get(name)) < saved[name](before[name])
         ),
         won_back=tuple(name for name, dtype in trials.won.items() if after.get(name) == dtype),
+        min_sqnr_db=trials.budget.min_sqnr_db,
         is_default_budget=trials.budget.is_default,
         stopped_early=trials.stopped_early,
     )

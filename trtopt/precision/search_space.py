@@ -6,9 +6,13 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from trtopt.precision.plan import QuantizedType
+
+Form: TypeAlias = QuantizedType | Literal["2:4"]
+"""What a region may be instead of 16-bit and dense: of an 8-bit type, or 2:4. A search over layers to prune is the same
+search; "8-bit" in these modules stands for pruned then."""
 
 NarrowName = Literal["fp16", "bf16"]
 DEFAULT_BUDGET = 0.01
@@ -17,7 +21,7 @@ DEFAULT_BUDGET = 0.01
 ROUNDING = 1e-9
 """Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The gate allows as much."""
 
-Errors = Mapping[tuple[str, QuantizedType], float]
+Errors = Mapping[tuple[str, Form], float]
 """The error that a region adds in an 8-bit type, by region and type."""
 
 
@@ -30,7 +34,7 @@ class Option:
         saved_us: Predicted microseconds it saves against 16-bit, by itself.
     """
 
-    dtype: QuantizedType
+    dtype: Form
     saved_us: float
 
 
@@ -48,7 +52,7 @@ class SearchRegion:
     options: tuple[Option, ...]
     flop: int = 0
 
-    def saved_us(self, dtype: QuantizedType | None) -> float:
+    def saved_us(self, dtype: Form | None) -> float:
         """Microseconds saved in a type of its options; None is 16-bit."""
         return next((option.saved_us for option in self.options if option.dtype == dtype), 0.0)
 
@@ -63,21 +67,21 @@ class Mix:
     """
 
     narrow: NarrowName
-    quantized: tuple[tuple[str, QuantizedType], ...] = ()
+    quantized: tuple[tuple[str, Form], ...] = ()
 
     @classmethod
-    def of(cls, narrow: NarrowName, types: Mapping[str, QuantizedType]) -> Mix:
+    def of(cls, narrow: NarrowName, types: Mapping[str, Form]) -> Mix:
         """The point with these 8-bit regions."""
         return cls(narrow, tuple(sorted(types.items())))
 
     @property
-    def types(self) -> dict[str, QuantizedType]:
+    def types(self) -> dict[str, Form]:
         """The 8-bit regions and their type."""
         return dict(self.quantized)
 
     def moved(self, moves: Iterable[Move]) -> Mix:
         """The point after some moves."""
-        types: dict[str, QuantizedType | None] = {**self.types}
+        types: dict[str, Form | None] = {**self.types}
         types.update((move.region, move.dtype) for move in moves)
         return Mix.of(self.narrow, {region: dtype for region, dtype in types.items() if dtype is not None})
 
@@ -87,7 +91,7 @@ class Move:
     """A region gets another type; None is 16-bit."""
 
     region: str
-    dtype: QuantizedType | None
+    dtype: Form | None
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,11 @@ class Budget:
     is_default: bool = False
     aim: float | None = None
 
+    @property
+    def min_sqnr_db(self) -> float | None:
+        """The bound on the error as an SQNR in dB; None where there is none."""
+        return None if self.error == math.inf else -10 * math.log10(self.error)
+
     def holds(self, found: Evaluation) -> bool:
         """Whether a point is within the budget."""
         return found.drop <= self.drop + ROUNDING and found.error <= self.error
@@ -177,10 +186,13 @@ class Space:
     Attributes:
         regions: The regions that pay in 8-bit, in graph order.
         eligible_flop: Arithmetic of all layers that could be 8-bit, regions or not; the regions' own if it is less.
+        together: The regions and types with which the whole network was found fastest, accuracy apart: what the regions
+            save by themselves does not add up.
     """
 
     regions: tuple[SearchRegion, ...]
     eligible_flop: int = 0
+    together: Mapping[str, Form] = field(default_factory=dict)
     _by_name: Mapping[str, SearchRegion] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -191,11 +203,11 @@ class Space:
         types = {r.name: max(r.options, key=lambda option: option.saved_us).dtype for r in self.regions if r.options}
         return Mix.of(narrow, types)
 
-    def pure(self, narrow: NarrowName, dtype: QuantizedType) -> Mix:
+    def pure(self, narrow: NarrowName, dtype: Form) -> Mix:
         """Every region that may have ``dtype`` in it."""
         return Mix.of(narrow, {r.name: dtype for r in self.regions if any(o.dtype == dtype for o in r.options)})
 
-    def dtypes(self) -> tuple[QuantizedType, ...]:
+    def dtypes(self) -> tuple[Form, ...]:
         """The 8-bit types among the options."""
         return tuple(dict.fromkeys(option.dtype for region in self.regions for option in region.options))
 
@@ -258,16 +270,16 @@ class Space:
         return sorted(found, key=lambda item: -item[1])
 
 
-def _stairs(region: SearchRegion, dtype: QuantizedType, errors: Errors) -> list[tuple[float, float, Move]]:
+def _stairs(region: SearchRegion, dtype: Form, errors: Errors) -> list[tuple[float, float, Move]]:
     """Error per microsecond, error, and move of each step from ``dtype`` down to 16-bit."""
-    levels: list[tuple[float, float, QuantizedType | None]] = [
+    levels: list[tuple[float, float, Form | None]] = [
         (option.saved_us, max(errors.get((region.name, option.dtype), math.inf), 0.0), option.dtype)
         for option in region.options
     ]
     saved, error, _ = next(level for level in levels if level[2] == dtype)
     levels.append((0.0, 0.0, None))
     found = []
-    at: QuantizedType | None = dtype
+    at: Form | None = dtype
     while at is not None:
         lower = [level for level in levels if level[2] is None or (0.0 < level[0] <= saved and level[1] < error)]
         next_saved, next_error, at = max(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -64,7 +65,8 @@ def _narrow_input(model: ir.Model, value: ir.Value, narrow: ir.DataType) -> None
     for node in quantizers:
         scale = edit.constant_of(node.inputs[1])
         if scale is not None:
-            with np.errstate(over="ignore"):  # the piece is priced, not run
-                stored = np.asarray(scale).astype(value.dtype.numpy())
+            kind = value.dtype.numpy()
+            with np.errstate(over="ignore"):  # the piece is priced, not run: any scale above zero will do
+                stored = np.maximum(np.asarray(scale, kind), np.asarray(ml_dtypes.finfo(kind).smallest_subnormal, kind))
             name = names.value(f"{node.outputs[0].name}_border_scale")
-            node.replace_input_with(1, edit.add_initializer(model.graph, name, stored))
+            node.replace_input_with(1, edit.add_initializer(model.graph, name, np.asarray(stored)))

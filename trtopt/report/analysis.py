@@ -169,6 +169,48 @@ class LevelSummary:
 
 
 @dataclass(frozen=True)
+class SparseLayer:
+    """A layer whose weight could be 2:4, and what that is predicted to gain.
+
+    Attributes:
+        nodes: The Conv, Gemm or MatMul; all that read the weight where several share it.
+        weight: The weight; empty where it cannot be 2:4.
+        is_sparse: Whether the weight is 2:4 as it is, each four of it looked at; a quantized one by its integers.
+        eligible: Whether 2:4 pays here.
+        reason: Why, or why not.
+        dense_us: Predicted time of the kernels of ``nodes`` as they are; 0 where it is not known.
+        sparse_us: The same with sparse kernels; ``dense_us`` where it is not eligible.
+    """
+
+    nodes: tuple[str, ...]
+    weight: str
+    is_sparse: bool
+    eligible: bool
+    reason: str
+    dense_us: float
+    sparse_us: float
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """What 2:4 structured sparsity is predicted to gain.
+
+    Attributes:
+        backend: ``tensorrt`` or ``tensorrt-rtx``: whose kernels are meant.
+        layers: Every Conv, Gemm and MatMul: those whose weights can be 2:4 first, each in the order of the graph.
+        dense_us: Predicted time of the network.
+        sparse_us: The same with sparse kernels for the eligible layers.
+        note: How far to trust it.
+    """
+
+    backend: str
+    layers: tuple[SparseLayer, ...]
+    dense_us: float
+    sparse_us: float
+    note: str
+
+
+@dataclass(frozen=True)
 class Uncosted:
     """Nodes or layers whose operator has no cost: listed, and in no sum."""
 
@@ -217,6 +259,7 @@ class Analysis:
     memory: Memory
     uncosted: tuple[Uncosted, ...] = ()
     batch_sweep: BatchSweep | None = None
+    sparsity: Sparsity | None = None
     warnings: tuple[str, ...] = ()
     schema: str = SCHEMA
 

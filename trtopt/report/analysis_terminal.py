@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING
 
 from trtopt.report.analysis import Analysis, BatchPoint, BatchSweep, Finding, LayerRow
 from trtopt.report.analysis_text import (
+    BACKENDS,
     LEVELS,
     LIMITERS,
     NO_MORE,
     batch_notes,
     by_gain,
+    by_reason,
     flop_text,
     levels_text,
     model_name,
+    paying,
     product_text,
     proxies,
     rates,
     shorten,
     slowest,
+    sparse_weights_text,
+    sparsity_text,
     tile_text,
     time_text,
     visible,
@@ -37,6 +42,7 @@ _MOST_LAYERS = 12
 _MOST_FINDINGS = 10
 _MOST_BATCHES = 12
 _MOST_OPERATORS = 12
+_MOST_REASONS = 12
 _NAME = 40
 """Characters of a node's name where it is one of several."""
 _LEAST_NAME, _MOST_NAME = 16, 60
@@ -64,6 +70,7 @@ def render(analysis: Analysis, gpu: GpuSpec) -> RenderableType:
         ("Time by kind of kernel", _split(analysis.totals.by_kind, {})),
         ("Slowest layers", _layers(analysis)),
         ("Findings", _findings(analysis)),
+        ("2:4 sparsity", _sparsity(analysis)),
         ("Batch sweep", _batches(analysis)),
         ("Levels", _levels(analysis)),
         ("Without a cost, and in no sum", _uncosted(analysis)),
@@ -177,6 +184,43 @@ def _finding(finding: Finding) -> tuple[str, str]:
     nodes = [shorten(visible(node), _NAME) for node in finding.nodes]
     where = f" ({some(nodes, 2)})" if nodes else ""
     return gain, f"{finding.rule}: {visible(finding.message)}{where}\n> {visible(finding.remedy)}"
+
+
+def _sparsity(analysis: Analysis) -> list[RenderableType]:
+    found = analysis.sparsity
+    if found is None:
+        return []
+    body: list[RenderableType] = [
+        pairs([(BACKENDS[found.backend], sparsity_text(found)), ("2:4 as it is", sparse_weights_text(found))])
+    ]
+    layers = paying(found)
+    rows = [
+        (
+            some([shorten(visible(node), _MOST_NAME) for node in row.nodes], 1),
+            "yes" if row.is_sparse else "",
+            time_text(row.dense_us),
+            time_text(row.sparse_us),
+            percent(1 - row.sparse_us / row.dense_us),
+        )
+        for row in layers[:_MOST_LAYERS]
+    ]
+    if rows:
+        body.append(_table(("layer", "2:4", "dense", "sparse", "gain"), rows, right=(2, 3, 4)))
+    if len(layers) > _MOST_LAYERS:
+        body.append(_plain(f"and {count(len(layers) - _MOST_LAYERS, 'more layer')}; {NO_MORE}"))
+    reasons = [
+        (
+            verdict,
+            f"{count(len(nodes), 'node')}: {visible(reason)}"
+            f" ({some([shorten(visible(node), _NAME) for node in nodes], 2)})",
+        )
+        for verdict, reason, nodes in by_reason(found)
+    ]
+    body.append(pairs(reasons[:_MOST_REASONS]))
+    if len(reasons) > _MOST_REASONS:
+        body.append(_plain(f"and {count(len(reasons) - _MOST_REASONS, 'more reason')}; {NO_MORE}"))
+    body.append(_plain(found.note))
+    return body
 
 
 def _batches(analysis: Analysis) -> list[RenderableType]:

@@ -7,16 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from trtopt.report.analysis import Analysis, BatchPoint, Finding, LayerRow, Totals
-from trtopt.report.text import percent
+from trtopt.report.analysis import Analysis, BatchPoint, Finding, LayerRow, SparseLayer, Sparsity, Totals
+from trtopt.report.text import count, percent, some
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
     from trtopt.report.sensitivity import Sensitivity
 
 LEVELS = {"onnx": "ONNX graph", "engine": "TensorRT for RTX engine"}
+BACKENDS = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
 LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
 NO_MORE = "all of them are in the JSON"
+_WEIGHT_NAME = 40
+"""Characters of a weight's name where it is one of several."""
 
 
 def visible(text: str) -> str:
@@ -188,3 +191,34 @@ def batch_notes(analysis: Analysis, point: BatchPoint) -> str:
     if not point.fits:
         notes.append("does not fit")
     return ", ".join(notes)
+
+
+def paying(sparsity: Sparsity) -> list[SparseLayer]:
+    """The layers in which 2:4 pays, the largest gain first."""
+    return sorted((row for row in sparsity.layers if row.eligible), key=lambda row: row.sparse_us - row.dense_us)
+
+
+def sparsity_text(sparsity: Sparsity, *, micro: str = "u") -> str:
+    """What 2:4 is predicted to gain: ``2.32 ms, with sparse kernels in 36 layers 1.80 ms: 1.29 times as fast``."""
+    where = paying(sparsity)
+    if not where:
+        return "would gain nothing from 2:4 weights"
+    dense, sparse = (time_text(value, micro=micro) for value in (sparsity.dense_us, sparsity.sparse_us))
+    ratio = sparsity.dense_us / sparsity.sparse_us
+    return f"{dense}, with sparse kernels in {count(len(where), 'layer')} {sparse}: {ratio:.2f} times as fast"
+
+
+def sparse_weights_text(sparsity: Sparsity) -> str:
+    """How many weights are 2:4 as they are: ``2 of 36 weights that can be (fc1.weight, fc2.weight)``."""
+    able = [row for row in sparsity.layers if row.weight]
+    names = [shorten(visible(row.weight), _WEIGHT_NAME) for row in able if row.is_sparse]
+    return f"{len(names)} of {count(len(able), 'weight')} that can be" + (f" ({some(names, 3)})" if names else "")
+
+
+def by_reason(sparsity: Sparsity) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Where it pays and where not: the verdict, the reason, and the nodes it holds for; the most frequent first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in sparsity.layers:
+        groups.setdefault(("pays" if row.eligible else "dense", row.reason), []).extend(row.nodes)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0] != "pays", -len(item[1])))
+    return [(verdict, reason, tuple(nodes)) for (verdict, reason), nodes in ordered]

@@ -10,7 +10,8 @@ class GuardRecord:
     """One region that could be 8-bit, and whether that pays.
 
     Attributes:
-        region: The tensor that its nodes read.
+        region: The tensor that its nodes read. The model's own Q/DQ is one region, whose figures are those of the whole
+            network without and with it, in the precision of the build.
         nodes: Their names.
         kept: Whether (some of) it is 8-bit.
         dtype: ``int8`` or ``fp8``; empty where it is 16-bit.

@@ -12,15 +12,19 @@ from trtopt.report import html_plots as plots
 from trtopt.report import html_tables as tables
 from trtopt.report.analysis import Analysis, Totals
 from trtopt.report.analysis_text import (
+    BACKENDS,
     LEVELS,
     LIMITERS,
     by_gain,
     flop_text,
     levels_text,
     model_name,
+    paying,
     proxies,
     rates,
     slowest,
+    sparse_weights_text,
+    sparsity_text,
 )
 from trtopt.report.html_page import check_html, drawing, page
 from trtopt.report.html_tables import text, time
@@ -62,6 +66,7 @@ def html(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         _findings(analysis),
         _roofline(analysis, gpu, l2_bandwidth_gbs, draw),
         _layers(analysis, draw),
+        _sparsity(analysis),
         _batches(analysis, draw),
         _memory(analysis),
         _levels(analysis),
@@ -173,6 +178,19 @@ def _layers(analysis: Analysis, draw: Callable[[str, plots.Figure], str]) -> str
     return (
         f"<section><h2>Time by layer</h2>{note}{draw('order', plots.in_order(analysis.layers))}{cut}"
         f'<div class="scroll tall">{body}</div></section>'
+    )
+
+
+def _sparsity(analysis: Analysis) -> str:
+    found = analysis.sparsity
+    if found is None:
+        return ""
+    rows = [*paying(found), *(row for row in found.layers if not row.eligible)]
+    cut = f" The first {_MOST_ROWS} of {len(rows)}; all of them are in the JSON." if len(rows) > _MOST_ROWS else ""
+    total = f"{BACKENDS[found.backend]}: {sparsity_text(found, micro='µ')}. 2:4 as it is: {sparse_weights_text(found)}."
+    return (
+        f'<section><h2>2:4 sparsity</h2><p>{text(total)}</p><p class="quiet">{text(found.note)}{cut}</p>'
+        f'<div class="scroll tall">{tables.sparsity_table(rows[:_MOST_ROWS])}</div></section>'
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trtopt.report.analysis import Analysis, BatchPoint, Finding, LayerRow
+from trtopt.report.analysis import Analysis, BatchPoint, Finding, LayerRow, SparseLayer
 from trtopt.report.analysis_text import (
     LEVELS,
     LIMITERS,
@@ -225,6 +225,32 @@ def batch_table(analysis: Analysis, points: Sequence[BatchPoint]) -> str:
         for point in points
     ]
     return table([*columns, Column("")], rows, style="batches", sorted_by=None)
+
+
+def sparsity_table(layers: Sequence[SparseLayer]) -> str:
+    """Where 2:4 pays and where not, in the order given."""
+    columns = [
+        Column("gain", "number"),
+        Column("dense", "number"),
+        Column("sparse", "number"),
+        Column("2:4 as it is", "short"),
+        Column("why, or why not", "text"),
+        Column("nodes", "nodes"),
+    ]
+    rows = []
+    for layer in layers:
+        gain = layer.dense_us - layer.sparse_us
+        rows.append(
+            [
+                Cell(f'<span class="gain">−{time(gain)}</span>' if layer.eligible else "–", gain),
+                Cell(time(layer.dense_us), layer.dense_us),
+                Cell(time(layer.sparse_us), layer.sparse_us),
+                Cell("yes" if layer.is_sparse else ""),
+                Cell(text(layer.reason)),
+                Cell(_nodes(layer.nodes)),
+            ]
+        )
+    return table(columns, rows, style="findings", sorted_by=0)
 
 
 def uncosted_table(analysis: Analysis) -> str:

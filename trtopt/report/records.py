@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtopt.report.analysis import EngineAnalysis
     from trtopt.report.guard_records import GuardRecord
     from trtopt.report.search_records import SearchRecord
+from trtopt.report.sparsity_records import SparsityRecord
 
 SCHEMA = "trtopt.build/1"
 
@@ -320,9 +321,10 @@ class BuildReport:
     """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON.
 
     Attributes:
-        guard: The regions that could be 8-bit.
+        guard: The regions that could be 8-bit; the model's own Q/DQ, where it stays, is the first.
         sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
         search: How the regions that pay were chosen within an accuracy budget, where there is one.
+        sparsity: What was pruned to 2:4, where that was asked for.
     """
 
     model: dict[str, Any]
@@ -345,6 +347,7 @@ class BuildReport:
     guard: tuple[GuardRecord, ...] = ()
     sixteen_bit: Cost | None = None
     search: SearchRecord | None = None
+    sparsity: SparsityRecord | None = None
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -356,12 +359,14 @@ class BuildReport:
             None if found is None else {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": baseline}
         )
         pareto = None if self.search is None else result["search"]["pareto"]
-        result.update(sparsity=None, pareto=pareto, prediction=prediction)
+        result.update(pareto=pareto, prediction=prediction)
         return result
 
     def _fp16(self) -> Cost | None:
-        """What the model costs in FP16: without recipes where FP16 was asked for, else the best FP16 engine."""
-        return self.rewriting.before if self.precision.requested == "fp16" else self.sixteen_bit
+        """What the model costs in FP16: the best FP16 engine; without recipes where that was asked for, if it is not
+        quantized by itself."""
+        asked = self.precision.requested == "fp16" and self.sixteen_bit is None
+        return self.rewriting.before if asked else self.sixteen_bit
 
 
 def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:

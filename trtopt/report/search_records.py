@@ -45,6 +45,7 @@ class ParetoPoint:
         flop_share: By 8-bit type, its share of the flop of the layers that could be 8-bit.
         predicted_us: What the judge says of the whole network, in microseconds; infinite where it cannot be built.
         drop: The drop of accuracy.
+        error: Noise power over signal power of the least accurate output.
         metric: What the drop is measured by.
         chosen: Whether it is the result.
         within_budget: Whether the budget holds.
@@ -55,6 +56,7 @@ class ParetoPoint:
     flop_share: dict[str, float]
     predicted_us: float
     drop: float
+    error: float
     metric: str
     chosen: bool
     within_budget: bool
@@ -70,6 +72,7 @@ class SearchRecord:
         metric: What the drop is measured by: a metric's name, ``top-1 agreement`` or ``cosine``.
         reached: Whether a point within the budget was found; if not, the figures are those of the closest one.
         drop: The drop at the result.
+        error: Noise power over signal power of its least accurate output.
         predicted_us: What the judge says of the result.
         plain_us: What it says of 16-bit everywhere.
         evaluations: Points evaluated.
@@ -80,8 +83,10 @@ class SearchRecord:
         types: The result's 8-bit regions, and their type.
         reverted: Regions that are less quantized in the result than at the start.
         won_back: Regions that were taken back, and are in 8-bit again in the result.
+        min_sqnr_db: The lowest SQNR of an output that is allowed; None for any.
         is_default_budget: Whether nobody gave the budget.
         stopped_early: Whether the search ended at the most evaluations it may make.
+        own_qdq: Whether the model's own Q/DQ is in every point: 16-bit is what the rest has then.
         resumed: Answers taken from the journal of an earlier run: evaluations, rankings and prices.
     """
 
@@ -90,6 +95,7 @@ class SearchRecord:
     metric: str
     reached: bool
     drop: float
+    error: float
     predicted_us: float
     plain_us: float
     evaluations: int
@@ -100,6 +106,8 @@ class SearchRecord:
     types: dict[str, str]
     reverted: tuple[str, ...]
     won_back: tuple[str, ...]
+    min_sqnr_db: float | None = None
     is_default_budget: bool = False
     stopped_early: bool = False
+    own_qdq: bool = False
     resumed: int = 0

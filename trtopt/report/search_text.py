@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trtopt.report.analysis_text import shorten, time_text, visible
-from trtopt.report.search_records import SearchRecord, SearchStep
-from trtopt.report.text import count, pairs, percent, some, table
+from trtopt.report.search_records import ParetoPoint, SearchRecord, SearchStep
+from trtopt.report.text import count, decibels, pairs, percent, some, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +17,7 @@ _NAME_WIDTH = 40
 _MOST_STEPS = 24
 ACTIONS = {
     "start": "all that pays",
-    "alternative": "one type only",
+    "alternative": "another start",
     "16-bit": "16-bit only",
     "take back": "taken back",
     "take fewer back": "fewer taken back",
@@ -33,10 +33,12 @@ def section(record: SearchRecord | None) -> list[RenderableType]:
     from rich.text import Text
 
     rows = [("budget", _budget(record)), ("result", _result(record)), ("work", _work(record))]
+    if record.own_qdq:
+        rows.append(("in all points", "the model's own Q/DQ"))
     for name, regions in (("taken back", record.reverted), ("won back", record.won_back)):
         if regions:
             rows.append((name, f"{count(len(regions), 'region')}: {_names(regions, 4)}"))
-    body: list[RenderableType] = [pairs(rows), Text(""), _steps(record.steps)]
+    body: list[RenderableType] = [pairs(rows), Text(""), _steps(record)]
     if len(record.steps) > _MOST_STEPS:
         body.append(Text(f"and {len(record.steps) - _MOST_STEPS} more, in the JSON report"))
     return body
@@ -47,10 +49,12 @@ def pareto_section(record: SearchRecord | None) -> list[RenderableType]:
     if record is None or not record.pareto:
         return []
     types = list(dict.fromkeys(dtype for point in record.pareto for dtype in point.flop_share))
+    measures = _measures(record)
     headers = (
         *("", "point", "predicted"),
         *(f"{dtype.upper()} of the flop" for dtype in types),
-        *("drop", "budget"),
+        *measures,
+        "budget",
     )
     rows = [
         (
@@ -58,14 +62,14 @@ def pareto_section(record: SearchRecord | None) -> list[RenderableType]:
             point.name,
             _time(point.predicted_us),
             *(percent(point.flop_share.get(dtype, 0.0)) for dtype in types),
-            drop_text(point.drop),
+            *(text(point) for text in measures.values()),
             "within" if point.within_budget else "missed",
         )
         for point in record.pareto
     ]
     from rich.text import Text
 
-    numbers = range(2, 4 + len(types))
+    numbers = range(2, 3 + len(types) + len(measures))
     return [table(headers, rows, right=numbers), Text("* chosen; no other point is both faster and more accurate")]
 
 
@@ -75,8 +79,7 @@ def miss_text(record: SearchRecord) -> str:
     option = "--auto" if record.is_default_budget else "--max-accuracy-drop"
     bound = f"is within the {record.budget:g} of {option}" if record.budget < math.inf else "holds --min-sqnr-db"
     return (
-        f"accuracy budget: no precision that was tried {bound}; the closest point has a drop of "
-        f"{drop_text(record.drop)} ({record.metric}) with {mix}"
+        f"accuracy budget: no precision that was tried {bound}; the closest point has {_measured(record)} with {mix}"
         + (f", predicted {_time(record.predicted_us)}" if record.predicted_us < math.inf else "")
     )
 
@@ -88,25 +91,53 @@ def drop_text(drop: float) -> str:
     return f"{drop:.4f}" if drop == 0 or abs(drop) >= 5e-4 else f"{drop:.1e}"
 
 
+def _measures(record: SearchRecord) -> dict[str, Callable[[SearchRecord | SearchStep | ParetoPoint], str]]:
+    """What the budget bounds, as texts of a point's figures by the name of their column."""
+    found: dict[str, Callable[[SearchRecord | SearchStep | ParetoPoint], str]] = {}
+    if record.budget < math.inf:
+        found["drop"] = lambda point: drop_text(point.drop)
+    if record.min_sqnr_db is not None:
+        found["SQNR"] = lambda point: sqnr_text(point.error)
+    return found
+
+
+def _measured(record: SearchRecord) -> str:
+    """The result's figures in a sentence."""
+    texts = {"drop": f"a drop of {drop_text(record.drop)} ({record.metric})", "SQNR": f"{sqnr_text(record.error)} SQNR"}
+    return " and ".join(texts[name] for name in _measures(record))
+
+
+def sqnr_text(error: float) -> str:
+    """An error as a ratio of signal to noise."""
+    if not math.isfinite(error):
+        return "not finite"
+    return decibels(-10 * math.log10(error) if error > 0 else math.inf)
+
+
 def _budget(record: SearchRecord) -> str:
+    least = "" if record.min_sqnr_db is None else f"an SQNR of {record.min_sqnr_db:g} dB"
     if record.budget == math.inf:
-        return "the SQNR of --min-sqnr-db"
+        return least
     default = ", the default of --auto" if record.is_default_budget else ""
     aim = f"; the search aims at {record.aim:.2g}, for samples it has not seen" if record.aim < record.budget else ""
-    return f"a drop of {record.budget:g} ({record.metric}){default}{aim}"
+    return f"a drop of {record.budget:g} ({record.metric}){default}{aim}" + (f"; and {least}" if least else "")
 
 
 def _result(record: SearchRecord) -> str:
-    against = f" against {_time(record.plain_us)} in 16-bit" if record.types else ""
+    plain = "with the model's own Q/DQ alone" if record.own_qdq else "in 16-bit"
+    against = f" against {_time(record.plain_us)} {plain}" if record.types else ""
     held = "" if record.reached else "NOT REACHED; closest: "
-    return f"{held}{_mix(record)}: drop {drop_text(record.drop)}, predicted {_time(record.predicted_us)}{against}"
+    found = ", ".join(f"{name} {text(record)}" for name, text in _measures(record).items())
+    return f"{held}{_mix(record)}: {found}, predicted {_time(record.predicted_us)}{against}"
 
 
 def _mix(record: SearchRecord) -> str:
     """Which share of the regions is 8-bit, in words."""
     types = list(record.types.values())
     parts = [f"{types.count(dtype)} in {dtype.upper()}" for dtype in dict.fromkeys(types)]
-    return f"{' and '.join(parts)} of {count(record.regions, 'region')}" if parts else "no region in 8-bit"
+    if not parts:
+        return "no region in 8-bit but the model's own Q/DQ" if record.own_qdq else "no region in 8-bit"
+    return f"{' and '.join(parts)} of {count(record.regions, 'region')}"
 
 
 def _work(record: SearchRecord) -> str:
@@ -116,17 +147,20 @@ def _work(record: SearchRecord) -> str:
     return text + ("; stopped at the most evaluations it makes" if record.stopped_early else "")
 
 
-def _steps(steps: Sequence[SearchStep]) -> RenderableType:
+def _steps(record: SearchRecord) -> RenderableType:
     rows = []
-    for number, step in enumerate(steps[:_MOST_STEPS], 1):
+    measures = _measures(record)
+    for number, step in enumerate(record.steps[:_MOST_STEPS], 1):
         verdict = "within" if step.within_aim else "too close" if step.within_budget else "missed"
         if step.action in ("take back", "win back") and not step.within_aim:
             verdict += ", went on" if step.kept else ", undone"
         changed = ""
         if step.regions and step.action not in ("start", "alternative"):
             changed = f"{count(len(step.regions), 'region')}: {_names(step.regions, 1)}"
-        rows.append((str(number), ACTIONS[step.action], step.name, changed, drop_text(step.drop), verdict))
-    return table(("", "tried", "point", "changed", "drop", "budget"), rows, right=(0, 4))
+        figures = [text(step) for text in measures.values()]
+        rows.append((str(number), ACTIONS[step.action], step.name, changed, *figures, verdict))
+    headers = ("", "tried", "point", "changed", *measures, "budget")
+    return table(headers, rows, right=(0, *range(4, 4 + len(measures))))
 
 
 def _names(regions: Sequence[str], most: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.report import guard_text, recipes_text, search_text
+from trtopt.report import guard_text, recipes_text, search_text, sparsity_text
 from trtopt.report.analysis_text import shorten, time_text, visible
 from trtopt.report.records import Achieved, BuildReport, EngineRecord, OutputAccuracy
 from trtopt.report.text import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
@@ -31,6 +31,8 @@ def render(report: BuildReport) -> RenderableType:
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(headline(report), style="bold red" if failed(report) else "bold green")]
+    if loss := loss_text(report):
+        parts.append(Text(loss, style="bold yellow"))
     for title, section in _SECTIONS:
         body = section(report)
         if body:
@@ -52,6 +54,23 @@ def headline(report: BuildReport) -> str:
     if engine.backend == "tensorrt-rtx":
         return "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
     return f"TensorRT engine: runs in {engine.runtime}"
+
+
+def loss_text(report: BuildReport) -> str:
+    """What a build costs that may cost accuracy: said first. Empty for others."""
+    found = report.accuracy
+    if not report.config.get("allow_accuracy_loss") or found is None:
+        return ""
+    if found.metric is not None:
+        metric = found.metric
+        what = f"{metric.name} {metric.baseline:.4f} -> {metric.optimized:.4f}, a drop of {metric.drop:.4f}"
+    else:
+        name, worst = min(found.outputs.items(), key=lambda item: item[1].sqnr_db, default=("", None))
+        if worst is None:
+            return ""
+        agrees = "" if worst.top1_agreement is None else f", top-1 agreement {percent(worst.top1_agreement)}"
+        what = f"{name} keeps {decibels(worst.sqnr_db)}, cosine {worst.cosine:.4f}{agrees}"
+    return f"Accuracy against FP32, as --allow-accuracy-loss lets it be: {what}"
 
 
 def failed(report: BuildReport) -> bool:
@@ -320,6 +339,7 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Guard", guard_text.section),
     ("Accuracy budget", lambda report: search_text.section(report.search)),
     ("Pareto front", lambda report: search_text.pareto_section(report.search)),
+    ("Sparsity", lambda report: sparsity_text.section(report.sparsity)),
     ("Refused", _refused),
     ("Precision achieved", _precision),
     ("Kept in a wider type", _kept),

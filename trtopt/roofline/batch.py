@@ -14,7 +14,7 @@ import numpy as np
 from trtopt.hardware.spec import GpuSpec
 from trtopt.roofline.constants import Constants, sustained_share
 from trtopt.roofline.gemm import Array, Chip, Choice, Products, choose, memory_time
-from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate
+from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate, sparse_speed
 from trtopt.roofline.work import ELEMENT_BYTES, Work
 
 WINOGRAD_SAVING: dict[tuple[int, ...], float] = {(3, 3): 4.0, (5, 5): 6.25}
@@ -39,7 +39,8 @@ class Times:
         math: Arithmetic alone.
         memory: Memory alone.
         total: Both together, never below :attr:`bound`.
-        least_math: What no arithmetic can beat on this GPU: flop over peak, with the algorithm's saving.
+        least_math: What no arithmetic can beat on this GPU: flop over peak, with the algorithm's saving; over twice
+            the peak where the weight is 2:4.
         least_memory: What no memory can beat in one step: bytes over the DRAM bandwidth for what exceeds the L2 cache,
             over the L2 bandwidth for the rest.
         choice: Tile and split of the kernels that are matrix products; None when none is.
@@ -75,6 +76,7 @@ class Batch:
         steps: Sequential steps, [kernels].
         rate: Peak flop per microsecond for the type of the operands, [kernels].
         saving: Factor by which an algorithm may undercut the flop, [kernels].
+        speed: Factor on the rate where zeros of a 2:4 weight are skipped, [kernels].
         product: Index of each kernel among the products, -1 for those that are none, [kernels].
         sizes: m, n, k, batch of the product of one step, and taps, [products] each.
     """
@@ -88,6 +90,7 @@ class Batch:
     steps: Array
     rate: Array
     saving: Array
+    speed: Array
     product: np.ndarray[tuple[int], np.dtype[np.intp]]
     sizes: tuple[Array, Array, Array, Array, Array]
 
@@ -96,7 +99,7 @@ class Batch:
         """The arrays of ``works``.
 
         Raises:
-            UsageError: The GPU has no units for the type of one of them.
+            UsageError: The GPU has no units for the type of one of them, or for its 2:4 weight.
         """
         gemms = [(work.gemm, work) for work in works if work.gemm is not None and work.kind != "depthwise"]
         is_product = np.array([work.gemm is not None and work.kind != "depthwise" for work in works], dtype=bool)
@@ -110,6 +113,7 @@ class Batch:
             steps=_array(work.steps for work in works),
             rate=_array(peak_rate(gpu, work.dtype, work.accumulate_fp16) for work in works),
             saving=_array(_winograd_saving(work) for work in works),
+            speed=_array(sparse_speed(gpu, work.dtype) if work.sparse else 1.0 for work in works),
             product=np.where(is_product, np.cumsum(is_product) - 1, -1),
             sizes=(
                 _array(gemm.m for gemm, _ in gemms),
@@ -155,11 +159,14 @@ class Batch:
         recurrent = np.array([work.kind == "recurrent" for work in works], dtype=bool)
         beside = np.where(recurrent, np.maximum(flop - own * steps, 0.0) / (rate * c.peak_share), 0.0)
         extra = np.where(recurrent, 1.0, np.maximum(flop / (own * steps), 1.0))
-        products = Products(m, n, padded, batch, element, self.moved[rows], rate, family * gain, extra)
+        speed = self.speed[rows]
+        products = Products(m, n, padded, batch, element, self.moved[rows], rate, family * gain, extra, speed)
         return choose(products, self._slowed(), c), beside
 
     def _least(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[Array, Array]:
-        arithmetic = np.where(rows, self.flop / (self.rate * self.saving), self.flop / (self.fp32_rate * _PACKED_FP16))
+        arithmetic = np.where(
+            rows, self.flop / (self.rate * self.saving * self.speed), self.flop / (self.fp32_rate * _PACKED_FP16)
+        )
         cached = np.minimum(self.moved, self.chip.l2_bytes)
         memory = (self.moved - cached) / self.chip.bandwidth + cached / (L2_PORT_BYTES * self.chip.clock * self.chip.sm)
         return arithmetic, memory

@@ -4,10 +4,12 @@ One thread block computes a tile of the output. The tile and the number of block
 chosen as a good library would: the pair with the shortest predicted time. For a tile of ``area`` elements, with ``k``
 the length of its part of the sum:
 
-    block  = 2 area k / (rate area_share) + 2 area fill / rate + steps of k x a floor       area_share rises with area
+    block  = 2 area k / (speed rate area_share) + 2 area fill / rate + steps of k x a floor
     busy   = rounds over the SMs x block, rounds between T / SMs and its ceiling
     move   = bytes / bandwidth + ramp                                     DRAM, or L2 for what fits
     time   = (busy^p + move^p)^(1/p) + cost of the split
+
+where area_share rises with the area, and speed is 2 for a 2:4 weight and else 1.
 
 Arrays broadcast over [products, tiles, splits], so that fitting the constants and predicting with them is one code.
 The shape of the model follows NVIDIA's "Matrix Multiplication Background User's Guide" (tiles, waves, their
@@ -71,6 +73,7 @@ class Products:
         rate: The datasheet's flop per microsecond of the whole GPU for the type of the operands.
         share: Factor on that rate for the family of kernels, Winograd's saving included.
         extra: Arithmetic of the kernel, over that of the product: what is fused into it (1 when nothing is).
+        speed: Factor on the rate of the main loop: above 1 where Tensor Cores skip the zeros of a 2:4 weight.
     """
 
     m: Array
@@ -82,6 +85,7 @@ class Products:
     rate: Array
     share: Array
     extra: Array
+    speed: Array
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ def _busy(blocks: Array, part: Array, products: Products, tile: tuple[Array, Arr
     element, share = _rows(products.element_bytes), _rows(products.share)
     rate = _rows(products.rate) / chip.sm
     area = tile[0] * tile[1]
-    math = 2 * area * part * (area + c.half_area) / (rate * share * c.peak_share * area)
+    math = 2 * area * part * (area + c.half_area) / (rate * _rows(products.speed) * share * c.peak_share * area)
     load = (tile[0] + tile[1]) * part * element / (c.sm_bytes_per_clock * chip.clock)
     steps = part * element / _K_STEP_BYTES * c.step_cycles / chip.clock
     block = np.maximum(math, load) + steps + 2 * area * c.fill_bytes / element / rate

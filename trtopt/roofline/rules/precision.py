@@ -7,19 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from trtopt.graph.edit import constant_tensor_of, input_of, is_op
-from trtopt.hardware.spec import GpuSpec
 from trtopt.report.text import count
-from trtopt.roofline.constants import constants_for
-from trtopt.roofline.layer import layer_times
 from trtopt.roofline.rules.change import channels, retyped
 from trtopt.roofline.rules.subject import Proposal, Subject
-from trtopt.roofline.work import ELEMENT_BYTES, Layer, MathType, Work
+from trtopt.roofline.work import Layer, MathType, Work, sparse_work
 
 _WORTH = 0.05
 """Share of the network's time that a change of precision must win."""
 _MOSTLY = 0.5
 _SPARSE_CHANNELS = 256
-_SPARSE_TYPES: tuple[MathType, ...] = ("tf32", "fp16", "bf16", "fp8", "int8")
+_SPARSE_TYPES: tuple[MathType, ...] = ("fp16", "int8")
+"""Those that TensorRT's documentation names for sparse weights."""
 _16_BIT: tuple[MathType, ...] = ("fp16", "bf16")
 
 
@@ -224,10 +222,9 @@ def sparsity(subject: Subject) -> Iterator[Proposal]:
     """Layers that 2:4 structured sparsity would make faster.
 
     What:
-        The GPU has sparse Tensor Cores; a convolution or product with constant weights in TF32,
-        FP16, BF16, INT8 or FP8 has at least 256 input and 256 output channels, is limited by
-        arithmetic and is predicted to be faster with the sparse rate; 5 % of the network's time in
-        all.
+        The GPU has sparse Tensor Cores; a convolution or product with constant weights in FP16 or
+        INT8 has at least 256 input and 256 output channels, is limited by arithmetic and is
+        predicted to be faster with the sparse rate; 5 % of the network's time in all.
     Why:
         With two of four neighbouring weights zero, Tensor Cores skip half of the multiply-adds and
         half of the weights need not be read. Everything else costs what it did: a layer bound by
@@ -235,22 +232,19 @@ def sparsity(subject: Subject) -> Iterator[Proposal]:
     Example:
         BERT in INT8 at batch 128: 1.12 to 1.31 times as fast end to end.
     Remedy:
-        Prune the weights 2:4 and fine-tune: pruning alone ruins most networks. Information: the
-        gain is the layer predicted with twice the arithmetic rate and half of the weights, so never
-        beyond what memory allows. It is the most there can be: end to end up to about 1.3 times has
-        been measured.
+        `trtopt analyze --sparse` says for each layer whether it pays. Prune the weights 2:4 and
+        fine-tune: pruning by magnitude alone ruins most networks. Information: the gain is the layer
+        predicted with twice the arithmetic rate and the compressed weight, everything else as it is.
+        No sparse kernel was measured for it; end to end up to about 1.3 times has been. TensorRT
+        for RTX gains nothing.
     """
     if not subject.gpu.sparse_2_4:
         return
     able = [(layer, work) for layer, work in subject.products() if _can_be_sparse(subject, layer, work)]
     if not able:
         return
-    distinct = list(dict.fromkeys(work for _, work in able))
-    times = layer_times(
-        [_pruned(work) for work in distinct], _with_sparse_rates(subject.gpu), constants_for(subject.gpu)
-    )
-    after = {work: time.predicted_us for work, time in zip(distinct, times, strict=True)}
-    gains = {layer.name: subject.row[layer.name].predicted_us - after[work] for layer, work in able}
+    subject.predict_all([sparse_work(work) for _, work in able])
+    gains = {layer.name: subject.gain(layer, sparse_work(work)) for layer, work in able}
     layers = [layer for layer, _ in able if gains[layer.name] > 0]
     gains = {layer.name: gains[layer.name] for layer in layers}
     won = sum(gains.values())
@@ -259,7 +253,8 @@ def sparsity(subject: Subject) -> Iterator[Proposal]:
             severity="info",
             message=f"2:4 sparsity would save {100 * won / subject.total_us:.0f} % of the time at most, in"
             f" {count(len(layers), 'layer')}",
-            remedy="prune them 2:4 and fine-tune; whole networks were measured up to 1.3 times as fast",
+            remedy="prune them 2:4 and fine-tune, for TensorRT (TensorRT for RTX ignores it); whole networks were"
+            " measured up to 1.3 times as fast",
             nodes=subject.names(layers),
             gains=gains,
         )
@@ -270,12 +265,6 @@ def _can_be_sparse(subject: Subject, layer: Layer, work: Work) -> bool:
         return False
     group = work.window.group if work.window else 1
     return group == 1 and min(channels(work)) >= _SPARSE_CHANNELS and _has_constant_weight(subject, layer)
-
-
-def _pruned(work: Work) -> Work:
-    """Half of the weights, and two bits for the place of each that is left."""
-    index = round(work.weight_bytes / ELEMENT_BYTES[work.dtype] / 8)
-    return dataclasses.replace(work, weight_bytes=work.weight_bytes // 2 + index)
 
 
 def _has_constant_weight(subject: Subject, layer: Layer) -> bool:
@@ -290,15 +279,6 @@ def _has_constant_weight(subject: Subject, layer: Layer) -> bool:
         value = maker.inputs[0]
         maker = None if value is None else value.producer()
     return constant_tensor_of(value) is not None
-
-
-def _with_sparse_rates(gpu: GpuSpec) -> GpuSpec:
-    """The GPU with twice the arithmetic in every type of its Tensor Cores."""
-
-    def doubled(rates: dict[str, float]) -> dict[str, float]:
-        return {name: rate * (1 if name == "fp32" else 2) for name, rate in rates.items()}
-
-    return dataclasses.replace(gpu, tflops=doubled(gpu.tflops), fma_per_clock_per_sm=doubled(gpu.fma_per_clock_per_sm))
 
 
 def fp16_accumulate(subject: Subject) -> Iterator[Proposal]:

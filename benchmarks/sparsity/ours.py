@@ -1,0 +1,76 @@
+"""A model pruned by trtopt: what ``build --sparse-all`` does before it builds, in whole or in part.
+
+    python ours.py magnitude|recovery plain|permuted MODEL.onnx SAMPLES OUT.onnx FIGURES.json
+
+SAMPLES is a folder of feeds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime  # noqa: F401 - imported here, so that no import is timed
+from usage import measured
+
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.shapes import infer_shapes
+from trtopt.pipeline_error import OutputError, decibels
+from trtopt.precision.channel_stats import channel_stats, product_inputs
+from trtopt.precision.samples import Samples, open_samples
+from trtopt.precision.widen import widen
+from trtopt.rewrite import driver
+from trtopt.rewrite.protocol import Stage, Target
+from trtopt.rewrite.registry import select
+from trtopt.source.onnx_file import load
+from trtopt.source.save import save_model
+from trtopt.sparsity.layers import candidates
+from trtopt.sparsity.permute import permute
+from trtopt.sparsity.prune import prune
+from trtopt.sparsity.pruned import by_magnitude, write
+
+
+def cleaned(path: str | Path) -> ModelArtifact:
+    """A file as a build has it before it prunes, without the rewrites that a compiler has to judge."""
+    recipes = tuple(recipe for recipe in select("all") if recipe.stage in (Stage.CLEAN, Stage.FOLD))
+    return driver.apply(load(path), recipes, target=Target()).artifact
+
+
+def permuted(model: ir.Model, samples: Samples) -> ir.Model:
+    """The model with its channels in another order, by what the samples say of its layers' inputs."""
+    nodes = [name for layer in candidates(model).layers for name in layer.nodes]
+    stats = channel_stats(model, samples, product_inputs(model, nodes))
+    read = {str(node.name): str(node.inputs[0].name) for node in model.graph if node.name in nodes}  # type: ignore[union-attr]
+    importance = {name: stats[data].mean_square for name, data in read.items() if data in stats}
+    return permute(model, nodes, importance=importance).model
+
+
+def pruned(artifact: ModelArtifact, samples: Samples, method: str, order: str) -> tuple[ir.Model, dict[str, Any]]:
+    """The pruned model, and what became of its layers."""
+    model = infer_shapes(widen(artifact.model))
+    if order == "permuted":
+        model = permuted(model, samples)
+    layers = candidates(model).layers
+    if method == "magnitude":
+        return write(model, [by_magnitude(model, layer) for layer in layers]), {}
+    result = prune(model, layers, samples, OutputError(model, samples).of_model)
+    trials = {trial.name: round(decibels(trial.error), 2) for trial in result.trials}
+    recovered = sum(layer.method == "recovered" for layer in result.layers)
+    return result.model, {"layers_recovered": recovered, "held_out_sqnr_db": trials, "reason": result.reason}
+
+
+def main(method: str, order: str, source: str, folder: str, out: str, figures: str) -> None:
+    artifact = cleaned(source)
+    samples = open_samples(folder, artifact.inputs)
+    results = []
+    found: dict[str, Any] = measured(lambda: results.append(pruned(artifact, samples, method, order)))
+    model, said = results[0]
+    save_model(model, out)
+    Path(figures).write_text(json.dumps(found | said))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,101 @@
+"""Q/DQ that a model came with, judged by the real compiler: what makes the engine slower is said, and goes back."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from rtx_nets import constant, model
+
+import trtopt
+from trtopt.report.records import BuildReport
+from trtopt.report.terminal import render
+
+pytest.importorskip("tensorrt_rtx")
+
+RNG = np.random.default_rng(0)
+PLACES = 3
+
+
+def quantized(path: Path, kind: str) -> Path:
+    """Three products with ReLUs, with Q/DQ at data and weight; ``kind``: ``mlp``, or ``convs`` of many channels."""
+    is_mlp = kind == "mlp"
+    size, shape = (64, [8, 64]) if is_mlp else (192, [4, 192, 28, 28])
+    constants = [constant("s", np.float32(0.03)), constant("z", np.int8(0)), constant("k", np.float32(0.001))]
+    nodes, data = [], "x"
+    for index in range(PLACES):
+        names = {name: f"{name}{index}" for name in ("q", "d", "w", "v", "c", "r")}
+        weight = RNG.integers(-127, 128, (size, size) if is_mlp else (size, size, 3, 3)).astype(np.int8)
+        constants.append(constant(names["w"], weight))
+        attributes = {} if is_mlp else {"pads": [1, 1, 1, 1]}
+        nodes += [
+            helper.make_node("QuantizeLinear", [data, "s", "z"], [names["q"]], names["q"]),
+            helper.make_node("DequantizeLinear", [names["q"], "s", "z"], [names["d"]], names["d"]),
+            helper.make_node("DequantizeLinear", [names["w"], "k", "z"], [names["v"]], names["v"]),
+            helper.make_node(
+                "MatMul" if is_mlp else "Conv", [names["d"], names["v"]], [names["c"]], names["c"], **attributes
+            ),
+            helper.make_node("Relu", [names["c"]], [names["r"]], names["r"]),
+        ]
+        data = names["r"]
+    onnx.save(model(nodes, [("x", np.float32, shape)], [(data, np.float32)], constants), path)
+    return path
+
+
+def optimized(tmp_path: Path, kind: str, **options: object) -> BuildReport:
+    source = quantized(tmp_path / f"{kind}.onnx", kind)
+    return trtopt.optimize(source, output=tmp_path / "o.onnx", cache_dir=str(tmp_path / "cache"), gpu="L4", **options)
+
+
+def dequantizers(path: Path) -> int:
+    return sum(node.op_type == "DequantizeLinear" for node in onnx.load(path).graph.node)
+
+
+def shown(report: BuildReport) -> str:
+    from rich.console import Console
+
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(render(report))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("precision", ["int8", "auto"])
+def test_what_makes_the_engine_slower_is_taken_out(tmp_path: Path, precision: str) -> None:
+    found = optimized(tmp_path, "mlp", precision=precision)
+    assert dequantizers(tmp_path / "o.onnx") == 0
+    said = next(text for text in found.warnings if "own Q/DQ" in text)
+    assert "makes it slower and is taken out" in said and "us without" in said and "--keep-all-int8" in said
+    assert found.sixteen_bit is not None and f"{found.sixteen_bit.predicted_us:.1f} us without" in said
+    assert [record.kept for record in found.guard] == [False] * PLACES, "its ranges were judged region by region"
+    assert next(step for step in found.steps if step.name == "existing-qdq-out").changes == PLACES
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp16"}, {"precision": "int8", "keep_all_int8": True}, {}])
+def test_where_it_stays_both_times_are_said(tmp_path: Path, options: dict[str, object]) -> None:
+    found = optimized(tmp_path, "mlp", **options)
+    assert dequantizers(tmp_path / "o.onnx") == 2 * PLACES
+    record = found.guard[0]
+    assert record.kept and record.dtype == "int8" and len(record.nodes) == PLACES
+    assert record.before_us is not None and record.after_us is not None
+    slower = record.after_us > 1.02 * record.before_us
+    said = [text for text in found.warnings if "own Q/DQ makes it slower" in text]
+    assert bool(said) == slower
+    if options:  # as-is, the rest of the model stays FP32, against which INT8 wins
+        assert slower and found.sixteen_bit is not None
+        assert f"{record.after_us:.1f} us predicted with it, {record.before_us:.1f} us without" in said[0]
+        assert found.sixteen_bit.predicted_us == record.before_us
+
+
+def test_what_pays_stays_with_its_price(tmp_path: Path) -> None:
+    found = optimized(tmp_path, "convs", precision="auto", max_accuracy_drop=0.9)
+    assert dequantizers(tmp_path / "o.onnx") == 2 * PLACES
+    record = found.guard[0]
+    assert record.before_us is not None and record.after_us is not None and record.after_us < record.before_us
+    assert record.nodes == ("c0", "c1", "c2")
+    assert not any("own Q/DQ" in text for text in found.warnings)
+    text = shown(found)
+    assert "no region in 8-bit but the model's own Q/DQ" in text and "no region in 8-bit:" not in text
