@@ -18,6 +18,7 @@ from trtopt_recipes.division_after_product import DivisionAfterProduct
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.identity import Identity
+from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.mish import Mish
@@ -69,6 +70,7 @@ PACK = (
     QkvBias(),
     BatchFirstAttention(),
     Rank4Linear(),
+    LateSelection(),
     StackedRecurrence(),
     StaticRecurrence(),
     BackwardRecurrence(),
