@@ -44,7 +44,7 @@ def build(
             an array alone for a model with one input), an iterable of feed dicts or a function returning one.
         eval: Samples to verify on, likewise; default: the calibration samples.
         metric: What ``--metric`` takes, or a function called as ``f(run)``; ``run(feeds)`` takes arrays by input name
-            and returns the outputs in graph order; higher is better.
+            and returns the outputs in graph order; higher is better. A search by a function is not resumed.
         **options: Fields of :class:`~trtopt.config.BuildConfig`, and ``example_inputs`` for a PyTorch module.
 
     Returns:

@@ -98,6 +98,7 @@ class Session:
             check_options(config.builder, config.plugins, target.backend)
         with clock.stage("load"):
             loaded = load(path)
+        pipeline_sparse.check_types(config, self.precision, loaded.model)
         given = given_ranges(config, self.precision, loaded.model, clock)
         check_outputs({f"the output {file.name}": file for file in outputs.values()}, weight_files(loaded.model))
         samples, check, source = self._samples(loaded, calib, eval_samples)

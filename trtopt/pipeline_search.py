@@ -86,11 +86,16 @@ class Gauge:
         return self._known
 
     @property
-    def identity(self) -> tuple[str, ...]:
-        """What answers depend on: the samples, the metric and its script, what it says of the FP32 model."""
+    def identity(self) -> tuple[str, ...] | None:
+        """What answers depend on: the samples, the metric and its script, what it says of the FP32 model.
+
+        None where that cannot be told in another run.
+        """
         metric = self._job.metric
         if metric is None:
             return (self._job.samples.sha256,)
+        if metric.from_python:
+            return None
         script = Path(metric.name.rpartition(":")[0])
         content = script.read_bytes() if script.is_file() else b""
         return self._job.samples.sha256, metric.name, hashlib.sha256(content).hexdigest(), repr(metric.baseline)
@@ -294,7 +299,7 @@ def _dtype_of(verdict: Verdict) -> QuantizedType:
 def search(
     oracle: RegionOracle, gauge: Gauge, flop: Mapping[str, int], observer: Observer, target: GuardTarget
 ) -> Found:
-    """The fastest mix within the budget; resumed from where a killed run was.
+    """The fastest mix within the budget; resumed from where a killed run was, but with a Python caller's metric.
 
     Args:
         oracle: Answers.
@@ -308,13 +313,16 @@ def search(
     """
     config, listen = observer.config, observer.clock.listen
     space = oracle.space(flop)
-    keys = (*gauge.identity, observer.identity, oracle.identity, target.name, repr(target.shapes), repr(space))
-    folder = Path(config.cache_dir) if config.cache_dir else None
-    journal = Journal(oracle, [hashlib.sha256(key.encode()).hexdigest() for key in keys], folder, listen)
+    identity, journal = gauge.identity, None
+    if identity is not None:
+        keys = (*identity, observer.identity, oracle.identity, target.name, repr(target.shapes), repr(space))
+        folder = Path(config.cache_dir) if config.cache_dir else None
+        journal = Journal(oracle, [hashlib.sha256(key.encode()).hexdigest() for key in keys], folder, listen)
+    asked = journal or oracle
     narrows: Sequence[NarrowName] = ("fp16", "bf16") if target.takes_bfloat else ("fp16",)
     if observer.precision == "auto":
-        found = search_auto(space, gauge.budget(), journal, narrows=narrows, on_event=listen)
+        found = search_auto(space, gauge.budget(), asked, narrows=narrows, on_event=listen)
     else:
-        found = search_budget(space, gauge.budget(), journal, on_event=listen)
-    record = replace(found.record, resumed=journal.reused, own_qdq=oracle.has_own_qdq)
+        found = search_budget(space, gauge.budget(), asked, on_event=listen)
+    record = replace(found.record, resumed=journal.reused if journal else 0, own_qdq=oracle.has_own_qdq)
     return replace(found, record=record)

@@ -128,6 +128,26 @@ def check_sparse(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, cal
         )
 
 
+def check_types(config: BuildConfig, precision: str | None, model: ir.Model) -> None:
+    """Refuse to prune a model that is to keep types other than FP32: pruning and its predictions would be in FP32.
+
+    Args:
+        config: The options.
+        precision: The precision asked for; None for the types the model has.
+        model: The model as loaded.
+
+    Raises:
+        UsageError: It holds FP16, BF16 or FP64, and nobody says what it is to run in.
+        InvalidModelError: The bits of such a type are reinterpreted (:func:`trtopt.precision.widen.widen`).
+    """
+    if is_asked(config) and precision is None and widen(model) is not model:
+        raise UsageError(
+            "Weights are pruned in FP32, and the model holds other floating types",
+            where="--sparse-all" if config.sparse_all else "--sparse",
+            remedy="say what the result is to run in, with --fp16 for one",
+        )
+
+
 def with_flag(config: BuildConfig, backend: Backend) -> BuildConfig:
     """The options with the builder told to look for sparse kernels, where it can and nobody has said otherwise."""
     if (
@@ -186,6 +206,8 @@ class _Sparsifier:
             self._clock.warn("sparsity", text)
             done = record_of(job.target.backend.name, found, verdict, everything, everything, permuted)
             return self._result(everything.model, done)
+        if not everything.trials:
+            self._clock.warn("sparsity", f"weights were pruned by magnitude alone: {everything.reason} to fit them to")
         listen, search = self._clock.listen, None
         with job.gauge() as gauge:
             worth = saved(layers, verdict, self._flop())

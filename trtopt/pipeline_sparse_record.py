@@ -43,14 +43,17 @@ def record_of(
     layers = []
     for item in found.layers:
         row, done = rows.get(item.nodes), kept.get(item.nodes)
-        reason = row.reason if row is not None else "asked for by --sparse-all"
+        reason = "asked for by --sparse-all" if row is None else row.reason
+        if done is not None and done.method != "was sparse" and row is not None and not row.eligible:
+            reason = f"asked for by --sparse-all; {row.reason}"
         times = (0.0, 0.0) if row is None else (row.dense_us, row.sparse_us if done is not None else row.dense_us)
         if done is None and item.nodes in tried:
             reason = "left dense for the accuracy budget"
         layers.append(_layer(item, done, reason, masks.get(item.nodes[0], (None, None)), times))
     for name, reason in found.refused.items():
         row = rows.get((name,))
-        layers.append(PrunedLayer((name,), "", False, reason, dense_us=row.dense_us if row is not None else 0.0))
+        dense = 0.0 if row is None else row.dense_us
+        layers.append(PrunedLayer((name,), "", False, reason, dense_us=dense, sparse_us=dense))
     return SparsityRecord(
         backend,
         tuple(layers),

@@ -53,6 +53,7 @@ class SparseOracle:
     ) -> None:
         self.dense, self._gauge, self._samples, self._on_event = dense, gauge, samples, on_event
         self._layers = {item.nodes[0]: item for item in found.layers if item.method != "was sparse"}
+        self._kept = len(found.layers) - len(self._layers)
         self._gains = gains_of(verdict)
         self._dense_us = (
             None
@@ -110,7 +111,7 @@ class SparseOracle:
             self.evaluate(mix)
         found = sorted(self._known.items(), key=lambda item: (len(item[0].types), item[1].drop))
         return tuple(
-            CurvePoint(len(mix.types), self.predicted_us(mix), evaluation.drop, mix == chosen)
+            CurvePoint(self._kept + len(mix.types), self.predicted_us(mix), evaluation.drop, mix == chosen)
             for mix, evaluation in found
         )
 

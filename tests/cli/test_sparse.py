@@ -132,6 +132,7 @@ def test_it_prunes_for_tensorrt_for_rtx_when_told_to(trtopt: Run, folder: Path) 
     found = _report(folder)["sparsity"]
     assert _sparse_weights(folder) == [(CLASSES, THIN), (THIN, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH)]
     assert found["dense_us"] == found["sparse_us"]
+    assert all(layer["reason"].startswith("asked for by --sparse-all; ") for layer in _layers(folder).values())
 
 
 def test_a_model_that_is_sparse_already_is_kept_to_the_bit(trtopt: Run, folder: Path) -> None:
@@ -187,3 +188,41 @@ def test_a_metric_that_cannot_be_held_leaves_everything_dense(trtopt: Run, folde
     done = trtopt(*_arguments("--fp16", "--sparse", "--metric", "metric.py:closeness"))
     assert done.returncode == 0, done.stderr
     assert _sparse_weights(folder) == [] and len(_report(folder)["sparsity"]["budget"]["given_back"]) == 2
+
+
+def test_a_model_of_16_bit_weights_is_pruned_when_its_precision_is_said(trtopt: Run, folder: Path) -> None:
+    weights = {"up": _weights()["up"]}
+    nodes = [helper.make_node("Gemm", ["x", "up"], ["y"], "up", transB=1)]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["N", WIDTH]) for name in ("x", "y")]
+    stored = [numpy_helper.from_array(array.astype(np.float16), name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "half", values[:1], values[1:], stored)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(made, folder / "model.onnx")
+    np.savez(folder / "calib.npz", x=np.load(folder / "calib.npz")["x"].astype(np.float16)[:32])
+    done = trtopt(*_arguments("--sparse-all", "--allow-accuracy-loss"))
+    assert done.returncode == 2 and "--fp16" in done.stderr and not (folder / "out.onnx").exists()
+    done = trtopt(*_arguments("--fp16", "--sparse-all", "--allow-accuracy-loss"))
+    assert done.returncode == 0, done.stderr
+    found = [item for item in onnx.load(folder / "out.onnx").graph.initializer if len(item.dims) == 2]
+    assert [item.data_type for item in found] == [TensorProto.FLOAT16]
+    assert is_sparse(numpy_helper.to_array(found[0]), 1)
+
+
+def test_a_model_that_is_sparse_in_part_counts_that_part_in_its_curve(trtopt: Run, folder: Path) -> None:
+    weights = _weights()
+    weights["down"][:, 1::2] = 0
+    onnx.save(_network(weights), folder / "model.onnx")
+    done = trtopt(*_arguments("--fp16", "--sparse", "--max-accuracy-drop", "1"))
+    assert done.returncode == 0, done.stderr
+    found = _report(folder)["sparsity"]
+    assert [point["layers"] for point in found["curve"]] == [1, 2]
+    assert found["curve"][0]["predicted_us"] < found["dense_us"]
+    assert found["curve"][1]["predicted_us"] == pytest.approx(found["sparse_us"])
+
+
+def test_too_few_samples_prune_by_magnitude_with_a_warning(trtopt: Run, folder: Path) -> None:
+    np.savez(folder / "calib.npz", x=np.load(folder / "calib.npz")["x"][:2])
+    done = trtopt(*_arguments("--fp16", "--sparse", "--allow-accuracy-loss"))
+    assert done.returncode == 0, done.stderr
+    assert {layer["method"] for layer in _layers(folder).values() if layer["sparse"]} == {"magnitude"}
+    assert "by magnitude alone: fewer than 6 samples" in " ".join(done.stderr.split())

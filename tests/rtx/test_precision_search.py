@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 from onnx import numpy_helper
 
 import trtopt
+from trtopt.accuracy.metric import Run
 from trtopt.report.search_records import SearchRecord
 
 pytest.importorskip("tensorrt_rtx")
+
+Metric = Callable[[Run], float]
 
 WIDTH, HIDDEN = 256, 1024
 TOKENS = (8, 128, WIDTH)
@@ -39,10 +43,10 @@ def feed_forward() -> onnx.ModelProto:
     return found
 
 
-def searched(folder: Path, budget: float) -> SearchRecord:
+def searched(folder: Path, budget: float, metric: Metric | None = None) -> SearchRecord:
     samples = np.random.default_rng(1).standard_normal((2 * TOKENS[0], *TOKENS[1:])).astype(np.float32)
     options = {"precision": "auto", "max_accuracy_drop": budget, "recipes": "none", "cache_dir": str(folder / "cache")}
-    found = trtopt.optimize(feed_forward(), output=folder / "o.onnx", calib=samples, gpu="L4", **options)
+    found = trtopt.optimize(feed_forward(), output=folder / "o.onnx", calib=samples, metric=metric, gpu="L4", **options)
     assert found.search is not None
     return found.search
 
@@ -57,3 +61,27 @@ def test_the_fastest_type_within_the_budget_is_chosen(tmp_path: Path) -> None:
     narrow = searched(tmp_path, min(2 * drops["int8"], 0.99 * drops["fp8"]))
     assert next(point.name for point in narrow.pareto if point.chosen) == "int8"
     assert narrow.reached and narrow.resumed
+
+
+def share_within(distance: float) -> Metric:
+    """A metric: the share of a network's outputs within a distance of what the network gave that was asked first."""
+    sample = np.random.default_rng(2).standard_normal(TOKENS).astype(np.float32)
+    first: list[np.ndarray] = []
+
+    def share(run: Run) -> float:
+        output = run({"x": sample})[0]
+        first.append(output)
+        return float((np.abs(output - first[0]) <= distance).mean())
+
+    return share
+
+
+def test_a_python_metric_does_not_get_the_answers_of_another(tmp_path: Path) -> None:
+    """Both are of one name, in one file, and 1 in FP32; what they look at is not in their code."""
+    anything = searched(tmp_path, 0.1, share_within(np.inf))
+    nothing = searched(tmp_path, 0.1, share_within(0.0))
+    assert [next(point.name for point in found.pareto if point.chosen) for found in (anything, nothing)] == [
+        "fp8",
+        "fp16",
+    ]
+    assert not nothing.reached and not nothing.resumed

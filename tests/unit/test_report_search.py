@@ -30,7 +30,7 @@ def record() -> SearchRecord:
 
 def test_it_says_what_was_asked_for_and_what_was_found() -> None:
     text = shown(section(record()), width=140)
-    assert "a drop of 0.01 (top-1 agreement), the default of --auto" in text
+    assert "a drop of 0.01 (top-1 agreement), the default\n" in text
     assert "1 in FP8 and 2 in INT8 of 3 regions: drop 0.0060, predicted 930 us against 1.00 ms in 16-bit" in text
     assert "taken back   1 region: r0" in text
     assert "5 evaluations, 2 rankings" in text

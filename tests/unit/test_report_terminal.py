@@ -8,6 +8,7 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 from rich.console import Console
 
+from trtopt.report.guard_records import GuardRecord
 from trtopt.report.records import (
     Achieved,
     BuildReport,
@@ -206,3 +207,9 @@ def test_recipes_show_the_whole_and_each_place_that_was_rewritten() -> None:
     assert "with recipes 58 kernels, 502.4 MB, 2.17 ms predicted" in text
     assert "misaligned-channels (62) conv1 and 3 more 5 -> 4 12.0 MB -> 9.5 MB 44.0 us -> 39.0 us" in text
     assert "conv3" not in text
+
+
+@pytest.mark.parametrize(("nodes", "named"), [(("q", "k", "v"), "q and 2 more"), (("fc",), "fc")])
+def test_a_region_says_how_many_nodes_it_has(nodes: tuple[str, ...], named: str) -> None:
+    guard = (GuardRecord("x", nodes, True, "int8", "", 4.0, 3.0, (2, 2), (2000, 1000)),)
+    assert f"INT8 {named} 1 4.00 us -> 3.00 us" in _section(full_report(guard=guard), "Guard")

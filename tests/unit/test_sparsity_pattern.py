@@ -160,6 +160,14 @@ def test_an_integer_weight_and_one_that_can_be_fed_are_refused() -> None:
     assert refused["gemm"] == "its weight is an input of the network with a default"
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_refused(value: float) -> None:
+    made, weight = model(), random(8, 4)
+    weight[3, 1] = value
+    made.graph.initializers["w_matmul"].const_value = ir.tensor(weight, name="w_matmul")
+    assert candidates(made).refused["matmul"] == "its weight holds values that are not finite"
+
+
 def test_pruned_weights_are_written_into_a_clone() -> None:
     made = model()
     before = {name: np.array(value.const_value.numpy()) for name, value in made.graph.initializers.items()}  # type: ignore[union-attr]

@@ -32,12 +32,14 @@ class Metric:
         function: The user's function; None for the built-in ones.
         baseline: What the FP32 model has; None before :meth:`on_reference`.
         answers: Entries of the different samples that the user's function ran the FP32 model on; 0 for the others.
+        from_python: Whether a Python caller gave the function: its name and file do not tell what it computes with.
     """
 
     name: str
     function: Callable[[Run], object] | None = None
     baseline: float | None = None
     answers: int = 0
+    from_python: bool = False
 
     def on_reference(self, reference: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -> Metric:
         """The metric with its baseline: what is wrong with it, or with its labels, shows here.
@@ -152,7 +154,9 @@ def python_metric(function: Callable[[Run], object]) -> Metric:
     """The metric of a Python caller's own function, named after the place it is defined at."""
     code = getattr(function, "__code__", None)
     file = code.co_filename if code is not None else type(function).__module__
-    return Metric(f"{file}:{getattr(function, '__qualname__', type(function).__qualname__)}", function)
+    return Metric(
+        f"{file}:{getattr(function, '__qualname__', type(function).__qualname__)}", function, from_python=True
+    )
 
 
 def load_metric(text: str, *, has_labels: bool, max_drop: float | None = None) -> Metric:

@@ -29,7 +29,7 @@ def section(report: BuildReport) -> list[RenderableType]:
         whole = f"{count(plain.kernels, 'kernel')}, {bytes_text(plain.bytes)}, {time_text(plain.predicted_us)}"
         rows.append(("in 16-bit", f"{whole} predicted"))
     groups = _grouped(report.guard)
-    cells = [(_verdict(items[0]), some([items[0].nodes[0]], 1), str(len(items)), _change(items[0])) for items in groups]
+    cells = [(_verdict(items[0]), some(items[0].nodes, 1), str(len(items)), _change(items[0])) for items in groups]
     body: list[RenderableType] = [
         pairs(rows),
         table(("type", "such as", "times", "predicted, kernels, bytes"), cells[:_MOST_ROWS]),

@@ -76,8 +76,9 @@ def pareto_section(record: SearchRecord | None) -> list[RenderableType]:
 def miss_text(record: SearchRecord) -> str:
     """The gate's sentence where no point is within the budget."""
     mix = _mix(record)
-    option = "--auto" if record.is_default_budget else "--max-accuracy-drop"
-    bound = f"is within the {record.budget:g} of {option}" if record.budget < math.inf else "holds --min-sqnr-db"
+    budget = f"{record.budget:g}"
+    limit = f"the default of {budget}" if record.is_default_budget else f"the {budget} of --max-accuracy-drop"
+    bound = f"is within {limit}" if record.budget < math.inf else "holds --min-sqnr-db"
     return (
         f"accuracy budget: no precision that was tried {bound}; the closest point has {_measured(record)} with {mix}"
         + (f", predicted {_time(record.predicted_us)}" if record.predicted_us < math.inf else "")
@@ -118,7 +119,7 @@ def _budget(record: SearchRecord) -> str:
     least = "" if record.min_sqnr_db is None else f"an SQNR of {record.min_sqnr_db:g} dB"
     if record.budget == math.inf:
         return least
-    default = ", the default of --auto" if record.is_default_budget else ""
+    default = ", the default" if record.is_default_budget else ""
     aim = f"; the search aims at {record.aim:.2g}, for samples it has not seen" if record.aim < record.budget else ""
     return f"a drop of {record.budget:g} ({record.metric}){default}{aim}" + (f"; and {least}" if least else "")
 

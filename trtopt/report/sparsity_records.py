@@ -65,7 +65,7 @@ class CurvePoint:
     """Some layers 2:4, and what that gains and costs.
 
     Attributes:
-        layers: How many layers are 2:4.
+        layers: How many layers are 2:4, those included that were before.
         predicted_us: Predicted time of the whole network; None for a target that is not one GPU.
         drop: The drop of accuracy, by the metric of the budget; infinite where an output is not finite.
         chosen: Whether it is the result, before its weights were fitted anew.
@@ -82,7 +82,8 @@ class SparsityBudget:
     """How layers were given back until an accuracy budget held.
 
     Attributes:
-        largest_drop: The largest drop of accuracy allowed; half of the build's where 8-bit is to have the other half.
+        largest_drop: The largest drop of accuracy allowed; half of the build's where 8-bit is to have the other half,
+            and infinite where ``--min-sqnr-db`` alone bounds the accuracy.
         aim: The drop that was aimed at, less for samples that were not seen.
         drop: The drop of the layers that were chosen, before their weights were fitted anew.
         reached: Whether that is within the budget.

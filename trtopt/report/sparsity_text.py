@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from trtopt.report.analysis_text import shorten, time_text, visible
@@ -51,20 +52,15 @@ def section(record: SparsityRecord | None) -> list[RenderableType]:
     return body
 
 
-def miss_text(record: SparsityRecord) -> str:
-    """The gate's sentence where even the dense network does not hold the budget; empty where it is held."""
-    if record.budget is None or record.budget.reached:
-        return ""
-    drop = drop_text(record.budget.drop)
-    return f"accuracy budget: no choice of 2:4 layers holds {record.budget.largest_drop:g}; the closest has {drop}"
-
-
 def _budget(record: SparsityRecord) -> list[tuple[str, str]]:
     found = record.budget
     if found is None:
         return []
     default = ", the default of --sparse" if found.is_default else ""
-    rows = [("budget", f"a drop of {found.largest_drop:g} ({record.metric}){default}: at {drop_text(found.drop)}")]
+    text = f"a drop of {found.largest_drop:g} ({record.metric}){default}: at {drop_text(found.drop)}"
+    if math.isinf(found.largest_drop):
+        text = f"the SQNR of --min-sqnr-db: at a drop of {drop_text(found.drop)} ({record.metric})"
+    rows = [("budget", text)]
     if found.given_back:
         names = some([shorten(visible(name), _NAME_WIDTH) for name in found.given_back], 4)
         rows.append(("left dense for it", f"{count(len(found.given_back), 'layer')}: {names}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
@@ -102,6 +103,9 @@ def _why_not_shared(weight: ir.Value, nodes: list[ir.Node]) -> str:
         return "nodes that share its weight sum over different axes of it"
     if len({edit.int_attribute(node, "group", 1) for node in nodes}) > 1:
         return "nodes that share its weight have different numbers of groups"
+    array = edit.constant_of(weight)
+    if array is not None and not np.isfinite(array).all():
+        return "its weight holds values that are not finite"
     return ""
 
 

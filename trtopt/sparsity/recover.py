@@ -133,12 +133,13 @@ class _Walk:
             return dataclasses.replace(plain, reason="its inputs are not finite")
         order = _order(layer)
         dense, simple = (layer.matrices(weight)[:, order] for weight in (layer.weight, plain.values))
-        errors = read.error(dense, simple), read.error(dense, _fitted(read.first, dense))
+        first = _fitted(read.first, dense)
+        errors = read.error(dense, simple), read.error(dense, first)
         if not errors[1] < errors[0]:
             reason = "magnitude is better on samples kept from the fit"
             return dataclasses.replace(plain, errors=(errors[0], errors[0]), reason=reason)
         matrices = np.empty_like(dense)
-        matrices[:, order] = _fitted(read.every, dense)
+        matrices[:, order] = _fitted(read.every, dense, first)
         values = layer.weight_of(matrices)
         kept = kept_share(layer.weight, values != 0)
         return PrunedLayer(candidate.weight, candidate.nodes, "recovered", values, kept, errors=errors)
@@ -208,5 +209,8 @@ def _order(layer: Layer) -> np.ndarray:
     return numbers.reshape(layer.weight.shape[1] // GROUP, GROUP, -1).swapaxes(1, 2).ravel()
 
 
-def _fitted(inputs: Sequence[Inputs], dense: np.ndarray) -> np.ndarray:
-    return np.stack([each.prune(np.ascontiguousarray(weight)) for each, weight in zip(inputs, dense, strict=True)])
+def _fitted(inputs: Sequence[Inputs], dense: np.ndarray, begin: np.ndarray | None = None) -> np.ndarray:
+    """The pruned weight of each group, ``[groups, K, N]``."""
+    begins = [None] * len(dense) if begin is None else list(begin)
+    groups = zip(inputs, np.ascontiguousarray(dense), begins, strict=True)
+    return np.stack([each.prune(weight, start) for each, weight, start in groups])
