@@ -115,6 +115,10 @@ class Session:
             loaded.model, rewritten.artifact.model, check, source, measured, config.compare_tensors, parts.host
         )
         sparse = self._sparse(rewritten.artifact, judged, samples, plain)
+        if self._is_default_budget and config.precision != AUTO and not sparse.is_pruned:
+            # It is the budget of --sparse: other precisions are gated only when asked.
+            self.config = config = dataclasses.replace(config, max_accuracy_drop=None)
+            self._is_default_budget = False
         lowering = self._lowering(judged, samples, profiles, given, own, plain)
         made = self._made(sparse.artifact, lowering, plain, profiles, target)
         for failure in made.failures if config.allow_accuracy_loss else ():

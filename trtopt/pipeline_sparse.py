@@ -93,6 +93,11 @@ class Sparsified:
     artifact: ModelArtifact
     record: SparsityRecord | None
 
+    @property
+    def is_pruned(self) -> bool:
+        """Whether a weight was made 2:4."""
+        return self.record is not None and self.record.pruned > 0
+
 
 def is_asked(config: BuildConfig) -> bool:
     """Whether layers are to be pruned."""

@@ -226,3 +226,15 @@ def test_too_few_samples_prune_by_magnitude_with_a_warning(trtopt: Run, folder: 
     assert done.returncode == 0, done.stderr
     assert {layer["method"] for layer in _layers(folder).values() if layer["sparse"]} == {"magnitude"}
     assert "by magnitude alone: fewer than 6 samples" in " ".join(done.stderr.split())
+
+
+def test_the_budget_of_sparse_gates_nothing_where_nothing_is_pruned(trtopt: Run, folder: Path) -> None:
+    (folder / "metric.py").write_text(
+        "import numpy as np\nX = np.load('calib.npz')['x']\nfirst = []\n"
+        "def equality(run):\n    first.append(run({'x': X})[0])\n"
+        "    return float(np.array_equal(first[-1], first[0]))\n"
+    )
+    done = trtopt(*_arguments("--bf16", "--sparse", "--metric", "metric.py:equality"))
+    assert done.returncode == 0, done.stderr
+    found = _report(folder)
+    assert _sparse_weights(folder) == [] and found["accuracy"]["metric"]["drop"] == 1.0

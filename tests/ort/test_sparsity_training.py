@@ -378,6 +378,7 @@ def prepared_net() -> Net:
         (lambda: prepare(nn.Linear(6, 8)), "it sums over 6 channels"),
         (lambda: prepare(Net(), layers=["head", "tail"]), "has no layer tail"),
         (lambda: prepare(Net(), layers=["head", "norm"]), "No weight that can be 2:4 in norm"),
+        (lambda: prepare(Net(), layers=3), "Not a choice of layers: 3"),
         (lambda: prepare(prepared_net()), "is prepared already"),
         (lambda: prepare(prepared_net().head), "is prepared already"),
         (lambda: prepare(nn.Sequential(prepared_net())), "is prepared already"),

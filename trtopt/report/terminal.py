@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +71,8 @@ def loss_text(report: BuildReport) -> str:
             return ""
         agrees = "" if worst.top1_agreement is None else f", top-1 agreement {percent(worst.top1_agreement)}"
         what = f"{name} keeps {decibels(worst.sqnr_db)}, cosine {worst.cosine:.4f}{agrees}"
+        if worst.sqnr_db == math.inf:
+            what = "the outputs are equal"
     return f"Accuracy against FP32, as --allow-accuracy-loss lets it be: {what}"
 
 

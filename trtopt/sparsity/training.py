@@ -8,7 +8,7 @@ whatever the optimizer writes, momentum and weight decay included, the layer com
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -184,6 +184,12 @@ def _selection(module: Any, layers: Layers | None) -> tuple[set[str], Callable[[
         return set(), lambda path, layer: True
     if callable(layers):
         return set(), layers
+    if not isinstance(layers, Iterable):
+        raise UsageError(
+            f"Not a choice of layers: {layers!r}",
+            where="layers",
+            remedy="give names of module.named_modules(), or a function of name and layer",
+        )
     names = {layers} if isinstance(layers, str) else set(layers)
     unknown = names.difference(path for path, _ in module.named_modules())
     if unknown:
