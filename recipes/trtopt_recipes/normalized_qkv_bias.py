@@ -188,8 +188,9 @@ def _bias_add(product: ir.Node) -> ir.Node | None:
         return None
     weight = constant_tensor_of(product.inputs[1])
     arrays = [array for value in user.inputs if (array := constant_of(value)) is not None]
-    fits = len(arrays) == 1 and weight is not None and arrays[0].ndim < 2 and arrays[0].size in (1, weight.shape[1])
-    return user if fits else None
+    if weight is None or len(weight.shape) != 2 or len(arrays) != 1:
+        return None
+    return user if arrays[0].ndim < 2 and arrays[0].size in (1, weight.shape[1]) else None
 
 
 def _norm(array: np.ndarray) -> float:

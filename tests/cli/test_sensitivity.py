@@ -31,14 +31,14 @@ def folder(tmp_path: Path) -> Path:
 def test_the_table_names_the_regions_the_worst_first(trtopt: Run, folder: Path) -> None:
     done = trtopt("sensitivity", "model.onnx", "--calib", "calib.npz", "--html", "s.html", columns=80)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("model.onnx, int8 for tensorrt-rtx: 3 regions on 8 samples\n")
+    assert done.stdout.startswith("model.onnx, int8 for tensorrt-rtx: 2 regions on 8 samples\n")
     table = done.stdout.partition("One region alone")[2].partition("Along the network")[0]
     shares = [float(value) for value in re.findall(r"([\d.]+) %\s+#", table)]
-    assert len(shares) == 3 and shares == sorted(shares, reverse=True)
+    assert len(shares) == 2 and shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(100, abs=0.2)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     page = (folder / "s.html").read_text(encoding="utf-8")
-    assert "conv1" in page and "Content-Security-Policy" in page
+    assert "conv2" in page and "Content-Security-Policy" in page
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", page)
 
 

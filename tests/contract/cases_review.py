@@ -96,6 +96,13 @@ CASES: tuple[Case, ...] = (
         tolerance=2e-5,
     ),
     Case(
+        "normalized-qkv-bias",
+        "queries-scaled-by-a-vector",
+        SQUARE.replace("q0 = MatMul(x, wq)", "q0 = Mul(x, wq)"),
+        {**SQUARE_WEIGHTS, "wq": (8,)},
+        changes=0,
+    ),
+    Case(
         "division-after-product",
         "vector",
         "g (float[4, 5] x, float[5] v) => (float[4, 4] y) <int64[1] last = {-1}> "

@@ -96,7 +96,7 @@ def test_a_cache_folder_that_cannot_be_written_is_an_error(model: Path, tmp_path
 
 def test_the_report_holds_regions_the_worst_first_and_is_json(model: Path, tmp_path: Path) -> None:
     found, _ = measure(model, tmp_path, report=tmp_path / "r.json")
-    assert {region.region for region in found.regions} == set(REGIONS)
+    assert {region.region for region in found.regions} == set(REGIONS) - {"x"}  # a first layer stays 16-bit
     errors = [region.error for region in found.regions]
     assert errors == sorted(errors, reverse=True)
     assert sum(region.flop_share or 0 for region in found.regions) == pytest.approx(1, abs=0.1)

@@ -8,7 +8,7 @@ from activation_parts import activation
 from image_parts import IMAGE_PARTS, branches, global_pool
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
-from token_parts import TOKEN_PARTS, last_axes, layer_norm, linear, normalized_attention, stacked
+from token_parts import TOKEN_PARTS, last_axes, layer_norm, linear, normalized_attention, selected, stacked
 
 OPSETS = (13, 17, 17, 17, 18, 21)
 _MOST_ELEMENTS = 20_000
@@ -38,6 +38,8 @@ def random_network(seed: int) -> onnx.ModelProto:
         y = _image_head(b, y)
     elif b.chance(0.3):
         y = linear(b, b.reduce("ReduceMean", y, (1,), keep=b.chance()), b.size(2, 11))
+    elif b.chance(0.4):
+        y = linear(b, selected(b, y), b.size(2, 11))
     outputs = [_named(b, y)]
     if b.chance(0.25):
         outputs.append(b.pick(*seen))

@@ -37,6 +37,13 @@ def layer_norm(b: NetBuilder, x: Value) -> Value:
     return b.binary("Add", y, b.vector((d,))) if b.chance(0.8) else y
 
 
+def selected(b: NetBuilder, x: Value) -> Value:
+    """One token of [N, S, D]: the first or the last, with its axis or without."""
+    if b.chance():
+        return b.op("Gather", [x.name, b.const(b.pick(0, -1), np.int64)], (x.shape[0], x.width), axis=1)
+    return b.op("Slice", [x.name, b.ints(0), b.ints(1), b.ints(1)], (x.shape[0], 1, x.width))
+
+
 def attention(b: NetBuilder, x: Value) -> Value:
     """Multi-head attention in the forms of exporters, with its projection and residual."""
     n, s = x.shape[:2]
