@@ -124,7 +124,8 @@ class Session:
         for failure in made.failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
         report = self._report(loaded, target, own, parts, made, outputs)
-        report = dataclasses.replace(report, sparsity=pipeline_sparse.with_kernels(sparse.record, made.engine))
+        sparsity = pipeline_sparse.as_made(sparse.record, self.precision, made.lowered.quantized, made.engine)
+        report = dataclasses.replace(report, sparsity=sparsity)
         self._write(report, made.engine, made.lowered.artifact, parts.host, outputs)
         return report
 
@@ -144,7 +145,7 @@ class Session:
         border = pipeline_io.change(lowered, profiles, parse_io(config.io), plain.reference, plain.host)
         job = dataclasses.replace(plain, optimized=border.compared, feeds=border.feeds)
         accuracy = pipeline.verify(job, clock)
-        failures = missed(lowered.search) + gate(accuracy, config)
+        failures = missed(lowered.search) + gate(accuracy, config, is_default=self._is_default_budget)
         engine = None
         if make and (not failures or config.allow_accuracy_loss):
             try:
@@ -169,7 +170,7 @@ class Session:
                 )
                 return self._made(artifact, again, plain, profiles, target)
             accuracy = pipeline.verify_engine(accuracy, job, engine, target.backend, clock)
-            failures = missed(lowered.search) + gate(accuracy, config)
+            failures = missed(lowered.search) + gate(accuracy, config, is_default=self._is_default_budget)
         return _Made(border.lowered, border, accuracy, engine, failures)
 
     def _report(

@@ -35,6 +35,7 @@ from trtopt.precision.widen import widen
 from trtopt.report.analysis import Sparsity
 from trtopt.report.records import Refusal, StepRecord
 from trtopt.report.sparsity_records import SparsityRecord
+from trtopt.report.text import count
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import MathType
@@ -164,11 +165,24 @@ def with_flag(config: BuildConfig, backend: Backend) -> BuildConfig:
     return replace(config, builder=(*config.builder, "sparsity=true"))
 
 
-def with_kernels(record: SparsityRecord | None, engine: EngineArtifact | None) -> SparsityRecord | None:
-    """The record with the layers that run a sparse kernel, where the engine names its tactics."""
-    if record is None or engine is None:
-        return record
-    return replace(record, sparse_kernels=sparse_kernels(engine.record.layers))
+def as_made(
+    record: SparsityRecord | None, precision: str | None, quantized: Collection[str], engine: EngineArtifact | None
+) -> SparsityRecord | None:
+    """The record with what is known once the model is lowered and built.
+
+    Args:
+        record: What was pruned; None where nobody asked.
+        precision: The precision asked for, which gains were predicted in.
+        quantized: The 8-bit nodes of the result.
+        engine: The engine: its layers that run a sparse kernel, where it names its tactics; None without one.
+    """
+    if record is None:
+        return None
+    wide = [item for item in record.layers if item.sparse and not set(item.nodes).issubset(quantized)]
+    if wide and precision in QUANTIZED_TYPES:
+        text = f"Gains are predicted in {precision.upper()}; {count(len(wide), 'pruned layer')} did not become that."
+        record = replace(record, note=f"{record.note} {text}")
+    return record if engine is None else replace(record, sparse_kernels=sparse_kernels(engine.record.layers))
 
 
 def sparsify(artifact: ModelArtifact, job: SparseJob, clock: Clock) -> Sparsified:

@@ -161,6 +161,15 @@ def test_int8_keeps_the_zeros(trtopt: Run, folder: Path) -> None:
     assert "round-weights" in [step["name"] for step in _report(folder)["steps"]]
 
 
+def test_gains_in_int8_of_layers_that_stay_in_16_bits_are_called_so(trtopt: Run, folder: Path) -> None:
+    done = trtopt(*_arguments("--int8", "--sparse-all", "--allow-accuracy-loss"))
+    assert done.returncode == 0, done.stderr
+    weights = onnx.load(folder / "out.onnx").graph.initializer
+    wide = 4 - sum(len(item.dims) == 2 and item.data_type == TensorProto.INT8 for item in weights)
+    text = f"Gains are predicted in INT8; {wide} pruned layer{'s' if wide > 1 else ''} did not become that."
+    assert wide > 0 and text in _report(folder)["sparsity"]["note"]
+
+
 def test_without_samples_nothing_is_pruned(trtopt: Run, folder: Path) -> None:
     done = trtopt(*_arguments("--fp16", "--sparse", calib=None))
     assert done.returncode == 2 and "--calib" in done.stderr

@@ -53,6 +53,13 @@ def test_a_drop_with_a_metric_is_of_the_metric_alone() -> None:
     assert failure == "metric top1: 0.9 against 0.91, a drop of 0.01, more than the 0.005 of --max-accuracy-drop"
 
 
+def test_a_limit_that_nobody_gave_is_called_the_default() -> None:
+    measured = replace(record(y=VALUES), metric=MetricRecord("top1", 0.91, 0.90, 0.01))
+    for found in (measured, record(y=VALUES)):
+        (failure,) = gate(found, BuildConfig(max_accuracy_drop=0.005), is_default=True)
+        assert failure.endswith("more than the 0.005 of --max-accuracy-drop, its default here")
+
+
 def test_a_drop_that_is_the_budget_but_for_rounding_passes() -> None:
     """0.9 - 0.895 is 0.005 and a little more."""
     measured = replace(record(y=VALUES), metric=MetricRecord("top1", 0.9, 0.895, 0.9 - 0.895))

@@ -9,7 +9,7 @@ _ROUNDING = 1e-9
 """Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The search within a budget allows as much."""
 
 
-def gate(record: AccuracyRecord, config: BuildConfig) -> tuple[str, ...]:
+def gate(record: AccuracyRecord, config: BuildConfig, *, is_default: bool = False) -> tuple[str, ...]:
     """The gates that failed, one sentence each; the caller decides between an error and a warning.
 
     Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
@@ -21,6 +21,7 @@ def gate(record: AccuracyRecord, config: BuildConfig) -> tuple[str, ...]:
     Args:
         record: The verification.
         config: Its ``max_accuracy_drop`` and ``min_sqnr_db``.
+        is_default: Whether nobody gave ``max_accuracy_drop``: the message says so.
     """
     sources = [("output", record.outputs)]
     if record.engine is not None:
@@ -34,17 +35,19 @@ def gate(record: AccuracyRecord, config: BuildConfig) -> tuple[str, ...]:
                     f"{where}: {accuracy.nonfinite} values are NaN or infinite where the FP32 reference is finite"
                 )
             elif name not in record.host_outputs:
-                failures += _output_failures(where, accuracy, config, has_metric=record.metric is not None)
+                failures += _output_failures(where, accuracy, config, record.metric is not None, is_default)
     drop, metric = config.max_accuracy_drop, record.metric
     if drop is not None and metric is not None and not metric.drop <= drop + _ROUNDING:
         failures.append(
             f"metric {metric.name}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of {metric.drop:.4g}, "
-            f"more than the {drop:g} of --max-accuracy-drop"
+            f"more than the {drop:g} of --max-accuracy-drop{', its default here' if is_default else ''}"
         )
     return tuple(failures)
 
 
-def _output_failures(where: str, accuracy: OutputAccuracy, config: BuildConfig, *, has_metric: bool) -> list[str]:
+def _output_failures(
+    where: str, accuracy: OutputAccuracy, config: BuildConfig, has_metric: bool, is_default: bool
+) -> list[str]:
     failures = []
     if config.min_sqnr_db is not None and not accuracy.sqnr_db >= config.min_sqnr_db:
         failures.append(
@@ -55,7 +58,7 @@ def _output_failures(where: str, accuracy: OutputAccuracy, config: BuildConfig, 
         if not drop <= config.max_accuracy_drop + _ROUNDING:
             failures.append(
                 f"{where}: 1 - {measure} = {drop:.4g}, more than the {config.max_accuracy_drop:g} of "
-                "--max-accuracy-drop"
+                f"--max-accuracy-drop{', its default here' if is_default else ''}"
             )
     return failures
 

@@ -16,6 +16,7 @@ stay are fitted together: least squares for each output channel, solved for all 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,12 +40,15 @@ _MORE_SWEEPS = 2
 _TILE = 64
 """Inputs whose gradient is kept current during a sweep; that of the others is brought up to date once per tile."""
 
-_STEPS = 50
+_STEPS = 20
+"""Of the fit at the end: 50 lower the error at the outputs of a MiniLM by 0.03 dB, and take half as long again as all
+else."""
 _CONVERGED = 1e-3
 """The fit ends where the gradient, in the norm of its preconditioner, is this share of the first one."""
 
 _GONE = tuple(list(pair) for pair in itertools.combinations(range(GROUP), GROUP - KEPT))
 """The six choices: which two of the four become zero."""
+_GONE_ROWS = list(itertools.chain.from_iterable(_GONE))
 
 
 class Inputs:
@@ -63,7 +67,8 @@ class Inputs:
         if not np.isfinite(exact).all():
             raise np.linalg.LinAlgError("the inputs of the dense network are not finite")
         self._exact, self._pruned = exact, pruned
-        self._blocks = [(part, _gram(pruned[:, part])) for part in _blocks(exact.shape[1])]
+        grams = [(part, _gram(pruned[:, part])) for part in _blocks(exact.shape[1])]
+        self._blocks = [(part, gram, _Choices.of(gram)) for part, gram in grams]
 
     def prune(self, weight: np.ndarray, begin: np.ndarray | None = None) -> np.ndarray:
         """A 2:4 weight in place of a dense one.
@@ -75,13 +80,13 @@ class Inputs:
         error = (self._pruned - self._exact) @ weight
         found = np.empty_like(weight)
         before = slice(0)
-        for part, gram in self._blocks:
+        for part, gram, choices in self._blocks:
             error += self._pruned[:, before] @ (found[before] - weight[before])
             dense = weight[part]
             target = dense - np.linalg.solve(gram, self._pruned[:, part].T @ error)
             values = dense * best_mask(np.abs(dense), 0) if begin is None else begin[part]
             for _ in range(_SWEEPS if begin is None else _MORE_SWEEPS):
-                values = _sweep(gram, target, values)
+                values = _sweep(gram, choices, target, values)
             found[part], before = _refit(gram, target, values), part
         return found
 
@@ -103,11 +108,58 @@ def _gram(inputs: np.ndarray) -> np.ndarray:
     return gram
 
 
-def _sweep(gram: np.ndarray, target: np.ndarray, values: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True)
+class _Choices:
+    """What the six choices of every group of four do, for a weight of any width.
+
+    Attributes:
+        inverse: The inverse of the metric of the four, float32 ``[K / 4, 4, 4]``.
+        pull: What takes two away, times the best four: float32 ``[K / 4, 12, 4]``, two rows for each choice.
+        result: What is left, times the best four: float32 ``[K / 4, 24, 4]``, four rows for each choice.
+    """
+
+    inverse: np.ndarray
+    pull: np.ndarray
+    result: np.ndarray
+
+    @classmethod
+    def of(cls, gram: np.ndarray) -> _Choices:
+        """The choices in a metric ``[K, K]``."""
+        groups = len(gram) // GROUP
+        at = np.arange(len(gram)).reshape(groups, GROUP)
+        inverse = np.linalg.inv(gram[at[:, :, None], at[:, None, :]].astype(np.float64))
+        pull = np.zeros((groups, len(_GONE), GROUP - KEPT, GROUP))
+        result = np.empty((groups, len(_GONE), GROUP, GROUP))
+        for index, gone in enumerate(_GONE):
+            pull[:, index, :, gone] = np.linalg.inv(inverse[:, gone][:, :, gone]).swapaxes(0, 1)
+            result[:, index] = np.eye(GROUP) - inverse[:, :, gone] @ pull[:, index]
+            result[:, index, gone] = 0
+        narrow = (array.astype(np.float32) for array in (pull, result))
+        return cls(inverse.astype(np.float32), *(array.reshape(groups, -1, GROUP) for array in narrow))
+
+    def best_two(self, group: int, best: np.ndarray) -> np.ndarray:
+        """Of four weights ``[4, N]`` that are best together, the two that do best without the others.
+
+        Args:
+            group: Which four.
+            best: The weights without a pattern.
+
+        Returns:
+            float32 ``[4, N]``, with at least two zeros in each column.
+        """
+        price = (self.pull[group] @ best) * best[_GONE_ROWS]
+        chosen = np.argmin(price[::2] + price[1::2], axis=0)
+        results = (self.result[group] @ best).reshape(len(_GONE), GROUP, -1)
+        picked: np.ndarray = np.take_along_axis(results, chosen[None, None], axis=0)[0]
+        return picked
+
+
+def _sweep(gram: np.ndarray, choices: _Choices, target: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Choose the two that stay, and their values, of each four in turn, all other weights as they are.
 
     Args:
         gram: The metric, ``[K, K]``.
+        choices: Its choices.
         target: The weight without a pattern, ``[K, N]``.
         values: The weight to begin with.
     """
@@ -117,38 +169,13 @@ def _sweep(gram: np.ndarray, target: np.ndarray, values: np.ndarray) -> np.ndarr
         tile = slice(start, min(start + _TILE, len(values)))
         slope, now, square = gradient[tile], values[tile].copy(), gram[tile, tile]
         for at in range(0, len(now), GROUP):
-            four = slice(at, at + GROUP)
-            corner = square[four, four]
-            chosen = _best_two(corner, now[four] - np.linalg.solve(corner, slope[four]))
-            slope += square[:, four] @ (chosen - now[four])
+            four, group = slice(at, at + GROUP), (start + at) // GROUP
+            chosen = choices.best_two(group, now[four] - choices.inverse[group] @ slope[four])
+            slope[at:] += square[at:, four] @ (chosen - now[four])
             now[four] = chosen
         gradient[tile.stop :] += gram[tile.stop :, tile] @ (now - values[tile])
         result[tile] = now
     return result
-
-
-def _best_two(gram: np.ndarray, best: np.ndarray) -> np.ndarray:
-    """Of four weights ``[4, N]`` that are best together, the two that do best without the others.
-
-    Args:
-        gram: The metric of the four, ``[4, 4]``.
-        best: The weights without a pattern.
-
-    Returns:
-        float32 ``[4, N]``, with at least two zeros in each column.
-    """
-    inverse = np.linalg.inv(gram)
-    prices, results = [], []
-    for gone in _GONE:
-        # What it costs to take ``gone`` away with the others at their best, and what that makes of them.
-        pull = np.linalg.solve(inverse[np.ix_(gone, gone)], best[gone])
-        prices.append(np.sum(best[gone] * pull, axis=0))
-        result = best - inverse[:, gone] @ pull
-        result[gone] = 0
-        results.append(result)
-    chosen = np.argmin(prices, axis=0)
-    picked: np.ndarray = np.take_along_axis(np.stack(results), chosen[None, None], axis=0)[0]
-    return picked
 
 
 def _refit(gram: np.ndarray, target: np.ndarray, values: np.ndarray) -> np.ndarray:
