@@ -10,10 +10,12 @@ from trtopt import sparsity
 if TYPE_CHECKING:
     from trtopt.api import build, export, optimize
     from trtopt.api_analyze import analyze
+    from trtopt.api_profile import profile
     from trtopt.api_sensitivity import sensitivity
-    from trtopt.config import AnalyzeConfig, BuildConfig, SensitivityConfig
+    from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.errors import TrtoptError
     from trtopt.report.analysis import Analysis
+    from trtopt.report.profile import ProfileReport
     from trtopt.report.records import BuildReport
     from trtopt.report.sensitivity import Sensitivity
 
@@ -23,6 +25,8 @@ __all__ = [
     "AnalyzeConfig",
     "BuildConfig",
     "BuildReport",
+    "ProfileConfig",
+    "ProfileReport",
     "Sensitivity",
     "SensitivityConfig",
     "TrtoptError",
@@ -30,6 +34,7 @@ __all__ = [
     "build",
     "export",
     "optimize",
+    "profile",
     "sensitivity",
     "sparsity",
 ]
@@ -39,6 +44,8 @@ _HOMES = {
     "AnalyzeConfig": "trtopt.config",
     "BuildConfig": "trtopt.config",
     "BuildReport": "trtopt.report.records",
+    "ProfileConfig": "trtopt.config",
+    "ProfileReport": "trtopt.report.profile",
     "Sensitivity": "trtopt.report.sensitivity",
     "SensitivityConfig": "trtopt.config",
     "TrtoptError": "trtopt.errors",
@@ -46,6 +53,7 @@ _HOMES = {
     "build": "trtopt.api",
     "export": "trtopt.api",
     "optimize": "trtopt.api",
+    "profile": "trtopt.api_profile",
     "sensitivity": "trtopt.api_sensitivity",
 }
 

@@ -12,6 +12,7 @@ from trtopt.config import (
     Config,
     FieldKind,
     Option,
+    ProfileConfig,
     SensitivityConfig,
     checked,
     did_you_mean,
@@ -25,10 +26,12 @@ COMMANDS: dict[str, type[Config]] = {
     "optimize": BuildConfig,
     "analyze": AnalyzeConfig,
     "sensitivity": SensitivityConfig,
+    "profile": ProfileConfig,
 }
 """The tables of options, and what each configures."""
 
-_PAGES = {"build": "build.md", "optimize": "build.md", "analyze": "analyze.md", "sensitivity": "sensitivity.md"}
+_PAGES = {"optimize": "build"}
+"""Pages that have another name than their command."""
 
 GPUS = "gpu"
 """The table of GPUs, for all commands: ``[gpu.NAME]``."""
@@ -41,7 +44,7 @@ def load(path: Path, command: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        command: ``build``, ``optimize``, ``analyze`` or ``sensitivity``: the name of the table.
+        command: The name of the table: a key of :data:`COMMANDS`.
 
     Returns:
         Values by field name of the command's configuration, checked. Relative paths are made relative to the file's
@@ -61,7 +64,8 @@ def load(path: Path, command: str) -> dict[str, Any]:
         where = f"{path}: [{command}] {key}"
         if key not in known:
             near = did_you_mean(key.replace("-", "_"), known)
-            raise UsageError(f"Unknown option {key!r}", where=where, remedy=near or f"see docs/{_PAGES[command]}")
+            remedy = near or f"see docs/{_PAGES.get(command, command)}.md"
+            raise UsageError(f"Unknown option {key!r}", where=where, remedy=remedy)
         values[key] = _value(key, known[key], kinds[key], value, where)
     anchored = {key: _anchored(known[key], value, path.absolute().parent) for key, value in values.items()}
     return {**anchored, "gpus": gpus} if gpus else anchored

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from trtopt.errors import UsageError
 
@@ -73,6 +75,19 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> No
 def _place(path: Path) -> Path:
     """The same for every spelling of a file's path; the file itself may be a link, which writing replaces."""
     return path.absolute().parent.resolve() / path.name
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, without waiting for a pipe or a device.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
 
 
 @contextlib.contextmanager

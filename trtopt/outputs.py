@@ -10,11 +10,11 @@ from trtopt.errors import UsageError
 from trtopt.files import check_outputs
 
 
-def check_files(model: str, config: Config, config_file: str | None, *, engine: bool = False) -> None:
+def check_files(model: str | None, config: Config, config_file: str | None, *, engine: bool = False) -> None:
     """Raise before any work when an output cannot be written, or would overwrite an input or another output.
 
     Args:
-        model: The model file.
+        model: The model file; None without one.
         config: The options; the paths among them are known by :class:`Option.path`.
         config_file: The value of ``--config``.
         engine: Whether an engine is built: it has a name when ``--output`` gives none, and a log beside the report.
@@ -22,7 +22,7 @@ def check_files(model: str, config: Config, config_file: str | None, *, engine: 
     Raises:
         UsageError: See above; or the model is a folder.
     """
-    if os.path.isdir(model or "."):
+    if model is not None and os.path.isdir(model or "."):
         raise UsageError("The model path is a folder, not a file", where=model or ".", remedy="name the ONNX file")
     outputs: dict[str, Path] = {}
     inputs = files_read(model, config)
@@ -33,16 +33,16 @@ def check_files(model: str, config: Config, config_file: str | None, *, engine: 
         if option.path == "output" and value is not None:
             outputs[flag(name)] = Path(value)
     if engine and isinstance(config, BuildConfig) and config.output is None:
-        engines = (Path(model).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
+        engines = (Path(str(model)).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
         inputs.update((f"the engine {path.name}", path) for path in engines)
     if engine and isinstance(config, BuildConfig) and config.report is not None:
         inputs["the builder's log"] = Path(config.report).with_suffix(".build.log")
     check_outputs(outputs, inputs)
 
 
-def files_read(model: str, config: Config) -> dict[str, Path]:
+def files_read(model: str | None, config: Config) -> dict[str, Path]:
     """The files a run reads, by what messages call them: the model, and those that options name."""
-    inputs = {"the model": Path(model)}
+    inputs = {} if model is None else {"the model": Path(model)}
     for name, option in options(type(config)).items():
         value = getattr(config, name)
         if option.path in ("source", "file") and value:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,8 @@ from trtopt.errors import InvalidModelError
 
 Feeds = Mapping[str, np.ndarray]
 """Arrays by input name: one call's inputs."""
+
+_Session = TypeVar("_Session", bound="OrtSession")
 
 _INLINE_BYTES = 1024
 """Initializers up to this size stay in the serialised model: ONNX Runtime folds such constants at load."""
@@ -65,10 +68,9 @@ class OrtSession:
         # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
         options.enable_mem_pattern = False
         options.enable_cpu_mem_arena = arena
-        # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not fuse:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._adjust(options)
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}
@@ -115,18 +117,52 @@ class OrtSession:
                 "ONNX Runtime as it is",
             ) from error
 
+    def _adjust(self, options: Any) -> None:
+        """Set the options in which kinds of sessions differ."""
+        # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
     def close(self) -> None:
         """Free the session's memory."""
         self._session = None
         self._weights = {}
 
-    def __enter__(self) -> OrtSession:
+    def __enter__(self: _Session) -> _Session:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class TimedSession(OrtSession):
+    """A session whose time is measured: every node as the graph has it, threads that spin while they wait (ONNX
+    Runtime's default).
+
+    Args:
+        model: The graph; it is not changed.
+        threads: Threads within an operator.
+        profile: The beginning of the path of the file into which ONNX Runtime writes a profile of all runs; None for
+            no profile.
+
+    Raises:
+        MissingDependencyError: ONNX Runtime is not installed.
+        InvalidModelError: ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(self, model: ir.Model, *, threads: int, profile: Path | None = None) -> None:
+        self._profile = profile
+        super().__init__(model, threads=threads, fuse=False)
+
+    def _adjust(self, options: Any) -> None:
+        if self._profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self._profile)
+
+    def end_profiling(self) -> Path:
+        """End the profile; the file that holds it."""
+        return Path(self._session.end_profiling())
 
 
 def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:

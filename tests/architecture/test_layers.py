@@ -24,7 +24,7 @@ TIERS = (
     ("roofline",),
     ("rewrite",),
     ("source", "precision", "accuracy", "engine"),
-    ("sparsity",),
+    ("sparsity", "profiling"),
     ("pipeline", "pipeline_error", "pipeline_host", "pipeline_imports", "pipeline_judge", "pipeline_repair"),
     ("pipeline_analyze", "pipeline_calibrate"),
     ("pipeline_guard", "pipeline_improve", "pipeline_sensitivity", "pipeline_sparse_record"),
@@ -32,6 +32,7 @@ TIERS = (
     ("pipeline_precision", "pipeline_sparse_search"),
     ("pipeline_io", "pipeline_sparse"),
     ("api_build", "api_analyze", "api_sensitivity"),
+    ("api_profile",),
     ("api",),
     ("cli", "__main__"),
 )
@@ -52,6 +53,7 @@ SIBLINGS = {
     ("_script", "errors"): "a wrong FILE.py:FUNCTION is a usage error",
     ("report", "_lazy"): "the plotting package is loaded when a page is drawn",
     ("report", "files"): "reports are written whole or not at all",
+    ("report", "errors"): "a report file that is wrong is a usage error",
     ("__main__", "cli"): "python -m trtopt is the command",
 }
 """Imports between parts of one tier, with the reason."""

@@ -13,6 +13,8 @@ from trtopt.engine.backend import (
     check_target,
     check_version,
     choose_backend,
+    describe,
+    identify,
     read_header,
 )
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
@@ -87,6 +89,33 @@ def test_the_header_tells_version_targets_and_size() -> None:
     assert header.version == "1.7.1.116"
     assert header.compute_capabilities == ("8.0", "8.9")
     assert header.bytes == 100
+
+
+def plan(layout: int = 0) -> bytes:
+    header = bytearray(100)
+    header[:8] = b"ftrt" + struct.pack("<I", layout)
+    header[24:28] = bytes((10, 3, 0, 26))
+    return bytes(header)
+
+
+def test_an_engine_tells_which_backend_built_it() -> None:
+    backend, header = identify(engine(targets=8))
+    assert backend == TENSORRT_RTX
+    assert describe(backend, header) == "tensorrt-rtx 1.7.1.116 for compute capability 8.9"
+    backend, header = identify(plan())
+    assert backend == TENSORRT and header.compute_capabilities == ()
+    assert describe(backend, header) == "tensorrt 10.3.0.26"
+
+
+def test_a_plan_of_an_unknown_layout_is_of_an_unknown_version() -> None:
+    backend, header = identify(plan(layout=1))
+    assert describe(backend, header) == "tensorrt"
+
+
+@pytest.mark.parametrize("data", [b"", b"vtrt", plan()[:63], engine()[:-1], b"\x08\x0aonnx" * 20], ids=str)
+def test_what_is_no_engine_of_either_backend_is_refused(data: bytes) -> None:
+    with pytest.raises(UsageError):
+        identify(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"vtrt", engine()[:-1], engine() + b"x", engine(magic=b"ptrt")], ids=str)

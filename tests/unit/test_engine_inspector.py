@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from trtopt.engine.achieved import math_dtype
-from trtopt.engine.inspector import parse_inspector_json
+from trtopt.engine.inspector import check_detailed, parse_inspector_json
 from trtopt.engine.layers import kernel_count, weight_bytes
 from trtopt.errors import EngineBuildError
 
 PROFILES = Path(__file__).parents[3] / "shared" / "profiles" / "tensorrt-layers"
 
 
-def document(*layers: dict[str, Any], **more: Any) -> str:
+def document(*layers: Any, **more: Any) -> str:
     return json.dumps({"Layers": list(layers), **more})
 
 
@@ -43,6 +43,7 @@ OLD = {
     "Bias": {"Type": "Half", "Count": 64},
     "TacticName": "sm80_xmma",
 }
+UNTOLD = "N/A due to dynamic shapes"
 NEW = {
     "Name": "gemm_myl0_1",
     "LayerType": "gemm",
@@ -81,9 +82,13 @@ def test_layers_of_tensorrt_11_have_format_and_datatype_apart() -> None:
         "[]",
         "{}",
         document({}),
-        document({**NEW, "Inputs": [{"Name": "x", "Dimensions": [1], "Format": "odd"}]}),
-        document({**NEW, "Inputs": [{"Name": "x", "Dimensions": [1], "Datatype": "Quarter"}]}),
-        document({**NEW, "Metadata": "no brackets"}),
+        document({**NEW, "Inputs": [{"Name": "x", "Dimensions": ["1"], "Datatype": "Half"}]}),
+        document({**NEW, "Inputs": [{"Name": "x", "Dimensions": [10**400], "Datatype": "Half"}]}),
+        document({**OLD, "Weights": {"Type": "Half", "Count": -1}}),
+        document({**OLD, "Weights": {"Type": "Quarter", "Count": 1}}),
+        document({**NEW, "Metadata": "[ONNX Layer: a"}),
+        document(7),
+        "[" * 100_000,
     ],
 )
 def test_other_json_is_an_error(text: str) -> None:
@@ -92,9 +97,76 @@ def test_other_json_is_an_error(text: str) -> None:
 
 
 def test_an_engine_that_tells_names_only_says_how_to_build_it() -> None:
+    layers = parse_inspector_json(json.dumps({"Layers": ["conv1 + relu1", "Reformatting CopyNode for x to conv2"]}))
+    assert [(layer.name, layer.type, layer.onnx_nodes) for layer in layers] == [
+        ("conv1 + relu1", "", ("conv1", "relu1")),
+        ("Reformatting CopyNode for x to conv2", "", ()),
+    ]
+    assert not any((*layer.inputs, *layer.outputs) for layer in layers)
     with pytest.raises(EngineBuildError) as caught:
-        parse_inspector_json(json.dumps({"Layers": ["conv1", "relu1"]}))
+        check_detailed(layers)
     assert "detailed" in caught.value.remedy
+
+
+def test_an_engine_inspected_without_shapes_says_how_to_inspect_it() -> None:
+    """TensorRT 8.4 with a dynamic batch, as users post it: the format reads "N/A due to dynamic shapes"."""
+    tensor = {"Name": "x", "Location": "Device", "Dimensions": [-1, 128, 14, 14], "Format/Datatype": UNTOLD}
+    (layer,) = parse_inspector_json(document({**OLD, "Inputs": [tensor]}))
+    assert (layer.inputs[0].dtype, layer.inputs[0].shape) == ("", (-1, 128, 14, 14))
+    with pytest.raises(EngineBuildError) as caught:
+        check_detailed([layer])
+    assert "shapes of all inputs" in caught.value.remedy
+    check_detailed(parse_inspector_json(document(OLD, NEW)))
+
+
+@pytest.mark.parametrize(
+    "told", [{"Format": "odd"}, {"Datatype": "Quarter"}, {"Format/Datatype": "Row/Linear Quarter"}]
+)
+def test_a_type_that_is_not_known_is_told_by_name_where_it_matters(told: dict[str, str]) -> None:
+    """A profile of such an engine is worth reading; a build has to know the types."""
+    (layer,) = parse_inspector_json(document({**NEW, "Inputs": [{"Name": "x", "Dimensions": [1], **told}]}))
+    assert layer.inputs[0].dtype == ""
+    with pytest.raises(EngineBuildError) as caught:
+        check_detailed([layer])
+    assert next(iter(told.values())) in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("Conv_9", ("Conv_9",)),
+        ("Conv_1 || Conv_2", ("Conv_1", "Conv_2")),
+        ("conv1.weight + QuantizeLinear_7 + Conv_9", ("QuantizeLinear_7", "Conv_9")),
+        ("onnx::Conv_193 + /conv1/Conv + /relu/Relu [profile 1]", ("/conv1/Conv", "/relu/Relu")),
+        ("Conv_0 + PWN(PWN(Sigmoid_1), Mul_2)", ("Conv_0", "Sigmoid_1", "Mul_2")),
+        ("{ForeignNode[fc.weight...(Unnamed Layer* 58) [ElementWise]]}", ()),
+        ("{ForeignNode[/Constant_7_output_0 + ONNXTRT_Broadcast.../Einsum_1]}", ("/Einsum_1",)),
+        ("MatMul + b3/read:0 + (Unnamed Layer* 21) [Shuffle] + unsqueeze_node_after_b3/read:0 + add_2",
+         ("MatMul", "add_2")),
+        ("reshape_after_Gemm_48", ()),
+        ("__myl_MulSumAdd_myl24_1", ()),
+        ("/classifier/classifier_1/Gemm_myl55_1", ()),
+    ],
+)  # fmt: skip
+def test_what_are_nodes_in_the_name_of_a_layer_without_metadata(name: str, nodes: tuple[str, ...]) -> None:
+    (layer,) = parse_inspector_json(document({**OLD, "Name": name}))
+    assert layer.onnx_nodes == nodes
+
+
+def test_metadata_of_another_front_end_is_not_taken_for_onnx() -> None:
+    entry = {**OLD, "Name": "conv1", "Metadata": "[CONVOLUTION]-[aten_ops.convolution.default]-[conv1]"}
+    assert parse_inspector_json(document(entry))[0].onnx_nodes == ("conv1",)
+    assert parse_inspector_json(document({**entry, "Metadata": ""}))[0].onnx_nodes == ()
+
+
+def test_a_quantizer_that_runs_as_a_copy_is_a_node_and_a_change_of_format_is_none() -> None:
+    layers = parse_inspector_json(
+        document(
+            {**OLD, "Name": "QuantizeLinear_2", "LayerType": "Reformat", "Origin": "QDQ"},
+            {**OLD, "Name": "Reformatting CopyNode for Input Tensor 0 to Conv_0 + Relu_1", "LayerType": "Reformat"},
+        )
+    )
+    assert [layer.onnx_nodes for layer in layers] == [("QuantizeLinear_2",), ()]
 
 
 @pytest.mark.shared

@@ -1,4 +1,4 @@
-"""``trtopt explain`` and ``trtopt explain RULE``: the rules behind the findings of ``trtopt analyze``."""
+"""``trtopt explain [RULE]``: the rules behind the findings of ``trtopt analyze`` and ``trtopt profile``."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ _SCHEMA = "trtopt.rules/1"
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    parser = Parser(prog="trtopt explain", description="The rules behind the findings of 'trtopt analyze'.")
+    parser = Parser(
+        prog="trtopt explain", description="The rules behind the findings of 'trtopt analyze' and 'trtopt profile'."
+    )
     parser.add_argument("rule", metavar="RULE", nargs="?", help="the rule to explain; without one, all are listed")
     parser.add_argument("--list", action="store_true", help="list all rules, as without RULE")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse(argv)
 
-    from trtopt.roofline.rules.registry import PAGES
+    from trtopt.profiling.explain import PAGES
+    from trtopt.roofline.rules.registry import PAGES as RULE_PAGES
 
+    every = {**RULE_PAGES, **PAGES}
     if args.rule is not None and args.list:
         raise UsageError("--list lists all rules", where=f"trtopt explain {args.rule} --list", remedy="leave out one")
-    if args.rule is not None and args.rule not in PAGES:
+    if args.rule is not None and args.rule not in every:
         raise UsageError(
             f"There is no rule named {args.rule!r}",
             where="trtopt explain",
-            remedy=did_you_mean(args.rule.lower(), PAGES) or "trtopt explain lists them all",
+            remedy=did_you_mean(args.rule.lower(), every) or "trtopt explain lists them all",
         )
-    pages = {args.rule: PAGES[args.rule]} if args.rule else PAGES
+    pages = {args.rule: every[args.rule]} if args.rule else every
     if args.json:
         rules = [{"name": name, "summary": text.partition("\n")[0], "page": text} for name, text in pages.items()]
         print_json({"schema": _SCHEMA, "rules": rules})

@@ -23,6 +23,8 @@ COMMANDS = {
     "optimize": "make an optimized ONNX model: build without the engine",
     "analyze": "predict each layer's time, what limits it and what to change",
     "sensitivity": "measure which regions cost accuracy in 8 bits",
+    "profile": "put each layer's measured time beside its prediction",
+    "report": "show a profile in other forms, or what changed against another",
     "export": "make an ONNX model from a PyTorch module",
     "recipe": "list and explain the graph rewrites",
     "explain": "explain a rule of analyze",

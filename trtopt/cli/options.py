@@ -16,6 +16,7 @@ from trtopt.config import (
     BuildConfig,
     Config,
     Option,
+    ProfileConfig,
     SensitivityConfig,
     ShapeMap,
     field_kinds,
@@ -34,7 +35,7 @@ _PRECISION_HELP = {
 }
 
 
-_Config = TypeVar("_Config", BuildConfig, AnalyzeConfig, SensitivityConfig)
+_Config = TypeVar("_Config", BuildConfig, AnalyzeConfig, SensitivityConfig, ProfileConfig)
 
 
 def add_config_options(parser: Parser, config: type[Config]) -> None:

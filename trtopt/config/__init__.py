@@ -26,6 +26,7 @@ from trtopt.config.base import (
     options,
 )
 from trtopt.config.build import BuildConfig
+from trtopt.config.profile import ONNXRUNTIME, ProfileConfig
 from trtopt.config.sensitivity import SensitivityConfig
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "CALIB_METHODS",
     "FILES",
     "GROUPS",
+    "ONNXRUNTIME",
     "PRECISION",
     "PRECISIONS",
     "REWRITES",
@@ -46,6 +48,7 @@ __all__ = [
     "FieldKind",
     "Option",
     "PathKind",
+    "ProfileConfig",
     "SensitivityConfig",
     "ShapeMap",
     "checked",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
+from trtopt.engine.kernel_names import is_sparse
 from trtopt.engine.layers import layers_of_profile
 from trtopt.report.analysis import LayerRow
 from trtopt.report.records import Achieved, LayerInfo, TensorInfo
@@ -24,10 +24,6 @@ _MATH = ("conv", "gemm", "mha", "fused")
 """Kinds of kernels with matrix multiplications, those that surely have one first."""
 
 _FLOATS = frozenset(["Half", "BFloat16", "Float"])
-
-_SPARSE = re.compile(r"sparse|spgemm", re.IGNORECASE)
-"""In the names of TensorRT's sparse kernels (``sm80_xmma_fprop_sparse_conv_...``) and of CUTLASS's
-(``..._s16832spgemm_...``); none was run here."""
 
 
 def achieved_precision(
@@ -112,4 +108,4 @@ def sparse_kernels(layers: Sequence[LayerInfo]) -> tuple[str, ...] | None:
     """
     if not any(layer.tactic for layer in layers):
         return None
-    return tuple(layer.name for layer in layers if _SPARSE.search(layer.tactic))
+    return tuple(layer.name for layer in layers if is_sparse(layer.tactic))

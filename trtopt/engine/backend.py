@@ -6,9 +6,11 @@ import contextlib
 import importlib.metadata
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtopt._lazy import is_available
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
+from trtopt.files import open_regular
 from trtopt.hardware.spec import GpuSpec
 
 
@@ -59,6 +61,7 @@ RTX_TARGETS = {"7.5": 1, "8.0": 2, "8.6": 4, "8.9": 8, "12.0": 16, "12.1": 32}
 """Compute capabilities TensorRT for RTX 1.7 builds for, and their bits in the header of an engine."""
 
 _MAGIC = b"vtrt"
+_TENSORRT_MAGIC = b"ftrt"
 _HEADER_BYTES = 64
 
 
@@ -155,11 +158,11 @@ def _check_present(gpu: GpuSpec | None, present: GpuSpec | None) -> None:
 
 @dataclass(frozen=True)
 class EngineHeader:
-    """What the header of a TensorRT for RTX engine says.
+    """What the header of an engine says.
 
     Attributes:
-        version: The builder's version, for example ``1.7.1.116``.
-        compute_capabilities: Those the engine may run on, ascending.
+        version: The builder's version, for example ``1.7.1.116``; empty where it is not known.
+        compute_capabilities: Those the engine may run on, ascending; empty where the header does not tell.
         bytes: The size of the whole engine.
     """
 
@@ -194,4 +197,50 @@ def read_header(data: bytes) -> EngineHeader:
             remedy="it was cut off or changed; build or copy it again",
         )
     targets = tuple(capability for capability, bit in RTX_TARGETS.items() if data[32] & bit)
-    return EngineHeader(".".join(str(part) for part in data[24:28]), targets, size)
+    return EngineHeader(_version(data), targets, size)
+
+
+def identify(data: bytes) -> tuple[Backend, EngineHeader]:
+    """Which backend built an engine, and what its header says.
+
+    The header of a TensorRT engine tells its version only (layout: ``printPlanVersion`` of trtexec), not its GPU.
+
+    Args:
+        data: The engine, whole.
+
+    Raises:
+        UsageError: It is no engine, or not all of it.
+    """
+    if len(data) >= _HEADER_BYTES and data[:4] == _TENSORRT_MAGIC:
+        known = not any(data[4:8])  # the only serialization version whose layout is known
+        return TENSORRT, EngineHeader(_version(data) if known else "", (), len(data))
+    if data[:4] != _MAGIC:
+        raise UsageError(
+            "Neither an engine of TensorRT nor of TensorRT for RTX",
+            where=f"its first bytes: {data[:4].hex(' ') or 'none'}",
+            remedy="give an .engine or .rtx.engine file",
+        )
+    return TENSORRT_RTX, read_header(data)
+
+
+def is_engine(path: Path) -> bool:
+    """Whether a file begins as engines do, of either backend.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            return file.read(4) in (_TENSORRT_MAGIC, _MAGIC)
+    except OSError as error:
+        raise UsageError(f"Cannot read the file: {error.strerror}", where=str(path), remedy="check the path") from error
+
+
+def describe(backend: Backend, header: EngineHeader) -> str:
+    """What built an engine and for what: ``tensorrt-rtx 1.7.1.116 for compute capability 8.9``."""
+    targets = ", ".join(header.compute_capabilities)
+    return f"{backend.name} {header.version}".rstrip() + (f" for compute capability {targets}" if targets else "")
+
+
+def _version(data: bytes) -> str:
+    return ".".join(str(part) for part in data[24:28])

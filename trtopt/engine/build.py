@@ -19,7 +19,7 @@ import trtopt
 from trtopt.engine import worker
 from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, read_header
 from trtopt.engine.failures import crash, refusal
-from trtopt.engine.inspector import parse_inspector_json
+from trtopt.engine.inspector import check_detailed, parse_inspector_json
 from trtopt.engine.layers import (
     Resolved,
     activation_bytes,
@@ -202,7 +202,9 @@ def _sized_layers(
 def _read_layers(request: BuildRequest, text: str, raw_log: str) -> Resolved:
     parse = parse_layers_log if request.backend == TENSORRT_RTX else parse_inspector_json
     try:
-        return resolve_nodes(parse(text), request.nodes)
+        layers = parse(text)
+        check_detailed(layers)
+        return resolve_nodes(layers, request.nodes)
     except EngineBuildError as error:
         with tempfile.NamedTemporaryFile(
             "w", prefix="trtopt-layers-", suffix=".log", delete=False, encoding="utf-8"

@@ -56,11 +56,13 @@ _TENSOR = re.compile(
 _TAIL = re.compile(
     r"(?:TacticName: (?P<tactic>.*?), )?(?:.*?, )?StreamId: -?\d+, (?:.*?, )?Metadata: (?P<metadata>.*)", re.DOTALL
 )
-_CLAIM = "[ONNX Layer: "
+CLAIM = "[ONNX Layer: "
+"""What begins the name of an ONNX node in a layer's metadata."""
+
 _SEPARATORS = "\x1e\x1f"
 _CLAIM_BORDER = re.compile(rf"\](?:__\w+)?[{_SEPARATORS}]?\[ONNX Layer: ")
 _CLAIM_END = re.compile(rf"\](?:__\w+)?[{_SEPARATORS}]?\Z")
-_PROFILE = re.compile(r" \[profile (\d+)\]")
+_PROFILE = re.compile(r" \[profile (\d{1,6})\]")
 _GROUP = re.compile(r"_myl(\d+)_\d+$")
 
 
@@ -148,9 +150,9 @@ def parse_metadata(metadata: str) -> tuple[str, ...]:
     if not metadata.strip(_SEPARATORS):
         return ()
     last = _CLAIM_END.search(metadata)
-    if last is None or not metadata.startswith(_CLAIM):
+    if last is None or not metadata.startswith(CLAIM):
         raise _not_understood(f"Metadata: {metadata}")
-    return tuple(dict.fromkeys(_CLAIM_BORDER.split(metadata[len(_CLAIM) : last.start()])))
+    return tuple(dict.fromkeys(_CLAIM_BORDER.split(metadata[len(CLAIM) : last.start()])))
 
 
 def kind_of(name: str, layer_type: str) -> str:
@@ -223,7 +225,12 @@ def _resolve(name: str, layer: LayerInfo, known: Collection[str]) -> str:
 
 
 def layers_of_profile(layers: Sequence[LayerInfo], profile: int = 0) -> tuple[LayerInfo, ...]:
-    """The layers of one optimization profile: an engine of k profiles lists its kernels k times.
+    """The layers of one optimization profile: an engine of k profiles lists its kernels k times."""
+    return tuple(layer for layer, number in zip(layers, profiles_of(layers), strict=True) if number == profile)
+
+
+def profiles_of(layers: Sequence[LayerInfo]) -> tuple[int, ...]:
+    """The number of each layer's optimization profile.
 
     Layers of one lowering share the number in ``_myl<n>_``; a lowering belongs to profile k > 0 when one of its names
     carries ``[profile k]``.
@@ -232,7 +239,7 @@ def layers_of_profile(layers: Sequence[LayerInfo], profile: int = 0) -> tuple[La
     for layer in layers:
         key = _group(layer)
         groups[key] = max(groups.get(key, 0), _named_profile(layer))
-    return tuple(layer for layer in layers if groups[_group(layer)] == profile)
+    return tuple(groups[_group(layer)] for layer in layers)
 
 
 def _group(layer: LayerInfo) -> str:

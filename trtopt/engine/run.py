@@ -1,7 +1,7 @@
 """Run an engine where its GPU is.
 
-Written to the documented API of TensorRT 10.3 and later, TensorRT for RTX 1.7 and cuda-python 12 and later; it has not
-been run on a GPU yet. `trtopt doctor --selftest` runs it and compares with ONNX Runtime.
+Written to the documented API of TensorRT 10.3 and later, TensorRT for RTX 1.7 and cuda-python 12.6.1 and later; it has
+not been run on a GPU yet. `trtopt doctor --selftest` runs it and compares with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import contextlib
 import functools
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from trtopt._lazy import is_available, require
-from trtopt.engine.backend import TENSORRT_RTX, Backend, read_header
+from trtopt.engine.backend import TENSORRT_RTX, Backend, describe, identify, read_header
 from trtopt.errors import EngineBuildError, TargetError, UsageError
+from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.probe import probe
 from trtopt.runtime import Feeds
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _T = TypeVar("_T")
 _CHANNELS_LAST = ("HWC", "HWC8")
@@ -32,9 +36,10 @@ def why_not_run(backend: Backend, engine: bytes | None = None) -> str:
     found = probe()
     if found.gpu is None:
         return found.reason
-    for module in (backend.module, "cuda"):
-        if not is_available(module):
-            return f"the Python package {module} is not installed"
+    if not is_available(backend.module):
+        return f"the Python package {backend.module} is not installed"
+    if not is_available("cuda"):
+        return "the Python package cuda-python is not installed (pip install cuda-python)"
     capability = found.gpu.compute_capability
     if backend == TENSORRT_RTX and engine is not None:
         targets = read_header(engine).compute_capabilities
@@ -54,19 +59,21 @@ class EngineSession:
     Args:
         engine: The engine file's content.
         backend: What built it.
+        rtx_graphs: Whether TensorRT for RTX captures and launches CUDA graphs by itself; it falls back unseen.
 
     Raises:
-        TargetError: It cannot run here.
-        EngineBuildError: The runtime refuses the engine.
+        TargetError: It cannot run here, or the runtime refuses the engine.
+        EngineBuildError: The runtime fails.
     """
 
-    def __init__(self, engine: bytes, backend: Backend) -> None:
+    def __init__(self, engine: bytes, backend: Backend, *, rtx_graphs: bool = False) -> None:
         reason = why_not_run(backend, engine)
         if reason:
             raise TargetError(f"The engine cannot run here: {reason}", where=backend.runtime, remedy=backend.install)
         trt = require(backend.module, "gpu", "run engines")
-        self._stack = contextlib.ExitStack()
-        self._runner = _guarded(lambda: _Runner(trt, engine, self._stack))
+        with contextlib.ExitStack() as stack:
+            self._runner = guarded(lambda: _Runner(trt, engine, stack, rtx_graphs))
+            self._stack = stack.pop_all()
         self.output_names: tuple[str, ...] = self._runner.output_names
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
@@ -79,9 +86,9 @@ class EngineSession:
             UsageError: A feed is missing an input, or its shape is outside of the engine's profile.
             EngineBuildError: The engine fails to run.
         """
-        return _guarded(functools.partial(self._runner.run, feeds))
+        return guarded(functools.partial(self._runner.run, feeds))
 
-    def __enter__(self) -> EngineSession:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -90,7 +97,7 @@ class EngineSession:
         self._stack.close()
 
 
-def _guarded(call: Callable[[], _T]) -> _T:
+def guarded(call: Callable[[], _T]) -> _T:
     """``call()``, with what the native bindings raise as one of our errors."""
     try:
         return call()
@@ -141,59 +148,95 @@ class _Buffer:
 class _Runner:
     """An engine with its context and buffers, freed when ``stack`` closes."""
 
-    def __init__(self, trt: Any, data: bytes, stack: contextlib.ExitStack) -> None:
-        self._trt = trt
-        self._cuda = _Cuda()
-        self._logger = trt.Logger(trt.Logger.ERROR)
+    def __init__(self, trt: Any, data: bytes, stack: contextlib.ExitStack, rtx_graphs: bool) -> None:
+        self.trt = trt
+        self.cuda = _Cuda()
+        self._messages: list[str] = []
+        self._logger = _error_log(trt, self._messages)
         trt.init_libnvinfer_plugins(self._logger, "")
-        runtime = trt.Runtime(self._logger)
-        engine = runtime.deserialize_cuda_engine(data)
-        if engine is None:
-            raise EngineBuildError(
-                "The runtime refuses the engine",
-                where=f"{trt.__name__} {trt.__version__}",
-                remedy="build it with this version and for this GPU",
-            )
-        self._keep = (runtime, engine)
-        self._context = engine.create_execution_context()
-        self._stream = self._cuda.call("cudaStreamCreate")
-        stack.callback(self._cuda.call, "cudaStreamDestroy", self._stream)
-        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        modes = {name: engine.get_tensor_mode(name) for name in names}
+        self._runtime = trt.Runtime(self._logger)
+        self.engine = self._given(self._runtime.deserialize_cuda_engine(data), data)
+        self.context = self._given(_context(trt, self.engine, rtx_graphs), data)
+        self.stream = self.cuda.call("cudaStreamCreate")
+        stack.callback(self.cuda.call, "cudaStreamDestroy", self.stream)
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        modes = {name: self.engine.get_tensor_mode(name) for name in names}
         self._inputs = [name for name in names if modes[name] == trt.TensorIOMode.INPUT]
         self._outputs = [name for name in names if modes[name] == trt.TensorIOMode.OUTPUT]
         self.output_names = tuple(self._outputs)
-        self._on_host = {name for name in names if engine.get_tensor_location(name) == trt.TensorLocation.HOST}
-        self._dtypes = {name: self._dtype(engine.get_tensor_dtype(name)) for name in names}
-        self._last = {name for name in names if engine.get_tensor_format(name).name in _CHANNELS_LAST}
-        self._buffers = {name: _Buffer(self._cuda) for name in names}
+        self._on_host = {name for name in names if self.engine.get_tensor_location(name) == trt.TensorLocation.HOST}
+        self._dtypes = {name: self._dtype(self.engine.get_tensor_dtype(name)) for name in names}
+        self._last = {name for name in names if self.engine.get_tensor_format(name).name in _CHANNELS_LAST}
+        self._buffers = {name: _Buffer(self.cuda) for name in names}
         for buffer in self._buffers.values():
             stack.callback(buffer.free)
         self._allocators = {name: _output_allocator(trt, self._buffers[name]) for name in self._outputs}
+        self._held: list[np.ndarray] = []
+
+    def _given(self, made: Any, data: bytes) -> Any:
+        if made is None:
+            raise TargetError(
+                f"The runtime refuses the engine, built by {describe(*identify(data))}: "
+                + ("; ".join(self._messages) or "without a reason"),
+                where=f"{self.trt.__name__} {self.trt.__version__} on {probe().name}",
+                remedy="build it with this version and for this GPU; free GPU memory",
+            )
+        return made
 
     def _dtype(self, dtype: Any) -> np.dtype[Any]:
-        found: np.dtype[Any] = np.dtype(_ML_DTYPES.get(dtype.name) or self._trt.nptype(dtype))
+        found: np.dtype[Any] = np.dtype(_ML_DTYPES.get(dtype.name) or self.trt.nptype(dtype))
         return found
 
+    def input_specs(self) -> tuple[InputSpec, ...]:
+        specs = []
+        for name in self._inputs:
+            dims = (int(dim) for dim in self.engine.get_tensor_shape(name))
+            specs.append(InputSpec(name, self._dtypes[name], tuple("?" if dim < 0 else dim for dim in dims)))
+        return tuple(specs)
+
+    def optimum(self, name: str) -> tuple[int, ...]:
+        """The shape of an input that the first optimization profile is tuned for."""
+        return tuple(int(dim) for dim in self.engine.get_tensor_profile_shape(name, 0)[1])
+
     def run(self, feed: Feeds) -> list[np.ndarray]:
-        held = [self._set_input(name, feed) for name in self._inputs]  # host memory must live until the stream is done
+        self.set(feed)
+        self.enqueue()
+        self.synchronize()
+        return [self._fetch(name) for name in self._outputs]
+
+    def set(self, feed: Feeds) -> None:
+        """Copy the inputs, and have the outputs' memory follow their sizes."""
+        self._held = [self._set_input(name, feed) for name in self._inputs]  # must live until the stream is done
         for name in self._outputs:
-            self._context.set_output_allocator(name, self._allocators[name])
-            self._context.set_tensor_address(name, self._buffers[name].reserve(1))
-        if not self._context.execute_async_v3(int(self._stream)):
+            self.context.set_output_allocator(name, self._allocators[name])
+            self.context.set_tensor_address(name, self._buffers[name].reserve(1))
+
+    def fix_outputs(self) -> None:
+        """After a run: keep the outputs' memory as it is, so that no callback into Python is timed.
+
+        Outputs whose size depends on the data keep their allocator.
+        """
+        for name in self._outputs:
+            if -1 not in tuple(self.context.get_tensor_shape(name)):
+                self.context.set_output_allocator(name, None)
+                self.context.set_tensor_address(name, self._buffers[name].pointer)
+
+    def enqueue(self) -> None:
+        if not self.context.execute_async_v3(int(self.stream)):
             raise EngineBuildError(
-                "The engine failed to run",
-                where=", ".join(f"{name}{array.shape}" for name, array in zip(self._inputs, held, strict=True)),
+                f"The engine failed to run: {'; '.join(self._messages[-3:]) or 'without a reason'}",
+                where=", ".join(f"{name}{array.shape}" for name, array in zip(self._inputs, self._held, strict=True)),
                 remedy="run `trtopt doctor --selftest` and report it with the output",
             )
-        self._cuda.call("cudaStreamSynchronize", self._stream)
-        return [self._fetch(name) for name in self._outputs]
+
+    def synchronize(self) -> None:
+        self.cuda.call("cudaStreamSynchronize", self.stream)
 
     def _set_input(self, name: str, feed: Feeds) -> np.ndarray:
         if name not in feed:
             raise UsageError(f"The engine's input {name!r} is missing", where=", ".join(feed), remedy="add it")
         array = np.ascontiguousarray(feed[name], dtype=self._dtypes[name]).reshape(np.shape(feed[name]))
-        if not self._context.set_input_shape(name, array.shape):
+        if not self.context.set_input_shape(name, array.shape):
             raise UsageError(
                 f"The shape {list(array.shape)} of {name!r} is outside of the engine's profile",
                 where=name,
@@ -202,12 +245,12 @@ class _Runner:
         if name in self._last:
             array = np.ascontiguousarray(np.moveaxis(array, 1, -1))
         if name in self._on_host:
-            self._context.set_tensor_address(name, array.ctypes.data)
+            self.context.set_tensor_address(name, array.ctypes.data)
             return array
         pointer = self._buffers[name].reserve(max(array.nbytes, 1))
-        kind = self._cuda.api.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._cuda.call("cudaMemcpyAsync", pointer, array.ctypes.data, array.nbytes, kind, self._stream)
-        self._context.set_tensor_address(name, pointer)
+        kind = self.cuda.api.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self.cuda.call("cudaMemcpyAsync", pointer, array.ctypes.data, array.nbytes, kind, self.stream)
+        self.context.set_tensor_address(name, pointer)
         return array
 
     def _fetch(self, name: str) -> np.ndarray:
@@ -216,9 +259,38 @@ class _Runner:
         if name in self._last:
             shape = (shape[0], *shape[2:], shape[1])
         array = np.empty(shape, self._dtypes[name])
-        kind = self._cuda.api.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        self._cuda.call("cudaMemcpy", array.ctypes.data, self._buffers[name].pointer, array.nbytes, kind)
+        kind = self.cuda.api.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self.cuda.call("cudaMemcpy", array.ctypes.data, self._buffers[name].pointer, array.nbytes, kind)
         return np.moveaxis(array, -1, 1) if name in self._last else array
+
+
+def _context(trt: Any, engine: Any, rtx_graphs: bool) -> Any:
+    """An execution context.
+
+    TensorRT for RTX compiles the kernels for a new shape in the background unless it is told to wait, so that the first
+    runs are those of other kernels.
+    """
+    if trt.__name__ != TENSORRT_RTX.module:
+        return engine.create_execution_context()
+    config = engine.create_runtime_config()
+    config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+    if rtx_graphs:
+        config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    return engine.create_execution_context(config)
+
+
+def _error_log(trt: Any, messages: list[str]) -> Any:
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        """Keeps the errors."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity.value <= trt.ILogger.Severity.ERROR.value:
+                messages.append(message)
+
+    return Logger()
 
 
 def _output_allocator(trt: Any, buffer: _Buffer) -> Any:

@@ -40,7 +40,7 @@ _CHANNELS_LAST = re.compile("NHWC|channel|transposed", re.IGNORECASE)
 "Transposed"."""
 
 _WIDTHS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16, "thirty-two": 32}
-_PACKED = re.compile(rf"channel % (\d+) == 0|({'|'.join(_WIDTHS)}) wide", re.IGNORECASE)
+_PACKED = re.compile(rf"channel % ([1-9]\d{{0,2}}) == 0|({'|'.join(_WIDTHS)}) wide", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Counter:
             kind=kind,
             gemm=gemm,
             dtype="tf32" if uses_tf32 else base.dtype,
-            accumulate_fp16=_sums_in_fp16(kernel.tactic, kind, base.dtype),
+            accumulate_fp16=accumulates_fp16(kernel.tactic, kind, base.dtype),
             alignment_bytes=_alignment(kernel),
         )
 
@@ -283,13 +283,19 @@ def _row_elements(item: TensorInfo) -> int:
     axis."""
     if not _CHANNELS_LAST.search(item.format):
         return item.shape[-1]
-    packed = _PACKED.search(item.format)
-    multiple = 1 if packed is None else int(packed[1] or _WIDTHS[packed[2].lower()])
+    multiple = packed_channels(item.format)
     return -(-item.shape[1] // multiple) * multiple
 
 
-def _sums_in_fp16(tactic: str, kind: Kind, dtype: MathType) -> bool:
-    """From the tactic's name; where that is hidden, as for the same node of a graph."""
+def packed_channels(form: str) -> int:
+    """The number of channels a memory format stores together, which pads the channels to a multiple of it."""
+    packed = _PACKED.search(form)
+    return 1 if packed is None else int(packed[1] or _WIDTHS[packed[2].lower()])
+
+
+def accumulates_fp16(tactic: str, kind: Kind, dtype: MathType) -> bool:
+    """Whether FP16 products are summed in FP16: from the tactic's name; where that is hidden, as for the same node of
+    a graph."""
     if _TELLING.search(tactic) is None:
         return sums_in_fp16(kind, dtype)
     return _FP16_SUMS.search(tactic) is not None

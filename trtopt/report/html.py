@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from trtopt.report.analysis_text import (
     sparse_weights_text,
     sparsity_text,
 )
-from trtopt.report.html_page import check_html, drawing, page
+from trtopt.report.html_page import Draw, check_html, drawing, page
 from trtopt.report.html_tables import text, time
 from trtopt.report.text import bytes_text, count, percent
 
@@ -138,9 +137,7 @@ def _findings(analysis: Analysis) -> str:
     return f'<section><h2>Findings</h2><p class="quiet">{note}</p><div class="scroll tall">{body}</div></section>'
 
 
-def _roofline(
-    analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, draw: Callable[[str, plots.Figure], str]
-) -> str:
+def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, draw: Draw) -> str:
     placed = slowest(plots.placed(analysis.layers))
     if not placed:
         return ""
@@ -161,7 +158,7 @@ def _roofline(
     return f'<section><h2>Roofline</h2><p class="quiet">{" ".join(notes)}</p>{draw("roofline", figure)}</section>'
 
 
-def _layers(analysis: Analysis, draw: Callable[[str, plots.Figure], str]) -> str:
+def _layers(analysis: Analysis, draw: Draw) -> str:
     if not analysis.layers:
         return ""
     rows = slowest(analysis.layers)
@@ -194,7 +191,7 @@ def _sparsity(analysis: Analysis) -> str:
     )
 
 
-def _batches(analysis: Analysis, draw: Callable[[str, plots.Figure], str]) -> str:
+def _batches(analysis: Analysis, draw: Draw) -> str:
     sweep = analysis.batch_sweep
     if sweep is None or not sweep.points:
         return ""

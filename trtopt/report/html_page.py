@@ -11,14 +11,12 @@ network.
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from trtopt._lazy import require
+from trtopt.report.html_figures import Figure
 from trtopt.report.html_tables import text
-
-Figure = dict[str, Any]
-"""Data and layout of a plot, as plotly's JSON."""
 
 Draw = Callable[[str, Figure], str]
 """Turns a figure into a piece of the page, given the name of its element."""
@@ -36,17 +34,28 @@ _CONFIG = {
 """The buttons are named because plotly's own choice includes one that uploads the plot."""
 
 
-def page(title: str, sections: Iterable[str]) -> str:
+def page(
+    title: str,
+    sections: Iterable[str],
+    *,
+    styles: Sequence[str] = ("analysis.css",),
+    libraries: Sequence[str] = (),
+    scripts: Sequence[str] = ("analysis.js",),
+) -> str:
     """A whole page of about 5 MB, without any request to the network.
 
     Args:
         title: Its title, as plain text.
         sections: HTML.
+        styles: Style sheets, as files of ``assets``.
+        libraries: Scripts that run before the sections are read, likewise; plotly's is always one.
+        scripts: Scripts that run when the sections stand, likewise.
 
     Raises:
         MissingDependencyError: plotly is not installed.
     """
-    script = _plotly("plotly.offline").get_plotlyjs()
+    before = "\n".join(f"<script>{script}</script>" for script in (_plotly_script(), *map(_asset, libraries)))
+    after = "\n".join(f"<script>{_asset(name)}</script>" for name in scripts)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -54,15 +63,15 @@ def page(title: str, sections: Iterable[str]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <title>{text(title)}</title>
-<style>{_asset("analysis.css")}</style>
-<script>{script}</script>
+<style>{"".join(map(_asset, styles))}</style>
+{before}
 </head>
 <body>
 <main>
 <noscript><p class="banner">The plots need JavaScript; the tables do not.</p></noscript>
 {"".join(sections)}
 </main>
-<script>{_asset("analysis.js")}</script>
+{after}
 </body>
 </html>
 """
@@ -79,6 +88,11 @@ def check_html() -> None:
 
 def _plotly(module: str) -> Any:
     return require(module, "report", "draw the plots of an HTML report")
+
+
+def _plotly_script() -> str:
+    script: str = _plotly("plotly.offline").get_plotlyjs()
+    return script
 
 
 def drawing() -> Draw:

@@ -1,8 +1,4 @@
-"""The plots of an analysis, as the JSON of plotly: data and layout.
-
-Colours of text, grid and paper come from the page's style sheet, which knows light and dark; what is set here is what
-both can show.
-"""
+"""The plots of an analysis, as the JSON of plotly: data and layout."""
 
 from __future__ import annotations
 
@@ -24,16 +20,12 @@ from trtopt.report.analysis_text import (
     time_text,
     visible,
 )
+from trtopt.report.html_figures import COLORS, QUIET, Figure, Point, base_layout, under_roofs
 from trtopt.report.text import bytes_text, count, percent, some
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
 
-Figure = dict[str, Any]
-
-COLORS = {"math": "#3b82f6", "memory": "#e8890c", "latency": "#a855f7"}
-"""By limiter; legible on white and on black, and told apart by those who see no red or green."""
-SYMBOLS = {"math": "circle", "memory": "diamond", "latency": "square"}
 MOST_POINTS = 2000
 """Layers drawn in the roofline: beyond it a browser takes more than a second to open the page."""
 MOST_BARS = 300
@@ -42,11 +34,6 @@ _TALLEST_BUDGET = 2.0
 """Times the longest latency: a line of the budget above would flatten the curve."""
 _TOUCHING = 100
 """Bars from which on there is no gap between them."""
-_QUIET = "#8a8f98"
-_SMALLEST, _LARGEST, _LARGEST_OF_MANY = 5.0, 28.0, 14.0
-"""Diameter in pixels of the least and the largest point; between them, the area is proportional to the time."""
-_MANY = 200
-"""Points from which on they are drawn smaller and without an outline, which would hide those below."""
 _HOVER_NAME = 46
 """Width of a name beside the pointer: a line fits a phone."""
 
@@ -64,95 +51,23 @@ def roofline(layers: Sequence[LayerRow], gpu: GpuSpec, precision: str, l2_bandwi
         l2_bandwidth_gbs: Bandwidth of the L2 in GB/s, for a second roof; None leaves it out.
     """
     drawn = slowest(placed(layers))[:MOST_POINTS]
-    ceilings = _ceilings(gpu)
-    top = max(value for value, _ in ceilings)
-    bandwidth = gpu.bandwidth_gbs / 1e3
-    steepest = max(bandwidth, (l2_bandwidth_gbs or 0.0) / 1e3)
-    used = {layer.dtype for layer in drawn}
-    intensities = [layer.arithmetic_intensity for layer in drawn] or [1.0]
-    achieved = [layer.flop / layer.predicted_us / 1e6 for layer in drawn] or [bandwidth]
-    left = min(min(intensities) / 2, 1.0)
-    right = max(max(intensities) * 8, top / bandwidth * 10)
-    strong = {rate_of(dtype) for dtype in ([precision] if rate_of(precision) in gpu.tflops else used)}
-    data: list[dict[str, Any]] = []
-    for value, name in ceilings:
-        own = not strong.isdisjoint(name.split(", "))
-        data.append(_line([value / steepest, right], [value, value], f"{escape(name)}: {value:g} TFLOP/s", strong=own))
-    roofs = [("memory", gpu.bandwidth_gbs)]
-    if l2_bandwidth_gbs is not None:
-        roofs.append(("L2", l2_bandwidth_gbs))
-    for name, rate in roofs:
-        slope = rate / 1e3
-        data.append(_line([left, top / slope], [left * slope, top], f"{name}: {rate:,.0f} GB/s", strong=True))
-    data += _points(drawn)
-    low = min(*achieved, left * bandwidth) / 2
-    layout = base_layout(height=560)
-    layout["xaxis"].update(_decades("arithmetic intensity, FLOP per byte", left, right))
-    layout["yaxis"].update(_decades("achieved TFLOP/s", low, top * 2.5))
-    layout["annotations"] = [_roof_label(index, *roof, left, low, top) for index, roof in enumerate(roofs)]
-    layout["annotations"] += [_ceiling_label(name, value) for value, name in ceilings]
-    layout["hovermode"] = "closest"
-    return {"data": data, "layout": layout}
+    points = [
+        Point(
+            layer.arithmetic_intensity,
+            layer.flop / layer.predicted_us / 1e6,
+            layer.predicted_us,
+            layer.limiter,
+            hover_text(layer),
+        )
+        for layer in drawn
+    ]
+    strong = {precision} if rate_of(precision) in gpu.tflops else {layer.dtype for layer in drawn}
+    return under_roofs(points, gpu.tflops, gpu.bandwidth_gbs, strong, l2_bandwidth_gbs)
 
 
 def placed(layers: Sequence[LayerRow]) -> list[LayerRow]:
     """The layers that have a place in the roofline: arithmetic, bytes and time."""
     return [layer for layer in layers if layer.flop > 0 and layer.bytes > 0 and layer.predicted_us > 0]
-
-
-def _ceilings(gpu: GpuSpec) -> list[tuple[float, str]]:
-    """Peaks in TFLOP/s, the highest first; types with the same one share a line."""
-    groups: dict[float, list[str]] = {}
-    for dtype, value in gpu.tflops.items():
-        groups.setdefault(value, []).append(dtype)
-    return sorted(((value, ", ".join(names)) for value, names in groups.items()), reverse=True)
-
-
-def _ceiling_label(name: str, value: float) -> dict[str, Any]:
-    """A label over the right end of a ceiling."""
-    place = {"xref": "paper", "x": 1, "xanchor": "right", "y": math.log10(value), "yanchor": "bottom"}
-    return {**place, "text": f"{escape(name)} {value:g}", "showarrow": False, "font": {"size": 11}, "borderpad": 0}
-
-
-def _roof_label(roof: int, name: str, rate: float, left: float, low: float, top: float) -> dict[str, Any]:
-    """A label on the part of a slope that is seen: the first roof's below it, the second's, which is higher, above."""
-    slope = rate / 1e3
-    start, end = math.log10(max(left * slope, low)), math.log10(top)
-    height = start + (end - start) * (0.2, 0.5)[roof]
-    below = {"xanchor": "left", "yanchor": "top", "xshift": 6}
-    above = {"xanchor": "right", "yanchor": "bottom", "xshift": -6}
-    text = {"text": f"{name} {rate:,.0f} GB/s", "showarrow": False, "font": {"size": 11}}
-    return {**text, **(below, above)[roof], "x": height - math.log10(slope), "y": height}
-
-
-def _points(layers: Sequence[LayerRow]) -> list[dict[str, Any]]:
-    longest = max((layer.predicted_us for layer in layers), default=1.0)
-    many = len(layers) > _MANY
-    largest = _LARGEST_OF_MANY if many else _LARGEST
-    traces = []
-    for limiter, word in LIMITERS.items():
-        chosen = [layer for layer in layers if layer.limiter == limiter]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"limited by {word}",
-                "x": [layer.arithmetic_intensity for layer in chosen],
-                "y": [layer.flop / layer.predicted_us / 1e6 for layer in chosen],
-                "hovertext": [hover_text(layer) for layer in chosen],
-                "hoverinfo": "text",
-                "marker": {
-                    "color": COLORS[limiter],
-                    "symbol": SYMBOLS[limiter],
-                    "opacity": 0.5 if many else 0.75,
-                    "line": {"width": 0 if many else 1, "color": "rgba(128,128,128,0.8)"},
-                    "size": [max(largest * math.sqrt(layer.predicted_us / longest), _SMALLEST) for layer in chosen],
-                },
-                "visible": True if chosen else "legendonly",
-                "showlegend": bool(chosen),
-            }
-        )
-    return traces
 
 
 def hover_text(layer: LayerRow) -> str:
@@ -274,7 +189,7 @@ def _marks(sweep: BatchSweep) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     for place, (batch, words) in enumerate(marks):
         x = math.log10(batch)
         line = {"type": "line", "x0": batch, "x1": batch, "yref": "paper", "y0": 0, "y1": 1}
-        shapes.append({**line, "line": {"dash": "dot", "color": _QUIET, "width": 1.5}})
+        shapes.append({**line, "line": {"dash": "dot", "color": QUIET, "width": 1.5}})
         end = "left" if x < (first + last) / 2 or first == last else "right"
         texts.append({"x": x, "yref": "paper", "y": 1.0, "text": f"{words}: {batch}", "showarrow": False})
         texts[-1].update(xanchor=end, yanchor="bottom", yshift=2 + 16 * place)
@@ -287,52 +202,3 @@ def _marks(sweep: BatchSweep) -> tuple[list[dict[str, Any]], list[dict[str, Any]
         budget = f"budget {time_text(sweep.budget_us, micro='µ')}"
         texts.append({**place_of_text, "text": budget, "xshift": 4, "showarrow": False})
     return shapes, texts
-
-
-def _line(x: list[float], y: list[float], name: str, *, strong: bool) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": x,
-        "y": y,
-        "name": name,
-        "hoverinfo": "name",
-        "showlegend": False,
-        "line": {"color": _QUIET, "width": 2.5 if strong else 1.2, "dash": "solid" if strong else "dash"},
-    }
-
-
-def _decades(title: str, low: float, high: float) -> dict[str, Any]:
-    """A logarithmic axis with one tick a decade."""
-    return {
-        "title": {"text": title},
-        "type": "log",
-        "range": [math.log10(low), math.log10(high)],
-        "dtick": 1,
-        "exponentformat": "power" if low < 1e-4 or high > 1e6 else "none",
-    }
-
-
-def base_layout(*, height: int) -> dict[str, Any]:
-    """What all plots share: axes, colours, legend.
-
-    Args:
-        height: In pixels.
-    """
-    axis = {"gridcolor": "rgba(128,128,128,0.22)", "zeroline": False, "automargin": True, "fixedrange": False}
-    return {
-        "template": "none",
-        "height": height,
-        "margin": {"l": 56, "r": 16, "t": 44, "b": 60},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": _QUIET},
-        "hoverlabel": {"bgcolor": "#1f2430", "bordercolor": "#1f2430", "font": {"color": "#f4f4f5", "size": 12}}
-        | {"align": "left"},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"}
-        | {"traceorder": "normal"},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": _QUIET, "activecolor": "#3b82f6"},
-        "xaxis": dict(axis),
-        "yaxis": dict(axis),
-        "dragmode": False,
-    }

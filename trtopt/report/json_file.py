@@ -8,14 +8,15 @@ from typing import Any
 
 from trtopt.files import atomic_write
 from trtopt.report.analysis import Analysis
+from trtopt.report.profile import ProfileReport
 from trtopt.report.records import BuildReport, EngineRecord, layer_dicts
 from trtopt.report.sensitivity import Sensitivity
 
 LAYERS_SCHEMA = "trtopt.layers/1"
 
 
-def write_report(report: BuildReport | Analysis | Sensitivity, path: Path) -> None:
-    """Write ``trtopt.build/1``, ``trtopt.analysis/1`` or ``trtopt.sensitivity/1``, whole or not at all.
+def write_report(report: BuildReport | Analysis | Sensitivity | ProfileReport, path: Path) -> None:
+    """Write a report as JSON of its schema, whole or not at all.
 
     Raises:
         UsageError: The file cannot be written.

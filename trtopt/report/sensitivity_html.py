@@ -9,8 +9,8 @@ import trtopt
 from trtopt.files import atomic_write
 from trtopt.report import html_tables as tables
 from trtopt.report.analysis_text import model_name, shorten, visible
-from trtopt.report.html_page import Draw, Figure, drawing, page
-from trtopt.report.html_plots import base_layout
+from trtopt.report.html_figures import Figure, base_layout
+from trtopt.report.html_page import Draw, drawing, page
 from trtopt.report.html_tables import Cell, Column, text
 from trtopt.report.sensitivity import RegionError, Sensitivity, noise_shares
 from trtopt.report.sensitivity_terminal import agreement_text, headline, sqnr_text

@@ -90,10 +90,10 @@ def _layers(graph: FusedGraph, times: int) -> Iterator[Layer]:
         if work is None:
             yield Layer(str(kernel.main.name), op, names, None)
         elif work.write_bytes:
-            yield Layer(str(kernel.main.name), op, names, _repeated(work, times))
+            yield Layer(str(kernel.main.name), op, names, repeated(work, times))
 
 
-def _repeated(work: Work, times: int) -> Work:
+def repeated(work: Work, times: int) -> Work:
     """The work of all iterations of a loop. A recurrent layer's weights stand once, read in each of its steps."""
     if times == 1:
         return work

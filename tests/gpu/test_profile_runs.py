@@ -1,0 +1,51 @@
+"""Engines measured on a real GPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+import rtx_nets
+
+from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend
+from trtopt.engine.build import BuildRequest, build_engine
+from trtopt.engine.run import why_not_run
+from trtopt.hardware.probe import present_gpu
+from trtopt.profiling.gpu import measure_file
+from trtopt.runtime import OrtSession
+
+BACKENDS = [pytest.param(backend, id=backend.name) for backend in (TENSORRT_RTX, TENSORRT)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_engine_is_measured_layer_by_layer_and_end_to_end(backend: Backend, tmp_path: Path) -> None:
+    reason, gpu = why_not_run(backend), present_gpu()
+    if reason or gpu is None:
+        pytest.skip(reason)
+    if backend == TENSORRT_RTX and gpu.compute_capability not in RTX_TARGETS:
+        pytest.skip(f"TensorRT for RTX does not build for compute capability {gpu.compute_capability}")
+    model = rtx_nets.conv_net("fp16")
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    nodes = {node.name for node in model.graph.node}
+    engine = tmp_path / f"model{backend.suffix}"
+    engine.write_bytes(build_engine(BuildRequest(path, backend, gpu, tuple(nodes))).data)
+    with OrtSession(ir.serde.deserialize_model(model)) as reference:
+        found = measure_file(engine, {}, reference=reference)
+
+    claimed = {node for layer in found.layers for node in layer.info.onnx_nodes}
+    assert {"conv1", "conv2", "gemm"} <= claimed
+    assert all(layer.measured_us >= 0 and layer.spread_us is not None for layer in found.layers)
+    assert sum(layer.measured_us for layer in found.layers) > 0
+    assert found.end_to_end_us is not None and found.end_to_end_us > 0
+    assert found.host_us is not None and found.host_us > 0
+    assert found.source.origin == backend.name and found.source.runs
+    assert found.source.conditions["stream_device_us"] > 0
+    assert found.source.conditions["end_to_end"] == "cuda_graph", found.warnings
+    assert found.source.conditions["sm_clock_mhz"] > 0
+    assert found.accuracy is not None and list(found.accuracy) == ["y"]
+    assert found.accuracy["y"].sqnr_db > 30 and math.isfinite(found.accuracy["y"].max_abs)

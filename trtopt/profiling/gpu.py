@@ -1,0 +1,365 @@
+"""Measure an engine on the GPU that it was built for: end to end, on the host, and layer by layer.
+
+The calls are in `gpu_session`, which has not been run yet; what is decided from them stands here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtopt._lazy import require
+from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays
+from trtopt.config import ShapeMap
+from trtopt.engine.backend import TENSORRT_RTX, Backend, EngineHeader, describe, identify
+from trtopt.engine.profiles import check_shape
+from trtopt.errors import EngineBuildError, TargetError
+from trtopt.graph.artifact import InputSpec
+from trtopt.hardware.clocks import Clocks, read_clocks
+from trtopt.hardware.probe import Probe, probe
+from trtopt.profiling.engine_layers import LayerTime, join_times
+from trtopt.profiling.gpu_session import TimedEngine
+from trtopt.profiling.measured import Measurement
+from trtopt.profiling.onnxruntime import random_feeds
+from trtopt.profiling.stable import Limits, Samples, spread, timed, until_stable
+from trtopt.report.profile import ProfileSource
+from trtopt.report.records import OutputAccuracy
+from trtopt.runtime import Feeds
+
+_SAMPLE_US = 1000.0
+_MOST_INFERENCES = 50
+_RELEASE = 3
+"""How many parts of its version make a release of TensorRT for RTX. Engines are bound to theirs (NVIDIA's
+documentation, "Engine Compatibility")."""
+
+_STREAM, _GRAPH = "stream", "cuda_graph"
+_CHANGING = ("sm_clock_mhz", "temperature_c", "power_w", "clocks_held_by")
+_LIMITS = Limits()
+
+Run = Sequence[tuple[str, float]]
+"""Names and microseconds of the layers of one inference, in the order they were reported."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One inference without profiling.
+
+    Attributes:
+        device: Time on the device.
+        host: Time on the host to enqueue it, with the GPU idle.
+        inferences: How many inferences each sample of ``device`` is the mean of.
+    """
+
+    device: Samples
+    host: Samples
+    inferences: int
+
+
+def measure_file(
+    path: Path, shapes: ShapeMap, *, reference: Runner | None = None, limits: Limits = _LIMITS
+) -> Measurement:
+    """Run an engine on this machine's GPU and time it, on random inputs.
+
+    End to end is timed without and with a CUDA graph, each until its median stands still; the layers are timed in runs
+    of their own, by the runtime's profiler, which slows the whole down. Clocks are read before, under load and after.
+
+    Args:
+        path: The engine file, of either backend.
+        shapes: Shapes of dynamic inputs; others are at the optimum of the engine's first optimization profile.
+        reference: The FP32 model, for ``accuracy`` on the same inputs; its outputs are matched by name.
+        limits: When a median stands still.
+
+    Returns:
+        The measurement. ``end_to_end_us`` and ``host_us`` are those with a CUDA graph where one can be captured, and
+        without elsewhere; ``source.conditions`` says which, and holds the others. TensorRT for RTX captures by itself
+        and does not say whether it did.
+
+    Raises:
+        UsageError: It is no engine, or a shape does not fit it.
+        TargetError: It was built for another GPU or version than is here, or there is no GPU.
+        MissingDependencyError: The backend's package or cuda-python is not installed.
+        EngineBuildError: It fails to run.
+    """
+    engine = path.read_bytes()
+    backend, header = identify(engine)
+    check_gpu(backend, header, probe())
+    version = str(require(backend.module, "gpu", "run engines").__version__)
+    check_version(backend, header, version)
+    run = _stream_run(engine, backend, shapes, limits)
+    graph, refusal = _graph_timing(engine, backend, run.feeds, limits)
+    clocks = {"": run.load, "_before": run.before, "_after": read_clocks(run.bus_id)}
+    layers, notes = join_times(run.entries, layer_times(run.layers))
+    end_to_end = graph or run.timing
+    found = conditions(run.timing, graph, clocks)
+    found |= {"cuda_graph_confirmed": graph is not None and backend != TENSORRT_RTX}
+    found |= {"input_shapes": {name: list(np.shape(array)) for name, array in run.feeds.items()}}
+    return Measurement(
+        ProfileSource(
+            origin="tensorrt-rtx" if backend == TENSORRT_RTX else "tensorrt",
+            files={"engine": str(path)},
+            version=version,
+            runs=len(run.layers),
+            launching="profile",
+            conditions=found,
+        ),
+        layers,
+        end_to_end.device.median_us,
+        end_to_end.device.spread_us,
+        end_to_end.host.median_us,
+        None if reference is None else accuracy_of(reference, run.feeds, run.outputs),
+        (*warnings_of(run.timing, graph, refusal, layers_stable=run.layers_stable, load=run.load), *notes),
+    )
+
+
+@dataclass(frozen=True)
+class _StreamRun:
+    """All that is recorded without a CUDA graph."""
+
+    feeds: Feeds
+    bus_id: str
+    before: Clocks
+    timing: Timing
+    load: Clocks
+    layers: Sequence[Run]
+    layers_stable: bool
+    entries: Sequence[Any]
+    outputs: Mapping[str, np.ndarray]
+
+
+def _stream_run(engine: bytes, backend: Backend, shapes: ShapeMap, limits: Limits) -> _StreamRun:
+    with TimedEngine(engine, backend) as session:
+        feeds = feeds_of(session.inputs(), shapes, session.optimum)
+        session.prepare(feeds)
+        bus_id = session.pci_bus_id()
+        before = read_clocks(bus_id)
+        timing = _timing(session, limits)
+        load = read_clocks(bus_id, lambda: session.device_us(timing.inferences))
+        layers, layers_stable = profiled_runs(session.profiled(), limits)
+        entries = inspected(session.layer_information())
+        outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
+    return _StreamRun(feeds, bus_id, before, timing, load, layers, layers_stable, entries, outputs)
+
+
+def feeds_of(inputs: Sequence[InputSpec], shapes: ShapeMap, optimum: Callable[[str], tuple[int, ...]]) -> Feeds:
+    """Random inputs for an engine.
+
+    Args:
+        inputs: Its inputs.
+        shapes: Shapes that were asked for.
+        optimum: Gives the shape of a dynamic input that was not.
+
+    Raises:
+        UsageError: A shape is of no input, or does not fit.
+    """
+    known = {item.name: item for item in inputs}
+    for name, shape in shapes.items():
+        check_shape(known, name, shape, "--shapes")
+    fixed = dict(shapes)
+    for item in inputs:
+        if item.name not in fixed:
+            static = tuple(dim for dim in item.shape if isinstance(dim, int))
+            fixed[item.name] = static if item.is_static else optimum(item.name)
+    return random_feeds(inputs, fixed)
+
+
+def accuracy_of(reference: Runner, feeds: Feeds, outputs: Mapping[str, np.ndarray]) -> dict[str, OutputAccuracy]:
+    """The outputs of an engine that the reference has too, against the reference's on the same inputs.
+
+    Raises:
+        InvalidModelError: An output is no array of numbers.
+    """
+    found = {}
+    for name, expected in zip(reference.output_names, reference.run(feeds), strict=True):
+        if name in outputs:
+            sums = Accumulator()
+            sums.update(*checked_arrays(name, expected, outputs[name], may_differ=True))
+            found[name] = sums.result()
+    return found
+
+
+def check_gpu(backend: Backend, header: EngineHeader, here: Probe) -> None:
+    """Check that an engine is for the GPU that is here, as far as its header tells.
+
+    Raises:
+        TargetError: It is for another GPU, or there is none.
+    """
+    built = f"built by {describe(backend, header)}"
+    if here.gpu is None:
+        raise TargetError(
+            f"The engine was {built}, and this machine has no GPU to run it: {here.reason}",
+            where="the GPU",
+            remedy="profile it on a machine with that GPU; here, --backend onnxruntime measures the model on the CPU, "
+            "and --layer-info with --layer-profile reads what trtexec measured elsewhere",
+        )
+    if header.compute_capabilities and here.gpu.compute_capability not in header.compute_capabilities:
+        raise TargetError(
+            f"The engine was {built}; here is {here.name}, compute capability {here.gpu.compute_capability}",
+            where="the engine's header",
+            remedy=f"build it with --gpu {here.gpu.name}, or profile it on a machine with its GPU",
+        )
+
+
+def check_version(backend: Backend, header: EngineHeader, version: str) -> None:
+    """Check that an engine of TensorRT for RTX is of the installed release.
+
+    TensorRT checks by itself, since its engines can be built to run in later versions too.
+
+    Raises:
+        TargetError: It is not.
+    """
+    if backend == TENSORRT_RTX and header.version.split(".")[:_RELEASE] != version.split(".")[:_RELEASE]:
+        raise TargetError(
+            f"The engine was built by {backend.name} {header.version}; installed is {version}",
+            where="the engine's header",
+            remedy=f"build it again, or install {backend.module}=={header.version}",
+        )
+
+
+def inferences_per_sample(us: float) -> int:
+    """How many inferences of ``us`` microseconds to time at once: events resolve half a microsecond."""
+    return max(1, min(_MOST_INFERENCES, math.ceil(_SAMPLE_US / us))) if us > 0 else _MOST_INFERENCES
+
+
+def _timing(session: TimedEngine, limits: Limits) -> Timing:
+    count = inferences_per_sample(session.device_us(1))
+    device = until_stable(lambda: session.device_us(count), limits)
+    launch = timed(lambda: session.launch())
+
+    def enqueue_alone() -> float:
+        session.synchronize()
+        return launch()
+
+    host = until_stable(enqueue_alone, limits)
+    session.synchronize()
+    return Timing(device, host, count)
+
+
+def _graph_timing(engine: bytes, backend: Backend, feeds: Feeds, limits: Limits) -> tuple[Timing | None, str]:
+    """The timing with a CUDA graph; None, and why, where none can be captured.
+
+    In a session of its own: TensorRT for RTX takes the choice when a context is created, and a capture that failed
+    may leave a context behind that fails.
+    """
+    try:
+        with TimedEngine(engine, backend, graph=True) as session:
+            session.prepare(feeds)
+            return _timing(session, limits), ""
+    except (EngineBuildError, TargetError) as error:  # the engine itself has run before
+        return None, f"{error.what} ({error.where})"
+
+
+def inspected(text: str) -> list[Any]:
+    """The layers' entries in the engine inspector's JSON.
+
+    Raises:
+        EngineBuildError: It has no list of layers.
+    """
+    try:
+        entries = json.loads(text)["Layers"]
+    except (ValueError, KeyError, TypeError):
+        entries = None
+    if not isinstance(entries, list):
+        raise EngineBuildError(
+            "The engine inspector's answer is not understood: it has no list of layers",
+            where=text[:200],
+            remedy="report it with the output of `trtopt doctor`",
+        )
+    return entries
+
+
+def profiled_runs(run: Callable[[], Run], limits: Limits) -> tuple[list[Run], bool]:
+    """Repeat ``run`` until the sum over the layers stands still.
+
+    Returns:
+        The runs that count, and whether the sum stood still.
+    """
+    runs: list[Run] = []
+
+    def once() -> float:
+        runs.append(run())
+        return math.fsum(us for _, us in runs[-1])
+
+    found = until_stable(once, limits)
+    return runs[-len(found.us) :], found.stable
+
+
+def layer_times(runs: Sequence[Run]) -> list[LayerTime]:
+    """The figures of each layer over the runs, in the order the layers first ran.
+
+    A name that comes again within a run is another layer; a layer that a run leaves out took no time in it.
+    """
+    found: dict[tuple[str, int], list[float]] = {}
+    for index, run in enumerate(runs):
+        seen: Counter[str] = Counter()
+        for name, us in run:
+            found.setdefault((name, seen[name]), [0.0] * len(runs))[index] = us
+            seen[name] += 1
+    return [_layer_time(name, times) for (name, _), times in found.items()]
+
+
+def _layer_time(name: str, times: Sequence[float]) -> LayerTime:
+    mean = math.fsum(times) / len(times)
+    return LayerTime(name, Decimal(mean), Decimal(statistics.median(times)), Decimal(spread(times)))
+
+
+def conditions(stream: Timing, graph: Timing | None, clocks: Mapping[str, Clocks]) -> dict[str, Any]:
+    """What was recorded of a run, flat, for tables.
+
+    Args:
+        stream: The timing without a graph.
+        graph: The one with a graph; None where there is none.
+        clocks: The readings, by what the names of their fields end in; the one under load by "".
+    """
+    found: dict[str, Any] = {"end_to_end": _STREAM if graph is None else _GRAPH}
+    for name, timing in ((_STREAM, stream), (_GRAPH, graph)):
+        if timing is not None:
+            found |= {f"{name}_{key}": value for key, value in _figures(timing).items()}
+    for ending, reading in clocks.items():
+        for key, value in asdict(reading).items():
+            if value not in (None, "") and (not ending or key in _CHANGING):
+                found[f"{key}{ending}"] = ", ".join(value) or "none" if isinstance(value, tuple) else value
+    return found
+
+
+def _figures(timing: Timing) -> dict[str, float]:
+    return {
+        "device_us": timing.device.median_us,
+        "device_spread_us": timing.device.spread_us,
+        "host_us": timing.host.median_us,
+        "host_spread_us": timing.host.spread_us,
+        "samples": len(timing.device.us),
+        "inferences_per_sample": timing.inferences,
+    }
+
+
+def warnings_of(stream: Timing, graph: Timing | None, refusal: str, *, layers_stable: bool, load: Clocks) -> list[str]:
+    """What the reader of a measurement should know.
+
+    Args:
+        stream: The timing without a graph.
+        graph: The one with a graph.
+        refusal: Why there is none with a graph; else empty.
+        layers_stable: Whether the sum of the layers stood still.
+        load: The clocks under load.
+    """
+    found = [
+        f"the time of one inference ({name}) did not settle; its median is over {len(timing.device.us)} samples"
+        for name, timing in ((_STREAM, stream), (_GRAPH, graph))
+        if timing is not None and not timing.device.stable
+    ]
+    if not layers_stable:
+        found.append("the times of the layers did not settle")
+    if refusal:
+        found.append(f"no CUDA graph could be captured, so the end-to-end time is without one: {refusal}")
+    if load.clocks_unknown:
+        found.append(f"the clocks are not known: {load.clocks_unknown}")
+    return found
