@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtopt.api_profile import profile
     from trtopt.api_sensitivity import sensitivity
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
+    from trtopt.engine.manifest import verify
     from trtopt.errors import TrtoptError
     from trtopt.report.analysis import Analysis
     from trtopt.report.profile import ProfileReport
@@ -37,6 +38,7 @@ __all__ = [
     "profile",
     "sensitivity",
     "sparsity",
+    "verify",
 ]
 
 _HOMES = {
@@ -55,6 +57,7 @@ _HOMES = {
     "optimize": "trtopt.api",
     "profile": "trtopt.api_profile",
     "sensitivity": "trtopt.api_sensitivity",
+    "verify": "trtopt.engine.manifest",
 }
 
 

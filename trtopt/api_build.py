@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,18 +16,19 @@ from trtopt import (
     pipeline_precision,
     pipeline_search,
     pipeline_sparse,
+    pipeline_write,
 )
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
-from trtopt.accuracy.whole import HostPart
 from trtopt.clock import Clock
 from trtopt.config import AUTO, BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import EngineArtifact, check_options
+from trtopt.engine.manifest import manifest_path, signature_path
 from trtopt.engine.profiles import Profile, plan_profiles
 from trtopt.errors import EngineBuildError, UsageError
-from trtopt.files import atomic_write, check_outputs
+from trtopt.files import check_outputs
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu, supports
@@ -45,12 +45,10 @@ from trtopt.precision.samples import Samples, open_samples
 from trtopt.precision.search_space import DEFAULT_BUDGET
 from trtopt.report.analysis import EngineAnalysis
 from trtopt.report.environment import environment
-from trtopt.report.json_file import write_layers, write_report
 from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
 from trtopt.rewrite import driver, registry
 from trtopt.source.external import weight_files
 from trtopt.source.onnx_file import load
-from trtopt.source.save import save_model
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,7 @@ class Session:
         target = self._target()
         outputs = self._outputs(path, target)
         check_files(str(path), config, None, engine=self.make_engine)
+        signer = pipeline_write.signer_of(config, self.make_engine)
         registry.select(config.recipes)
         pipeline_sparse.check_sparse(config, target.backend, target.gpu, calib)
         pipeline_precision.check_precision(self.precision, target.gpu, config, clock)
@@ -100,7 +99,8 @@ class Session:
             loaded = load(path)
         pipeline_sparse.check_types(config, self.precision, loaded.model)
         given = given_ranges(config, self.precision, loaded.model, clock)
-        check_outputs({f"the output {file.name}": file for file in outputs.values()}, weight_files(loaded.model))
+        read = {**files_read(str(path), config), **weight_files(loaded.model)}
+        check_outputs(_named(outputs), read)
         samples, check, source = self._samples(loaded, calib, eval_samples)
         pipeline_io.check(loaded.model, wanted, samples, check)
         measured = self._metric(metric, loaded, check)
@@ -126,7 +126,10 @@ class Session:
         report = self._report(loaded, target, own, parts, made, outputs)
         sparsity = pipeline_sparse.as_made(sparse.record, self.precision, made.lowered.quantized, made.engine)
         report = dataclasses.replace(report, sparsity=sparsity)
-        self._write(report, made.engine, made.lowered.artifact, parts.host, outputs)
+        host = None if parts.host is None else parts.host.model
+        results = pipeline_write.Results(report, made.engine, made.lowered, host, (samples, check))
+        with clock.stage("write"):
+            pipeline_write.write(results, outputs, config, signer)
         return report
 
     def _made(
@@ -224,7 +227,8 @@ class Session:
         config = self.config
         files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
         if self.make_engine:
-            files["engine"] = config.output or path.with_name(path.stem + target.backend.suffix)
+            engine = Path(config.output or path.with_name(path.stem + target.backend.suffix))
+            files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
             files["onnx"] = config.save_onnx
         else:
             if config.output is None:
@@ -292,8 +296,7 @@ class Session:
             )
         if parts.host is not None:
             path = pipeline_host.host_path(outputs.get("engine", outputs.get("onnx", Path())), target.backend)
-            others = {f"the output {file.name}": file for file in outputs.values()}
-            inputs = {**files_read(str(loaded.path), self.config), **weight_files(loaded.model), **others}
+            inputs = {**files_read(str(loaded.path), self.config), **weight_files(loaded.model), **_named(outputs)}
             check_outputs({"the part of the model for the host": path}, inputs)
             outputs["host"] = path
         return parts
@@ -358,29 +361,10 @@ class Session:
             return {"name": PORTABLE, "compute_capability": "8.0 and later"}
         return {"name": target.gpu.name, "compute_capability": target.gpu.compute_capability}
 
-    def _write(
-        self,
-        report: BuildReport,
-        engine: EngineArtifact | None,
-        artifact: ModelArtifact,
-        host: HostPart | None,
-        outputs: Mapping[str, Path],
-    ) -> None:
-        """Write the outputs; after a failed gate, the report only."""
-        passed = not report.gate_failures or self.config.allow_accuracy_loss
-        with self.clock.stage("write"):
-            if passed and host is not None:
-                save_model(host.model, outputs["host"])
-            if passed and "onnx" in outputs:
-                save_model(artifact.model, outputs["onnx"])
-            if passed and engine is not None:
-                atomic_write(outputs["engine"], engine.data)
-                if "layers" in outputs:
-                    write_layers(engine.record, outputs["layers"])
-            if "report" in outputs:
-                if engine is not None:
-                    atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
-                write_report(report, outputs["report"])
+
+def _named(outputs: dict[str, Path]) -> dict[str, Path]:
+    """The outputs by what messages call them."""
+    return {f"the output {file.name} ({kind})": file for kind, file in outputs.items()}
 
 
 def _optimum(profiles: tuple[Profile, ...]) -> dict[str, tuple[int, ...]]:
@@ -391,4 +375,6 @@ def _optimum(profiles: tuple[Profile, ...]) -> dict[str, tuple[int, ...]]:
 def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRecord | None:
     if engine is None:
         return None
-    return dataclasses.replace(engine.record, path=str(path) if path else None)
+    if path is None:
+        return engine.record
+    return dataclasses.replace(engine.record, path=str(path), manifest=str(manifest_path(path)))

@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from trtopt.clock import Clock
 from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig
-from trtopt.engine.backend import identify, is_engine
+from trtopt.engine.backend import is_engine
 from trtopt.engine.input_shapes import input_shapes
+from trtopt.engine.manifest import load_engine
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.files import atomic_write, check_outputs
@@ -66,6 +67,7 @@ def profile(
         UsageError: An option or a GPU is wrong, a file cannot be read or written or is not what it should be, or files
             are of different engines.
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
+        IntegrityError: The engine is not what its manifest says.
         TargetError: There is no GPU, or the engine is for another one.
         MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, plotly.
         EngineBuildError: The compiler refuses the model, or the engine fails to run.
@@ -231,12 +233,14 @@ class _Run:
         """An engine, on this machine's GPU, with random inputs."""
         from trtopt.profiling import gpu
 
-        backend, _ = identify(path.read_bytes())
-        self._check_backend(backend.name)
+        engine = load_engine(path, allow_unverified=True)
+        if engine.manifest is None:
+            self.clock.warn("load engine", f"{path} has no manifest: nobody knows whether it is what was built")
+        self._check_backend(engine.backend.name)
         if probe().gpu is not None:
             self._present()  # a wrong --gpu is refused before the run; without a GPU, the engine says what it is for
         with self.clock.stage("measure"):
-            measurement = gpu.measure_file(path, self.config.shapes[0] if self.config.shapes else {})
+            measurement = gpu.measure_engine(engine, self.config.shapes[0] if self.config.shapes else {})
         return join(measurement, Device(self._present()))
 
     def _built(self, path: Path) -> ProfileReport:
@@ -248,13 +252,13 @@ class _Run:
         config = BuildConfig(gpu=self.config.gpu, backend=self.config.backend, opt_shapes=self.config.shapes)
         loaded = self._load(path)
         with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-            engine = Path(folder) / "model.engine"
-            session = Session(dataclasses.replace(config, output=str(engine)), self.clock, True)
+            built = Path(folder) / "model.engine"
+            session = Session(dataclasses.replace(config, output=str(built)), self.clock, True)
             session.run(path, None, None, None)
             with self.clock.stage("measure"):
                 shapes = input_shapes(loaded.inputs, self.config.shapes).shapes
                 with OrtSession(widen(loaded.model)) as reference:
-                    measurement = gpu.measure_file(engine, shapes, reference=reference)
+                    measurement = gpu.measure_engine(load_engine(built), shapes, reference=reference)
         measurement = dataclasses.replace(
             measurement, source=dataclasses.replace(measurement.source, files={"model": str(path)})
         )

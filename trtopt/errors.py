@@ -48,6 +48,13 @@ class InvalidModelError(TrtoptError):
     exit_code = 3
 
 
+class IntegrityError(TrtoptError):
+    """An engine, its manifest or a file that belongs to it is not what was built."""
+
+    code = "integrity"
+    exit_code = 3
+
+
 class MissingDependencyError(TrtoptError):
     """A package, a device or a target is not there."""
 

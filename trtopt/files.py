@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import stat
@@ -16,6 +15,9 @@ from trtopt.errors import UsageError
 
 _DEVICES, _PROCESSES = Path("/dev"), Path("/proc")
 """Folders of the kernel's names: what ``/dev/stdout`` leads to may be a file, but its name is not ours to replace."""
+
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+"""Opens a pipe without waiting for its writer."""
 
 _NAME_START = 32
 """Characters of the output's name in the temporary name, which has to fit where the output's name just fits."""
@@ -77,17 +79,33 @@ def _place(path: Path) -> Path:
     return path.absolute().parent.resolve() / path.name
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, without waiting for a pipe or a device.
+@contextlib.contextmanager
+def open_file(path: Path, what: str) -> Iterator[BinaryIO]:
+    """Open a regular file for reading: a pipe would block, and a device never ends.
+
+    Args:
+        path: The file; a link is followed.
+        what: What messages call it.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        UsageError: It cannot be opened or read, or is no regular file.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+    try:
+        opened = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE))  # noqa: SIM115
+    except (OSError, ValueError) as error:  # a name may hold what no file system takes
+        raise _unreadable(path, what, error) from error
+    with opened as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UsageError(f"{what} is not a file", where=str(path), remedy="name a regular file")
+        try:
+            yield file
+        except OSError as error:
+            raise _unreadable(path, what, error) from error
+
+
+def _unreadable(path: Path, what: str, error: OSError | ValueError) -> UsageError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return UsageError(f"{what} cannot be read: {reason}", where=repr(str(path))[1:-1], remedy="check the path")
 
 
 @contextlib.contextmanager

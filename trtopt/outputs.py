@@ -47,11 +47,11 @@ def files_read(model: str | None, config: Config) -> dict[str, Path]:
         value = getattr(config, name)
         if option.path in ("source", "file") and value:
             items = (value,) if isinstance(value, str) else value
-            inputs.update((f"{flag(name)} {item}", _source(item)) for item in items if item not in option.words)
+            inputs.update((f"{flag(name)} {item}", source_file(item)) for item in items if item not in option.words)
     return inputs
 
 
-def _source(value: str) -> Path:
+def source_file(value: str) -> Path:
     """The file that ``FILE.py:FUNCTION`` or a path names."""
     script, _, function = value.rpartition(":")
     return Path(script if script.endswith(".py") and function else value)

@@ -30,7 +30,8 @@ TIERS = (
     ("pipeline_guard", "pipeline_improve", "pipeline_sensitivity", "pipeline_sparse_record"),
     ("pipeline_qdq", "pipeline_search"),
     ("pipeline_precision", "pipeline_sparse_search"),
-    ("pipeline_io", "pipeline_sparse"),
+    ("pipeline_io", "pipeline_sparse", "pipeline_manifest"),
+    ("pipeline_write",),
     ("api_build", "api_analyze", "api_sensitivity"),
     ("api_profile",),
     ("api",),
@@ -60,7 +61,9 @@ SIBLINGS = {
 
 RECIPES_MAY_IMPORT = ("rewrite", "graph", "report", "errors")
 
-HEAVY = frozenset("torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy plotly ray".split())
+HEAVY = frozenset(
+    "torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy plotly ray cryptography".split()
+)
 LIGHT_MODULES = ("__init__", "__main__", "batch_sizes", "config", "config_file", "errors", "events", "files", "outputs")
 LIGHT_MODULES += ("_lazy", "_script")
 """Loaded by ``import trtopt`` or ``trtopt --help``, as are the modules of cli: the standard library only."""

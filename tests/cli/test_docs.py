@@ -20,6 +20,7 @@ from trtopt.config_file import load
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.options import parse_builder_options
 from trtopt.errors import TargetError, TrtoptError, UsageError
+from trtopt.report.manifest import DIGEST, Manifest
 from trtopt.report.records import BuildReport
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -127,6 +128,13 @@ def test_every_exit_code_is_on_the_page() -> None:
 def test_the_fields_of_the_report_are_on_the_page() -> None:
     for name in BuildReport.__dataclass_fields__:
         assert f"`{name}`" in BUILD or name == "schema"
+
+
+def test_the_fields_of_a_manifest_are_on_its_page() -> None:
+    page = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE))
+    written = set(re.findall(r"`(\w+)`", rows))
+    assert written == {*Manifest.__dataclass_fields__, DIGEST} - {"schema"}
 
 
 def test_the_page_of_recipes_is_what_the_recipes_say() -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ import pytest
 from small_models import samples, save_small
 
 from trtopt.engine.backend import read_header
+from trtopt.engine.manifest import load_engine, manifest_path
+from trtopt.errors import IntegrityError, UsageError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX's")
 
@@ -32,11 +34,13 @@ OUTPUTS = {
     "--export-layer-info": "layers.json",
     "--calib-cache": "calib.cache",
 }
+INT8 = ("--int8", "--keep-all-int8", "--recipes", "none")
+ENGINE = OUTPUTS["-o"]
+ALL = {*OUTPUTS.values(), "report.build.log", f"{ENGINE}.manifest.json"}
 
 
-def _start(folder: Path) -> subprocess.Popen[bytes]:
+def _start(folder: Path, *, precision: Sequence[str] = INT8) -> subprocess.Popen[bytes]:
     outputs = [argument for option, name in OUTPUTS.items() for argument in (option, f"out/{name}")]
-    precision = ("--int8", "--keep-all-int8", "--recipes", "none")
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder / "tmp")}
     return subprocess.Popen(
         [sys.executable, "-m", "trtopt", "build", "model.onnx", *precision, "--calib", "calib.npz", *outputs],
@@ -61,11 +65,16 @@ def _check_whole(out: Path) -> set[str]:
     names = {path.name for path in out.iterdir()}
     visible = {name for name in names if not name.startswith(".")}
     assert all(name.endswith(".partial") for name in names - visible)
-    assert visible <= {*OUTPUTS.values(), "report.build.log"}
+    assert visible <= ALL
+    if ENGINE in visible and f"{ENGINE}.manifest.json" not in visible:
+        with pytest.raises(UsageError, match="no manifest"):
+            load_engine(out / ENGINE)
+    elif f"{ENGINE}.manifest.json" in visible:
+        load_engine(out / ENGINE)
     for name in visible:
         data = (out / name).read_bytes()
         assert data, name
-        if name.endswith(".engine"):
+        if name == ENGINE:
             assert read_header(data).bytes == len(data)
         elif name.endswith(".json"):
             assert json.loads(data)["schema"].startswith("trtopt.")
@@ -104,7 +113,7 @@ def test_a_killed_run_leaves_whole_files_or_none(folder: Path) -> None:
     start = time.monotonic()
     assert _start(folder).wait(timeout=300) == 0
     duration = time.monotonic() - start
-    assert _check_whole(out) == {*OUTPUTS.values(), "report.build.log"}
+    assert _check_whole(out) == ALL
 
     dice = random.Random(20)
     for _ in range(KILLS_BY_TIME):
@@ -120,8 +129,33 @@ def test_a_killed_run_leaves_whole_files_or_none(folder: Path) -> None:
             entries.update(os.listdir(out))
             return len(entries) >= count
 
-        partial |= len(_killed_run(folder, enough)) < len(OUTPUTS) + 1
+        partial |= len(_killed_run(folder, enough)) < len(ALL)
     assert partial, "no run was killed before it had written everything"
 
     assert _start(folder).wait(timeout=300) == 0
-    assert _check_whole(out) == {*OUTPUTS.values(), "report.build.log"}
+    assert _check_whole(out) == ALL
+
+
+def test_a_run_killed_over_an_older_build_leaves_no_mixture_that_is_accepted(folder: Path) -> None:
+    """Kills as soon as the engine, and then the manifest, is another file than before."""
+    out = folder / "out"
+    engine = out / ENGINE
+    assert _start(folder, precision=("--fp32", "--recipes", "none")).wait(timeout=300) == 0
+    older = {path: path.read_bytes() for path in out.iterdir()}
+    for watched in (engine, manifest_path(engine)):
+        for path, content in older.items():
+            path.write_bytes(content)
+        before, old = load_engine(engine), watched.stat().st_ino
+        process = _start(folder)
+        try:
+            while process.poll() is None and watched.stat().st_ino == old:
+                time.sleep(_PAUSE_S)
+        finally:
+            _kill(process)
+        assert engine.read_bytes() != before.data
+        try:
+            found = load_engine(engine)
+        except IntegrityError as error:
+            assert watched == engine and "not the one that its manifest describes" in error.what
+        else:
+            assert found.manifest is not None and found.manifest.options["precision"] == "int8"

@@ -143,7 +143,7 @@ def test_the_model_of_an_engine_names_its_modules(trtopt: Run, folder: Path) -> 
         ((*FILES, "--gpu", "A1000000"), 2, "A1000000"),
         ((*FILES, "--gpu", "A100", "--backend", "onnxruntime"), 2, "were measured already"),
         ((*FILES, "--gpu", "A100", "--backend", "tensorrt"), 2, "were measured already"),
-        (("--layer-info", ".", "--layer-profile", "profile.json", "--gpu", "A100"), 2, "not a regular file"),
+        (("--layer-info", ".", "--layer-profile", "profile.json", "--gpu", "A100"), 2, "Is a directory"),
         (("--layer-info", "profile.json", "--layer-profile", "layers.json", "--gpu", "A100"), 2, "profile.json"),
         ((*FILES, "--gpu", "A100", "--report", "layers.json"), 2, "would overwrite"),
         ((*FILES, "--gpu", "A100", "--html", "no/such/folder.html"), 2, "folder does not exist"),
@@ -178,7 +178,7 @@ def test_pipes_are_not_waited_for(trtopt: Run, folder: Path) -> None:
         ("report", "pipe"),
     ):
         done = trtopt(*arguments)
-        assert done.returncode == 2 and "not a regular file" in done.stderr
+        assert done.returncode == 2 and "is not a file" in done.stderr
 
 
 def test_python_profiles_again_and_again(folder: Path) -> None:

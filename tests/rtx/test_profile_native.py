@@ -19,10 +19,11 @@ import rtx_nets
 from trtopt.engine import run
 from trtopt.engine.backend import TENSORRT_RTX, describe, identify
 from trtopt.engine.build import build_engine
+from trtopt.engine.manifest import load_engine
 from trtopt.errors import TargetError, UsageError
 from trtopt.hardware.probe import probe
 from trtopt.profiling import gpu_session
-from trtopt.profiling.gpu import measure_file
+from trtopt.profiling.gpu import measure_engine
 
 trt = pytest.importorskip("tensorrt_rtx")
 SOURCES = (run, gpu_session)
@@ -119,7 +120,7 @@ def test_without_a_gpu_an_engine_is_not_measured_but_explained(engine: bytes, tm
     path = tmp_path / "m.rtx.engine"
     path.write_bytes(engine)
     with pytest.raises(TargetError) as caught:
-        measure_file(path, {})
+        measure_engine(load_engine(path, allow_unverified=True), {})
     assert caught.value.exit_code == 4
     for part in ("compute capability 8.9", trt.__version__, probe().reason, "--backend onnxruntime", "--layer-info"):
         assert part in str(caught.value)
@@ -129,7 +130,7 @@ def test_a_cut_engine_is_a_usage_error(engine: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.rtx.engine"
     path.write_bytes(engine[:-1])
     with pytest.raises(UsageError, match="bytes"):
-        measure_file(path, {})
+        load_engine(path, allow_unverified=True)
 
 
 def test_without_a_gpu_the_runtime_loads_no_engine_so_that_there_is_no_inspector(engine: bytes) -> None:

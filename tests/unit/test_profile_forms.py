@@ -78,7 +78,7 @@ def test_what_is_no_report_is_one_error(text: str, tmp_path: Path) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError):
         read_profile(path)
-    with pytest.raises(UsageError, match="Cannot read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         read_profile(tmp_path / "missing.json")
 
 

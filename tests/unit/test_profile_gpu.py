@@ -8,18 +8,13 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend, EngineHeader
-from trtopt.errors import EngineBuildError, TargetError, UsageError
+from trtopt.errors import EngineBuildError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks
-from trtopt.hardware.probe import Probe
-from trtopt.hardware.spec import find_gpu
 from trtopt.profiling.engine_layers import LayerTime
 from trtopt.profiling.gpu import (
     Timing,
     accuracy_of,
-    check_gpu,
-    check_version,
     conditions,
     feeds_of,
     inferences_per_sample,
@@ -31,50 +26,9 @@ from trtopt.profiling.gpu import (
 from trtopt.profiling.stable import Limits, Samples
 from trtopt.runtime import Feeds
 
-ADA = Probe(find_gpu("RTX-4090"), "NVIDIA GeForce RTX 4090", "555.42")
-AMPERE = Probe(find_gpu("A100-SXM4-80GB"), "NVIDIA A100-SXM4-80GB", "535.1")
-HOPPER = Probe(find_gpu("H100-SXM5-80GB"), "NVIDIA H100 80GB HBM3", "535.1")
-NONE = Probe(None, reason="nvidia-smi is not on the path: no NVIDIA driver")
-
 
 def time(name: str, *figures: float) -> LayerTime:
     return LayerTime(name, *map(Decimal, figures))
-
-
-RTX = EngineHeader("1.7.1.116", ("8.0", "8.9"), 100)
-PLAN = EngineHeader("10.3.0.26", (), 100)
-
-
-@pytest.mark.parametrize(("backend", "header", "here"), [(TENSORRT_RTX, RTX, ADA), (TENSORRT, PLAN, AMPERE)])
-def test_an_engine_for_this_gpu_passes(backend: Backend, header: EngineHeader, here: Probe) -> None:
-    check_gpu(backend, header, here)
-
-
-@pytest.mark.parametrize(
-    ("backend", "header", "here", "said"),
-    [
-        (TENSORRT_RTX, RTX, HOPPER, ["tensorrt-rtx 1.7.1.116", "8.0, 8.9", HOPPER.name, "compute capability 9.0"]),
-        (TENSORRT_RTX, RTX, NONE, ["8.0, 8.9", NONE.reason, "--backend onnxruntime", "--layer-info"]),
-        (TENSORRT, PLAN, NONE, ["tensorrt 10.3.0.26", NONE.reason, "--backend onnxruntime", "--layer-info"]),
-    ],
-)
-def test_an_engine_for_elsewhere_says_what_it_is_for_and_what_is_here(
-    backend: Backend, header: EngineHeader, here: Probe, said: list[str]
-) -> None:
-    with pytest.raises(TargetError) as caught:
-        check_gpu(backend, header, here)
-    assert caught.value.exit_code == 4
-    assert [part for part in said if part not in str(caught.value)] == []
-
-
-def test_an_engine_of_another_release_names_both() -> None:
-    check_version(TENSORRT_RTX, RTX, "1.7.1.120")
-    with pytest.raises(TargetError, match=r"1\.7\.1\.116; installed is 1\.8\.0\.3"):
-        check_version(TENSORRT_RTX, RTX, "1.8.0.3")
-
-
-def test_tensorrt_judges_versions_itself() -> None:
-    check_version(TENSORRT, PLAN, "10.16.1.11")
 
 
 @pytest.mark.parametrize(

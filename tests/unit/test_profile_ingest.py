@@ -246,7 +246,7 @@ def test_truncated_files_are_an_error_with_the_path(tmp_path: Path, which: int) 
     assert "ends too early" in refused(tmp_path, *texts).what
     packed: list[Any] = [text.encode() for text in texts]
     packed[which] = gzip.compress(whole.encode())[:-20]
-    assert "Cannot read" in refused(tmp_path, *packed).what
+    assert "cannot be unpacked" in refused(tmp_path, *packed).what
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_json_of_another_form_is_an_error(tmp_path: Path, info: Any, profile: An
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     profile = written(tmp_path, "profile.json", profile_text([row("a", "1")]))
     for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(UsageError, match="Cannot read the layer info"):
+        with pytest.raises(UsageError, match="The layer info cannot be read"):
             ingest(path, profile)
 
 

@@ -159,6 +159,9 @@ class BuildConfig(Config):
         path="folder",
     )
     save_onnx: str | None = option_field(None, "write the optimized ONNX model", FILES, metavar="FILE", path="output")
+    sign: str | None = option_field(
+        None, "private key (Ed25519, PEM) to sign the engine's manifest with", FILES, metavar="KEY.pem", path="file"
+    )
     report: str | None = option_field(None, REPORT_HELP, FILES, metavar="FILE", path="output")
     export_layer_info: str | None = option_field(
         None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtopt._lazy import is_available
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
-from trtopt.files import open_regular
+from trtopt.files import open_file
 from trtopt.hardware.spec import GpuSpec
 
 
@@ -55,7 +55,7 @@ TENSORRT = Backend(
     needs_gpu=True,
     oldest=(10, 3),
 )
-_BACKENDS = {backend.name: backend for backend in (TENSORRT_RTX, TENSORRT)}
+BACKENDS = {backend.name: backend for backend in (TENSORRT_RTX, TENSORRT)}
 
 RTX_TARGETS = {"7.5": 1, "8.0": 2, "8.6": 4, "8.9": 8, "12.0": 16, "12.1": 32}
 """Compute capabilities TensorRT for RTX 1.7 builds for, and their bits in the header of an engine."""
@@ -84,8 +84,8 @@ def choose_backend(requested: str, gpu: GpuSpec | None, present: GpuSpec | None)
     if requested == "auto":
         fits = gpu is not None and present is not None and gpu.compute_capability == present.compute_capability
         backend = TENSORRT if fits and is_available(TENSORRT.module) else TENSORRT_RTX
-    elif requested in _BACKENDS:
-        backend = _BACKENDS[requested]
+    elif requested in BACKENDS:
+        backend = BACKENDS[requested]
     else:
         raise UsageError(
             f"There is no backend {requested!r}", where="--backend", remedy="choose auto, tensorrt or tensorrt-rtx"
@@ -229,11 +229,8 @@ def is_engine(path: Path) -> bool:
     Raises:
         UsageError: It cannot be read.
     """
-    try:
-        with open_regular(path) as file:
-            return file.read(4) in (_TENSORRT_MAGIC, _MAGIC)
-    except OSError as error:
-        raise UsageError(f"Cannot read the file: {error.strerror}", where=str(path), remedy="check the path") from error
+    with open_file(path, "The file") as file:
+        return file.read(4) in (_TENSORRT_MAGIC, _MAGIC)
 
 
 def describe(backend: Backend, header: EngineHeader) -> str:

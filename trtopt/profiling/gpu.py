@@ -12,20 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trtopt._lazy import require
 from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays
 from trtopt.config import ShapeMap
-from trtopt.engine.backend import TENSORRT_RTX, Backend, EngineHeader, describe, identify
+from trtopt.engine.backend import TENSORRT_RTX, Backend
+from trtopt.engine.manifest import VerifiedEngine, check_runs_here
 from trtopt.engine.profiles import check_shape
 from trtopt.errors import EngineBuildError, TargetError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks, read_clocks
-from trtopt.hardware.probe import Probe, probe
 from trtopt.profiling.engine_layers import LayerTime, join_times
 from trtopt.profiling.gpu_session import TimedEngine
 from trtopt.profiling.measured import Measurement
@@ -37,10 +35,6 @@ from trtopt.runtime import Feeds
 
 _SAMPLE_US = 1000.0
 _MOST_INFERENCES = 50
-_RELEASE = 3
-"""How many parts of its version make a release of TensorRT for RTX. Engines are bound to theirs (NVIDIA's
-documentation, "Engine Compatibility")."""
-
 _STREAM, _GRAPH = "stream", "cuda_graph"
 _CHANGING = ("sm_clock_mhz", "temperature_c", "power_w", "clocks_held_by")
 _LIMITS = Limits()
@@ -64,8 +58,8 @@ class Timing:
     inferences: int
 
 
-def measure_file(
-    path: Path, shapes: ShapeMap, *, reference: Runner | None = None, limits: Limits = _LIMITS
+def measure_engine(
+    engine: VerifiedEngine, shapes: ShapeMap, *, reference: Runner | None = None, limits: Limits = _LIMITS
 ) -> Measurement:
     """Run an engine on this machine's GPU and time it, on random inputs.
 
@@ -73,7 +67,7 @@ def measure_file(
     of their own, by the runtime's profiler, which slows the whole down. Clocks are read before, under load and after.
 
     Args:
-        path: The engine file, of either backend.
+        engine: The engine, of either backend.
         shapes: Shapes of dynamic inputs; others are at the optimum of the engine's first optimization profile.
         reference: The FP32 model, for ``accuracy`` on the same inputs; its outputs are matched by name.
         limits: When a median stands still.
@@ -84,18 +78,14 @@ def measure_file(
         and does not say whether it did.
 
     Raises:
-        UsageError: It is no engine, or a shape does not fit it.
+        UsageError: A shape does not fit it.
         TargetError: It was built for another GPU or version than is here, or there is no GPU.
         MissingDependencyError: The backend's package or cuda-python is not installed.
         EngineBuildError: It fails to run.
     """
-    engine = path.read_bytes()
-    backend, header = identify(engine)
-    check_gpu(backend, header, probe())
-    version = str(require(backend.module, "gpu", "run engines").__version__)
-    check_version(backend, header, version)
-    run = _stream_run(engine, backend, shapes, limits)
-    graph, refusal = _graph_timing(engine, backend, run.feeds, limits)
+    version, backend = check_runs_here(engine), engine.backend
+    run = _stream_run(engine.data, backend, shapes, limits)
+    graph, refusal = _graph_timing(engine.data, backend, run.feeds, limits)
     clocks = {"": run.load, "_before": run.before, "_after": read_clocks(run.bus_id)}
     layers, notes = join_times(run.entries, layer_times(run.layers))
     end_to_end = graph or run.timing
@@ -105,7 +95,7 @@ def measure_file(
     return Measurement(
         ProfileSource(
             origin="tensorrt-rtx" if backend == TENSORRT_RTX else "tensorrt",
-            files={"engine": str(path)},
+            files={"engine": str(engine.path)},
             version=version,
             runs=len(run.layers),
             launching="profile",
@@ -184,44 +174,6 @@ def accuracy_of(reference: Runner, feeds: Feeds, outputs: Mapping[str, np.ndarra
             sums.update(*checked_arrays(name, expected, outputs[name], may_differ=True))
             found[name] = sums.result()
     return found
-
-
-def check_gpu(backend: Backend, header: EngineHeader, here: Probe) -> None:
-    """Check that an engine is for the GPU that is here, as far as its header tells.
-
-    Raises:
-        TargetError: It is for another GPU, or there is none.
-    """
-    built = f"built by {describe(backend, header)}"
-    if here.gpu is None:
-        raise TargetError(
-            f"The engine was {built}, and this machine has no GPU to run it: {here.reason}",
-            where="the GPU",
-            remedy="profile it on a machine with that GPU; here, --backend onnxruntime measures the model on the CPU, "
-            "and --layer-info with --layer-profile reads what trtexec measured elsewhere",
-        )
-    if header.compute_capabilities and here.gpu.compute_capability not in header.compute_capabilities:
-        raise TargetError(
-            f"The engine was {built}; here is {here.name}, compute capability {here.gpu.compute_capability}",
-            where="the engine's header",
-            remedy=f"build it with --gpu {here.gpu.name}, or profile it on a machine with its GPU",
-        )
-
-
-def check_version(backend: Backend, header: EngineHeader, version: str) -> None:
-    """Check that an engine of TensorRT for RTX is of the installed release.
-
-    TensorRT checks by itself, since its engines can be built to run in later versions too.
-
-    Raises:
-        TargetError: It is not.
-    """
-    if backend == TENSORRT_RTX and header.version.split(".")[:_RELEASE] != version.split(".")[:_RELEASE]:
-        raise TargetError(
-            f"The engine was built by {backend.name} {header.version}; installed is {version}",
-            where="the engine's header",
-            remedy=f"build it again, or install {backend.module}=={header.version}",
-        )
 
 
 def inferences_per_sample(us: float) -> int:

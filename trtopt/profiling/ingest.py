@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtopt.errors import EngineBuildError, UsageError
-from trtopt.files import open_regular
+from trtopt.files import open_file
 from trtopt.profiling.engine_layers import LayerTime, join_times
 from trtopt.profiling.measured import Measurement
 from trtopt.report.profile import ProfileSource
@@ -111,16 +111,14 @@ def _load(path: Path, form: _Form) -> Any:
 
 
 def _text(path: Path, form: _Form) -> str:
-    try:
-        with open_regular(path) as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
+    with open_file(path, f"The {form}") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(
-            f"Cannot read the {form}: {why}", where=str(path), remedy="check the path and the file"
-        ) from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            remedy = "check that it is whole"
+            raise UsageError(f"The {form} cannot be unpacked: {error}", where=str(path), remedy=remedy) from error
     if len(content) > MAX_BYTES:
         raise UsageError(
             f"The {form} is larger than {MAX_BYTES >> 20} MiB", where=str(path), remedy="export a shorter run"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trtopt.errors import UsageError
-from trtopt.files import open_regular
+from trtopt.files import open_file
 from trtopt.report import profile
 
 LARGEST_BYTES = 256 << 20
@@ -43,10 +43,7 @@ def read_profile(path: Path) -> profile.ProfileReport:
     layers = data.get("layers")
     if isinstance(layers, list):
         data["layers"] = [profile.nested(item) if isinstance(item, dict) else item for item in layers]
-    for item in (data.get("accuracy") or {}).values() if isinstance(data.get("accuracy"), dict) else ():
-        for name in ("sqnr_db", "cosine", "max_abs"):
-            if isinstance(item, dict) and item.get(name, 0) is None:
-                item[name] = math.nan  # JSON has no word for what is not finite
+    restore_nan(data.get("accuracy"))
     found = _converted(data, profile.ProfileReport, path)
     for index, layer in enumerate(found.layers):
         if not 0 <= layer.measured_us < _LONGEST_US:
@@ -55,19 +52,26 @@ def read_profile(path: Path) -> profile.ProfileReport:
     return found
 
 
+def restore_nan(outputs: Any) -> None:
+    """Put NaN, in place, where a figure of an output's accuracy is null: JSON has no word for what is not finite.
+
+    Args:
+        outputs: The accuracy by output name; what is of another form is left for the conversion to refuse.
+    """
+    for item in outputs.values() if isinstance(outputs, dict) else ():
+        for name in ("sqnr_db", "cosine", "max_abs"):
+            if isinstance(item, dict) and item.get(name, 0) is None:
+                item[name] = math.nan
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size.
 
     Raises:
         UsageError: See above.
     """
-    try:
-        with open_regular(path) as file:
-            content = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read the report: {error.strerror}", where=str(path), remedy="check the path"
-        ) from error
+    with open_file(path, "The report") as file:
+        content = file.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:
         raise UsageError(
             f"The report is larger than {LARGEST_BYTES >> 20} MiB", where=str(path), remedy="give a trtopt report"

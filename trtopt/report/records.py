@@ -141,6 +141,7 @@ class EngineRecord:
         activation_bytes: Bytes of activations read and written by all kernels once.
         weight_bytes: Bytes of constants read by all kernels once.
         runtime: Which runtime loads this file.
+        manifest: The file with its manifest (:mod:`trtopt.report.manifest`); None until both are written.
     """
 
     path: str | None
@@ -158,6 +159,7 @@ class EngineRecord:
     unclaimed_nodes: tuple[str, ...]
     ignored_options: tuple[str, ...] = ()
     profiles: tuple[dict[str, dict[str, list[int]]], ...] = ()
+    manifest: str | None = None
 
 
 @dataclass(frozen=True)

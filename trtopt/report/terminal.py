@@ -112,7 +112,8 @@ def files_written(report: BuildReport) -> list[str]:
     if report.host is not None and report.host.path is not None:
         files.insert(1 if report.engine is None else 0, report.host.path)
     if report.engine is not None:
-        files.insert(0, report.engine.path)
+        signature = f"{report.engine.path}.manifest.sig" if report.engine.path and report.config.get("sign") else None
+        files[:0] = [report.engine.path, report.engine.manifest, signature]
         if report.config.get("report"):
             files.append(Path(report.config["report"]).with_suffix(".build.log"))
     return [str(path) for path in files if path]

@@ -29,7 +29,7 @@ _ALIGNMENT = 4096
 _CHUNK_BYTES = 1 << 22
 
 
-def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
+def save_model(model: ir.Model, path: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write ``model`` to ``path``; it is not changed.
 
     Weights of more than 1 GiB go to ``NAME.HASH.data`` beside it, HASH being that of their content. A run killed at
@@ -40,6 +40,9 @@ def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
     Args:
         model: The model.
         path: The ``.onnx`` file to write or replace.
+
+    Returns:
+        The model's file, then those of its weights, if they have any.
 
     Raises:
         UsageError: The file cannot be written.
@@ -64,8 +67,10 @@ def save_model(model: ir.Model, path: str | os.PathLike[str]) -> None:
             remedy="hold large constants in initializers, not in node attributes",
         ) from error
     atomic_write(target, content)
-    for name in replaced - _locations(proto):
+    data = _locations(proto)
+    for name in replaced - data:
         (target.parent / name).unlink(missing_ok=True)
+    return (target, *(target.parent / name for name in sorted(data)))
 
 
 def _weights(model: ir.Model) -> Iterator[ir.Value]:

@@ -1,0 +1,358 @@
+"""The manifest beside an engine: written last, and checked before a byte of the engine reaches the runtime.
+
+An engine is code, so it is read once, and what was checked is what runs. Of a build that was killed the manifest is the
+old one or missing, so that no mixture of old and new files fits it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import msgspec
+
+from trtopt._lazy import is_available, require
+from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend, EngineHeader, describe, identify
+from trtopt.engine.signature import Signer, Verifier
+from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
+from trtopt.files import atomic_write, open_file
+from trtopt.hardware.probe import Probe, probe
+from trtopt.report.manifest import DIGEST, SCHEMA, FileHash, Manifest, sealed
+from trtopt.report.read import restore_nan
+
+LARGEST_MANIFEST_BYTES = 64 << 20
+"""One with 100,000 nodes that stay in a wider type takes about 20 MB."""
+
+LARGEST_ENGINE_BYTES = 256 << 30
+"""More than the GPUs of today hold."""
+
+_CHUNK_BYTES = 4 << 20
+_RELEASE = 3
+"""How many parts of its version make a release. Engines are bound to theirs (NVIDIA's documentation, "Engine
+Compatibility")."""
+
+_AMPERE = 8
+"""The first major compute capability that engines of ``hardware_compatibility=ampere+`` run on."""
+
+_AGAIN = "build the engine again, or copy it again with its manifest and the files that its manifest names"
+
+
+@dataclass(frozen=True)
+class VerifiedEngine:
+    """An engine that may be given to its runtime.
+
+    Attributes:
+        path: The file it was read from.
+        data: Its content.
+        backend: What built it.
+        header: What its header says; of TensorRT, which tells no compute capability there, that of the manifest.
+        manifest: What its manifest says, which fits it; None where there is none, and that was allowed.
+    """
+
+    path: Path
+    data: bytes
+    backend: Backend
+    header: EngineHeader
+    manifest: Manifest | None
+
+    @property
+    def built(self) -> str:
+        """What built it and for what: ``tensorrt-rtx 1.7.1.116 for compute capability 8.9 (L4)``."""
+        return describe(self.backend, self.header) if self.manifest is None else _said(self.manifest)
+
+
+def manifest_path(engine: Path) -> Path:
+    """The manifest of an engine: ``ENGINE.manifest.json``."""
+    return engine.with_name(engine.name + ".manifest.json")
+
+
+def signature_path(engine: Path) -> Path:
+    """The signature of an engine's manifest: ``ENGINE.manifest.sig``."""
+    return engine.with_name(engine.name + ".manifest.sig")
+
+
+def write_manifest(engine: Path, manifest: Manifest, signer: Signer | None = None) -> None:
+    """Write the manifest of an engine; call it when the engine and all files that it names are in place.
+
+    The signature follows, or that of an older manifest goes: until then it does not fit, and a key refuses both.
+
+    Raises:
+        UsageError: A file cannot be written.
+    """
+    content = sealed(manifest.to_json_dict())
+    atomic_write(manifest_path(engine), content)
+    if signer is not None:
+        atomic_write(signature_path(engine), signer.sign(content))
+    else:
+        signature_path(engine).unlink(missing_ok=True)
+
+
+def verify(path: str | Path, *, key: str | Path | None = None) -> Manifest:
+    """Check an engine against its manifest; needs neither a GPU nor the runtime.
+
+    Args:
+        path: The engine.
+        key: A public Ed25519 key (PEM); then the manifest has to be signed with it.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        IntegrityError: The engine, its manifest, its signature or its part for the host was altered, belongs to another
+            build, or is missing; or the manifest is not signed with the key.
+        UsageError: The engine has no manifest, a file cannot be read, or the key is none.
+        MissingDependencyError: The package ``cryptography`` is not installed, and there is a key.
+    """
+    manifest = load_engine(path, key=key).manifest
+    if manifest is None:
+        raise _no_manifest(Path(path))
+    return manifest
+
+
+def load_engine(path: str | Path, *, key: str | Path | None = None, allow_unverified: bool = False) -> VerifiedEngine:
+    """Read an engine and check that it is what its manifest says; needs neither a GPU nor the runtime.
+
+    Args:
+        path: The engine, with its manifest, and its part for the host, beside it.
+        key: As of :func:`verify`.
+        allow_unverified: Take an engine without a manifest, as trtexec writes them; one with a manifest has to fit it,
+            and a key refuses it still.
+
+    Raises:
+        IntegrityError, UsageError, MissingDependencyError: As :func:`verify`.
+    """
+    path = Path(path)
+    verifier = None if key is None else Verifier(Path(key))
+    content = _content_of_manifest(path)
+    if content is None:
+        engine = _unverified(path)
+        if verifier is not None or not allow_unverified:
+            raise _no_manifest(path)
+        return engine
+    if verifier is not None:
+        verifier.check(content, _signature(path), str(signature_path(path)))
+    manifest = _manifest(content, manifest_path(path))
+    data = _engine_bytes(path, manifest)
+    backend, header = _header(path, data, manifest)
+    if manifest.host is not None:
+        for file in manifest.host.files:
+            _check_beside(path, file)
+    return VerifiedEngine(path, data, backend, header, manifest)
+
+
+def check_runs_here(engine: VerifiedEngine) -> str:
+    """Check that this machine has the GPU and the runtime that an engine was built for.
+
+    Returns:
+        The version of the runtime.
+
+    Raises:
+        TargetError: It was built for another GPU or version than is here, or there is no GPU.
+        MissingDependencyError: Its runtime is not installed.
+    """
+    check_gpu(engine, probe())
+    backend = engine.backend
+    if not is_available(backend.module):
+        others = [other.name for other in BACKENDS.values() if is_available(other.module)]
+        here = f"; installed is {', '.join(others)}" if others else ""
+        raise MissingDependencyError(
+            f"The engine was built by {engine.built}, and its runtime is not installed{here}",
+            where=f"import {backend.module}",
+            remedy=backend.install,
+        )
+    version = str(require(backend.module, "gpu", "run engines").__version__)
+    check_version(engine, version)
+    return version
+
+
+def check_gpu(engine: VerifiedEngine, here: Probe) -> None:
+    """Check that an engine is for the GPU that is here, as far as its header and its manifest tell.
+
+    Raises:
+        TargetError: It is for another GPU, or there is none.
+    """
+    if here.gpu is None:
+        raise TargetError(
+            f"The engine was built by {engine.built}, and this machine has no GPU to run it: {here.reason}",
+            where="the GPU",
+            remedy="take it to a machine with that GPU; here, `trtopt profile` measures the model on the CPU with "
+            "--backend onnxruntime, and reads what trtexec measured elsewhere with --layer-info and --layer-profile",
+        )
+    capability, targets = here.gpu.compute_capability, engine.header.compute_capabilities
+    manifest, major = engine.manifest, int(capability.split(".")[0])
+    if manifest is not None and manifest.hardware_compatibility == "ampere+" and major >= _AMPERE:
+        return
+    if targets and capability not in targets:
+        raise TargetError(
+            f"The engine was built by {engine.built}; here is {here.name}, compute capability {capability}",
+            where=str(engine.path),
+            remedy=f"build it with --gpu {here.gpu.name}, or take it to a machine with its GPU",
+        )
+
+
+def check_version(engine: VerifiedEngine, version: str) -> None:
+    """Check that an engine is of the installed release of its runtime.
+
+    TensorRT judges by itself where it is not known whether the engine was built to run in later versions too.
+
+    Raises:
+        TargetError: It is not.
+    """
+    manifest, header = engine.manifest, engine.header
+    if engine.backend != TENSORRT_RTX and (manifest is None or manifest.version_compatible):
+        return
+    if _release(header.version) != _release(version):
+        raise TargetError(
+            f"The engine was built by {engine.built}; installed is {engine.backend.name} {version}",
+            where=str(engine.path),
+            remedy=f"build it again, or install {engine.backend.module}=={header.version}",
+        )
+
+
+def _release(version: str) -> list[str]:
+    return version.split(".")[:_RELEASE]
+
+
+def _said(manifest: Manifest) -> str:
+    """What a manifest says its engine was built by and for."""
+    targets = ", ".join(manifest.compute_capabilities)
+    return f"{manifest.backend} {manifest.backend_version} for compute capability {targets} ({manifest.gpu})"
+
+
+def _no_manifest(path: Path) -> UsageError:
+    return UsageError(
+        "The engine has no manifest, so nobody knows whether it is what was built",
+        where=str(manifest_path(path)),
+        remedy="copy the manifest with the engine, or build it with `trtopt build`; `trtopt profile` takes engines "
+        "without one",
+    )
+
+
+def _content_of_manifest(path: Path) -> bytes | None:
+    """The manifest's bytes; None where there is none."""
+    place = manifest_path(path)
+    return _read(place, "The manifest", LARGEST_MANIFEST_BYTES) if os.path.lexists(place) else None
+
+
+def _read(path: Path, what: str, limit: int) -> bytes:
+    """A file's content.
+
+    Raises:
+        UsageError: It cannot be read, or is larger than ``limit`` or than memory.
+    """
+    with open_file(path, what) as file:
+        size = os.fstat(file.fileno()).st_size
+        with contextlib.suppress(MemoryError):
+            if size <= limit:
+                return file.read(size + 1)
+    raise UsageError(
+        f"{what} has {size} bytes, too many to read",
+        where=str(path),
+        remedy=f"give a file of at most {limit} bytes, and free memory for it",
+    )
+
+
+def _signature(path: Path) -> bytes:
+    place = signature_path(path)
+    if not os.path.lexists(place):
+        raise IntegrityError(
+            "The manifest is not signed, and a key was given", where=str(place), remedy="build with --sign KEY.pem"
+        )
+    return _read(place, "The signature", LARGEST_MANIFEST_BYTES)
+
+
+def _manifest(content: bytes, place: Path) -> Manifest:
+    """The manifest in a file's content.
+
+    Raises:
+        IntegrityError: It was altered, is of another schema, or a field is wrong.
+    """
+    try:
+        data: Any = json.loads(content)
+        if not isinstance(data, dict) or content != sealed({k: v for k, v in data.items() if k != DIGEST}):
+            raise _altered("The manifest is not as it was written", place)
+        if data.get("schema") != SCHEMA:
+            raise IntegrityError(
+                f"The manifest is of schema {data.get('schema')!r}, not {SCHEMA}",
+                where=str(place),
+                remedy="use the version of trtopt that wrote it, or build the engine again",
+            )
+        for kind in ("outputs", "engine"):
+            if isinstance(data.get("accuracy"), dict):
+                restore_nan(data["accuracy"].get(kind))
+        return msgspec.convert(data, Manifest)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise _altered(f"The manifest is not as it was written: {str(error)[:200]}", place) from error
+
+
+def _altered(what: str, place: Path) -> IntegrityError:
+    return IntegrityError(what, where=str(place), remedy=_AGAIN)
+
+
+def _engine_bytes(path: Path, manifest: Manifest) -> bytes:
+    data = _read(path, "The engine", LARGEST_ENGINE_BYTES)
+    if len(data) != manifest.engine_bytes or hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
+        raise _altered(
+            f"The engine is not the one that its manifest describes, which was built by {_said(manifest)}", path
+        )
+    return data
+
+
+def _header(path: Path, data: bytes, manifest: Manifest) -> tuple[Backend, EngineHeader]:
+    """Backend and header, which must say the same as the manifest."""
+    try:
+        backend, header = identify(data)
+    except UsageError as error:
+        raise _altered(f"The file that the manifest describes is no engine: {error.what}", path) from error
+    version = header.version or manifest.backend_version
+    same = all(a == b for a, b in zip(version.split("."), manifest.backend_version.split("."), strict=False))
+    targets = header.compute_capabilities or manifest.compute_capabilities
+    if backend.name != manifest.backend or not same or targets != manifest.compute_capabilities:
+        raise _altered(
+            f"The engine was built by {describe(backend, header)}; its manifest says {_said(manifest)}", path
+        )
+    return backend, dataclasses.replace(header, version=version, compute_capabilities=targets)
+
+
+def _unverified(path: Path) -> VerifiedEngine:
+    data = _read(path, "The engine", LARGEST_ENGINE_BYTES)
+    return VerifiedEngine(path, data, *identify(data), None)
+
+
+def hash_file(path: Path, what: str, *, at_most: int | None = None) -> FileHash:
+    """A file's name, size and hash.
+
+    Args:
+        path: The file.
+        what: What messages call it.
+        at_most: Bytes after which reading may stop, since the file is another one.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    digest, size = hashlib.sha256(), 0
+    with open_file(path, what) as file:
+        while (at_most is None or size <= at_most) and (chunk := file.read(_CHUNK_BYTES)):
+            size += len(chunk)
+            digest.update(chunk)
+    return FileHash(path.name, size, digest.hexdigest())
+
+
+def _check_beside(engine: Path, file: FileHash) -> None:
+    """Check a file that lies beside the engine."""
+    name = file.name
+    if name in ("", ".", "..") or not name == PurePosixPath(name).name == PureWindowsPath(name).name:
+        raise _altered(f"The manifest names a file that is not beside the engine: {name!r}", manifest_path(engine))
+    place = engine.with_name(name)
+    try:
+        found = hash_file(place, "The part of the model for the host", at_most=file.bytes)
+    except UsageError as error:
+        raise _altered(error.what, place) from error
+    if found != file:
+        raise _altered("The part of the model for the host is not the one that belongs to the engine", place)

@@ -1,0 +1,127 @@
+"""The manifest of an engine, put together from what a build did."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+import trtopt
+from trtopt.config import BuildConfig, options
+from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
+from trtopt.engine.manifest import hash_file
+from trtopt.engine.options import parse_builder_options
+from trtopt.outputs import source_file
+from trtopt.pipeline_imports import statistics_file
+from trtopt.pipeline_precision import Lowered
+from trtopt.precision.samples import Samples
+from trtopt.report.manifest import (
+    EngineTensor,
+    FileHash,
+    HostFiles,
+    Manifest,
+    SamplesHash,
+    ShapeRange,
+    canonical_sha256,
+)
+from trtopt.report.records import BuildReport, EngineRecord, plain
+
+_HARDWARE: dict[str, Literal["ampere+", "same_compute_capability"]] = {
+    "AMPERE_PLUS": "ampere+",
+    "SAME_COMPUTE_CAPABILITY": "same_compute_capability",
+}
+
+
+def manifest_of(
+    report: BuildReport,
+    engine: EngineRecord,
+    lowered: Lowered,
+    config: BuildConfig,
+    samples: tuple[Samples, Samples],
+    host: Sequence[Path],
+) -> Manifest:
+    """The manifest of an engine.
+
+    Args:
+        report: What the build did.
+        engine: The engine.
+        lowered: The model that was compiled.
+        config: The options.
+        samples: Those it was calibrated on, and those it was verified on.
+        host: The files of the part for the host, where there is one.
+
+    Raises:
+        UsageError: A file that was read or written is not there any more.
+    """
+    backend = BACKENDS[engine.backend]
+    settings = parse_builder_options(config.builder, backend, gpu_present=True)
+    _, hardware = settings.enums.get("hardware_compatibility_level", ("", ""))
+    calibration, evaluation = samples
+    chosen, accuracy, part = _options(config), report.accuracy, report.host
+    written = tuple(hash_file(path, "The part of the model for the host") for path in host)
+    graph = lowered.artifact.model.graph
+    return Manifest(
+        trtopt=trtopt.__version__,
+        engine_bytes=engine.bytes,
+        engine_sha256=engine.sha256,
+        backend=engine.backend,
+        backend_version=engine.backend_version,
+        gpu="" if report.gpu is None else str(report.gpu["name"]),
+        compute_capabilities=engine.compute_capabilities,
+        hardware_compatibility="none" if backend == TENSORRT_RTX else _HARDWARE.get(hardware, "none"),
+        version_compatible=settings.flags.get("VERSION_COMPATIBLE", False),
+        model_sha256=report.model["sha256"],
+        calibration=SamplesHash(calibration.source, calibration.sha256),
+        evaluation=SamplesHash(evaluation.source, evaluation.sha256),
+        files=_files(config),
+        options=chosen,
+        options_sha256=canonical_sha256(chosen),
+        precision=report.precision,
+        eight_bit=tuple(sorted(lowered.quantized)),
+        inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
+        outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
+        accuracy=None if accuracy is None else dataclasses.replace(accuracy, tensors=None, first_bad=None),
+        host=None if part is None else HostFiles(written, part.inputs, part.outputs),
+    )
+
+
+def _options(config: BuildConfig) -> dict[str, Any]:
+    """The options that are no paths and not at their default, and the user's GPUs."""
+    found: dict[str, Any] = {"gpus": config.gpus} if config.gpus else {}
+    default = BuildConfig()
+    for name, option in options(BuildConfig).items():
+        value = getattr(config, name)
+        if value != getattr(default, name) and (not option.path or value in option.words):
+            found[name] = value
+    return dict(plain(found))
+
+
+def _files(config: BuildConfig) -> tuple[FileHash, ...]:
+    """What is read beside the model and the samples: the metric's script, plugins, a calibration cache of TensorRT."""
+    names = list(config.plugins)
+    if config.metric is not None and config.metric not in options(BuildConfig)["metric"].words:
+        names.insert(0, config.metric)
+    if config.calib_cache is not None and statistics_file(config) is None:
+        names.append(config.calib_cache)
+    hashes = (hash_file(source_file(name), f"The file {name}") for name in names)
+    return tuple(dataclasses.replace(item, name=Path(name).name) for name, item in zip(names, hashes, strict=True))
+
+
+def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> EngineTensor:
+    name, shape = str(value.name), value.shape
+    layouts = {item.name: item.layout for item in report.network_io}
+    ranges = [ShapeRange(**_tuples(profile[name])) for profile in engine.profiles if name in profile]
+    return EngineTensor(
+        name=name,
+        dtype="" if value.dtype is None else str(value.dtype.numpy()),
+        shape=None if shape is None else tuple(dim if isinstance(dim, int) else (dim.value or "?") for dim in shape),
+        layout=layouts.get(name, "chw"),
+        ranges=tuple(ranges),
+    )
+
+
+def _tuples(profile: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in profile.items()}
