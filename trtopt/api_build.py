@@ -25,6 +25,7 @@ from trtopt.config import AUTO, BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import EngineArtifact, check_options
+from trtopt.engine.cache import EngineCache
 from trtopt.engine.manifest import manifest_path, signature_path
 from trtopt.engine.profiles import Profile, plan_profiles
 from trtopt.errors import EngineBuildError, UsageError
@@ -82,6 +83,7 @@ class Session:
         self.clock = clock
         self.make_engine = make_engine
         self.precision = config.precision or ("fp16" if make_engine else None)
+        self._cache: EngineCache | None = None
 
     def run(self, path: Path, calib: Any, eval_samples: Any, metric: Any) -> BuildReport:
         config, clock = self.config, self.clock
@@ -95,6 +97,7 @@ class Session:
         wanted = parse_io(config.io)
         if self.make_engine:
             check_options(config.builder, config.plugins, target.backend)
+            self._cache = pipeline.engine_cache(config, clock)
         with clock.stage("load"):
             loaded = load(path)
         pipeline_sparse.check_types(config, self.precision, loaded.model)
@@ -130,6 +133,7 @@ class Session:
         results = pipeline_write.Results(report, made.engine, made.lowered, host, (samples, check))
         with clock.stage("write"):
             pipeline_write.write(results, outputs, config, signer)
+        pipeline.trim_cache(config, clock)
         return report
 
     def _made(
@@ -154,11 +158,10 @@ class Session:
             try:
                 engine = pipeline.compile_engine(
                     border.lowered.artifact,
-                    target.backend,
-                    target.gpu,
-                    border.profiles,
+                    pipeline.Compilation(
+                        target.backend, target.gpu, border.profiles, self.precision == "tf32", self._cache
+                    ),
                     pipeline_sparse.with_flag(config, target.backend),
-                    self.precision == "tf32",
                     clock,
                 )
             except EngineBuildError as error:

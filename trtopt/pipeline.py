@@ -14,10 +14,12 @@ from trtopt.accuracy.compare import Runner, compare, compare_tensors, first_bad
 from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.twin import fp32_twin
 from trtopt.accuracy.whole import Fed, HostPart, Selected, as_whole
+from trtopt.cache_folder import DEFAULT_BYTES, cache_folder, prune
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend
 from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
+from trtopt.engine.cache import EngineCache
 from trtopt.engine.profiles import Profile
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.engine.work import layers_of_engine
@@ -149,35 +151,76 @@ def verify_engine(
     return replace(record, verified="engine", engine=outputs)
 
 
-def compile_engine(
-    artifact: ModelArtifact,
-    backend: Backend,
-    gpu: GpuSpec | None,
-    profiles: tuple[Profile, ...],
-    config: BuildConfig,
-    tf32: bool,
-    clock: Clock,
-) -> EngineArtifact:
-    """Build the engine of an optimized model, from a temporary file."""
-    model = artifact.model
-    nodes = tuple(str(node.name) for node in edit.all_nodes(model.graph))
+@dataclass(frozen=True)
+class Compilation:
+    """How an engine is compiled.
+
+    Attributes:
+        backend: The compiler.
+        gpu: The target; None for portable.
+        profiles: One optimization profile or more; none for a model whose inputs are all static.
+        tf32: Whether FP32 layers may use TF32 Tensor Cores.
+        cache: Where engines are kept; None to build anew.
+    """
+
+    backend: Backend
+    gpu: GpuSpec | None
+    profiles: tuple[Profile, ...]
+    tf32: bool
+    cache: EngineCache | None = None
+
+
+def engine_cache(config: BuildConfig, clock: Clock) -> EngineCache | None:
+    """Where engines are kept; None where the user wants none.
+
+    Raises:
+        UsageError: The folder was asked for and cannot be written.
+    """
+    if config.no_cache:
+        return None
+    folder = Path(config.cache_dir) if config.cache_dir else None
+    return EngineCache(folder, clock.listen, max_bytes=cache_bytes(config))
+
+
+def trim_cache(config: BuildConfig, clock: Clock) -> None:
+    """Keep the cache within its bound: what was used longest ago goes first."""
+    folder = cache_folder(config.cache_dir)
+    try:
+        prune(folder, max_bytes=cache_bytes(config))
+    except OSError as error:
+        clock.warn("cache", f"the cache {folder} cannot be read ({error.strerror}): it may outgrow its bound")
+
+
+def cache_bytes(config: BuildConfig) -> int:
+    """What the cache may take."""
+    return DEFAULT_BYTES if config.cache_gb is None else int(config.cache_gb * 1e9)
+
+
+def engine_request(artifact: ModelArtifact, job: Compilation, config: BuildConfig, folder: Path) -> BuildRequest:
+    """What the compiler is asked for a model, which is written into ``folder``, where nothing else lies."""
+    path = folder / "model.onnx"
+    save_model(artifact.model, path)
+    return BuildRequest(
+        onnx=path,
+        weights=tuple(sorted(set(folder.iterdir()) - {path})),
+        backend=job.backend,
+        gpu=job.gpu,
+        nodes=tuple(str(node.name) for node in edit.all_nodes(artifact.model.graph)),
+        profiles=job.profiles,
+        tf32=job.tf32,
+        builder=config.builder,
+        plugins=tuple(Path(item) for item in config.plugins),
+        timing_cache=Path(config.timing_cache) if config.timing_cache else None,
+        error_on_timing_cache_miss=config.error_on_timing_cache_miss,
+        formats=formats(parse_io(config.io)),
+        name=str(artifact.path),
+    )
+
+
+def compile_engine(artifact: ModelArtifact, job: Compilation, config: BuildConfig, clock: Clock) -> EngineArtifact:
+    """Build the engine of an optimized model, or take it from the cache."""
     with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        path = Path(folder) / "model.onnx"
-        save_model(model, path)
-        request = BuildRequest(
-            onnx=path,
-            backend=backend,
-            gpu=gpu,
-            nodes=nodes,
-            profiles=profiles,
-            tf32=tf32,
-            builder=config.builder,
-            plugins=tuple(Path(item) for item in config.plugins),
-            timing_cache=Path(config.timing_cache) if config.timing_cache else None,
-            formats=formats(parse_io(config.io)),
-            name=str(artifact.path),
-        )
-        return build_engine(request, clock.listen)
+        return build_engine(engine_request(artifact, job, config, Path(folder)), clock.listen, job.cache)
 
 
 def flop_of(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from trtopt.engine.work import layers_of_engine
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
-from trtopt.pipeline import compile_engine
+from trtopt.pipeline import Compilation, compile_engine
 from trtopt.pipeline_host import cut
 from trtopt.pipeline_judge import nearest_target, rewrite, written
 from trtopt.report.records import StepRecord
@@ -84,7 +84,8 @@ def compile_level(
     inputs = {item.name: all_shapes[item.name] for item in lowered.inputs}
     profile = Profile({name: (shape, shape, shape) for name, shape in inputs.items()})
     profiles = () if all(item.is_static for item in lowered.inputs) else (profile,)
-    engine = compile_engine(lowered, TENSORRT_RTX, target, profiles, BuildConfig(), precision == "tf32", clock)
+    job = Compilation(TENSORRT_RTX, target, profiles, precision == "tf32")
+    engine = compile_engine(lowered, job, BuildConfig(), clock)
     work = layers_of_engine(engine.record.layers, lowered.model, all_shapes, tf32=precision == "tf32")
     for note in work.notes:
         clock.warn("compile", note)

@@ -18,7 +18,7 @@ PACKAGES = {"trtopt": ROOT / "trtopt", "trtopt_recipes": ROOT / "recipes" / "trt
 TIERS = (
     (
         *("config", "config_file", "batch_sizes", "report", "errors", "events", "clock", "files", "outputs"),
-        *("_lazy", "_script"),
+        *("_lazy", "_script", "cache_folder", "sealed"),
     ),
     ("graph", "hardware", "runtime"),
     ("roofline",),
@@ -52,6 +52,8 @@ SIBLINGS = {
     ("files", "errors"): "a file that cannot be written is a usage error",
     ("_lazy", "errors"): "a missing package is a dependency error",
     ("_script", "errors"): "a wrong FILE.py:FUNCTION is a usage error",
+    ("sealed", "files"): "a sealed file is written whole or not at all",
+    ("cache_folder", "sealed"): "what is in the folder is checked",
     ("report", "_lazy"): "the plotting package is loaded when a page is drawn",
     ("report", "files"): "reports are written whole or not at all",
     ("report", "errors"): "a report file that is wrong is a usage error",

@@ -10,7 +10,11 @@ import pytest
 
 from trtopt.cli import explain
 from trtopt.errors import UsageError
-from trtopt.roofline.rules.registry import PAGES
+from trtopt.profiling.explain import PAGES as REASONS
+from trtopt.roofline.rules.registry import PAGES as RULES
+
+PAGES = {**RULES, **REASONS}
+"""What `trtopt analyze` finds, and why a measured layer takes longer than it could."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import onnx
 import pytest
 from small_models import samples, save_small
 
+from trtopt.cache_folder import damage, files
 from trtopt.engine.backend import read_header
 from trtopt.engine.manifest import load_engine, manifest_path
 from trtopt.errors import IntegrityError, UsageError
@@ -95,6 +97,9 @@ def _killed_run(folder: Path, until: Callable[[], bool]) -> set[str]:
     visible = _check_whole(out)
     for path in out.iterdir():
         path.unlink()
+    cache = folder / ".cache" / "trtopt"
+    assert [file for file in files(cache) if damage(file)] == []
+    shutil.rmtree(cache, ignore_errors=True)  # the next run compiles as well
     return visible
 
 

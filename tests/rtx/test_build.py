@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,8 @@ from rtx_nets import (
     request,
 )
 
+from trtopt.engine import build as engine_build
+from trtopt.engine import worker
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import read_header
 from trtopt.engine.build import TASK, build_engine
@@ -351,3 +354,17 @@ def test_inputs_the_profile_does_not_name_keep_their_shape(tmp_path: Path) -> No
     static = Profile({"x": ((4, 16, 16, 16),) * 3})
     record = build_engine(request(net, tmp_path, profiles=[static])).record
     assert all(-1 not in tensor.shape for layer in record.layers for tensor in layer.inputs)
+
+
+def test_the_timing_cache_goes_through_the_worker(tmp_path: Path) -> None:
+    """TensorRT for RTX has the calls of TensorRT and a timing cache that holds nothing: no kernel is ever timed."""
+    wanted = request(conv_net(), tmp_path)
+    settings = engine_build.check_options((), (), wanted.backend)
+    asked = engine_build.worker_request(wanted, settings)
+    asked["flags"]["ERROR_ON_TIMING_CACHE_MISS"] = True
+    for named in ("", "times.cache"):
+        (tmp_path / worker.REQUEST).write_text(json.dumps({**asked, "timing_cache": named}))
+        (tmp_path / worker.TIMING_CACHE).write_bytes(b"")
+        assert engine_build._start_worker(tmp_path, lambda event: None) == 0
+        assert json.loads((tmp_path / worker.RESULT).read_text())["ok"]
+        assert (tmp_path / worker.TIMING_CACHE).read_bytes()

@@ -18,3 +18,9 @@ def test_a_crash_names_the_signal_and_the_last_line() -> None:
     error = crash(-11, "first\nlast words\n\n")
     assert "SIGSEGV" in error.what and error.where == "last words"
     assert "memory" in crash(-9, "").remedy
+
+
+def test_a_missed_timing_cache_says_how_to_fill_it() -> None:
+    """TensorRT's words for it, which no build here can be made to say."""
+    error = refusal("build", [], [("INTERNAL_ERROR", "Assertion !errorOnMiss failed.")], "model.onnx")
+    assert isinstance(error, EngineBuildError) and "--error-on-timing-cache-miss" in error.remedy

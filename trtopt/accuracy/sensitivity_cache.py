@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.accuracy.sensitivity import Errors
+from trtopt.cache_folder import SENSITIVITY, cache_folder, mark_used
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.files import atomic_write
 from trtopt.report.sensitivity import GrowthStep, OutputError, RegionError
+from trtopt.sealed import read_sealed, write_sealed
 
-_MAGIC = "trtopt.sensitivity-cache/1"
+_MAGIC = "trtopt.sensitivity-cache/2"
 _VERSION = 1
 """Raised when the same inputs would give other figures."""
 _MAX_BYTES = 256 << 20
@@ -34,26 +35,25 @@ class SensitivityCache:
         self._identity = hashlib.sha256(f"{_MAGIC} {_VERSION} {key}".encode()).hexdigest()
         self._must_write = folder is not None
         self._on_event = on_event
-        self.path = (folder or Path.home() / ".cache" / "trtopt") / "sensitivity" / f"{self._identity}.json"
+        self.path = cache_folder(folder) / SENSITIVITY / f"{self._identity}.json"
 
     def load(self) -> tuple[Errors, tuple[GrowthStep, ...]] | None:
         """What was stored, or None; says why if the file is there and damaged."""
         try:
-            if self.path.stat().st_size > _MAX_BYTES:
-                raise ValueError("the file is too large")
-            head, _, body = self.path.read_bytes().partition(b"\n")
-            header = json.loads(head)
-            if header != self._header(body):
-                raise ValueError("its content is not what was written")
-            found = json.loads(body)
+            identity, body = read_sealed(self.path, _MAGIC, _MAX_BYTES)
+            if identity != self._identity:
+                raise ValueError("it is that of another model")
+            found = json.loads(bytes(body))
             regions = [_region(item) for item in found["regions"]]
             errors = Errors({item.region: item for item in regions}, _region(found["together"]), int(found["samples"]))
-            return errors, tuple(GrowthStep(**item) for item in found["growth"])
+            growth = tuple(GrowthStep(**item) for item in found["growth"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._warn(f"it cannot be read ({' '.join(str(error).split())[:120]})", "measuring anew")
             return None
+        mark_used(self.path)
+        return errors, growth
 
     def store(self, errors: Errors, growth: tuple[GrowthStep, ...]) -> None:
         """Write the figures, whole or not at all. The default folder being read-only is a warning only.
@@ -67,10 +67,9 @@ class SensitivityCache:
             "together": dataclasses.asdict(errors.together),
             "growth": [dataclasses.asdict(item) for item in growth],
         }
-        body = json.dumps(value).encode()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path, json.dumps(self._header(body)).encode() + b"\n" + body)
+            write_sealed(self.path, _MAGIC, self._identity, [json.dumps(value).encode()])
         except (UsageError, OSError) as error:
             if self._must_write:
                 what = error.what if isinstance(error, UsageError) else str(error.strerror)
@@ -80,9 +79,6 @@ class SensitivityCache:
                     remedy="give --cache-dir DIR that can be written",
                 ) from error
             self._warn(str(error), "the figures are not kept")
-
-    def _header(self, body: bytes) -> dict[str, str]:
-        return {"format": _MAGIC, "identity": self._identity, "sha256": hashlib.sha256(body).hexdigest()}
 
     def _warn(self, why: str, what: str) -> None:
         self._on_event(Event("warning", "sensitivity", text=f"sensitivity cache {self.path}: {why}; {what}"))

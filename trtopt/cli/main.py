@@ -26,6 +26,7 @@ COMMANDS = {
     "profile": "put each layer's measured time beside its prediction",
     "report": "show a profile in other forms, or what changed against another",
     "export": "make an ONNX model from a PyTorch module",
+    "cache": "list, prune and verify what earlier runs kept",
     "recipe": "list and explain the graph rewrites",
     "explain": "explain a rule of analyze",
     "gpu": "list and show the GPUs an engine can be built for",

@@ -81,10 +81,14 @@ def _add_precisions(group: argparse._ArgumentGroup, option: Option | None) -> No
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, option: Option) -> None:
-    """A switch, and its hidden ``--no-`` form, which overrides a configuration file."""
-    group.add_argument(flag(name), dest=name, action="store_true", default=argparse.SUPPRESS, help=option.help)
-    off = "--no-" + flag(name).removeprefix("--")
-    group.add_argument(off, dest=name, action="store_false", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    """A switch, its hidden aliases, and its hidden opposite, which overrides a configuration file."""
+    common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+    group.add_argument(flag(name), action="store_true", help=option.help, **common)
+    if option.aliases:
+        group.add_argument(*option.aliases, action="store_true", help=argparse.SUPPRESS, **common)
+    bare = flag(name).removeprefix("--")
+    off = bare.removeprefix("no-") if bare.startswith("no-") else f"no-{bare}"
+    group.add_argument(f"--{off}", action="store_false", help=argparse.SUPPRESS, **common)
 
 
 def _add_value(group: argparse._ArgumentGroup, name: str, option: Option, *, number: bool) -> None:

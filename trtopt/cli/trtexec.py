@@ -109,7 +109,6 @@ REFUSED = {
     "--excludeLeanRuntime": _LEAVE_OUT,
     "--stripAllWeights": "use --builder strip_plan=true",
     "--l2LimitForTiling": _LEAVE_OUT,
-    "--errorOnTimingCacheMiss": _LEAVE_OUT,
     "--noBuilderCache": _LEAVE_OUT,
     "--noCompilationCache": _LEAVE_OUT,
     "--minTiming": _LEAVE_OUT,

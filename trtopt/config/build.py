@@ -145,19 +145,29 @@ class BuildConfig(Config):
     )
     timing_cache: str | None = option_field(
         None,
-        "timing cache file of the builder",
+        "timing cache file of the builder (default: one in the cache, per GPU and version)",
         BUILDER,
         aliases=("--timingCacheFile",),
         metavar="FILE",
         path="output",
     )
+    error_on_timing_cache_miss: bool = option_field(
+        False,
+        "fail where a kernel's time is not in the timing cache",
+        BUILDER,
+        aliases=("--errorOnTimingCacheMiss",),
+    )
     cache_dir: str | None = option_field(
         None,
-        "folder for cached calibration statistics (default: ~/.cache/trtopt)",
-        SAMPLES,
+        "folder of the cache: engines, statistics, searches (default: ~/.cache/trtopt)",
+        FILES,
         metavar="DIR",
         path="folder",
     )
+    cache_gb: float | None = option_field(
+        None, "what the cache may take, in GB (default: 10); what was used longest ago goes first", FILES, metavar="GB"
+    )
+    no_cache: bool = option_field(False, "build the engine anew, and keep neither it nor the times of kernels", FILES)
     save_onnx: str | None = option_field(None, "write the optimized ONNX model", FILES, metavar="FILE", path="output")
     sign: str | None = option_field(
         None, "private key (Ed25519, PEM) to sign the engine's manifest with", FILES, metavar="KEY.pem", path="file"
@@ -179,4 +189,8 @@ class BuildConfig(Config):
                 "The largest accuracy drop is negative",
                 where=flag("max_accuracy_drop"),
                 remedy="give a number from 0 on; the drop is baseline - optimized",
+            )
+        if self.cache_gb is not None and self.cache_gb < 0:
+            raise UsageError(
+                "The size of the cache is negative", where=flag("cache_gb"), remedy="give a number of GB from 0 on"
             )

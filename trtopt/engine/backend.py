@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import struct
 from dataclasses import dataclass
@@ -97,9 +96,18 @@ def choose_backend(requested: str, gpu: GpuSpec | None, present: GpuSpec | None)
             where=f"import {backend.module}",
             remedy=backend.install,
         )
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        check_version(backend, importlib.metadata.version(backend.module))
+    version = installed_version(backend)
+    if version:
+        check_version(backend, version)
     return backend
+
+
+def installed_version(backend: Backend) -> str:
+    """The version of the backend's package; empty where it is not known."""
+    try:
+        return importlib.metadata.version(backend.module)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def check_version(backend: Backend, version: str) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 import trtopt
 from trtopt.engine import worker
-from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, read_header
+from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, installed_version, read_header
+from trtopt.engine.cache import Compiled, EngineCache
+from trtopt.engine.cache_key import engine_key
 from trtopt.engine.failures import crash, refusal
 from trtopt.engine.inspector import check_detailed, parse_inspector_json
 from trtopt.engine.layers import (
@@ -33,7 +35,7 @@ from trtopt.engine.profiles import Profile
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.files import atomic_write
-from trtopt.hardware.probe import present_gpu
+from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.records import EngineRecord, LayerInfo
 
@@ -58,8 +60,11 @@ class BuildRequest:
         builder: ``KEY=VALUE`` options.
         plugins: Libraries with plugins.
         timing_cache: A file read before and written after the build; TensorRT for RTX ignores it.
+        error_on_timing_cache_miss: Whether the build fails where a kernel's time is not in the timing cache; TensorRT
+            for RTX, which times nothing, ignores it.
         name: What errors call the model, if not by its file.
         formats: The compiler's memory format (``HWC``, ...) of inputs and outputs that do not have the usual one.
+        weights: The files with external data, all of them: a cached engine is found by their content.
     """
 
     onnx: Path
@@ -71,8 +76,10 @@ class BuildRequest:
     builder: tuple[str, ...] = ()
     plugins: tuple[Path, ...] = ()
     timing_cache: Path | None = None
+    error_on_timing_cache_miss: bool = False
     name: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
+    weights: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,22 +100,31 @@ class EngineArtifact:
 
 
 @dataclass(frozen=True)
-class _Output:
-    """What a worker left."""
+class _Timing:
+    """The timing cache of a build.
 
-    engine: bytes
-    layers: str
-    messages: tuple[tuple[str, str], ...]
-    version: str
-    seconds: float
-    timing_cache: bytes | None
+    Attributes:
+        content: What is in it before; None without one.
+        name: Its GPU and version, where it is the one of the cache folder; empty for the user's file.
+        decides: The content, where an engine made from another one would not do: of the user's file, or where it must
+            not be missed. Else it only saves time.
+    """
+
+    content: bytes | None = None
+    name: str = ""
+    decides: bytes | None = None
 
 
-def build_engine(request: BuildRequest, on_event: OnEvent = ignore) -> EngineArtifact:
-    """Build an engine in a fresh process.
+def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: EngineCache | None = None) -> EngineArtifact:
+    """Build an engine in a fresh process, or take it from the cache.
 
     With TensorRT for RTX and dynamic shapes the bytes are counted on a second, static build at the first profile's
     optimum: a dynamic build's list of layers does not tell sizes.
+
+    Args:
+        request: What to build.
+        on_event: Told of progress and warnings.
+        cache: Where engines are kept; None to build anew and keep nothing.
 
     Raises:
         UsageError: A builder option or a file named by the request is wrong.
@@ -120,39 +136,128 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore) -> EngineArt
     settings = check_options(request.builder, request.plugins, request.backend)
     if not request.onnx.is_file():
         raise UsageError("There is no such file", where=str(request.onnx), remedy="check the path")
-    output = _run(request, settings, on_event)
-    for warning in dict.fromkeys(text.splitlines()[0] for severity, text in output.messages if severity == "WARNING"):
+    version = installed_version(request.backend)
+    if cache is not None and not version:
+        text = f"the version of {request.backend.module} is not known: the engine is built anew and not kept"
+        on_event(Event("warning", TASK, text=text))
+        cache = None
+    timing = _timing(request, version, cache)
+
+    def make() -> Compiled:
+        compiled = _compile(request, settings, timing, on_event)
+        if cache is not None and timing.name and compiled.timing_cache is not None:
+            cache.keep_timing(timing.name, compiled.timing_cache)
+            return replace(compiled, timing_cache=None)
+        return compiled
+
+    def use(compiled: Compiled) -> tuple[EngineArtifact, Compiled]:
+        return _artifact(request, settings, compiled), compiled
+
+    if cache is None:
+        (artifact, compiled), cached = use(make()), False
+    else:
+        (artifact, compiled), cached = cache.obtain(cache_key(request, version, timing.decides), make, use)
+    for warning in dict.fromkeys(text.splitlines()[0] for severity, text in compiled.messages if severity == "WARNING"):
         if _INT64_NOTE not in warning:
             on_event(Event("warning", TASK, text=warning))
-    raw_log = "\n".join([*(f"{severity}: {message}" for severity, message in output.messages), output.layers])
-    resolved = _read_layers(request, output.layers, raw_log)
-    sized = _sized_layers(request, settings, resolved.layers)
-    if output.timing_cache is not None and request.timing_cache is not None:
-        atomic_write(request.timing_cache, output.timing_cache)
+    if compiled.timing_cache is not None and request.timing_cache is not None:
+        atomic_write(request.timing_cache, compiled.timing_cache)
+    on_event(Event("detail", TASK, text="taken from the cache") if cached else Event("end", TASK))
+    return replace(artifact, record=replace(artifact.record, cached=cached))
+
+
+def cache_key(request: BuildRequest, version: str, timing_cache: bytes | None = None) -> str:
+    """The key of the engine in the cache.
+
+    Args:
+        request: What to build.
+        version: The version of the compiler's package.
+        timing_cache: See :func:`~trtopt.engine.cache_key.engine_key`.
+
+    Raises:
+        UsageError: As :func:`build_engine`; or a file cannot be read.
+    """
+    asked = worker_request(request, check_options(request.builder, request.plugins, request.backend))
+    found = probe() if request.backend.needs_gpu else None
+    gpu = f"{found.name} {found.gpu.compute_capability}" if found is not None and found.gpu is not None else ""
+    try:
+        return engine_key(asked, (request.onnx, *request.weights), version=version, gpu=gpu, timing_cache=timing_cache)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read: {error.strerror}", where=str(error.filename), remedy="check the path"
+        ) from error
+
+
+def _timing(request: BuildRequest, version: str, cache: EngineCache | None) -> _Timing:
+    """The timing cache to build with: the user's file, else the one of the cache folder.
+
+    Raises:
+        UsageError: There is none, and it must not be missed.
+    """
+    must_hit = request.error_on_timing_cache_miss
+    if request.backend == TENSORRT_RTX:
+        return _Timing()
+    if request.timing_cache is not None:
+        content = _content(request.timing_cache)
+        return _Timing(content, decides=content)
+    if cache is not None:
+        name = f"{probe().name} {request.gpu.compute_capability if request.gpu else ''} {version}"
+        content = cache.timing(name)
+        return _Timing(content, name, content if must_hit else None)
+    if must_hit:
+        raise UsageError(
+            "There is no timing cache that could be missed",
+            where="--error-on-timing-cache-miss",
+            remedy="give --timing-cache FILE, or leave --no-cache out",
+        )
+    return _Timing()
+
+
+def _content(path: Path) -> bytes:
+    """A file's content; nothing of one that is not there."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UsageError(f"Cannot read: {error.strerror}", where=str(path), remedy="name a file") from error
+
+
+def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compiled) -> EngineArtifact:
+    """What the compiler left, read.
+
+    Raises:
+        EngineBuildError: It is not understood.
+    """
+    raw_log = "\n".join([*(f"{severity}: {message}" for severity, message in compiled.messages), compiled.layers])
+    resolved = _read_layers(request, compiled.layers, raw_log)
+    sized = resolved.layers if compiled.sized is None else parse_layers_log(compiled.sized)
     record = EngineRecord(
         path=None,
-        sha256=hashlib.sha256(output.engine).hexdigest(),
-        bytes=len(output.engine),
+        sha256=hashlib.sha256(compiled.engine).hexdigest(),
+        bytes=len(compiled.engine),
         backend=request.backend.name,
-        backend_version=output.version,
-        compute_capabilities=_targets(request, output.engine),
+        backend_version=compiled.version,
+        compute_capabilities=_targets(request, compiled.engine),
         runtime=request.backend.runtime,
         kernels=kernel_count(resolved.layers),
         activation_bytes=activation_bytes(sized),
         weight_bytes=weight_bytes(sized),
-        build_seconds=output.seconds,
+        build_seconds=compiled.seconds,
         layers=resolved.layers,
         unclaimed_nodes=resolved.unclaimed,
-        ignored_options=settings.ignored + _ignored_cache(request),
+        ignored_options=settings.ignored + _ignored_timing(request),
         profiles=tuple(profile.to_json_dict() for profile in request.profiles),
     )
-    on_event(Event("end", TASK))
-    return EngineArtifact(output.engine, record, raw_log, sized)
+    return EngineArtifact(compiled.engine, record, raw_log, sized)
 
 
-def _ignored_cache(request: BuildRequest) -> tuple[str, ...]:
-    ignored = request.timing_cache is not None and request.backend == TENSORRT_RTX
-    return (f"timing_cache={request.timing_cache}",) if ignored else ()
+def _ignored_timing(request: BuildRequest) -> tuple[str, ...]:
+    """The options about timing that TensorRT for RTX ignores."""
+    if request.backend != TENSORRT_RTX:
+        return ()
+    cache = () if request.timing_cache is None else (f"timing_cache={request.timing_cache}",)
+    return (*cache, *(("error_on_timing_cache_miss",) if request.error_on_timing_cache_miss else ()))
 
 
 def check_options(builder: Sequence[str], plugins: Sequence[str | Path], backend: Backend) -> BuilderSettings:
@@ -189,16 +294,6 @@ def _targets(request: BuildRequest, engine: bytes) -> tuple[str, ...]:
     return header.compute_capabilities
 
 
-def _sized_layers(
-    request: BuildRequest, settings: BuilderSettings, layers: tuple[LayerInfo, ...]
-) -> tuple[LayerInfo, ...]:
-    """Layers with every size known."""
-    if request.backend != TENSORRT_RTX or all(profile.is_static for profile in request.profiles[:1]):
-        return layers
-    static = replace(request, profiles=(request.profiles[0].at_optimum(),))
-    return parse_layers_log(_run(static, settings, ignore).layers)
-
-
 def _read_layers(request: BuildRequest, text: str, raw_log: str) -> Resolved:
     parse = parse_layers_log if request.backend == TENSORRT_RTX else parse_inspector_json
     try:
@@ -215,10 +310,24 @@ def _read_layers(request: BuildRequest, text: str, raw_log: str) -> Resolved:
         ) from error
 
 
-def _run(request: BuildRequest, settings: BuilderSettings, on_event: OnEvent) -> _Output:
+def _compile(request: BuildRequest, settings: BuilderSettings, timing: _Timing, on_event: OnEvent) -> Compiled:
+    """Run the compiler; a second time for the sizes, where the first build hides them."""
+    compiled = _run(request, settings, timing, on_event)
+    if request.backend != TENSORRT_RTX or all(profile.is_static for profile in request.profiles[:1]):
+        return compiled
+    static = replace(request, profiles=(request.profiles[0].at_optimum(),))
+    return replace(compiled, sized=_run(static, settings, timing, ignore).layers)
+
+
+def _run(request: BuildRequest, settings: BuilderSettings, timing: _Timing, on_event: OnEvent) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="trtopt-build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / worker.REQUEST).write_text(json.dumps(worker_request(request, settings)), encoding="utf-8")
+        asked = worker_request(request, settings)
+        cache = folder / worker.TIMING_CACHE
+        if timing.content is not None:
+            cache.write_bytes(timing.content)
+            asked["timing_cache"] = "" if timing.name else str(request.timing_cache)
+        (folder / worker.REQUEST).write_text(json.dumps(asked), encoding="utf-8")
         code = _start_worker(folder, on_event)
         result_file = folder / worker.RESULT
         if not result_file.exists():
@@ -227,9 +336,8 @@ def _run(request: BuildRequest, settings: BuilderSettings, on_event: OnEvent) ->
         messages = tuple((severity, text) for severity, text in result["messages"])
         if not result["ok"]:
             raise refusal(result["stage"], result["details"], messages, request.name or str(request.onnx))
-        cache = folder / worker.TIMING_CACHE
         layers = folder / worker.LAYERS
-        return _Output(
+        return Compiled(
             engine=(folder / worker.ENGINE).read_bytes(),
             layers=layers.read_bytes().decode() if layers.exists() else "",
             messages=messages,
@@ -262,17 +370,17 @@ def worker_request(request: BuildRequest, settings: BuilderSettings, *, keep_eng
     """What a worker is asked, as JSON. Without ``keep_engine`` it leaves the list of layers only."""
     rtx = request.backend == TENSORRT_RTX
     targets = [f"SM{request.gpu.compute_capability.replace('.', '')}"] if rtx and request.gpu is not None else []
-    cache = request.timing_cache
+    must_hit = {"ERROR_ON_TIMING_CACHE_MISS": True} if request.error_on_timing_cache_miss and not rtx else {}
     return {
         "module": request.backend.module,
         "onnx": str(request.onnx.absolute()),
         "compute_capabilities": targets,
-        "flags": {**settings.flags, "TF32": request.tf32},
+        "flags": {**settings.flags, **must_hit, "TF32": request.tf32},
         "attributes": settings.attributes,
         "enums": settings.enums,
         "pools": settings.pools,
         "plugins": [str(path.absolute()) for path in request.plugins],
-        "timing_cache": str(cache.absolute()) if cache is not None and not rtx else None,
+        "timing_cache": None,
         "profiles": [profile.shapes for profile in request.profiles],
         "formats": dict(request.formats),
         "inspect": not rtx,

@@ -105,6 +105,8 @@ def _build_error(messages: Sequence[tuple[str, str]], model: str) -> EngineBuild
     remedy = "the message names the layer; change the model there, or keep it in another precision"
     if re.search("out ?of ?memory|workspace size", text, re.IGNORECASE):
         remedy = "raise --builder workspace, or lower the largest shapes"
+    elif "errorOnMiss" in text:  # as TensorRT 10 says it; not seen here
+        remedy = "a kernel's time is not in the timing cache: build once without --error-on-timing-cache-miss"
     elif "is not supported" in text:
         remedy = "choose another precision or another --gpu"
     elif "Assertion" in text:

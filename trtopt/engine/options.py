@@ -101,10 +101,13 @@ def parse_builder_options(items: Sequence[str], backend: Backend, *, gpu_present
         if key in seen:
             raise UsageError(f"The builder option {key} is given twice", where=item, remedy="give it once")
         seen.add(key)
-        _apply(settings, option, item, value)
-        if backend == TENSORRT_RTX and _on(settings, option):
+        is_ignored = backend == TENSORRT_RTX and option.rtx == "ignores"
+        # What is ignored is checked, and not set: an engine does not depend on it, and the key of a cached one neither.
+        target = BuilderSettings({}, {}, {}, {}, ()) if is_ignored else settings
+        _apply(target, option, item, value)
+        if backend == TENSORRT_RTX and _on(target, option):
             _check_rtx(key, option, gpu_present)
-            if option.rtx == "ignores":
+            if is_ignored:
                 ignored.append(f"{key}={value}")
     return BuilderSettings(settings.flags, settings.attributes, settings.enums, settings.pools, tuple(ignored))
 

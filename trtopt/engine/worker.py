@@ -149,7 +149,7 @@ def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]
     config = _configure(trt, builder, network, request)
     monitor = _monitor(trt, events)  # the config does not keep it alive
     config.progress_monitor = monitor
-    cache = _timing_cache(config, request)
+    cache = _timing_cache(config, request, folder)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise _RefusedError("build")
@@ -275,14 +275,20 @@ def _monitor(trt: Any, events: TextIO) -> Any:
     return Monitor()
 
 
-def _timing_cache(config: Any, request: dict[str, Any]) -> Any:
-    path = request["timing_cache"]
-    if path is None:
+def _timing_cache(config: Any, request: dict[str, Any], folder: Path) -> Any:
+    """The timing cache left in the folder; None where there is none to use.
+
+    The user's file has to fit the GPU and the version; the one of trtopt's own cache is begun anew where it does not.
+    """
+    named = request["timing_cache"]
+    if named is None:
         return None
-    content = Path(path).read_bytes() if os.path.exists(path) else b""
-    cache = config.create_timing_cache(content)
+    cache = config.create_timing_cache(Path(folder, TIMING_CACHE).read_bytes())
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        raise _RefusedError("timing-cache", [{"path": path}])
+        if named:
+            raise _RefusedError("timing-cache", [{"path": named}])
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, ignore_mismatch=False)
     return cache
 
 

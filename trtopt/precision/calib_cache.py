@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtopt.cache_folder import CALIBRATION, cache_folder, mark_used
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.files import atomic_write, check_writable
+from trtopt.files import check_writable
 from trtopt.precision.ranges import STATISTICS_VERSION, RangeTable
+from trtopt.sealed import read_sealed, write_sealed
 
-_MAGIC = "trtopt.calibration/1"
+_MAGIC = "trtopt.calibration/2"
 _MAX_BYTES = 4 << 30
 _START = f'{{"format": "{_MAGIC[:6]}'.encode()
 """How every file starts that :meth:`CacheFile.store` wrote, of this version or another."""
@@ -48,7 +49,7 @@ class CacheFile:
         self._explicit = file is not None
         self._must_write = file is not None or folder is not None
         self._on_event = on_event
-        self.path = file or (folder or Path.home() / ".cache" / "trtopt") / "calibration" / f"{self._identity}.calib"
+        self.path = file or cache_folder(folder) / CALIBRATION / f"{self._identity}.calib"
         if file is not None:
             check_own(file)
             check_writable(file)
@@ -56,21 +57,19 @@ class CacheFile:
     def load(self) -> Entry | None:
         """The entry, or None when there is none for this model and these samples; says why if the file is there."""
         try:
-            if self.path.stat().st_size > _MAX_BYTES:
-                raise ValueError("the file is too large")
-            head, _, body = self.path.read_bytes().partition(b"\n")
-            header = json.loads(head)
-            if header["format"] != _MAGIC:
-                raise ValueError("another format")
-            if header["identity"] != self._identity:
+            identity, content = read_sealed(self.path, _MAGIC, _MAX_BYTES)
+            if identity != self._identity:
                 self._warn("it was made from another model, other samples or another version", "calibrating anew")
                 return None
-            return Entry(RangeTable.from_bytes(body), int(header["samples"]))
+            samples, _, table = bytes(content).partition(b"\n")
+            entry = Entry(RangeTable.from_bytes(table), int(samples))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             self._warn(f"it cannot be read ({' '.join(str(error).split())[:120]})", "calibrating anew")
             return None
+        mark_used(self.path)
+        return entry
 
     def store(self, entry: Entry) -> None:
         """Write the entry, whole or not at all. The default folder being read-only is a warning only.
@@ -78,11 +77,11 @@ class CacheFile:
         Raises:
             UsageError: The explicit file or folder cannot be written.
         """
-        header = {"format": _MAGIC, "identity": self._identity, "samples": entry.samples}
+        content = [f"{entry.samples}\n".encode(), entry.table.to_bytes()]
         try:
             if not self._explicit:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path, json.dumps(header).encode() + b"\n" + entry.table.to_bytes())
+            write_sealed(self.path, _MAGIC, self._identity, content)
         except (UsageError, OSError) as error:
             if self._must_write:
                 raise _unwritable(self.path, error) from error

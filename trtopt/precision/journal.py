@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from trtopt import __version__
+from trtopt.cache_folder import SEARCH, cache_folder, mark_used
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.files import atomic_write
 from trtopt.precision.search_space import Evaluation, Mix, Oracle
+from trtopt.sealed import open_line, seal_line
 
-_FORMAT = "trtopt.search/1"
+_FORMAT = "trtopt.search/2"
 _MAX_BYTES = 64 << 20
 """A search writes about a hundred lines, each with the names of its regions."""
 
@@ -58,7 +60,7 @@ class Journal:
     def __post_init__(self) -> None:
         text = json.dumps([_FORMAT, __version__, *self.keys])
         self._identity = hashlib.sha256(text.encode()).hexdigest()
-        self.path = (self.folder or Path.home() / ".cache" / "trtopt") / "search" / f"{self._identity}.jsonl"
+        self.path = cache_folder(self.folder) / SEARCH / f"{self._identity}.jsonl"
         if not self._load():
             self._create()
         self._from_file = set(self._known)
@@ -100,12 +102,12 @@ class Journal:
             if self.path.stat().st_size > _MAX_BYTES:
                 raise ValueError("the file is too large")
             head, *lines = self.path.read_bytes().split(b"\n")
-            header = json.loads(head)
+            header = open_line(head)
             if header["format"] != _FORMAT or header["identity"] != self._identity:
                 raise ValueError("it is that of another search")
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError) as error:
             self._warn(f"it cannot be read ({' '.join(str(error).split())[:120]}); starting anew")
             return False
         # Every line that was written whole ends in a line feed.
@@ -114,13 +116,13 @@ class Journal:
             item = _read(line)
             if item is not None:
                 self._known[item[0]] = item[1]
+        mark_used(self.path)
         return True
 
     def _create(self) -> None:
-        header = json.dumps({"format": _FORMAT, "identity": self._identity})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path, header + "\n")
+            atomic_write(self.path, seal_line({"format": _FORMAT, "identity": self._identity}))
         except (UsageError, OSError) as error:
             what = error.what if isinstance(error, UsageError) else str(error.strerror)
             if self.folder is not None:
@@ -135,7 +137,7 @@ class Journal:
         """Write one line and sync it; a search that cannot be written down any more goes on."""
         if not self._writes:
             return
-        line = b"\n" * self._torn + json.dumps(record, allow_nan=False).encode() + b"\n"
+        line = b"\n" * self._torn + seal_line(record)
         try:
             # Not created here: without its header the file would be taken for that of another search.
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
@@ -160,7 +162,7 @@ class Journal:
 def _read(line: bytes) -> tuple[tuple[str, Mix], Any] | None:
     """A question and its answer; None for what is neither, such as the end of a line that was torn."""
     try:
-        item = json.loads(line)
+        item = open_line(line)
         question, answer = str(item["ask"]), item["answer"]
         mix = Mix.of(item["narrow"], {str(name): dtype for name, dtype in item["types"].items()})
         hash(mix)
@@ -170,7 +172,7 @@ def _read(line: bytes) -> tuple[tuple[str, Mix], Any] | None:
             _number(answer)
         else:
             [_number(error) for error in answer.values()]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
     return (question, mix), answer
 

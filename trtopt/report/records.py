@@ -142,6 +142,8 @@ class EngineRecord:
         weight_bytes: Bytes of constants read by all kernels once.
         runtime: Which runtime loads this file.
         manifest: The file with its manifest (:mod:`trtopt.report.manifest`); None until both are written.
+        build_seconds: What the compiler took; for an engine from the cache, what it took then, and was saved now.
+        cached: Whether it was taken from the cache.
     """
 
     path: str | None
@@ -160,6 +162,7 @@ class EngineRecord:
     ignored_options: tuple[str, ...] = ()
     profiles: tuple[dict[str, dict[str, list[int]]], ...] = ()
     manifest: str | None = None
+    cached: bool = False
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def _engine(report: BuildReport) -> list[RenderableType]:
         ("kernels", str(engine.kernels)),
         ("activations", f"{bytes_text(engine.activation_bytes)} read and written per run"),
         ("weights", f"{bytes_text(engine.weight_bytes)} read per run"),
-        ("file", f"{bytes_text(engine.bytes)}, built in {seconds_text(engine.build_seconds)}"),
+        ("file", f"{bytes_text(engine.bytes)}, {_origin(engine)}"),
     ]
     found = report.analysis
     if found is not None:
@@ -218,6 +218,11 @@ def _engine(report: BuildReport) -> list[RenderableType]:
         nodes = count(len(engine.unclaimed_nodes), "ONNX node")
         rows.append(("not seen", f"{nodes} that no layer names: {some(engine.unclaimed_nodes)}"))
     return [pairs(rows)]
+
+
+def _origin(engine: EngineRecord) -> str:
+    seconds = seconds_text(engine.build_seconds)
+    return f"from the cache, {seconds} of building saved" if engine.cached else f"built in {seconds}"
 
 
 def _profiles(engine: EngineRecord) -> Iterable[str]:

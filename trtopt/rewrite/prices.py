@@ -9,19 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 import trtopt
+from trtopt.cache_folder import PRICES, cache_folder, mark_used
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.graph import edit
 from trtopt.report.records import Cost
 from trtopt.rewrite.protocol import Judge, Priced
 from trtopt.rewrite.region import structure_key
+from trtopt.sealed import open_line, seal_line
 
-_FORMAT = "trtopt.prices/1"
+_FORMAT = "trtopt.prices/2"
 _MAX_BYTES = 16 << 20
 """About 30000 prices, of some 300 networks; a larger file is begun anew."""
 
@@ -49,7 +50,7 @@ class Question:
 class PriceFile:
     """Prices kept in a file that all runs with one judge share: JSON lines, each written with one call.
 
-    A line that is torn, or is no price, is left out.
+    A line that is torn, damaged, or no price is left out.
 
     Args:
         keys: What prices depend on beside the model: the judge, its version, the GPU, plugins. The code of trtopt is
@@ -64,7 +65,7 @@ class PriceFile:
     def __init__(self, keys: Sequence[str], folder: Path | None, on_event: OnEvent) -> None:
         text = json.dumps([_FORMAT, _code(), *keys])
         name = f"{hashlib.sha256(text.encode()).hexdigest()}.jsonl"
-        self.path = (folder or Path.home() / ".cache" / "trtopt") / "prices" / name
+        self.path = cache_folder(folder) / PRICES / name
         self._is_asked_for = folder is not None
         self._on_event = on_event
         self._writes = True
@@ -83,6 +84,7 @@ class PriceFile:
             lines = self.path.read_bytes().split(b"\n")
         except OSError:  # told when it was opened for writing
             return {}
+        mark_used(self.path)
         return dict(item for line in lines if (item := _read(line)) is not None)
 
     def add(self, key: str, priced: Priced) -> None:
@@ -93,7 +95,7 @@ class PriceFile:
         record = {"key": key, "total": [total.kernels, total.syncs, total.bytes, total.predicted_us], "of": kernels}
         try:
             with self.path.open("ab", buffering=0) as handle:
-                handle.write(json.dumps(record).encode() + b"\n")
+                handle.write(seal_line(record))
         except OSError as error:
             self._stop(error)
 
@@ -172,12 +174,12 @@ def _renamed(priced: Priced, names: Mapping[str, str]) -> Priced:
 
 def _read(line: bytes) -> tuple[str, Priced] | None:
     try:
-        item: dict[str, Any] = json.loads(line)
+        item = open_line(line)
         kernels, syncs, moved, time = item["total"]
         total = Cost(int(kernels), int(syncs), int(moved), float(time))
         of = tuple((frozenset(map(str, nodes)), int(moved), float(time)) for nodes, moved, time in item["of"])
         return str(item["key"]), Priced(total, of)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -1,0 +1,215 @@
+"""``trtopt cache``, and builds that find their engine in the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import samples, save_small
+
+from trtopt.cache_folder import KINDS, cache_folder
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+PLAIN = ("--fp32", "--recipes", "none")
+DAY = 86400
+
+
+def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def built(trtopt: Run, tmp_path: Path) -> Path:
+    """A cache with an engine and statistics; the model lies beside it."""
+    save_small(tmp_path)
+    np.savez(tmp_path / "calib.npz", x=samples())
+    options = ("--int8", "--keep-all-int8", "--recipes", "none", "--calib", "calib.npz", "--cache-dir", "cache")
+    first = report_of(trtopt("build", "model.onnx", *options, "--json"))
+    assert first["engine"]["cached"] is False
+    (tmp_path / "cache" / "engines" / "notes.txt").write_text("not ours")
+    return tmp_path / "cache"
+
+
+def paths(listed: dict[str, Any]) -> list[str]:
+    return [file["path"] for file in listed["files"]]
+
+
+def test_the_second_build_takes_the_engine_and_says_so(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    first = report_of(trtopt("build", "model.onnx", *PLAIN, "--json"))["engine"]
+    engine = (tmp_path / first["path"]).read_bytes()
+    done = trtopt("build", "model.onnx", *PLAIN, "-o", "again.engine")
+    assert "from the cache, " in done.stdout and "of building saved" in done.stdout and "cache" not in done.stderr
+    again = report_of(trtopt("build", "model.onnx", *PLAIN, "-o", "again.engine", "--json"))["engine"]
+    assert (first.pop("cached"), again.pop("cached")) == (False, True)
+    assert {**first, "path": None} == {**again, "path": None}
+    assert (tmp_path / "again.engine").read_bytes() == engine
+    assert report_of(trtopt("build", "model.onnx", *PLAIN, "--no-cache", "--json"))["engine"]["cached"] is False
+
+
+def test_no_cache_keeps_no_engine(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    report_of(trtopt("build", "model.onnx", *PLAIN, "--no-cache", "--json"))
+    (tmp_path / "trtopt.toml").write_text("[build]\nno_cache = true\n")
+    report_of(trtopt("build", "model.onnx", *PLAIN, "--config", "trtopt.toml", "--json"))
+    assert json.loads(trtopt("cache", "list", "--kind", "engines", "--json").stdout)["files"] == []
+    report_of(trtopt("build", "model.onnx", *PLAIN, "--config", "trtopt.toml", "--cache", "--json"))
+    assert len(json.loads(trtopt("cache", "list", "--kind", "engines", "--json").stdout)["files"]) == 1
+
+
+def test_the_files_are_listed_with_kind_size_and_age(trtopt: Run, built: Path) -> None:
+    long_ago = time.time() - 3 * DAY
+    for path in (built / "calibration").iterdir():
+        os.utime(path, (long_ago, long_ago))
+    text = trtopt("cache", "list", "--cache-dir", "cache").stdout
+    rows = [line.split() for line in text.splitlines()[1:-1]]
+    assert [row[0] for row in rows] == ["engines", "calibration"] and rows[1][-3:] == ["3", "d", "ago"]
+    listed = json.loads(trtopt("cache", "list", "--cache-dir", "cache", "--json").stdout)
+    assert listed["schema"] == "trtopt.cache/1" and listed["bytes"] == sum(file["bytes"] for file in listed["files"])
+    assert [file["kind"] for file in listed["files"]] == ["engines", "calibration"]
+    assert all((built.parent / file["path"]).stat().st_size == file["bytes"] for file in listed["files"])
+    only = json.loads(trtopt("cache", "verify", "--cache-dir", "cache", "--kind", "calibration", "--json").stdout)
+    assert paths(only) == paths(listed)[1:] and only["files"][0]["damage"] is None  # a real run keeps whole files
+
+
+def test_an_empty_cache_is_no_error_and_a_missing_folder_is(trtopt: Run) -> None:
+    assert trtopt("cache", "list").stdout.startswith("0 files")
+    assert trtopt("cache", "verify").returncode == trtopt("cache", "prune", "--all").returncode == 0
+    done = trtopt("cache", "list", "--cache-dir", "nowhere")
+    assert done.returncode == 2 and "no such folder" in done.stderr.lower()
+
+
+def test_pruning_by_age_kind_and_size(trtopt: Run, built: Path) -> None:
+    (calibration,) = (built / "calibration").iterdir()
+    (engine,) = (built / "engines").glob("*.entry")
+    prune = ("cache", "prune", "--cache-dir", "cache")
+    assert paths(json.loads(trtopt(*prune, "--older-than", "30d", "--json").stdout)) == []
+    long_ago = time.time() - 40 * DAY
+    os.utime(engine, (long_ago, long_ago))
+    assert paths(json.loads(trtopt(*prune, "--older-than", "30d", "--kind", "calibration", "--json").stdout)) == []
+    assert paths(json.loads(trtopt(*prune, "--max-size", "1G", "--json").stdout)) == []
+    size = calibration.stat().st_size
+    assert [
+        Path(path).name for path in paths(json.loads(trtopt(*prune, "--max-size", str(size), "--json").stdout))
+    ] == [engine.name]
+    assert calibration.exists() and not engine.exists()
+    assert trtopt(*prune, "--all").stdout.startswith("1 file")
+    assert (built / "engines" / "notes.txt").read_text() == "not ours"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "remedy"),
+    [
+        (("prune",), "what may go", "--older-than"),
+        (("prune", "--older-than", "soon"), "'soon'", "30d"),
+        (("prune", "--max-size", "-5G"), "--max-size", "cache prune"),
+        (("list", "--kind", "engine"), "'engine'", "did you mean engines?"),
+        (("lst",), "lst", "list"),
+    ],
+)
+def test_a_wrong_option_names_what_is_right(trtopt: Run, arguments: tuple[str, ...], message: str, remedy: str) -> None:
+    done = trtopt("cache", *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert message in done.stderr and remedy in done.stderr.partition("remedy: ")[2]
+
+
+def test_damage_is_found_in_each_kind_and_removed_when_asked(trtopt: Run, tmp_path: Path) -> None:
+    from trtopt.sealed import seal_line, write_sealed
+
+    for kind, suffix in KINDS.items():
+        path = tmp_path / "cache" / kind / f"{'0' * 64}{suffix}"
+        path.parent.mkdir(parents=True)
+        if suffix == ".jsonl":
+            path.write_bytes(seal_line({"key": "a"}) + seal_line({"key": "b"}) + b'{"torn": ')
+        else:
+            write_sealed(path, "trtopt.test/1", path.stem, [b"content"])
+    verify = ("cache", "verify", "--cache-dir", "cache")
+    whole = trtopt(*verify)
+    assert whole.returncode == 0 and "0 damaged" in whole.stdout
+    for file in (tmp_path / "cache").glob("*/*"):
+        data = bytearray(file.read_bytes())
+        data[10] ^= 4
+        file.write_bytes(data)
+    found = json.loads(trtopt(*verify, "--json").stdout)
+    assert {file["kind"] for file in found["files"] if file["damage"]} == set(KINDS)
+    assert trtopt(*verify).returncode == 2
+    removed = trtopt(*verify, "--remove")
+    assert removed.returncode == 0 and removed.stdout.count("(removed)") == len(KINDS)
+    assert trtopt("cache", "list", "--cache-dir", "cache").stdout.startswith("0 files")
+
+
+def test_the_cache_stays_within_its_bound(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    options = (*PLAIN, "--cache-dir", "cache", "--json")
+    report_of(trtopt("build", "model.onnx", *options))
+    (engine,) = (tmp_path / "cache" / "engines").glob("*.entry")
+    bound = str(1.5 * engine.stat().st_size / 1e9)
+    report_of(trtopt("build", "model.onnx", *options, "--gpu", "A10", "--cache-gb", bound))
+    (left,) = (tmp_path / "cache" / "engines").glob("*.entry")
+    assert left.name != engine.name
+    small = report_of(trtopt("build", "model.onnx", *options, "--cache-gb", "0.000001"))
+    assert any("larger than the cache may be" in text for text in small["warnings"])
+    assert list((tmp_path / "cache" / "engines").glob("*.entry")) == []
+
+
+def test_a_cache_folder_that_cannot_be_written_is_an_error_before_the_work(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    done = trtopt("build", "model.onnx", *PLAIN, "--cache-dir", "file/cache")
+    assert done.returncode == 2 and "cache folder cannot be written" in done.stderr
+    assert not (tmp_path / "model.rtx.engine").exists()
+
+
+def test_a_default_folder_that_cannot_be_written_is_a_warning(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    (tmp_path / ".cache").write_text("in the way")
+    done = trtopt("build", "model.onnx", *PLAIN)
+    assert done.returncode == 0 and done.stderr.count("the engine is not kept") == 1
+    assert (tmp_path / "model.rtx.engine").exists()
+
+
+def test_a_full_disk_costs_the_entry_and_not_the_engine(trtopt: Run, tmp_path: Path) -> None:
+    """A real one: a file system in memory, smaller than the entry, that only this process and its children see."""
+    save_small(tmp_path)
+    (tmp_path / "small").mkdir()
+    command = [sys.executable, "-m", "trtopt", "build", "model.onnx", *PLAIN, "--cache-dir", "small", "--json"]
+    script = (
+        f"mount -t tmpfs -o size=200k none small || exit 99; {shlex.join(command)}; echo $?; find small -name '*entry*'"
+    )
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("there is no unshare")
+    done = subprocess.run(
+        [unshare, "--mount", "sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode in (1, 99):
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    assert "No space left on device): it is not kept" in done.stderr
+    report, code = done.stdout.rstrip().rsplit("\n", 1)
+    assert code == "0" and json.loads(report)["engine"]["cached"] is False  # and nothing is left in the folder
+    assert (tmp_path / "model.rtx.engine").exists()
+
+
+def test_an_option_of_tensorrt_about_timing_is_reported_as_ignored(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    found = report_of(trtopt("build", "model.onnx", *PLAIN, "--errorOnTimingCacheMiss", "--json"))
+    assert found["config"]["error_on_timing_cache_miss"] is True
+    assert found["engine"]["ignored_options"] == ["error_on_timing_cache_miss"]
+
+
+def test_the_default_folder_is_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert cache_folder(None) == tmp_path / ".cache" / "trtopt" and cache_folder("x") == Path("x")

@@ -1,0 +1,236 @@
+"""Every option of a build either changes the key of its engine in the cache or does not, as this table says.
+
+The key is taken where the engine would be built, after everything that an option can change has been done to the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import trtopt
+from trtopt import pipeline
+from trtopt.config import BuildConfig
+from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
+from trtopt.engine.build import BuildRequest, cache_key, check_options, worker_request
+from trtopt.hardware.spec import find_gpu
+
+FAST: dict[str, Any] = {"precision": "fp16", "recipes": "none", "gpu": "L4"}
+INT8: dict[str, Any] = {**FAST, "precision": "int8", "keep_all_int8": True}
+NET = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[N, 16, 16, 16] x) => (float[N, 32] y) {
+    c = Conv <pads = [1, 1, 1, 1]> (x, w1)
+    i = Identity (c)
+    r = Relu (i)
+    p = GlobalAveragePool (r)
+    f = Flatten (p)
+    y = MatMul (f, w2)
+}
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An option at two values.
+
+    Attributes:
+        option: Its name.
+        first: One value.
+        second: The other.
+        changes: Whether the engines differ.
+        base: The other options.
+    """
+
+    option: str
+    first: Any
+    second: Any
+    changes: bool
+    base: dict[str, Any] = field(default_factory=lambda: FAST)
+
+
+SAMPLES, OTHERS = "samples.npz", "others.npz"
+ROWS = (
+    Row("gpu", "L4", "A10", True),
+    Row("gpu", "L4", "RTX 4090", False),  # both of compute capability 8.9: the compiler is told no more
+    Row("gpus", {}, {"L4": {"bandwidth_gbs": 200.0, "source": "a guess"}}, False),
+    Row("output", "a.engine", "b.engine", False),
+    Row("precision", "fp16", "fp32", True),
+    Row("precision", "fp32", "tf32", True),
+    Row("calib", SAMPLES, OTHERS, True, INT8),
+    Row("calib", SAMPLES, OTHERS, False),  # no range is in an FP16 graph
+    Row("calib_method", "max", "mse", True, {**INT8, "calib": SAMPLES}),
+    Row("calib_method", "max", "mse", False),
+    Row("calib_cache", None, "statistics.calib", False, INT8),
+    Row("eval", None, OTHERS, False),
+    Row("metric", None, "sqnr", False),
+    Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
+    Row("min_sqnr_db", None, 1.0, False),
+    Row("allow_accuracy_loss", False, True, False),
+    Row("compare_tensors", False, True, False),
+    Row("keep_all_int8", False, True, True, {**INT8, "calib": SAMPLES}),  # too small a network to gain by INT8
+    Row("sparse", False, True, False, {**FAST, "calib": SAMPLES}),  # nor by 2:4
+    Row("sparse_all", False, True, True, {**FAST, "calib": SAMPLES, "allow_accuracy_loss": True}),
+    Row("recipes", "none", "all", True),
+    Row("strict_recipes", False, True, False),
+    Row("backend", "auto", "tensorrt-rtx", False),
+    Row(
+        "min_shapes",
+        {"x": (1, 16, 16, 16)},
+        {"x": (2, 16, 16, 16)},
+        True,
+        {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}},
+    ),
+    Row("opt_shapes", {"x": (8, 16, 16, 16)}, {"x": (4, 16, 16, 16)}, True),
+    Row(
+        "max_shapes",
+        {"x": (8, 16, 16, 16)},
+        {"x": (9, 16, 16, 16)},
+        True,
+        {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}},
+    ),
+    Row("io", (), ("x:fp16:chw",), True),
+    Row("io", ("x:fp16:chw",), ("x:fp16:hwc8",), True),
+    Row("builder", (), ("max_aux_streams=0",), True),
+    Row("builder", ("workspace=1G",), ("workspace=2G",), True),
+    Row("builder", ("workspace=1G",), ("WORKSPACE=1024MiB",), False),
+    Row("builder", ("workspace=1G", "max_aux_streams=0"), ("max_aux_streams=0", "workspace=1G"), False),
+    Row("builder", (), ("weight_streaming=false",), False),
+    Row("builder", (), ("tiling=full", "builder_optimization_level=5", "sparsity=true"), False),  # ignored
+    Row("plugins", ("one.so",), ("two.so",), True),
+    Row("plugins", ("one.so",), ("copy/one.so",), False),
+    Row("timing_cache", None, "times.cache", False),  # ignored; see the test of TensorRT below
+    Row("error_on_timing_cache_miss", False, True, False),
+    Row("cache_dir", None, "another-cache", False),
+    Row("cache_gb", None, 1.0, False),
+    Row("no_cache", False, True, False),
+    Row("save_onnx", None, "o.onnx", False),
+    Row("report", None, "r.json", False),
+    Row("export_layer_info", None, "l.json", False),
+)
+
+
+class _ReachedError(Exception):
+    """The engine would be built now."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("options")
+    rng = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(NET)
+    for name, shape in {"w1": (32, 16, 3, 3), "w2": (32, 32)}.items():
+        weights = rng.standard_normal(shape).astype(np.float32) / 10
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
+    onnx.save(proto, path / "net.onnx")
+    np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
+    np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
+    (path / "copy").mkdir()
+    for name, content in {"one.so": b"1", "two.so": b"2", "copy/one.so": b"1"}.items():
+        (path / name).write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def key(folder: Path) -> Callable[[dict[str, Any]], str]:
+    """The key of the engine that these options would build; each set of options is run once."""
+    found: dict[str, str] = {}
+
+    def capture(request: BuildRequest, *arguments: object) -> None:
+        raise _ReachedError(cache_key(request, "1.0"))
+
+    def of(options: dict[str, Any]) -> str:
+        name = repr(sorted(options.items()))
+        if name not in found:
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(_ReachedError) as reached:
+                patch.setattr(pipeline, "build_engine", capture)
+                trtopt.build("net.onnx", **options)
+            found[name] = str(reached.value)
+        return found[name]
+
+    return of
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.option}-{'changes' if row.changes else 'keeps'}")
+def test_an_option_changes_the_key_or_not(key: Callable[[dict[str, Any]], str], row: Row) -> None:
+    first, second = (
+        key({name: each for name, each in {**row.base, row.option: value}.items() if each is not None})
+        for value in (row.first, row.second)
+    )
+    assert (first != second) == row.changes
+
+
+def test_no_option_is_left_out() -> None:
+    assert {row.option for row in ROWS} == set(vars(BuildConfig()))
+
+
+def test_the_file_of_the_model_does_not_matter_but_its_content(
+    folder: Path, key: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = onnx.load("net.onnx")
+    plain = key(FAST)
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    onnx.save(content, "net.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert key({**FAST, "report": "elsewhere.json"}) == plain
+    weights = onnx.numpy_helper.to_array(onnx.load("net.onnx").graph.initializer[0]).copy()
+    weights.flat[0] += 1.0
+    content.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "w1"))
+    onnx.save(content, "net.onnx")
+    assert key({**FAST, "report": "changed.json"}) != plain
+
+
+CONTENT = b"times"
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> BuildRequest:
+    (tmp_path / "m.onnx").write_bytes(b"model")
+    (tmp_path / "w.data").write_bytes(b"weights")
+    (tmp_path / "p.so").write_bytes(b"plugin")
+    return BuildRequest(tmp_path / "m.onnx", TENSORRT, find_gpu("L4"), ("node",), weights=(tmp_path / "w.data",))
+
+
+def test_what_changes_engines_of_tensorrt_is_in_the_key(request_of: BuildRequest, tmp_path: Path) -> None:
+    of = functools.partial(cache_key, version="10.13")
+    plain = of(request_of)
+    same = replace(
+        request_of, nodes=("other",), name="another name", builder=("refit=false",), timing_cache=tmp_path / "t"
+    )
+    assert of(same) == plain
+    moved = {name: tmp_path / f"moved-{name}" for name in ("m.onnx", "w.data")}
+    for name, path in moved.items():
+        path.write_bytes((tmp_path / name).read_bytes())
+    assert of(replace(request_of, onnx=moved["m.onnx"], weights=(moved["w.data"],))) == plain
+    changed = [
+        plain,
+        of(request_of, version="10.14"),
+        of(request_of, timing_cache=CONTENT),
+        of(request_of, timing_cache=b""),
+        of(replace(request_of, error_on_timing_cache_miss=True)),
+        of(replace(request_of, tf32=True)),
+        of(replace(request_of, weights=())),
+        of(replace(request_of, plugins=(tmp_path / "p.so",))),
+        of(replace(request_of, formats={"x": "HWC8"})),
+        *(of(replace(request_of, builder=(item,))) for item in ("sparsity=true", "tiling=full", "refit=true")),
+    ]
+    assert len(set(changed)) == len(changed)
+
+
+def test_the_flag_of_a_timing_cache_that_must_not_be_missed_reaches_tensorrt_only(request_of: BuildRequest) -> None:
+    strict = replace(request_of, error_on_timing_cache_miss=True)
+    flags = [
+        worker_request(item, check_options((), (), item.backend))["flags"]
+        for item in (request_of, strict, replace(strict, backend=TENSORRT_RTX))
+    ]
+    assert [found.get("ERROR_ON_TIMING_CACHE_MISS") for found in flags] == [None, True, None]

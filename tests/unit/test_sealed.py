@@ -1,0 +1,69 @@
+"""Files and lines with checksums: what was written comes back, anything else is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_damage import corruptions
+
+from trtopt.cache_folder import CachedFile, damage
+from trtopt.sealed import format_of, open_line, read_sealed, seal_line, write_sealed
+
+RECORDS: list[dict[str, Any]] = [
+    {},
+    {"key": "a\nb\ud800", "total": [1, 2.5, None], "of": {"b": [], "a": {"c": True}}},
+    {"time": 0.1 + 0.2, "large": 1e300, "small": 5e-324, "count": 2**60},
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_line_comes_back_as_it_was(record: dict[str, Any]) -> None:
+    line = seal_line(record)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1 and open_line(line) == record
+    assert {name: json.loads(line)[name] for name in record} == record  # JSON, for other readers
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_line_with_one_bit_changed_is_refused_or_says_the_same(record: dict[str, Any]) -> None:
+    line = seal_line(record)
+    for bit in range(8 * (len(line) - 1)):
+        data = bytearray(line)
+        data[bit // 8] ^= 1 << bit % 8
+        try:
+            assert open_line(bytes(data)) == record
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize("line", [b"", b"7", b"[]", b"{}", b"null", b'{"crc32": 0}', b"[" * 100_000, b"\xff"])
+def test_what_is_no_line_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        open_line(line)
+
+
+def test_a_file_comes_back_as_it_was_and_damage_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "abc.entry"
+    write_sealed(path, "trtopt.test/1", "abc", [b"one\n", b"", b"\x00two"])
+    identity, content = read_sealed(path, "trtopt.test/1", 100)
+    assert (identity, bytes(content), format_of(path)) == ("abc", b"one\n\x00two", "trtopt.test/1")
+    for wrong in ("trtopt.test/2", ""):
+        with pytest.raises(ValueError, match="another format"):
+            read_sealed(path, wrong, 100)
+    whole = path.read_bytes()
+    for what, damaged in corruptions(whole, 300, random.Random(1)):
+        if damaged is not None:
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError):
+                pytest.fail(f"{what}: {bytes(read_sealed(path, 'trtopt.test/1', 1000)[1])!r}")
+            assert damage(CachedFile(path, "engines", len(damaged), 0.0)), what
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "abc.entry"
+    write_sealed(path, "trtopt.test/1", "abc", [bytes(5000)])
+    with pytest.raises(ValueError, match="too large"):
+        read_sealed(path, "trtopt.test/1", 1000)

@@ -1,0 +1,182 @@
+"""The folder that keeps what is slow to make: its kinds of files, what they take, what is evicted, what is damaged.
+
+Every file in it can be made again, so whatever is removed costs time only. Files are found by hashes of all that they
+depend on. When one is used its modification time is set, and the files used longest ago go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from trtopt.sealed import format_of, open_line, read_sealed
+
+ENGINES, TIMING, CALIBRATION = "engines", "timing", "calibration"
+PRICES, SEARCH, SENSITIVITY = "prices", "search", "sensitivity"
+LOCKS = "locks"
+
+KINDS = {
+    ENGINES: ".entry",
+    TIMING: ".entry",
+    CALIBRATION: ".calib",
+    PRICES: ".jsonl",
+    SEARCH: ".jsonl",
+    SENSITIVITY: ".json",
+}
+"""The subfolders, and the suffix of their files; other files are not ours."""
+
+DEFAULT_BYTES = 10_000_000_000
+"""What the folder may take, unless another bound is given."""
+
+_MOST_LINE_BYTES = 64 << 20
+"""No file of lines that is read is larger (prices, journals of searches)."""
+
+_LEFT_OVER_S = 24 * 3600.0
+"""Age from which an unfinished file, or a lock that nobody holds, was left by a run that was killed."""
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    """A file of the cache.
+
+    Attributes:
+        path: The file.
+        kind: A key of :data:`KINDS`.
+        bytes: Its size.
+        used: When it was used last, in seconds since 1970.
+    """
+
+    path: Path
+    kind: str
+    bytes: int
+    used: float
+
+
+def cache_folder(asked: str | Path | None) -> Path:
+    """The folder that was asked for, or ``~/.cache/trtopt``."""
+    return Path(asked) if asked is not None else Path.home() / ".cache" / "trtopt"
+
+
+def mark_used(path: Path) -> None:
+    """Set the time of a file's last use; a folder that cannot be written keeps the old one."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def files(folder: Path) -> list[CachedFile]:
+    """All files of the cache, the one used longest ago first.
+
+    Raises:
+        OSError: The folder cannot be read; one that is not there is empty.
+    """
+    found = [
+        CachedFile(path, kind, status.st_size, status.st_mtime)
+        for kind, suffix in KINDS.items()
+        for path, status in _entries(folder / kind)
+        if path.suffix == suffix and not path.name.startswith(".")
+    ]
+    return sorted(found, key=lambda file: (file.used, str(file.path)))
+
+
+def prune(
+    folder: Path, *, max_bytes: float | None = None, older_than_s: float | None = None, kinds: Collection[str] = KINDS
+) -> list[CachedFile]:
+    """Remove files, the one used longest ago first, and what killed runs left behind.
+
+    On POSIX a run that reads a file meanwhile reads it to its end; one that comes later makes it anew.
+
+    Args:
+        folder: The cache folder.
+        max_bytes: What the files of ``kinds`` may take together afterwards; None for no bound.
+        older_than_s: Files not used for longer than this go; None for none.
+        kinds: What is looked at.
+
+    Returns:
+        The files that were removed.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    known = [file for file in files(folder) if file.kind in kinds]
+    total, now = sum(file.bytes for file in known), time.time()
+    removed = []
+    for file in known:
+        is_old = older_than_s is not None and now - file.used > older_than_s
+        if (is_old or (max_bytes is not None and total > max_bytes)) and _remove(file.path):
+            removed.append(file)
+            total -= file.bytes
+    _sweep(folder, now)
+    return removed
+
+
+def damage(file: CachedFile) -> str:
+    """What is wrong with a file; empty where its checksums fit.
+
+    A line that is not whole at the end of a file of lines is what a killed run leaves, and no damage.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    try:
+        if file.path.suffix == ".jsonl":
+            if file.bytes > _MOST_LINE_BYTES:
+                return "it is too large"
+            *lines, _ = file.path.read_bytes().split(b"\n")
+            wrong = sum(not _is_line(line) for line in lines)
+            return f"{wrong} of {len(lines)} lines are not what was written" if wrong else ""
+        form = format_of(file.path)
+        if not form.startswith("trtopt."):
+            return "it is no file of trtopt"
+        identity, _ = read_sealed(file.path, form, file.bytes)
+        return "" if identity == file.path.stem else "its name is that of another file"
+    except ValueError as error:
+        return str(error)
+
+
+def _is_line(line: bytes) -> bool:
+    try:
+        open_line(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _entries(folder: Path) -> Iterable[tuple[Path, os.stat_result]]:
+    """Regular files of a folder; links are not followed, and what vanishes meanwhile is left out."""
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _remove(path: Path) -> bool:
+    """Whether the file is gone; another user's, or one that Windows keeps while it is read, stays."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(folder: Path, now: float) -> None:
+    """Remove unfinished files and locks that killed runs left."""
+    for kind in KINDS:
+        for path, status in _entries(folder / kind):
+            if path.suffix == ".partial" and now - status.st_mtime > _LEFT_OVER_S:
+                _remove(path)
+    for path, status in _entries(folder / LOCKS):
+        if now - status.st_mtime > _LEFT_OVER_S:
+            # Held while it is removed. Who waits on the old file then builds without a lock, which is harmless.
+            lock = filelock.FileLock(path, blocking=False, fallback_to_soft=False)
+            with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout), lock:
+                _remove(path)
