@@ -35,6 +35,13 @@ def test_every_rule_explains_itself(name: str, capsys: pytest.CaptureFixture[str
         assert f"\n{heading}\n" in text
 
 
+def test_a_name_of_both_kinds_has_both_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    """A network is bound by launches, or one of its layers."""
+    assert explain.run(["launch-bound"]) == 0
+    text = capsys.readouterr().out
+    assert RULES["launch-bound"] in text and REASONS["launch-bound"] in text
+
+
 def test_pages_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain.run(["--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

@@ -25,7 +25,9 @@ def run(argv: Sequence[str]) -> int:
     from trtopt.profiling.explain import PAGES
     from trtopt.roofline.rules.registry import PAGES as RULE_PAGES
 
-    every = {**RULE_PAGES, **PAGES}
+    every = dict(RULE_PAGES)
+    for name, page in PAGES.items():
+        every[name] = f"{every[name]}\n\nOf a layer in a profile: {page}" if name in every else page
     if args.rule is not None and args.list:
         raise UsageError("--list lists all rules", where=f"trtopt explain {args.rule} --list", remedy="leave out one")
     if args.rule is not None and args.rule not in every:
