@@ -10,12 +10,14 @@ from trtopt import sparsity
 if TYPE_CHECKING:
     from trtopt.api import build, export, optimize
     from trtopt.api_analyze import analyze
+    from trtopt.api_check import check
     from trtopt.api_profile import profile
     from trtopt.api_sensitivity import sensitivity
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
     from trtopt.errors import TrtoptError
     from trtopt.report.analysis import Analysis
+    from trtopt.report.check import CheckReport
     from trtopt.report.profile import ProfileReport
     from trtopt.report.records import BuildReport
     from trtopt.report.sensitivity import Sensitivity
@@ -26,6 +28,7 @@ __all__ = [
     "AnalyzeConfig",
     "BuildConfig",
     "BuildReport",
+    "CheckReport",
     "ProfileConfig",
     "ProfileReport",
     "Sensitivity",
@@ -33,6 +36,7 @@ __all__ = [
     "TrtoptError",
     "analyze",
     "build",
+    "check",
     "export",
     "optimize",
     "profile",
@@ -46,6 +50,7 @@ _HOMES = {
     "AnalyzeConfig": "trtopt.config",
     "BuildConfig": "trtopt.config",
     "BuildReport": "trtopt.report.records",
+    "CheckReport": "trtopt.report.check",
     "ProfileConfig": "trtopt.config",
     "ProfileReport": "trtopt.report.profile",
     "Sensitivity": "trtopt.report.sensitivity",
@@ -53,6 +58,7 @@ _HOMES = {
     "TrtoptError": "trtopt.errors",
     "analyze": "trtopt.api_analyze",
     "build": "trtopt.api",
+    "check": "trtopt.api_check",
     "export": "trtopt.api",
     "optimize": "trtopt.api",
     "profile": "trtopt.api_profile",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,14 @@ _PAGES = {"optimize": "build"}
 GPUS = "gpu"
 """The table of GPUs, for all commands: ``[gpu.NAME]``."""
 
+MATRIX = "matrix"
+"""The table of what ``build`` and ``optimize`` vary: a list of values for each option."""
+
+MODEL = "model"
+"""What it may vary beside options."""
+
 _MOST_BYTES = 1 << 20
+_MOST_BUILDS = 1000
 
 
 def load(path: Path, command: str) -> dict[str, Any]:
@@ -63,12 +73,49 @@ def load(path: Path, command: str) -> dict[str, Any]:
     for key, value in tables.get(command, {}).items():
         where = f"{path}: [{command}] {key}"
         if key not in known:
-            near = did_you_mean(key.replace("-", "_"), known)
-            remedy = near or f"see docs/{_PAGES.get(command, command)}.md"
-            raise UsageError(f"Unknown option {key!r}", where=where, remedy=remedy)
+            raise _unknown(key, known, where, f"see docs/{_PAGES.get(command, command)}.md")
         values[key] = _value(key, known[key], kinds[key], value, where)
     anchored = {key: _anchored(known[key], value, path.absolute().parent) for key, value in values.items()}
     return {**anchored, "gpus": gpus} if gpus else anchored
+
+
+def load_matrix(path: Path, command: str) -> list[dict[str, Any]]:
+    """The combinations of the lists in the table ``[matrix]``, the last list varying fastest.
+
+    Args:
+        path: The file.
+        command: Whose options they are of.
+
+    Returns:
+        Values by field name, checked, paths made relative to the file's folder; the model under ``model``. Empty
+        without the table.
+
+    Raises:
+        UsageError: As of :func:`load`; or a value is no list, or there is no combination, or there are too many.
+    """
+    tables = _tables(path)
+    if MATRIX not in tables:
+        return []
+    known, kinds = options(COMMANDS[command]), field_kinds(COMMANDS[command])
+    known, kinds = {MODEL: Option("", "", path="file"), **known}, {MODEL: "text", **kinds}
+    axes: dict[str, list[Any]] = {}
+    for key, items in tables[MATRIX].items():
+        where = f"{path}: [{MATRIX}] {key}"
+        if key not in known:
+            raise _unknown(key, known, where, "see docs/check.md")
+        if not isinstance(items, list):
+            raise UsageError(f"{key} is no list", where=where, remedy=f"write {key} = [...], with the values to vary")
+        values = [_value(key, known[key], kinds[key], item, where) for item in items]
+        axes[key] = [_anchored(known[key], value, path.absolute().parent) for value in values]
+    empty = next((key for key, items in axes.items() if not items), None)
+    count = math.prod(len(items) for items in axes.values())
+    if not axes or empty is not None or count > _MOST_BUILDS:
+        raise UsageError(
+            f"The matrix expands to {count} builds" if axes and empty is None else "The matrix expands to nothing",
+            where=f"{path}: [{MATRIX}]{f' {empty}' if empty else ''}",
+            remedy=f"give each option 1 or more values, and at most {_MOST_BUILDS} combinations",
+        )
+    return [dict(zip(axes, items, strict=True)) for items in itertools.product(*axes.values())]
 
 
 def load_gpus(path: Path) -> dict[str, dict[str, Any]]:
@@ -86,7 +133,7 @@ def load_gpus(path: Path) -> dict[str, dict[str, Any]]:
 def _tables(path: Path) -> dict[str, dict[str, Any]]:
     """The tables of a file, each of a known name."""
     tables = _parse(path)
-    known = (*COMMANDS, GPUS)
+    known = (*COMMANDS, GPUS, MATRIX)
     for name, table in tables.items():
         if name in known and not isinstance(table, dict):
             raise UsageError(f"{name!r} is no table", where=f"{path}: {name}", remedy=f"write [{name}]")
@@ -122,6 +169,11 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"The configuration file is not valid TOML: {error}", where=str(path), remedy="correct that line"
         ) from error
+
+
+def _unknown(key: str, known: Iterable[str], where: str, remedy: str) -> UsageError:
+    near = did_you_mean(key.replace("-", "_"), known)
+    return UsageError(f"Unknown option {key!r}", where=where, remedy=near or remedy)
 
 
 def _value(key: str, option: Option, kind: FieldKind, value: Any, where: str) -> Any:

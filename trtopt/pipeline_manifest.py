@@ -27,7 +27,8 @@ from trtopt.report.manifest import (
     ShapeRange,
     canonical_sha256,
 )
-from trtopt.report.records import BuildReport, EngineRecord, plain
+from trtopt.report.plain import plain
+from trtopt.report.records import BuildReport, EngineRecord
 
 _HARDWARE: dict[str, Literal["ampere+", "same_compute_capability"]] = {
     "AMPERE_PLUS": "ampere+",

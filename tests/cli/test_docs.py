@@ -90,7 +90,7 @@ def test_the_commands_on_a_page_parse(page: str) -> None:
         parse(command, "", "", words)
 
 
-@pytest.mark.parametrize("command", ["export", "doctor"])
+@pytest.mark.parametrize("command", ["check", "export", "doctor"])
 def test_the_page_of_a_command_has_the_options_of_its_help(trtopt: Run, command: str) -> None:
     page = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*?) \|", page, flags=re.MULTILINE)

@@ -44,7 +44,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert _loaded("import trtopt; trtopt.BuildConfig; trtopt.TrtoptError") == []
 
 
-@pytest.mark.parametrize("command", ["build", "optimize", "export", "recipe", "gpu", "doctor"])
+@pytest.mark.parametrize("command", ["build", "optimize", "check", "export", "recipe", "gpu", "doctor"])
 def test_the_help_of_a_command_loads_nothing_heavy(command: str) -> None:
     assert _loaded(_MAIN.format(arguments=[command, "--help"])) == []
 

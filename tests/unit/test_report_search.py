@@ -11,7 +11,7 @@ from search_oracles import one_type, two_types
 
 from trtopt.precision.search import search_auto, search_budget
 from trtopt.precision.search_space import Budget
-from trtopt.report.records import plain
+from trtopt.report.plain import plain
 from trtopt.report.search_records import SearchRecord
 from trtopt.report.search_text import drop_text, miss_text, pareto_section, section
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "sensitivity": "measure which regions cost accuracy in 8 bits",
     "profile": "put each layer's measured time beside its prediction",
     "report": "show a profile in other forms, or what changed against another",
+    "check": "judge a report by thresholds and a baseline, for CI",
     "export": "make an ONNX model from a PyTorch module",
     "cache": "list, prune and verify what earlier runs kept",
     "recipe": "list and explain the graph rewrites",

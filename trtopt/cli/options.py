@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,13 +102,16 @@ def _add_value(group: argparse._ArgumentGroup, name: str, option: Option, *, num
         group.add_argument(*option.aliases, metavar=shown, help=argparse.SUPPRESS, **common)
 
 
-def config_from(args: argparse.Namespace, config: type[_Config], command: str) -> _Config:
-    """The configuration: the file's values, then those of the command line.
+def config_from(
+    args: argparse.Namespace, config: type[_Config], command: str, varied: Mapping[str, Any] | None = None
+) -> _Config:
+    """The configuration: the file's values, then those of a build of its matrix, then those of the command line.
 
     Args:
         args: The parsed options.
         config: Its class.
         command: The table of the file.
+        varied: Values of one build of the matrix.
 
     Raises:
         UsageError: A value, a shape or the configuration file is wrong.
@@ -117,7 +120,7 @@ def config_from(args: argparse.Namespace, config: type[_Config], command: str) -
     if args.config is not None:
         from trtopt.config_file import load
 
-        values = load(Path(args.config), command)
+        values = {**load(Path(args.config), command), **(varied or {})}
     kinds = field_kinds(config)
     values.update((name, value) for name, value in vars(args).items() if name in kinds)
     for name, value in values.items():

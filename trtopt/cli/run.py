@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.cli import trtexec
@@ -12,7 +13,8 @@ from trtopt.cli.options import add_config_options, config_from
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
 from trtopt.config import BuildConfig
-from trtopt.errors import GateError
+from trtopt.config_file import load_matrix
+from trtopt.errors import GateError, UsageError
 from trtopt.outputs import check_files
 
 if TYPE_CHECKING:
@@ -34,9 +36,21 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     Raises:
         TrtoptError: The command failed.
     """
-    args, config = parse(command, description, epilog, argv)
+    args = parse_arguments(command, description, epilog, argv)
     for note in args.notes:
         print(f"note: {note}", file=sys.stderr)
+    builds = load_matrix(Path(args.config), command) if args.config is not None else []
+    if builds:
+        from trtopt.cli.matrix import run_matrix
+
+        return run_matrix(command, args, builds)
+    config = config_from(args, BuildConfig, command)
+    if args.model is None:
+        raise UsageError(
+            "The following arguments are required: MODEL",
+            where=f"trtopt {command}",
+            remedy=f"see trtopt {command} --help",
+        )
     trtexec.check_calibration(config.calib)
     check_files(args.model, config, args.config, engine=command == "build")
 
@@ -45,14 +59,24 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         report = getattr(api, command)(args.model, config, on_event=listener)
     _print(report, as_json=args.json)
-    return _gate(report, config)
+    return gate(report, config)
 
 
 def parse(command: str, description: str, epilog: str, argv: Sequence[str]) -> tuple[argparse.Namespace, BuildConfig]:
-    """The parsed arguments and the configuration they make.
+    """The parsed arguments and the configuration they make, without the matrix of the configuration file.
 
     Raises:
         UsageError: An option, the configuration file or a shape is wrong.
+    """
+    args = parse_arguments(command, description, epilog, argv)
+    return args, config_from(args, BuildConfig, command)
+
+
+def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[str]) -> argparse.Namespace:
+    """The parsed arguments.
+
+    Raises:
+        UsageError: An option is wrong.
     """
     parser = Parser(
         prog=f"trtopt {command}",
@@ -61,12 +85,14 @@ def parse(command: str, description: str, epilog: str, argv: Sequence[str]) -> t
         epilog=epilog,
         refused=trtexec.REFUSED,
     )
-    parser.add_argument("model", metavar="MODEL", help="the ONNX file")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="the ONNX file; may stand in [matrix] of --config instead"
+    )
     add_config_options(parser, BuildConfig)
     trtexec.add_aliases(parser)
     args = parser.parse(trtexec.model_of(argv))
     trtexec.resolve(args)
-    return args, config_from(args, BuildConfig, command)
+    return args
 
 
 def _print(report: BuildReport, *, as_json: bool) -> None:
@@ -78,7 +104,8 @@ def _print(report: BuildReport, *, as_json: bool) -> None:
     print_renderable(terminal.render(report))
 
 
-def _gate(report: BuildReport, config: BuildConfig) -> int:
+def gate(report: BuildReport, config: BuildConfig) -> int:
+    """Print the gates that failed, unless they are allowed; returns the exit code."""
     if not report.gate_failures:
         return 0
     if config.allow_accuracy_loss:

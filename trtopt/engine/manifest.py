@@ -24,7 +24,7 @@ from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, U
 from trtopt.files import atomic_write, open_file
 from trtopt.hardware.probe import Probe, probe
 from trtopt.report.manifest import DIGEST, SCHEMA, FileHash, Manifest, sealed
-from trtopt.report.read import restore_nan
+from trtopt.report.read import with_infinities
 
 LARGEST_MANIFEST_BYTES = 64 << 20
 """One with 100,000 nodes that stay in a wider type takes about 20 MB."""
@@ -283,10 +283,7 @@ def _manifest(content: bytes, place: Path) -> Manifest:
                 where=str(place),
                 remedy="use the version of trtopt that wrote it, or build the engine again",
             )
-        for kind in ("outputs", "engine"):
-            if isinstance(data.get("accuracy"), dict):
-                restore_nan(data["accuracy"].get(kind))
-        return msgspec.convert(data, Manifest)
+        return msgspec.convert(with_infinities(data, Manifest), Manifest)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise _altered(f"The manifest is not as it was written: {str(error)[:200]}", place) from error
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from trtopt.errors import UsageError
+from trtopt.profiling.align import aligned
 from trtopt.report.comparison import Alignment, Change, ComparedRegion, Comparison, Profiled, Side
 from trtopt.report.profile import ProfileLayer, ProfileReport, precision_of
 from trtopt.report.text import count, percent
 
 LEAST_SHARED = 0.1
 """Share of either side's time in layers that both have: below it the profiles are of different networks."""
-
-_WEIGHT = re.compile(r"[^ ]+\.weight$")
-"""A part of a fused layer's name that is a parameter of PyTorch."""
 
 _KINDS = ("reformat", "pool", "conv", "gemm", "softmax", "norm")
 """Words that are in the types of layers that do the same, in different kernels (``CudaPooling``, ``TiledPooling``)."""
@@ -38,7 +34,8 @@ def compare(before: ProfileReport, after: ProfileReport, names: tuple[str, str] 
     Raises:
         UsageError: They have next to nothing in common: they are of different networks.
     """
-    regions = [_region(old, new, aligned) for old, new, aligned in _aligned(before.layers, after.layers)]
+    found = aligned(before.layers, after.layers, _signature, _fits)
+    regions = [_region(old, new, how) for old, new, how in found]
     shares = [_shared(regions, side) for side in ("before", "after")]
     if before.layers and after.layers and min(shares) < LEAST_SHARED:
         raise UsageError(
@@ -53,33 +50,6 @@ def compare(before: ProfileReport, after: ProfileReport, names: tuple[str, str] 
         tuple(regions),
         tuple(_warnings(before, after, regions)),
     )
-
-
-Group = tuple[list[ProfileLayer], list[ProfileLayer]]
-
-
-def _aligned(
-    before: Sequence[ProfileLayer], after: Sequence[ProfileLayer]
-) -> Iterator[tuple[list[ProfileLayer], list[ProfileLayer], Alignment]]:
-    """Every layer of both sides once, with what it is aligned to, and by what."""
-    left: Group = ([], [])
-    for group in _grouped(before, after):
-        if all(group) and _fits(*group):
-            yield *group, "nodes" if group[0][0].onnx_nodes else "name"
-        else:
-            for side, layers in zip(left, group, strict=True):
-                side += layers
-    order = {id(layer): index for layers in (before, after) for index, layer in enumerate(layers)}
-    for side in left:
-        side.sort(key=lambda layer: order[id(layer)])
-    first, second = ([_signature(layer) for layer in side] for side in left)
-    for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
-        if what == "equal":
-            for old, new in zip(left[0][i:i_end], left[1][j:j_end], strict=True):
-                yield [old], [new], "shape"
-        else:
-            yield from (([old], [], "none") for old in left[0][i:i_end])
-            yield from (([], [new], "none") for new in left[1][j:j_end])
 
 
 def _signature(layer: ProfileLayer) -> Hashable:
@@ -102,54 +72,6 @@ def _weight_size(layers: Sequence[ProfileLayer]) -> int:
     return max((math.prod(item.shape) for layer in layers for item in layer.constants), default=0)
 
 
-def _weights(layer: ProfileLayer) -> list[str]:
-    return [part for part in layer.name.split(" + ") if _WEIGHT.match(part)]
-
-
-class _Union:
-    """Names that belong together."""
-
-    def __init__(self) -> None:
-        self._parent: dict[str, str] = {}
-
-    def root(self, name: str) -> str:
-        while self._parent.setdefault(name, name) != name:
-            self._parent[name] = self._parent[self._parent[name]]
-            name = self._parent[name]
-        return name
-
-    def join(self, names: Sequence[str]) -> None:
-        for name in names[1:]:
-            self._parent[self.root(name)] = self.root(names[0])
-
-
-def _grouped(before: Sequence[ProfileLayer], after: Sequence[ProfileLayer]) -> list[Group]:
-    """The layers of both sides that hold the same parameters or nodes."""
-    by_weight = _Union()
-    for layer in (*before, *after):
-        by_weight.join(_weights(layer))
-    owners: dict[str, set[str]] = {}
-    for layer in (*before, *after):
-        for name in layer.onnx_nodes:
-            owners.setdefault(name, set()).update(by_weight.root(weight) for weight in _weights(layer))
-    union = _Union()
-    keys = [_keys(layer, by_weight, owners) for layer in (*before, *after)]
-    for names in keys:
-        union.join(names)
-    groups: dict[str, Group] = {}
-    for index, (layer, names) in enumerate(zip((*before, *after), keys, strict=True)):
-        groups.setdefault(union.root(names[0]), ([], []))[index >= len(before)].append(layer)
-    return list(groups.values())
-
-
-def _keys(layer: ProfileLayer, by_weight: _Union, owners: Mapping[str, set[str]]) -> list[str]:
-    """What a layer is known by: its parameters; its nodes, but for those that other parameters have on the other side,
-    where the same name is of another node; else its name."""
-    weights = [f"weight {by_weight.root(name)}" for name in _weights(layer)]
-    nodes = [f"node {name}" for name in layer.onnx_nodes if len(owners[name]) < 2]
-    return [*weights, *nodes] or [f"layer {layer.name}"]
-
-
 def _shared(regions: Sequence[ComparedRegion], side: str) -> float:
     """Share of one side's time in layers that both have; copies of equal size are no sign of one network."""
     total = math.fsum(getattr(item, side).measured_us for item in regions)
@@ -162,11 +84,11 @@ def _is_copy(region: ComparedRegion) -> bool:
     return all("reformat" in name.lower() for name in (*region.before.layers, *region.after.layers))
 
 
-def _region(before: Sequence[ProfileLayer], after: Sequence[ProfileLayer], aligned: Alignment) -> ComparedRegion:
+def _region(before: Sequence[ProfileLayer], after: Sequence[ProfileLayer], how: Alignment) -> ComparedRegion:
     sides = _side(before), _side(after)
     nodes = dict.fromkeys(name for layer in (*before, *after) for name in (layer.onnx_nodes or (layer.name,)))
     gain = sides[0].measured_us - sides[1].measured_us
-    return ComparedRegion(tuple(nodes), *sides, _change(before, after, aligned), gain, aligned)
+    return ComparedRegion(tuple(nodes), *sides, _change(before, after, how), gain, how)
 
 
 def _side(layers: Sequence[ProfileLayer]) -> Side:
@@ -178,7 +100,7 @@ def _side(layers: Sequence[ProfileLayer]) -> Side:
     )
 
 
-def _change(before: Sequence[ProfileLayer], after: Sequence[ProfileLayer], aligned: Alignment) -> Change:
+def _change(before: Sequence[ProfileLayer], after: Sequence[ProfileLayer], how: Alignment) -> Change:
     old, new = ([layer for layer in side if layer.measured_us > 0] for side in (before, after))
     if not before or (new and not old):
         return "appeared"
@@ -187,7 +109,7 @@ def _change(before: Sequence[ProfileLayer], after: Sequence[ProfileLayer], align
     if len(old) != len(new):
         return "fused" if len(new) < len(old) else "split"
     same = {layer.onnx_nodes for layer in old} == {layer.onnx_nodes for layer in new}
-    return "same" if same or aligned == "shape" else "regrouped"
+    return "same" if same or how == "shape" else "regrouped"
 
 
 def _profiled(report: ProfileReport, name: str) -> Profiled:

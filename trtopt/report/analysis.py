@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtopt.report.records import plain
+from trtopt.report.plain import plain
 
 SCHEMA = "trtopt.analysis/1"
 

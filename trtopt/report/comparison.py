@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtopt.report.records import plain
+from trtopt.report.plain import plain
 
 SCHEMA = "trtopt.comparison/1"
 

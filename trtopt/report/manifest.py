@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtopt.report.records import AccuracyRecord, PrecisionRecord, plain
+from trtopt.report.plain import plain
+from trtopt.report.records import AccuracyRecord, PrecisionRecord
 
 SCHEMA = "trtopt.manifest/1"
 

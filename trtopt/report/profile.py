@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.analysis import Finding, LayerRow
-from trtopt.report.records import OutputAccuracy, TensorInfo, plain
+from trtopt.report.plain import plain
+from trtopt.report.records import OutputAccuracy, TensorInfo
 
 SCHEMA = "trtopt.profile/1"
 

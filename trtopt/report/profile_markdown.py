@@ -40,7 +40,7 @@ def profile_markdown(report: ProfileReport) -> str:
         )
         parts += ["### Findings", "\n".join(lines)]
     if shown.cells:
-        parts += [f"### {count(len(shown.cells), 'slowest layer')}", _table(shown)]
+        parts += [f"### {count(len(shown.cells), 'slowest layer')}", markdown_table(shown)]
     if len(report.layers) > len(shown.cells):
         parts.append(f"and {count(len(report.layers) - len(shown.cells), 'more layer')}; {NO_MORE}")
     return "\n\n".join(parts) + "\n"
@@ -51,7 +51,7 @@ def comparison_markdown(found: Comparison) -> str:
     shown = words.region_rows(found, _MOST_REGIONS, _NAME)
     parts = ["## Two profiles compared", _bullets(words.compared(found))]
     parts += [_warning(line) for line in found.warnings]
-    parts += ["### What changed", _table(shown) if shown.cells else "Nothing."]
+    parts += ["### What changed", markdown_table(shown) if shown.cells else "Nothing."]
     left = len(words.changed(found.regions)) - len(shown.cells)
     if left > 0:
         parts.append(f"and {count(left, 'more region')}; {NO_MORE}")
@@ -71,7 +71,9 @@ def _warning(line: str) -> str:
     return f"> {text(line)}"
 
 
-def _table(rows: Rows) -> str:
+def markdown_table(rows: Rows) -> str:
+    """A table of GitHub's Markdown."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 

@@ -6,8 +6,12 @@ msgspec checks types and converts to dataclasses in one pass and says where a va
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
+import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +19,9 @@ import msgspec
 
 from trtopt.errors import UsageError
 from trtopt.files import open_file
-from trtopt.report import profile
+from trtopt.report import analysis, profile, records
+from trtopt.report.search_records import ParetoPoint, SearchRecord, SearchStep
+from trtopt.report.sparsity_records import CurvePoint, SparsityBudget
 
 LARGEST_BYTES = 256 << 20
 """Of a report: one of 10,000 layers takes about 20 MB."""
@@ -23,7 +29,45 @@ LARGEST_BYTES = 256 << 20
 _LONGEST_US = 1e12
 """Of a layer: more than a week."""
 
+Report = records.BuildReport | analysis.Analysis | profile.ProfileReport
+
+_KINDS: dict[str, type[Report]] = {
+    records.SCHEMA: records.BuildReport,
+    analysis.SCHEMA: analysis.Analysis,
+    profile.SCHEMA: profile.ProfileReport,
+}
+
+_NOT_FINITE: dict[type, float] = {
+    records.OutputAccuracy: math.nan,
+    records.MetricRecord: math.nan,
+    records.Cost: math.inf,
+    SearchStep: math.inf,
+    ParetoPoint: math.inf,
+    SearchRecord: math.inf,
+    CurvePoint: math.inf,
+    SparsityBudget: math.inf,
+}
+"""What null stands for in a number of these records: JSON has no word for what is not finite."""
+
 _T = TypeVar("_T")
+
+
+def read_report(path: Path) -> Report:
+    """Read ``trtopt.build/1``, ``trtopt.analysis/1`` or ``trtopt.profile/1``.
+
+    Raises:
+        UsageError: The file cannot be read, is no JSON, is another kind of report, or has a wrong or missing field.
+    """
+    data = read_json(path)
+    schema = data.get("schema")
+    kind = _KINDS.get(schema) if isinstance(schema, str) else None
+    if kind is None:
+        raise UsageError(
+            f"The report is of another kind: its schema is {schema!r}" if schema else "The file is not a trtopt report",
+            where=str(path),
+            remedy="give what `trtopt build`, `optimize`, `analyze` or `profile` wrote with --report",
+        )
+    return _read(data, kind, path)
 
 
 def read_profile(path: Path) -> profile.ProfileReport:
@@ -40,28 +84,7 @@ def read_profile(path: Path) -> profile.ProfileReport:
             where=str(path),
             remedy=f"give a report of schema {profile.SCHEMA}: `trtopt profile ... --report FILE` writes it",
         )
-    layers = data.get("layers")
-    if isinstance(layers, list):
-        data["layers"] = [profile.nested(item) if isinstance(item, dict) else item for item in layers]
-    restore_nan(data.get("accuracy"))
-    found = _converted(data, profile.ProfileReport, path)
-    for index, layer in enumerate(found.layers):
-        if not 0 <= layer.measured_us < _LONGEST_US:
-            what = f"The report has a wrong field: {layer.measured_us} is no time - at `$.layers[{index}].measured_us`"
-            raise UsageError(what, where=str(path), remedy="write it again with --report")
-    return found
-
-
-def restore_nan(outputs: Any) -> None:
-    """Put NaN, in place, where a figure of an output's accuracy is null: JSON has no word for what is not finite.
-
-    Args:
-        outputs: The accuracy by output name; what is of another form is left for the conversion to refuse.
-    """
-    for item in outputs.values() if isinstance(outputs, dict) else ():
-        for name in ("sqnr_db", "cosine", "max_abs"):
-            if isinstance(item, dict) and item.get(name, 0) is None:
-                item[name] = math.nan
+    return _read(data, profile.ProfileReport, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -77,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"The report is larger than {LARGEST_BYTES >> 20} MiB", where=str(path), remedy="give a trtopt report"
         )
     try:
-        data = json.loads(content, parse_constant=_refuse)
+        data = json.loads(content, parse_int=_whole, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"The report is no JSON, or not whole: {error}", where=str(path), remedy="write it again with --report"
@@ -91,10 +114,78 @@ def _refuse(word: str) -> float:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _converted(data: dict[str, Any], kind: type[_T], path: Path) -> _T:
+def _whole(text: str) -> int:
+    """A number within 64 bits: no figure of a report is larger, and larger ones fit no float."""
+    value = int(text)
+    if abs(value) >= 1 << 63:
+        raise ValueError(f"the number {text[:20]}... is too large")
+    return value
+
+
+def converted(value: Any, kind: type[_T], path: Path) -> _T:
+    """A part of a report as ``kind``.
+
+    Args:
+        value: JSON values.
+        kind: A dataclass, or another type that msgspec knows.
+        path: The report.
+
+    Raises:
+        UsageError: A field is wrong or missing.
+    """
     try:
-        return msgspec.convert(data, kind)
+        return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise UsageError(
             f"The report has a wrong field: {error}", where=str(path), remedy="write it again with --report"
         ) from error
+
+
+def _read(data: dict[str, Any], kind: type[_T], path: Path) -> _T:
+    layers = data.get("layers")
+    if kind is profile.ProfileReport and isinstance(layers, list):
+        data["layers"] = [profile.nested(item) if isinstance(item, dict) else item for item in layers]
+    found = converted(with_infinities(data, kind), kind, path)
+    if isinstance(found, profile.ProfileReport):
+        _check_times(found, path)
+    return found
+
+
+def _check_times(report: profile.ProfileReport, path: Path) -> None:
+    for index, layer in enumerate(report.layers):
+        if not 0 <= layer.measured_us < _LONGEST_US:
+            what = f"The report has a wrong field: {layer.measured_us} is no time - at `$.layers[{index}].measured_us`"
+            raise UsageError(what, where=str(path), remedy="write it again with --report")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def with_infinities(value: Any, kind: Any) -> Any:
+    """JSON values with what is not finite where null stands for it.
+
+    Args:
+        value: What a report or a manifest holds.
+        kind: The dataclass it is of, or another type; what does not fit is left for the conversion to refuse.
+    """
+    if isinstance(value, dict) and isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
+        found = {key: with_infinities(item, hints.get(key)) for key, item in value.items()}
+        if kind in _NOT_FINITE:
+            lost = {key: _NOT_FINITE[kind] for key, item in found.items() if item is None and hints.get(key) is float}
+            if kind is records.OutputAccuracy and "sqnr_db" in lost and found.get("max_abs") == 0:
+                lost["sqnr_db"] = math.inf  # equal
+            found.update(lost)
+        return found
+    arguments = [item for item in typing.get_args(kind) if item not in (type(None), ...)]
+    if not arguments or value is None:
+        return value
+    if typing.get_origin(kind) not in (tuple, dict, Mapping):
+        return with_infinities(value, arguments[0])  # X | None
+    if isinstance(value, list):
+        return [with_infinities(item, arguments[0]) for item in value]
+    if isinstance(value, dict):
+        return {key: with_infinities(item, arguments[-1]) for key, item in value.items()}
+    return value

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from trtopt.report.analysis import EngineAnalysis
-    from trtopt.report.guard_records import GuardRecord
-    from trtopt.report.search_records import SearchRecord
+from trtopt.report.analysis import EngineAnalysis
+from trtopt.report.guard_records import GuardRecord
+from trtopt.report.plain import plain
+from trtopt.report.search_records import SearchRecord
 from trtopt.report.sparsity_records import SparsityRecord
 
 SCHEMA = "trtopt.build/1"
@@ -377,18 +376,3 @@ class BuildReport:
 def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:
     """The layers of an engine as plain JSON values, as in ``engine.layers[]`` of the report."""
     return [dict(plain(dataclasses.asdict(layer))) for layer in engine.layers]
-
-
-def plain(value: Any) -> Any:
-    """``value`` with JSON types only."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if value - value == 0.0 else None
-    if isinstance(value, Path):
-        return str(value)
-    if value is None or isinstance(value, (str, int, bool)):
-        return value
-    return value.item() if hasattr(value, "item") else str(value)

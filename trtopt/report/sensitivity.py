@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.report.records import CalibrationRecord, Refusal, plain
+from trtopt.report.plain import plain
+from trtopt.report.records import CalibrationRecord, Refusal
 
 SCHEMA = "trtopt.sensitivity/1"
 

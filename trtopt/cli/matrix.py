@@ -1,0 +1,157 @@
+"""The builds that the table ``[matrix]`` of a configuration file asks for, one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.cli import trtexec
+from trtopt.cli.options import config_from
+from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.config import BuildConfig, did_you_mean, flag, options
+from trtopt.config_file import MATRIX, MODEL
+from trtopt.errors import TrtoptError, UsageError
+from trtopt.outputs import check_files
+
+if TYPE_CHECKING:
+    from trtopt.report.matrix import MatrixBuild
+
+_SHARED = ("calib_cache", "timing_cache")
+"""Files that builds write one after the other; all others are of one build."""
+
+
+@dataclass(frozen=True)
+class _Build:
+    """One build: what is varied, as names of files have it; the model; the options."""
+
+    varied: dict[str, str]
+    model: str
+    config: BuildConfig
+
+
+def run_matrix(command: str, args: argparse.Namespace, combinations: Sequence[Mapping[str, Any]]) -> int:
+    """Run every build, whatever becomes of the others, and print a row for each.
+
+    Args:
+        command: ``build`` or ``optimize``.
+        args: The parsed options.
+        combinations: What each build varies.
+
+    Returns:
+        The largest exit code.
+
+    Raises:
+        UsageError: An option is wrong, or builds would write the same file: before the first of them.
+    """
+    builds = [_build(command, args, varied) for varied in combinations]
+    _check_names(builds)
+    for build in builds:
+        trtexec.check_calibration(build.config.calib)
+        check_files(build.model, build.config, args.config, engine=command == "build")
+    done = []
+    for number, build in enumerate(builds, 1):
+        words = ", ".join(f"{axis} {value}" for axis, value in build.varied.items())
+        print(f"build {number} of {len(builds)}: {words}", file=sys.stderr)
+        done.append(_run(command, build, args))
+    if args.json:
+        from trtopt.report.matrix import matrix_json
+
+        print_json(matrix_json(done))
+    else:
+        from trtopt.report.matrix import render
+
+        print_renderable(render(done))
+    return max(build.exit_code for build in done)
+
+
+def _build(command: str, args: argparse.Namespace, combination: Mapping[str, Any]) -> _Build:
+    """One build; ``{gpu}`` in the name of an output becomes its GPU."""
+    for axis in combination:
+        if getattr(args, axis, None) is not None:
+            what = "MODEL" if axis == MODEL else flag(axis)
+            raise UsageError(
+                f"{what} is given, and varied by the matrix",
+                where=f"{args.config}: [{MATRIX}] {axis}",
+                remedy="leave one out",
+            )
+    model = combination.get(MODEL, args.model)
+    if model is None:
+        raise UsageError(
+            "There is no model",
+            where=f"trtopt {command}",
+            remedy=f'give MODEL, or model = ["model.onnx"] in [{MATRIX}]',
+        )
+    config = config_from(
+        args, BuildConfig, command, {name: item for name, item in combination.items() if name != MODEL}
+    )
+    varied = {axis: _word(Path(item).stem if axis == MODEL else item) for axis, item in combination.items()}
+    names = {"model": _word(Path(model).stem), **varied}
+    outputs = {
+        name: _filled(value, names, name)
+        for name, option in options(BuildConfig).items()
+        if option.path == "output" and (value := getattr(config, name)) is not None
+    }
+    return _Build(varied, model, config.with_options(outputs))
+
+
+def _word(value: Any) -> str:
+    """A value as part of a file's name: ``RTX 4090`` becomes ``RTX-4090``."""
+    if isinstance(value, Mapping):
+        text = "-".join(f"{name}-{'x'.join(map(str, dims))}" for name, dims in value.items())
+    else:
+        text = "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
+
+
+def _filled(template: str, names: Mapping[str, str], option: str) -> str:
+    """A file's name with what the matrix varies in its place."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in names:
+            remedy = did_you_mean(name, names) or f"choose among {', '.join(f'{{{item}}}' for item in names)}"
+            raise UsageError(f"The matrix does not vary {{{name}}}", where=flag(option), remedy=remedy)
+        return names[name]
+
+    return re.sub(r"\{(\w+)\}", fill, template)
+
+
+def _check_names(builds: Sequence[_Build]) -> None:
+    """Raise where two builds would write the same file."""
+    taken: dict[Path, str] = {}
+    for build in builds:
+        files = {
+            name: Path(value)
+            for name, option in options(BuildConfig).items()
+            if option.path == "output" and name not in _SHARED and (value := getattr(build.config, name)) is not None
+        }
+        files.setdefault("output", Path(build.model).with_suffix(".engine"))
+        for name, path in files.items():
+            if path.absolute() in taken:
+                raise UsageError(
+                    f"Two builds of the matrix would write {path}",
+                    where=flag(name),
+                    remedy=f"name what is varied in it: {'-'.join(f'{{{axis}}}' for axis in build.varied)}",
+                )
+            taken[path.absolute()] = name
+
+
+def _run(command: str, build: _Build, args: argparse.Namespace) -> MatrixBuild:
+    from trtopt import api
+    from trtopt.cli.main import print_error
+    from trtopt.cli.run import gate
+    from trtopt.report.matrix import MatrixBuild
+
+    try:
+        with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+            report = getattr(api, command)(build.model, build.config, on_event=listener)
+    except TrtoptError as error:
+        print_error(error)
+        return MatrixBuild(build.varied, error.exit_code, error.what.partition("\n")[0])
+    code = gate(report, build.config)
+    return MatrixBuild(build.varied, code, "; ".join(report.gate_failures) if code else "", report)

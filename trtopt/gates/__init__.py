@@ -1,0 +1,1 @@
+"""What must hold of a model in CI: a report against thresholds and against a baseline report."""
