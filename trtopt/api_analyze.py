@@ -115,14 +115,24 @@ def analyze(
         if path.parent == Path(folder):
             analysis = dataclasses.replace(analysis, model={**analysis.model, "path": None})
     if config.html is not None:
-        from trtopt.report.html import write_html
-
-        gpu = GpuSpec(**analysis.gpu)
-        l2_gbs = L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
-        write_html(analysis, gpu, Path(config.html), l2_bandwidth_gbs=l2_gbs)
+        write_page(analysis, Path(config.html))
     if config.report is not None:
         write_report(analysis, Path(config.report))
     return analysis
+
+
+def write_page(analysis: Analysis, path: Path) -> None:
+    """Write an analysis as one HTML file, whole or not at all.
+
+    Raises:
+        UsageError: The file cannot be written.
+        MissingDependencyError: plotly is not installed.
+    """
+    from trtopt.report.html import write_html
+
+    gpu = GpuSpec(**analysis.gpu)
+    l2_gbs = L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
+    write_html(analysis, gpu, path, l2_bandwidth_gbs=l2_gbs)
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,19 @@ def test_without_a_gpu_the_ways_that_are_left_are_named(trtopt: Run, tmp_path: P
     assert done.returncode == 2 and "The engine was built by tensorrt-rtx" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["analyze", "optimize"])
+def test_other_reports_are_shown_again_as_they_were(trtopt: Run, tmp_path: Path, command: str) -> None:
+    save_small(tmp_path)
+    output = () if command == "analyze" else ("-o", "out.onnx")
+    done = trtopt(command, "model.onnx", *output, "--gpu", "L4", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    again = trtopt("report", "r.json")
+    assert again.returncode == 0 and again.stdout == done.stdout
+    assert json.loads(trtopt("report", "r.json", "--json").stdout) == json.loads((tmp_path / "r.json").read_text())
+    refused = trtopt("report", "r.json", "--trace", "t.json")
+    assert refused.returncode == 2 and "no such form" in refused.stderr and not (tmp_path / "t.json").exists()
+
+
 @pytest.mark.parametrize("arguments", [("x.json",), ("layers.json",), ("layers.json", "--against", "layers.json")])
 def test_what_is_no_report_is_refused(trtopt: Run, folder: Path, arguments: tuple[str, ...]) -> None:
     done = trtopt("report", *arguments)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
 from trtopt.errors import UsageError
 from trtopt.files import check_outputs
 
-_DESCRIPTION = "Show a profile that was written with --report, in other forms, or what changed against another."
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from trtopt.report.read import Report
+
+_DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two profiles."
 _EPILOG = """\
 examples:
   trtopt report profile.json --html profile.html
@@ -23,8 +29,8 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="trtopt report", usage="trtopt report REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
-    parser.add_argument("report", metavar="REPORT", help="what 'trtopt profile --report' wrote")
-    parser.add_argument("--against", metavar="FILE", help="an older report of the same network, to compare with")
+    parser.add_argument("report", metavar="REPORT", help="what build, optimize, analyze or profile wrote with --report")
+    parser.add_argument("--against", metavar="FILE", help="an older profile of the same network, to compare with")
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
     parser.add_argument("--markdown", metavar="FILE", help="write the report, or the comparison, as Markdown")
     parser.add_argument("--trace", metavar="FILE", help="write the layers as a trace for chrome://tracing or Perfetto")
@@ -44,17 +50,41 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _one(report: str, outputs: dict[str, Path], as_json: bool) -> int:
-    from trtopt.api_profile import write_profile
-    from trtopt.report import profile_terminal
-    from trtopt.report.read import read_profile
+    from trtopt.report.read import read_report
 
-    found = read_profile(Path(report))
-    write_profile(found, **outputs)
+    found = read_report(Path(report))
+    shown = _written(found, outputs)
     if as_json:
         print_json(found.to_json_dict())
     else:
-        print_renderable(profile_terminal.render(found))
+        print_renderable(shown)
     return 0
+
+
+def _written(found: Report, outputs: dict[str, Path]) -> RenderableType:
+    """Write a report in the forms that are asked for, and give what a terminal shows of it."""
+    from trtopt.report import analysis, profile
+
+    if isinstance(found, profile.ProfileReport):
+        from trtopt.api_profile import write_profile
+        from trtopt.report import profile_terminal
+
+        write_profile(found, **outputs)
+        return profile_terminal.render(found)
+    forms = {"html"} if isinstance(found, analysis.Analysis) else set()
+    for name in sorted(outputs.keys() - forms):
+        raise UsageError("A report of this kind has no such form", where=f"--{name}", remedy="leave it out")
+    if isinstance(found, analysis.Analysis):
+        from trtopt.api_analyze import write_page
+        from trtopt.hardware.spec import GpuSpec
+        from trtopt.report import analysis_terminal
+
+        if "html" in outputs:
+            write_page(found, outputs["html"])
+        return analysis_terminal.render(found, GpuSpec(**found.gpu))
+    from trtopt.report import terminal
+
+    return terminal.render(found)
 
 
 def _two(report: str, against: str, markdown: Path | None, as_json: bool) -> int:
