@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from trtopt.clock import Clock
 from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig
 from trtopt.engine.backend import is_engine
 from trtopt.engine.input_shapes import input_shapes
-from trtopt.engine.manifest import load_engine
+from trtopt.engine.manifest import load_engine, manifest_path
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.files import atomic_write, check_outputs
@@ -152,7 +153,7 @@ class _Run:
                 where="trtopt profile",
                 remedy="name an engine or a model, or give --layer-info and --layer-profile",
             )
-        if is_engine(path):
+        if is_engine(path) or os.path.lexists(manifest_path(path)):  # an engine that was written over is refused
             return self._engine(path)
         if config.backend == ONNXRUNTIME:
             return self._on_cpu(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import filelock
 
+from trtopt.errors import UsageError
 from trtopt.sealed import format_of, open_line, read_sealed
 
 ENGINES, TIMING, CALIBRATION = "engines", "timing", "calibration"
@@ -29,7 +31,13 @@ KINDS = {
     SEARCH: ".jsonl",
     SENSITIVITY: ".json",
 }
-"""The subfolders, and the suffix of their files; other files are not ours."""
+"""The subfolders, and the suffix of their files."""
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_GPU_AND_VERSIONS = re.compile(r"[A-Za-z0-9.-]+-\d+\.\d[\d.]*")
+_LOCK = re.compile(r"[0-9a-f]{64}\.lock")
+_PARTIAL = re.compile(r"\..*\.[0-9a-f]{16}\.partial")
+"""Names of our files; others are not ours, and stay."""
 
 DEFAULT_BYTES = 10_000_000_000
 """What the folder may take, unless another bound is given."""
@@ -59,8 +67,19 @@ class CachedFile:
 
 
 def cache_folder(asked: str | Path | None) -> Path:
-    """The folder that was asked for, or ``~/.cache/trtopt``."""
-    return Path(asked) if asked is not None else Path.home() / ".cache" / "trtopt"
+    """The folder that was asked for, or ``~/.cache/trtopt``.
+
+    Raises:
+        UsageError: There is no home folder.
+    """
+    if asked is not None:
+        return Path(asked)
+    try:
+        return Path.home() / ".cache" / "trtopt"
+    except RuntimeError as error:
+        raise UsageError(
+            "There is no home folder for the cache", where="HOME is not set", remedy="give a folder with --cache-dir"
+        ) from error
 
 
 def mark_used(path: Path) -> None:
@@ -79,7 +98,7 @@ def files(folder: Path) -> list[CachedFile]:
         CachedFile(path, kind, status.st_size, status.st_mtime)
         for kind, suffix in KINDS.items()
         for path, status in _entries(folder / kind)
-        if path.suffix == suffix and not path.name.startswith(".")
+        if path.suffix == suffix and _is_ours(path, kind)
     ]
     return sorted(found, key=lambda file: (file.used, str(file.path)))
 
@@ -147,8 +166,15 @@ def _is_line(line: bytes) -> bool:
     return True
 
 
+def _is_ours(path: Path, kind: str) -> bool:
+    name = _GPU_AND_VERSIONS if kind == TIMING else _KEY
+    return name.fullmatch(path.stem) is not None
+
+
 def _entries(folder: Path) -> Iterable[tuple[Path, os.stat_result]]:
     """Regular files of a folder; links are not followed, and what vanishes meanwhile is left out."""
+    if folder.is_symlink():
+        return
     try:
         with os.scandir(folder) as found:
             for entry in found:
@@ -172,11 +198,11 @@ def _sweep(folder: Path, now: float) -> None:
     """Remove unfinished files and locks that killed runs left."""
     for kind in KINDS:
         for path, status in _entries(folder / kind):
-            if path.suffix == ".partial" and now - status.st_mtime > _LEFT_OVER_S:
+            if _PARTIAL.fullmatch(path.name) and now - status.st_mtime > _LEFT_OVER_S:
                 _remove(path)
     for path, status in _entries(folder / LOCKS):
-        if now - status.st_mtime > _LEFT_OVER_S:
-            # Held while it is removed. Who waits on the old file then builds without a lock, which is harmless.
+        if _LOCK.fullmatch(path.name) and now - status.st_mtime > _LEFT_OVER_S:
+            # Held while it is removed.
             lock = filelock.FileLock(path, blocking=False, fallback_to_soft=False)
             with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout), lock:
                 _remove(path)

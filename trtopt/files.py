@@ -140,7 +140,16 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to ``path``, whole or not at all (see :func:`atomic_path`)."""
+    """Write ``content`` to ``path``, whole or not at all (see :func:`atomic_path`).
+
+    Raises:
+        UsageError: It cannot be written: the folder is missing or not writable, the disk is full.
+    """
     data = content.encode() if isinstance(content, str) else content
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(data)
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write: {error.strerror}", where=str(path), remedy="make room, or choose another folder"
+        ) from error

@@ -28,7 +28,7 @@ from trtopt.report.manifest import (
     canonical_sha256,
 )
 from trtopt.report.plain import plain
-from trtopt.report.records import BuildReport, EngineRecord
+from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord
 
 _HARDWARE: dict[str, Literal["ampere+", "same_compute_capability"]] = {
     "AMPERE_PLUS": "ampere+",
@@ -84,9 +84,21 @@ def manifest_of(
         eight_bit=tuple(sorted(lowered.quantized)),
         inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
-        accuracy=None if accuracy is None else dataclasses.replace(accuracy, tensors=None, first_bad=None),
+        accuracy=None if accuracy is None else _accuracy(accuracy),
         host=None if part is None else HostFiles(written, part.inputs, part.outputs),
     )
+
+
+_ABOUT_THE_CACHE = ("no_cache", "cache_gb", "error_on_timing_cache_miss")
+"""Options that say where an engine is taken from, not what it is."""
+
+
+def _accuracy(record: AccuracyRecord) -> AccuracyRecord:
+    """The record without intermediate tensors, and without the folder of the metric's script."""
+    metric = record.metric
+    if metric is not None:
+        metric = dataclasses.replace(metric, name=metric.name.replace("\\", "/").rpartition("/")[2])
+    return dataclasses.replace(record, tensors=None, first_bad=None, metric=metric)
 
 
 def _options(config: BuildConfig) -> dict[str, Any]:
@@ -95,6 +107,8 @@ def _options(config: BuildConfig) -> dict[str, Any]:
     default = BuildConfig()
     for name, option in options(BuildConfig).items():
         value = getattr(config, name)
+        if name in _ABOUT_THE_CACHE:
+            continue
         if value != getattr(default, name) and (not option.path or value in option.words):
             found[name] = value
     return dict(plain(found))

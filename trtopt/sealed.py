@@ -67,11 +67,15 @@ def read_sealed(path: Path, form: str, max_bytes: int) -> tuple[str, memoryview]
 
 
 def format_of(path: Path) -> str:
-    """The format that a sealed file says it has; empty for a file that is none."""
+    """The format that a sealed file says it has; empty for a file that is none.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     try:
         with _opened(path) as file:
             return _read_header(file.read(_MAX_HEADER_BYTES).partition(b"\n")[0])["format"]
-    except (OSError, ValueError):
+    except ValueError:
         return ""
 
 

@@ -18,6 +18,7 @@ import pytest
 from small_models import samples, save_small
 
 from trtopt.cache_folder import KINDS, cache_folder
+from trtopt.errors import UsageError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -132,7 +133,8 @@ def test_damage_is_found_in_each_kind_and_removed_when_asked(trtopt: Run, tmp_pa
     from trtopt.sealed import seal_line, write_sealed
 
     for kind, suffix in KINDS.items():
-        path = tmp_path / "cache" / kind / f"{'0' * 64}{suffix}"
+        name = "NVIDIA-L4-8.9-10.3.0" if kind == "timing" else 64 * "0"
+        path = tmp_path / "cache" / kind / f"{name}{suffix}"
         path.parent.mkdir(parents=True)
         if suffix == ".jsonl":
             path.write_bytes(seal_line({"key": "a"}) + seal_line({"key": "b"}) + b'{"torn": ')
@@ -203,6 +205,48 @@ def test_a_full_disk_costs_the_entry_and_not_the_engine(trtopt: Run, tmp_path: P
     report, code = done.stdout.rstrip().rsplit("\n", 1)
     assert code == "0" and json.loads(report)["engine"]["cached"] is False  # and nothing is left in the folder
     assert (tmp_path / "model.rtx.engine").exists()
+
+
+def test_files_of_others_are_neither_listed_nor_removed(trtopt: Run, tmp_path: Path) -> None:
+    """In a folder that holds more than a cache."""
+    theirs = ["prices/2024.jsonl", "search/results.jsonl", "sensitivity/study.json", "engines/x.entry"]
+    theirs += ["timing/of-mine.entry", "locks/server.key", "engines/download.partial"]
+    for name in theirs:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_bytes(b"x" * 1000)
+        os.utime(tmp_path / "data" / name, (1e9, 1e9))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / f"{64 * 'a'}.calib").write_bytes(b"x")
+    (tmp_path / "data" / "calibration").symlink_to(tmp_path / "elsewhere")
+    assert json.loads(trtopt("cache", "list", "--cache-dir", "data", "--json").stdout)["files"] == []
+    assert trtopt("cache", "prune", "--all", "--cache-dir", "data").returncode == 0
+    assert trtopt("cache", "prune", "--all", "--cache-dir", "").returncode == 2
+    save_small(tmp_path)
+    assert trtopt("build", "model.onnx", *PLAIN, "--cache-dir", "data", "--cache-gb", "0.0001").returncode == 0
+    assert all((tmp_path / "data" / name).exists() for name in theirs)
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
+def test_an_environment_variable_changes_no_engine(
+    trtopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_small(tmp_path)
+    engines = []
+    for value in ("0", "1"):
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", value)
+        assert trtopt("build", "model.onnx", *PLAIN, "--no-cache", "-o", f"{value}.engine").returncode == 0
+        engines.append((tmp_path / f"{value}.engine").read_bytes())
+    assert engines[0] == engines[1]
+
+
+def test_without_a_home_the_option_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(UsageError) as caught:
+        cache_folder(None)
+    assert "--cache-dir" in caught.value.remedy and cache_folder(tmp_path) == tmp_path
 
 
 def test_an_option_of_tensorrt_about_timing_is_reported_as_ignored(trtopt: Run, tmp_path: Path) -> None:

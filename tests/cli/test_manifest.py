@@ -214,3 +214,18 @@ def test_profile_refuses_what_was_altered_and_takes_what_has_no_manifest(trtopt:
     manifest_path(engine).unlink()
     done = trtopt("profile", "m.engine")
     assert done.returncode == 4 and "warning: m.engine has no manifest" in done.stderr
+
+
+def test_the_folder_of_a_metric_is_not_in_the_manifest(trtopt: Run, tmp_path: Path) -> None:
+    """The same inputs in another folder give the same manifest, and so does a build that uses no cache."""
+    found = []
+    for name, options in (("first", ()), ("second", ("--no-cache",))):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_small(folder)
+        (folder / "mine.py").write_text("def score(run):\n    return 1.0\n")
+        metric = ("--metric", f"{folder / 'mine.py'}:score")
+        done = trtopt("build", "model.onnx", "--fp32", "--recipes", "none", *metric, *options, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        found.append((folder / "model.rtx.engine.manifest.json").read_text())
+    assert found[0] == found[1] and str(tmp_path) not in found[0] and "mine.py:score" in found[0]

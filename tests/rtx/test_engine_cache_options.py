@@ -6,6 +6,7 @@ The key is taken where the engine would be built, after everything that an optio
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,6 +113,7 @@ ROWS = (
     Row("cache_dir", None, "another-cache", False),
     Row("cache_gb", None, 1.0, False),
     Row("no_cache", False, True, False),
+    Row("sign", None, "key.pem", False),
     Row("save_onnx", None, "o.onnx", False),
     Row("report", None, "r.json", False),
     Row("export_layer_info", None, "l.json", False),
@@ -120,6 +122,14 @@ ROWS = (
 
 class _ReachedError(Exception):
     """The engine would be built now."""
+
+
+def write_key(path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +143,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     onnx.save(proto, path / "net.onnx")
     np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
+    if importlib.util.find_spec("cryptography") is not None:
+        write_key(path / "key.pem")
     (path / "copy").mkdir()
     for name, content in {"one.so": b"1", "two.so": b"2", "copy/one.so": b"1"}.items():
         (path / name).write_bytes(content)
@@ -163,6 +175,8 @@ def key(folder: Path) -> Callable[[dict[str, Any]], str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.option}-{'changes' if row.changes else 'keeps'}")
 def test_an_option_changes_the_key_or_not(key: Callable[[dict[str, Any]], str], row: Row) -> None:
+    if row.option == "sign":
+        pytest.importorskip("cryptography")
     first, second = (
         key({name: each for name, each in {**row.base, row.option: value}.items() if each is not None})
         for value in (row.first, row.second)

@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     from trtopt.cache_folder import cache_folder
 
     folder = cache_folder(args.cache_dir)
-    if args.cache_dir is not None and not folder.is_dir():
+    if args.cache_dir is not None and (not args.cache_dir or not folder.is_dir()):
         raise UsageError("There is no such folder", where=str(folder), remedy="check the path of --cache-dir")
     action: Callable[[argparse.Namespace, Path], int] = {"list": _list, "prune": _prune, "verify": _verify}[args.action]
     try:
@@ -121,18 +121,28 @@ def _prune(args: argparse.Namespace, folder: Path) -> int:
 def _verify(args: argparse.Namespace, folder: Path) -> int:
     from trtopt.cache_folder import damage
 
-    found = _chosen(args, folder)
-    damaged = {file.path: why for file in found if (why := damage(file))}
-    if args.remove:
-        for path in damaged:
-            path.unlink(missing_ok=True)
+    found, damaged, unread = [], {}, set()
+    for file in _chosen(args, folder):
+        try:
+            why = damage(file)
+        except FileNotFoundError:
+            continue  # pruned meanwhile
+        except OSError as error:
+            why = f"it cannot be read: {error.strerror}"
+            unread.add(file.path)
+        found.append(file)
+        if why:
+            damaged[file.path] = why
+    removed = set(damaged) - unread if args.remove else set()
+    for path in removed:
+        path.unlink(missing_ok=True)
     if args.json:
         _print_json(folder, found, {file.path: damaged.get(file.path, "") for file in found})
     else:
         for path, why in damaged.items():
-            print(f"{path}: {why}{' (removed)' if args.remove else ''}")
-        _sum(found, f"checked, {len(damaged)} damaged")
-    return _DAMAGED if damaged and not args.remove else 0
+            print(f"{path}: {why}{' (removed)' if path in removed else ''}")
+        _sum(found, f"checked, {len(damaged) - len(unread)} damaged")
+    return _DAMAGED if set(damaged) - removed else 0
 
 
 def _print_json(folder: Path, found: Sequence[CachedFile], damaged: Mapping[Path, str] | None = None) -> int:

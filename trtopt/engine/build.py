@@ -31,6 +31,7 @@ from trtopt.engine.layers import (
     weight_bytes,
 )
 from trtopt.engine.options import BuilderSettings, parse_builder_options
+from trtopt.engine.process import START
 from trtopt.engine.profiles import Profile
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
@@ -42,7 +43,7 @@ from trtopt.report.records import EngineRecord, LayerInfo
 TASK = "build engine"
 """The name of the progress events' task."""
 
-_START = "import sys; sys.path.append(sys.argv[1]); from trtopt.engine.worker import main; main(sys.argv[2])"
+_START = START + "from trtopt.engine.worker import main; main(sys.argv[2])"
 _INT64_NOTE = "has Int64 binding"
 
 
@@ -354,7 +355,12 @@ def _start_worker(folder: Path, on_event: OnEvent) -> int:
     with (
         open(folder / "stderr", "wb") as stderr,
         subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8"
+            command,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            encoding="utf-8",
         ) as process,
     ):
         try:

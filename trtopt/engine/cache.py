@@ -107,6 +107,10 @@ class _Head:
     sizes: dict[str, int]
 
 
+_LONGEST_WAIT_S = 1800.0
+"""For another builder of the same engine: one that hangs must not stop a CI. Two that build it at once do no harm."""
+
+
 class EngineCache:
     """The engines and timing caches of a cache folder.
 
@@ -233,8 +237,10 @@ class EngineCache:
             try:
                 lock.acquire(blocking=False)
             except filelock.Timeout:
-                self._on_event(Event("detail", _TASK, text="another process builds this engine: waiting for it"))
-                lock.acquire()
+                self._warn("another process builds this engine: waiting for it")
+                lock.acquire(timeout=_LONGEST_WAIT_S)
+        except filelock.Timeout:
+            self._warn(f"that process took longer than {_LONGEST_WAIT_S:g} s: building without it")
         except (OSError, NotImplementedError) as error:
             self._warn(f"no lock in {self._folder / LOCKS} ({_why(error)}): others may build the same engine meanwhile")
         try:

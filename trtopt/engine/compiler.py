@@ -17,9 +17,10 @@ from trtopt.engine import worker
 from trtopt.engine.build import BuildRequest, check_options, worker_request
 from trtopt.engine.failures import crash, refusal
 from trtopt.engine.layers import parse_layers_log, resolve_nodes
+from trtopt.engine.process import START
 from trtopt.report.records import LayerInfo
 
-_START = "import sys; sys.path.append(sys.argv[1]); from trtopt.engine.worker import serve; serve()"
+_START = START + "from trtopt.engine.worker import serve; serve()"
 
 
 class Compiler:
