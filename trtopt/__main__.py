@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from trtopt.cli.main import main
+from trtopt.cli.main import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

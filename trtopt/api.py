@@ -15,6 +15,7 @@ from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
+from trtopt.files import TEMPORARY
 from trtopt.report.records import BuildReport
 from trtopt.source.in_memory import as_file
 
@@ -102,7 +103,7 @@ def _run(
             "config is not a BuildConfig", where="config", remedy="pass options as keywords: build(m, precision=...)"
         )
     config = (config or BuildConfig()).with_options(options)
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = as_file(model, Path(folder), example_inputs)
         if path.parent == Path(folder) and config.output is None:
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")

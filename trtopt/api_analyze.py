@@ -20,7 +20,7 @@ from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX
 from trtopt.engine.input_shapes import input_shapes
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.files import check_outputs
+from trtopt.files import TEMPORARY, check_outputs
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -109,7 +109,7 @@ def analyze(
         from trtopt.report.html import check_html
 
         check_html()
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = as_file(model, Path(folder), example_inputs)
         analysis = _Run(config, Clock(on_event)).run(path)
         if path.parent == Path(folder):

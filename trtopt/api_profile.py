@@ -18,7 +18,7 @@ from trtopt.engine.input_shapes import input_shapes
 from trtopt.engine.manifest import load_engine, manifest_path
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
-from trtopt.files import atomic_write, check_outputs
+from trtopt.files import TEMPORARY, atomic_write, check_outputs
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
@@ -83,7 +83,7 @@ def profile(
 
         check_html()
     clock = Clock(on_event)
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = None if target is None else as_file(target, Path(folder), example_inputs)
         found = _Run(config, clock).run(path)
     found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
@@ -252,7 +252,7 @@ class _Run:
         self._present()
         config = BuildConfig(gpu=self.config.gpu, backend=self.config.backend, opt_shapes=self.config.shapes)
         loaded = self._load(path)
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             built = Path(folder) / "model.engine"
             session = Session(dataclasses.replace(config, output=str(built)), self.clock, True)
             session.run(path, None, None, None)

@@ -15,7 +15,7 @@ from trtopt.config import SensitivityConfig
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
-from trtopt.files import check_outputs
+from trtopt.files import TEMPORARY, check_outputs
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
@@ -70,7 +70,7 @@ def sensitivity(
         from trtopt.report.html import check_html
 
         check_html()
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = as_file(model, Path(folder), example_inputs)
         found = _run(path, config, calib, eval, Clock(on_event))
         if path.parent == Path(folder):

@@ -48,6 +48,13 @@ class InvalidModelError(TrtoptError):
     exit_code = 3
 
 
+class ResourceError(TrtoptError):
+    """The model needs more memory or time than it is given."""
+
+    code = "resources"
+    exit_code = 3
+
+
 class IntegrityError(TrtoptError):
     """An engine, its manifest or a file that belongs to it is not what was built."""
 

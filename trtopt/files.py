@@ -19,6 +19,9 @@ _DEVICES, _PROCESSES = Path("/dev"), Path("/proc")
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 """Opens a pipe without waiting for its writer."""
 
+TEMPORARY = f"trtopt-{secrets.token_hex(4)}-"
+"""How the names of this run's temporary folders begin: who watches over it removes what it leaves when it crashes."""
+
 _NAME_START = 32
 """Characters of the output's name in the temporary name, which has to fit where the output's name just fits."""
 

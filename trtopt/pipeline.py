@@ -24,6 +24,7 @@ from trtopt.engine.profiles import Profile
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.engine.work import layers_of_engine
 from trtopt.events import Event
+from trtopt.files import TEMPORARY
 from trtopt.graph import cost, edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -219,7 +220,7 @@ def engine_request(artifact: ModelArtifact, job: Compilation, config: BuildConfi
 
 def compile_engine(artifact: ModelArtifact, job: Compilation, config: BuildConfig, clock: Clock) -> EngineArtifact:
     """Build the engine of an optimized model, or take it from the cache."""
-    with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         return build_engine(engine_request(artifact, job, config, Path(folder)), clock.listen, job.cache)
 
 

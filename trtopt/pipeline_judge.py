@@ -22,6 +22,7 @@ from trtopt.engine.loops import trip_counts
 from trtopt.engine.work import layers_of_engine
 from trtopt.errors import InvalidModelError
 from trtopt.events import OnEvent
+from trtopt.files import TEMPORARY
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -165,7 +166,7 @@ class CompilerJudge:
         if self._io and not inner:
             model, formats = apply_io(model, self._io), io_formats(self._io)
         tf32 = self._precision == "tf32"
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
             layers = self._compiler.layers(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,13 +15,18 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt._lazy import require
-from trtopt.errors import InvalidModelError
+from trtopt.errors import InvalidModelError, ResourceError
 
 Feeds = Mapping[str, np.ndarray]
 """Arrays by input name: one call's inputs."""
 
 _Session = TypeVar("_Session", bound="OrtSession")
 
+RUN_LIMIT_S = 1800.0
+"""What one run may take. A ``Loop`` need not end, and a file of a kilobyte may ask for a day's work; 7 billion
+parameters over 2048 tokens, 3e13 flop, are ten minutes at the 50 GFLOP/s of two cores."""
+
+_TICK_S = 0.2
 _INLINE_BYTES = 1024
 """Initializers up to this size stay in the serialised model: ONNX Runtime folds such constants at load."""
 
@@ -71,6 +79,7 @@ class OrtSession:
         if not fuse:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._adjust(options)
+        self._new_run_options = ort.RunOptions
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}
@@ -104,11 +113,20 @@ class OrtSession:
 
         Raises:
             InvalidModelError: The model fails on these inputs.
+            ResourceError: It does not end within :data:`RUN_LIMIT_S`.
         """
+        options = self._new_run_options()
         try:
             own = {name: _without_bf16(array) for name, array in feeds.items() if name in self._input_names}
-            return list(self._session.run(None, own))
+            with _LIMIT.on(options):
+                return list(self._session.run(None, own, options))
         except Exception as error:
+            if options.terminate:
+                raise ResourceError(
+                    f"The model did not end within {RUN_LIMIT_S:g} seconds and was stopped",
+                    where="ONNX Runtime",
+                    remedy="check the conditions and trip counts of its loops; or give smaller shapes",
+                ) from error
             shapes = ", ".join(f"{name}:{value.dtype}{list(value.shape)}" for name, value in feeds.items())
             raise InvalidModelError(
                 f"The model fails on an input: {_first_lines(error)}",
@@ -134,6 +152,42 @@ class OrtSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _RunLimit:
+    """Stops runs that take too long: one thread looks at all of them, since starting one for each takes longer than
+    many a run. ONNX Runtime looks at the request between operators, those of a loop's body included."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._deadlines: dict[int, tuple[float, Any]] = {}
+        self._watching = False
+
+    @contextlib.contextmanager
+    def on(self, options: Any) -> Iterator[None]:
+        """Limit the run that gets these options."""
+        with self._lock:
+            self._deadlines[id(options)] = (time.monotonic() + RUN_LIMIT_S, options)
+            if not self._watching:
+                threading.Thread(target=self._watch, name="run limit", daemon=True).start()
+                self._watching = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._deadlines[id(options)]
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_TICK_S)
+            now = time.monotonic()
+            with self._lock:
+                for deadline, options in self._deadlines.values():
+                    if now > deadline:
+                        options.terminate = True
+
+
+_LIMIT = _RunLimit()
 
 
 class TimedSession(OrtSession):

@@ -18,7 +18,7 @@ PACKAGES = {"trtopt": ROOT / "trtopt", "trtopt_recipes": ROOT / "recipes" / "trt
 TIERS = (
     (
         *("config", "config_file", "batch_sizes", "report", "errors", "events", "clock", "files", "outputs"),
-        *("_lazy", "_script", "cache_folder", "sealed"),
+        *("_lazy", "_script", "cache_folder", "sealed", "limits"),
     ),
     ("graph", "hardware", "runtime"),
     ("roofline",),
@@ -69,7 +69,7 @@ HEAVY = frozenset(
     "torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy plotly ray cryptography".split()
 )
 LIGHT_MODULES = ("__init__", "__main__", "batch_sizes", "config", "config_file", "errors", "events", "files", "outputs")
-LIGHT_MODULES += ("_lazy", "_script")
+LIGHT_MODULES += ("_lazy", "_script", "limits")
 """Loaded by ``import trtopt`` or ``trtopt --help``, as are the modules of cli: the standard library only."""
 ARRAYS = frozenset("numpy onnx onnx_ir ml_dtypes rich".split())
 

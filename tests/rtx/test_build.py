@@ -30,10 +30,12 @@ from rtx_nets import (
 )
 
 from trtopt.engine import build as engine_build
+from trtopt.engine import process as engine_process
 from trtopt.engine import worker
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import read_header
 from trtopt.engine.build import TASK, build_engine
+from trtopt.engine.compiler import Compiler
 from trtopt.engine.profiles import Profile
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.events import Event
@@ -283,6 +285,16 @@ def test_an_interrupted_build_stops_its_worker(tmp_path: Path) -> None:
     start = set(children_of(os.getpid()))
     with pytest.raises(KeyboardInterrupt):
         build_engine(request(long_chain(), tmp_path), interrupt)
+    assert set(children_of(os.getpid())) <= start
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["build", "look"])
+def test_a_build_without_progress_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    monkeypatch.setattr(engine_process, "STALL_S", 0.2)
+    start = set(children_of(os.getpid()))
+    wanted = request(long_chain(), tmp_path)
+    with pytest.raises(EngineBuildError, match="no progress for 0.2 seconds"), Compiler() as compiler:  # noqa: RUF043
+        build_engine(wanted) if kept else compiler.layers(wanted)
     assert set(children_of(os.getpid())) <= start
 
 

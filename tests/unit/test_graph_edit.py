@@ -231,3 +231,19 @@ def test_a_skeleton_holds_types_and_shapes_but_no_weights() -> None:
     proto = skeleton(model)
     assert proto.ByteSize() < 1000 and list(proto.graph.initializer[0].dims) == [512, 512]
     np.testing.assert_array_equal(constant_of(weight), 1)
+
+
+def test_what_the_reference_implementation_is_not_made_for_is_left_alone() -> None:
+    """A convolution of constants takes it thousands of times its output in memory, a Scatter microseconds a number."""
+    model = parse("g (float[1] x) => (float[1, 1, 50, 50] y, float[M, M] s) { y = Conv(x, x) s = ScatterND(x, x, x) }")
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "y": [(1, 1, 50, 50), (1, 1, 3, 3)],
+        "s": [(600, 600), (600, 600, 2), (600, 600)],
+    }
+    for name, wanted in shapes.items():
+        for index, shape in enumerate(wanted):
+            array = np.zeros(shape, np.int64 if shape[-1] == 2 else np.float32)
+            node(model, name).replace_input_with(index, add_initializer(model.graph, f"{name}{index}", array))
+    assert not can_fold(node(model, "y"))
+    with pytest.raises(FoldError, match="limit is 1048576"):
+        evaluate(node(model, "s"), 21)

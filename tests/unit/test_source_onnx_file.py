@@ -257,6 +257,31 @@ def test_nodes_are_sorted(tmp_path: Path) -> None:
     assert [node.op_type for node in artifact.model.graph] == ["Neg", "Relu"]
 
 
+def _calls(count: int, body: str, *, main: str) -> str:
+    functions = [
+        f'<domain: "own", opset_import: ["" : 17, "own" : 1]> f{k} (a) => (b) {{ {body.format(below=k - 1)} }}'
+        for k in range(1, count)
+    ]
+    leaf = '<domain: "own", opset_import: ["" : 17]> f0 (a) => (b) { b = Relu(a) }'
+    header = '<ir_version: 8, opset_import: ["" : 17, "own" : 1]>'
+    graph = f"g (float[N, 4] x) => (float[N, 4] y) {{ y = own.{main} (x) }}"
+    return "\n".join([header, graph, leaf, *functions])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (_calls(40, "c = own.f{below} (a) b = own.f{below} (c)", main="f39"), ("5.5e+11 nodes", "40 levels")),
+        (_calls(3000, "b = own.f{below} (a)", main="f2999"), ("1 nodes", "3000 levels")),
+        (_calls(2, "c = own.f1 (a) b = Relu (c)", main="f1"), ("calls itself", "f1 <- f1")),
+    ],
+    ids=["doubling", "deep", "itself"],
+)
+def test_functions_that_cannot_be_inlined_are_refused(tmp_path: Path, text: str, words: tuple[str, str]) -> None:
+    error = refused(saved(tmp_path, text), InvalidModelError)
+    assert all(word in f"{error.what} {error.where}" for word in words)
+
+
 def test_local_functions_are_inlined_whatever_their_opset(tmp_path: Path) -> None:
     text = (
         '<ir_version: 8, opset_import: ["" : 12, "local" : 1]>g (float[2, 3] x) => (float[2] y) { y = local.f(x) } '

@@ -16,7 +16,7 @@ from trtopt import __version__
 from trtopt.cli import deferred
 from trtopt.cli.parser import Parser
 from trtopt.config import did_you_mean
-from trtopt.errors import TrtoptError, UsageError
+from trtopt.errors import ResourceError, TrtoptError, UsageError
 
 COMMANDS = {
     "build": "make a TensorRT engine from an ONNX model",
@@ -33,6 +33,9 @@ COMMANDS = {
     "gpu": "list and show the GPUs an engine can be built for",
     "doctor": "say what this installation can do, and test it",
 }
+WATCHED = ("build", "optimize", "analyze", "sensitivity", "profile", "export", "doctor")
+"""Commands that run native code on files; the others are Python alone."""
+
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _TERMINATED = 143
@@ -50,8 +53,27 @@ exit codes:
 """
 
 
+def entry() -> int:
+    """Run the command line as the process of the command: where native code works on files, that is done in a child,
+    whose crash becomes an error here (see :mod:`trtopt.cli.watch`).
+
+    Returns:
+        The exit code.
+    """
+    arguments = sys.argv[1:]
+    if sys.platform != "linux" or not arguments or arguments[0] not in WATCHED:
+        return main(arguments)
+    from trtopt.cli.watch import watched
+
+    try:
+        return watched(main, arguments)
+    except TrtoptError as error:
+        print_error(error)
+        return error.exit_code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line in this process.
 
     Args:
         argv: The arguments without the program's name; None for those of the process.
@@ -61,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     sys.excepthook = _report_bug
     deferred.install()
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -73,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrtoptError as error:
         print_error(error)
         return error.exit_code
+    except MemoryError:
+        remedy = "free memory, or give smaller shapes or fewer samples"
+        print_error(ResourceError("Memory ran out", where=f"trtopt {' '.join(argv or ())[:300]}", remedy=remedy))
+        return ResourceError.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -89,9 +117,14 @@ class _Terminated(BaseException):
     """SIGTERM. Not a SystemExit, which a user's script may raise and we would report as its failure."""
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """End like an exception does, so that temporary files are removed."""
-    raise _Terminated
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """End like an exception does, so that temporary files are removed; a second request does not break that off.
+
+    Who sends a signal to a process and to its group sends it twice.
+    """
+    for both in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(both, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
 def _run(argv: list[str]) -> int:

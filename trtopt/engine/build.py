@@ -31,11 +31,11 @@ from trtopt.engine.layers import (
     weight_bytes,
 )
 from trtopt.engine.options import BuilderSettings, parse_builder_options
-from trtopt.engine.process import START
+from trtopt.engine.process import START, Stall
 from trtopt.engine.profiles import Profile
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.files import atomic_write
+from trtopt.files import TEMPORARY, atomic_write
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.records import EngineRecord, LayerInfo
@@ -321,7 +321,7 @@ def _compile(request: BuildRequest, settings: BuilderSettings, timing: _Timing, 
 
 
 def _run(request: BuildRequest, settings: BuilderSettings, timing: _Timing, on_event: OnEvent) -> Compiled:
-    with tempfile.TemporaryDirectory(prefix="trtopt-build-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         asked = worker_request(request, settings)
         cache = folder / worker.TIMING_CACHE
@@ -364,10 +364,14 @@ def _start_worker(folder: Path, on_event: OnEvent) -> int:
         ) as process,
     ):
         try:
-            for line in process.stdout or ():
-                event = json.loads(line)
-                on_event(Event(event["kind"], TASK, total=event["total"]))
-            return process.wait()
+            with Stall(process) as stall:
+                for line in process.stdout or ():
+                    stall.progress()
+                    event = json.loads(line)
+                    on_event(Event(event["kind"], TASK, total=event["total"]))
+                code = process.wait()
+            stall.check()
+            return code
         finally:
             process.kill()
 

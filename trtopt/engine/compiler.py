@@ -17,7 +17,8 @@ from trtopt.engine import worker
 from trtopt.engine.build import BuildRequest, check_options, worker_request
 from trtopt.engine.failures import crash, refusal
 from trtopt.engine.layers import parse_layers_log, resolve_nodes
-from trtopt.engine.process import START
+from trtopt.engine.process import START, Stall
+from trtopt.files import TEMPORARY
 from trtopt.report.records import LayerInfo
 
 _START = START + "from trtopt.engine.worker import serve; serve()"
@@ -44,7 +45,7 @@ class Compiler:
             MissingDependencyError: TensorRT for RTX is not installed.
         """
         settings = check_options(request.builder, request.plugins, request.backend)
-        with tempfile.TemporaryDirectory(prefix="trtopt-look-", ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}look-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             content = worker_request(request, settings, keep_engine=False)
             (folder / worker.REQUEST).write_text(json.dumps(content), encoding="utf-8")
@@ -64,11 +65,14 @@ class Compiler:
         with suppress(BrokenPipeError):  # it has died; what it said is read below
             process.stdin.write(f"{folder}\n")
             process.stdin.flush()
-        for line in process.stdout:
-            if json.loads(line)["kind"] == "done":
-                return
+        with Stall(process) as stall:
+            for line in process.stdout:
+                stall.progress()
+                if json.loads(line)["kind"] == "done":
+                    return
         code, said = process.wait(), self._said()
         self.close()
+        stall.check()
         raise crash(code, said)
 
     def _start(self) -> subprocess.Popen[str]:

@@ -20,6 +20,7 @@ from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
 from trtopt.engine.run import EngineSession, why_not_run
 from trtopt.errors import TrtoptError
+from trtopt.files import TEMPORARY
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
 from trtopt.runtime import Feeds, OrtSession
@@ -120,7 +121,7 @@ def selftest() -> dict[str, Any]:
 def _check(backend: Backend, precision: str) -> dict[str, Any]:
     check: dict[str, Any] = {"backend": backend.name, "precision": precision, "ok": False}
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="trtopt-selftest-") as name:
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}selftest-") as name:
         folder = Path(name)
         try:
             model = _network(precision)

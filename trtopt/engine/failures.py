@@ -10,6 +10,7 @@ from typing import Any
 from trtopt.errors import EngineBuildError, MissingDependencyError, TrtoptError, UsageError
 
 _NOISE = ("cudaError 35", "Network must have at least one output", "--- Begin node", "--- End node")
+_NO_MEMORY = ("MemoryError", "std::bad_alloc")
 _SOURCE = re.compile(
     r"(?:\s*In \S+ at /\S+:\d+\)?)+$"  # where in TensorRT's sources
     r"|^(?:\[\S+\] )?(?:\w+::\w+: )?(?:Error Code \d+: [\w ]+ \()?"
@@ -19,7 +20,9 @@ _SOURCE = re.compile(
 def crash(returncode: int, stderr: str) -> EngineBuildError:
     """The worker ended without leaving a result."""
     lines = [line for line in stderr.splitlines() if line.strip()]
-    if returncode < 0:
+    if any(word in stderr for word in _NO_MEMORY):
+        what, remedy = "The compiler's process ran out of memory", "free some, or build a smaller profile"
+    elif returncode < 0:
         number = -returncode
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         what = f"The compiler's process was ended by {name}"

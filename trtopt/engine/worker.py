@@ -3,8 +3,8 @@
 A failed build can poison the next one in its process (seen with TensorRT for RTX 1.7: after a failure for compute
 capability 7.5 the next engine was lowered for it too), and native code can crash: hence a process of its own, and a
 new one after a failure. Engines that are kept get a process each; those built to be looked at share one. The
-request and the results are files in a folder; progress is JSON lines on standard output. This module imports the
-standard library only: the process starts for every build.
+request and the results are files in a folder; progress is JSON lines on standard output. What this
+module imports is small: the process starts for every build.
 
 What runs here is TensorRT for RTX without a GPU. What only the backend ``tensorrt`` uses (its flags and enums, the
 timing cache, the inspector) is written to the documented API of TensorRT 10.3 to 11 and was never run; nor were memory
@@ -24,6 +24,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
+
+from trtopt.limits import limit_memory
 
 REQUEST, RESULT, ENGINE, LAYERS = "request.json", "result.json", "engine", "layers"
 TIMING_CACHE = "timing-cache"
@@ -45,6 +47,7 @@ class _RefusedError(Exception):
 def main(folder: str) -> None:
     """Build what ``folder`` asks for and leave the results there."""
     events = _events()
+    limit_memory()
     _allow_deep_recursion()
     threading.Thread(target=_die_with_parent, args=(Path(folder),), daemon=True).start()
     _build_one(Path(folder), events)
@@ -56,6 +59,7 @@ def serve() -> None:
     Ends with the input, or after a build that failed: what it leaves behind may change the next.
     """
     events = _events()
+    limit_memory()
     _allow_deep_recursion()
     _keep_memory()
     folders: queue.Queue[str] = queue.Queue()

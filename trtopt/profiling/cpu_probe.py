@@ -20,6 +20,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
+from trtopt.files import TEMPORARY
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.profiling.ort_events import Run, read_profile
 from trtopt.runtime import Feeds, TimedSession
@@ -130,7 +131,7 @@ def _timed_us(model: ir.Model, arrays: Sequence[np.ndarray], threads: int) -> li
 
 
 def _profiled(model: ir.Model, arrays: Sequence[np.ndarray], threads: int) -> tuple[Run, ...]:
-    with tempfile.TemporaryDirectory(prefix="trtopt-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}probe-") as folder:
         with TimedSession(model, threads=threads, profile=Path(folder) / "runs") as session:
             for array in arrays:
                 session.run({"x": array})

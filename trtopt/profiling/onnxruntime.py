@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from trtopt._lazy import require
 from trtopt.errors import UsageError
+from trtopt.files import TEMPORARY
 from trtopt.graph import cost
 from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -133,7 +134,7 @@ def _parts(profile: Profile) -> list[str]:
 
 def _profiled(model: ir.Model, feeds: Feeds, threads: int, limits: Limits) -> tuple[Profile, Samples]:
     """Run until stable, with profiling; the runs that count, and what they took."""
-    with tempfile.TemporaryDirectory(prefix="trtopt-profile-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}profile-") as folder:
         with TimedSession(model, threads=threads, profile=Path(folder) / "runs") as session:
             samples = until_stable(timed(lambda: session.run(feeds)), limits)
             file = session.end_profiling()

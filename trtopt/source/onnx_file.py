@@ -6,7 +6,7 @@ import graphlib
 import mmap
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import onnx
@@ -28,6 +28,11 @@ _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
 
 _DOWNLOAD_AGAIN = "give an ONNX model; if it was downloaded, download it again"
+
+_MOST_NODES = 1_000_000
+"""Nodes after inlining: functions that call functions twice each double with every level."""
+
+_DEEPEST_CALLS = 100
 
 _IR_VERSION = 10
 """IR version that belongs to opset 21; newer files keep theirs."""
@@ -225,6 +230,7 @@ def _inline_functions(model: ir.Model, where: str) -> list[str]:
     """Inline the model's own functions, in place; first bring functions and graph to one opset."""
     if not model.functions:
         return []
+    _check_functions(model, where)
     count = len(model.functions)
     opsets = {key: function.opset_imports.get("", 0) for key, function in model.functions.items()}
     common = max(model.graph.opset_imports[""], *opsets.values())
@@ -245,6 +251,36 @@ def _inline_functions(model: ir.Model, where: str) -> list[str]:
         ) from error
     model.functions.clear()
     return [f"{count} functions inlined"]
+
+
+def _check_functions(model: ir.Model, where: str) -> None:
+    """Refuse functions that cannot be inlined: they call themselves, or become too many nodes."""
+    calls = {
+        key: [node.op_identifier() for node in all_nodes(function.graph)] for key, function in model.functions.items()
+    }
+    inner = {key: {called for called in nodes if called in calls} for key, nodes in calls.items()}
+    remedy = "export the model without functions"
+    try:
+        order = list(graphlib.TopologicalSorter(inner).static_order())
+    except graphlib.CycleError as error:
+        names = " <- ".join(key[1] for key in error.args[1][:8])
+        raise InvalidModelError("A function of the model calls itself", where=names, remedy=remedy) from error
+    sizes: dict[ir.OperatorIdentifier, int] = {}
+    depths: dict[ir.OperatorIdentifier, int] = {}
+    for key in order:
+        sizes[key] = _inlined(calls[key], sizes)
+        depths[key] = 1 + max((depths[called] for called in inner[key]), default=0)
+    total = _inlined((node.op_identifier() for node in all_nodes(model.graph)), sizes)
+    if total > _MOST_NODES or max(depths.values()) > _DEEPEST_CALLS:
+        raise InvalidModelError(
+            f"The model's functions are {total:.3g} nodes, in {max(depths.values())} levels",
+            where=where,
+            remedy=f"{remedy}; at most {_MOST_NODES} nodes in {_DEEPEST_CALLS} levels are inlined",
+        )
+
+
+def _inlined(nodes: Iterable[ir.OperatorIdentifier], sizes: Mapping[ir.OperatorIdentifier, int]) -> int:
+    return sum(sizes.get(key, 1) for key in nodes)
 
 
 def _copy_types(source: ir.Model, target: ir.Model) -> None:

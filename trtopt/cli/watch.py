@@ -1,0 +1,198 @@
+"""The command's work in a process of its own: a crash of native code there becomes an error message here.
+
+ONNX Runtime, ONNX's checks, protobuf and PyTorch run inside the process that works on a model, and none of them
+survives every file. The process of the command is forked before anything heavy is loaded: the child works, the parent
+waits. How the child died is read from its status, and what was running from what ``faulthandler`` left in a file
+without a name.
+
+Only on Linux: Windows has no fork, and a forked process cannot use all of macOS; there the command runs directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trtopt.errors import EngineBuildError, InvalidModelError, ResourceError, TrtoptError, UsageError
+from trtopt.files import TEMPORARY
+from trtopt.limits import limit_memory
+
+GRACE_S = 10.0
+"""From a request to stop to the end by force: native code that does not return cannot be asked."""
+
+STOPPED = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
+"""Exit code and last word of a command that was asked to stop."""
+
+_NATIVE = {
+    "onnxruntime": ("ONNX Runtime", InvalidModelError),
+    "onnx": ("ONNX's checks and shape inference", InvalidModelError),
+    "google": ("Protobuf", InvalidModelError),
+    "torch": ("PyTorch", InvalidModelError),
+    "tensorrt": ("TensorRT", EngineBuildError),
+    "tensorrt_rtx": ("TensorRT for RTX", EngineBuildError),
+    "cuda": ("CUDA", EngineBuildError),
+}
+"""Packages that run native code on a model: what they are called, and which error their crash is."""
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_FROM_KERNEL = 0x80
+"""``si_code`` of a signal that the terminal sent, to all processes of its foreground group (sigaction(2))."""
+
+_PR_SET_PDEATHSIG = 1
+_LONGEST_COMMAND = 300
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class CrashedError(TrtoptError):
+    """trtopt's own code died in native code: a bug."""
+
+
+def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run ``work`` in a child of this process.
+
+    The child returns from this function like the parent does, each with the exit code for its ``sys.exit``.
+
+    Args:
+        work: Takes the arguments of the command, and returns the exit code.
+        arguments: Them.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        TrtoptError: In the parent: the child died, which left nothing but what it had written whole.
+    """
+    trace = os.memfd_create("crash")
+    # Of a group in the background of a script, interrupts are ignored, here as in the child.
+    numbers = {signal.SIGTERM, *({signal.SIGINT} if signal.getsignal(signal.SIGINT) != signal.SIG_IGN else set())}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *numbers})
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _die_with(parent)
+        faulthandler.enable(trace)
+        limit_memory()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return work(arguments)
+    status, stopped = _wait(child, numbers)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    _tidy_up()
+    if stopped or -code in STOPPED:
+        exit_code, word = STOPPED[signal.Signals(stopped or -code)]
+        print(word, file=sys.stderr)
+        return exit_code
+    os.lseek(trace, 0, os.SEEK_SET)
+    with open(trace, encoding="utf-8", errors="replace") as file:
+        raise death(-code, file.read(), arguments)
+
+
+def death(number: int, trace: str, arguments: Sequence[str]) -> TrtoptError:
+    """The error for a process that a signal ended.
+
+    Args:
+        number: The signal.
+        trace: What ``faulthandler`` wrote, which knows more than the signal; may be empty.
+        arguments: Those of the command.
+    """
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    command = shlex.join(["trtopt", *arguments])
+    where = command if len(command) <= _LONGEST_COMMAND else command[:_LONGEST_COMMAND] + " ..."
+    if number == signal.SIGKILL:
+        return ResourceError(
+            "The process was killed (SIGKILL), which is what the system does when memory runs out",
+            where=where,
+            remedy="free memory, or give smaller shapes or fewer samples",
+        )
+    memory = ", or memory ran out" if number == signal.SIGABRT else ""
+    found = _running(trace)
+    if found is None or found[0] == "trtopt":
+        return CrashedError(
+            f"trtopt crashed ({name})", where=where, remedy=f"report it with the model and `trtopt doctor`{memory}"
+        )
+    package, place = found
+    if package not in _NATIVE:
+        return UsageError(f"A script crashed ({name})", where=place, remedy="mend the script")
+    what, error = _NATIVE[package]
+    remedy = f"the file is damaged or meets a fault of that library{memory}: check it with its own tools, or export it "
+    return error(f"{what} crashed ({name}) on this model", where=where, remedy=f"{remedy}again")
+
+
+def _running(trace: str) -> tuple[str, str] | None:
+    """The package that ran, empty for a script of the user's, and the line of its caller; None where nothing tells.
+
+    A thread of a library's own has no line of Python; then the call tells that some thread has under way.
+    """
+    parts = trace.split("\n\n")
+    current = [frame for part in parts if "Current thread" in part for frame in _FRAME.findall(part)]
+    for path, line, function in current or _FRAME.findall(trace):
+        package = _package(path)
+        if package in _NATIVE or (package == "trtopt" and current):
+            return package, ""
+        if package is None:
+            return "", f"{path}, line {line}, in {function}"
+    return None
+
+
+def _package(path: str) -> str | None:
+    """The package a source file belongs to, empty for the standard library; None for a file of the user's."""
+    parts = Path(path).parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            return parts[parts.index(folder) + 1]
+    for name, file in (("trtopt", __file__), ("", os.__file__)):
+        root = Path(file).parents[1] if name else Path(file).parent
+        if Path(path).is_relative_to(root):
+            return name
+    return "" if path.startswith("<frozen") else None
+
+
+def _wait(child: int, numbers: set[signal.Signals]) -> tuple[int, int]:
+    """Wait for the child, pass on requests to stop, and end it by force where it does not follow.
+
+    Returns:
+        Its status, and the first request; 0 without one.
+    """
+    stopped, deadline = 0, float("inf")
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            os.kill(child, signal.SIGKILL)
+            return os.waitpid(child, 0)[1], stopped
+        wanted = {signal.SIGCHLD, *numbers}
+        found = signal.sigwaitinfo(wanted) if left == float("inf") else signal.sigtimedwait(wanted, left)
+        if found is not None and found.si_signo != signal.SIGCHLD and not stopped:
+            stopped, deadline = found.si_signo, time.monotonic() + GRACE_S
+            if found.si_code != _FROM_KERNEL:  # else the child has it too
+                os.kill(child, stopped)
+        reaped, status = os.waitpid(child, os.WNOHANG)
+        if reaped:
+            return status, stopped
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` ends, however it ends (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tidy_up() -> None:
+    """Remove the temporary folders of the child, and give the terminal its cursor back."""
+    if sys.stderr.isatty():
+        print(_SHOW_CURSOR, file=sys.stderr)
+    with contextlib.suppress(OSError):
+        for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+            shutil.rmtree(path, ignore_errors=True)
