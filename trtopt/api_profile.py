@@ -133,6 +133,11 @@ def compare_reports(after: str | Path, before: str | Path, *, markdown: str | Pa
     return found
 
 
+def _is_engine(path: Path) -> bool:
+    """Whether a file is an engine, or was one that was written over, which is refused."""
+    return is_engine(path) or os.path.lexists(manifest_path(path))
+
+
 class _Run:
     """One profile."""
 
@@ -145,6 +150,8 @@ class _Run:
         check_files(None if path is None else str(path), config, None)
         if len(config.shapes) > 1:
             raise UsageError("A network is measured at one set of shapes", where="--shapes", remedy="give it once")
+        if config.key is not None and (path is None or config.layer_info is not None or not _is_engine(path)):
+            raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
         if config.layer_info is not None:
             return self._ingested(path)
         if path is None:
@@ -153,7 +160,7 @@ class _Run:
                 where="trtopt profile",
                 remedy="name an engine or a model, or give --layer-info and --layer-profile",
             )
-        if is_engine(path) or os.path.lexists(manifest_path(path)):  # an engine that was written over is refused
+        if _is_engine(path):
             return self._engine(path)
         if config.backend == ONNXRUNTIME:
             return self._on_cpu(path)
@@ -234,7 +241,7 @@ class _Run:
         """An engine, on this machine's GPU, with random inputs."""
         from trtopt.profiling import gpu
 
-        engine = load_engine(path, allow_unverified=True)
+        engine = load_engine(path, key=self.config.key, allow_unverified=True)
         if engine.manifest is None:
             self.clock.warn("load engine", f"{path} has no manifest: nobody knows whether it is what was built")
         self._check_backend(engine.backend.name)

@@ -205,6 +205,9 @@ def test_profile_refuses_what_was_altered_and_takes_what_has_no_manifest(trtopt:
     engine = folder / "m.engine"
     done = trtopt("profile", "m.engine")
     assert done.returncode == 4 and "8.9 (L4)" in done.stderr and "warning" not in done.stderr
+    keys(folder)
+    done = trtopt("profile", "m.engine", "--key", "key.pub.pem")
+    assert done.returncode == 3 and "not signed" in done.stderr
     content = engine.read_bytes()
     engine.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     done = trtopt("profile", "m.engine")
@@ -214,6 +217,39 @@ def test_profile_refuses_what_was_altered_and_takes_what_has_no_manifest(trtopt:
     manifest_path(engine).unlink()
     done = trtopt("profile", "m.engine")
     assert done.returncode == 4 and "warning: m.engine has no manifest" in done.stderr
+
+
+def test_check_verifies_an_engine(trtopt: Run, folder: Path) -> None:
+    keys(folder)
+    found = built(trtopt, folder, *PLAIN, "--gpu", "L4", "--sign", "key.pem")
+    done = trtopt("check", "m.engine", "--key", "key.pub.pem")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "The engine is what was built"
+    for text in (f"tensorrt-rtx {found['backend_version']}", "L4, compute capability 8.9", found["engine_sha256"]):
+        assert text in done.stdout
+    assert "fits the key key.pub.pem" in done.stdout
+    assert "not looked at" in trtopt("check", "m.engine").stdout
+    fields = {name: value for name, value in found.items() if name != "digest"}
+    assert json.loads(trtopt("check", "m.engine", "--json").stdout) == fields
+    done = trtopt("check", "m.engine", "--max-bytes", "5")
+    assert done.returncode == 2 and "--max-bytes" in done.stderr
+    signature_path(folder / "m.engine").unlink()
+    done = trtopt("check", "m.engine", "--key", "key.pub.pem")
+    assert done.returncode == 3 and "not signed" in done.stderr and done.stdout == ""
+    (folder / "m.engine").write_text("{}")
+    done = trtopt("check", "m.engine")
+    assert done.returncode == 3 and "not the one that its manifest describes" in done.stderr
+    manifest_path(folder / "m.engine").rename(folder / "other")
+    assert trtopt("check", "m.engine").returncode == 2  # taken for a report, which it is not either
+
+
+def test_a_key_is_for_engines_alone(trtopt: Run, folder: Path) -> None:
+    keys(folder)
+    (folder / "report.json").write_text("{}")
+    for arguments in (("check", "report.json"), ("profile", "model.onnx"), ("check", "model.onnx")):
+        done = trtopt(*arguments, "--key", "key.pub.pem")
+        assert done.returncode == 2 and "Only an engine is signed" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_the_folder_of_a_metric_is_not_in_the_manifest(trtopt: Run, tmp_path: Path) -> None:

@@ -106,6 +106,9 @@ def test_a_field_altered_by_hand_is_noticed(with_host: Path, name: str) -> None:
         {"backend": "tensorrt"},
         {"backend_version": "1.7.2.0"},
         {"backend_version": ""},
+        {"backend_version": "1"},
+        {"backend_version": "1.7"},
+        {"backend_version": "1.7.1.11"},
         {"compute_capabilities": ["8.9", "12.0"]},
         {"compute_capabilities": []},
         {"schema": "trtopt.manifest/2"},
@@ -271,6 +274,20 @@ def test_a_file_too_large_is_not_read(tmp_path: Path, which: str, size: int) -> 
         load_engine(tmp_path / "m.engine")
 
 
+@posix
+def test_an_engine_of_another_size_is_not_read(tmp_path: Path) -> None:
+    """200 GB that take no room on the disk."""
+    path = save(tmp_path, DATA, manifest(DATA))
+    os.truncate(path, 200 << 30)
+    refused(path, "not the one that its manifest describes")
+
+
+def test_a_folder_is_no_engine(tmp_path: Path) -> None:
+    for path in (".", "", "..", "/", tmp_path):
+        with pytest.raises(UsageError):
+            verify(path)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -345,6 +362,13 @@ def test_an_engine_for_elsewhere_says_what_it_is_for_and_what_is_here(
 def test_an_engine_compatible_with_ampere_and_later_runs_there(loaded: Loaded) -> None:
     for here in (AMPERE, ADA, HOPPER):
         check_gpu(loaded(hardware_compatibility="ampere+"), here)
+
+
+def test_the_header_of_an_engine_for_rtx_says_where_it_runs_whatever_its_manifest_says(engine: Path) -> None:
+    reseal(engine, hardware_compatibility="ampere+")
+    check_gpu(load_engine(engine), ADA)
+    with pytest.raises(TargetError, match="compute capability 9"):
+        check_gpu(load_engine(engine), HOPPER)
 
 
 def test_an_engine_of_another_release_names_both(loaded: Loaded) -> None:

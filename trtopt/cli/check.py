@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
-from trtopt.errors import GateError
+from trtopt.errors import GateError, UsageError
 from trtopt.gates.limits import Limits
 
-_DESCRIPTION = "Judge a report of build, optimize, analyze or profile by thresholds and by a baseline report."
+_DESCRIPTION = (
+    "Judge a report of build, optimize, analyze or profile by thresholds and by a baseline report; or verify an engine "
+    "by its manifest."
+)
 _EPILOG = """\
 Against a baseline every gate has a default, which a threshold replaces: see
 docs/check.md.
@@ -18,12 +23,28 @@ docs/check.md.
 examples:
   trtopt check model.json --baseline main.json --markdown comment.md --junit gates.xml
   trtopt check model.json --max-accuracy-drop 0.01 --min-share int8=0.5 --max-kernels 60
+  trtopt check model.rtx.engine --key key.pub.pem
 """
+
+_OF_REPORTS = (
+    *("baseline", "max_accuracy_drop", "max_latency_regress", "min_share", "max_bytes", "max_kernels"),
+    *("allow_synthetic", "markdown", "junit"),
+)
+"""What an engine by itself cannot be asked."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns 0, or 7 when a gate failed."""
     args = _parser().parse(argv)
+
+    from trtopt.engine.backend import is_engine
+    from trtopt.engine.manifest import manifest_path
+
+    path = Path(args.report)
+    if path.name and (os.path.lexists(manifest_path(path)) or is_engine(path)):
+        return _verify(args)
+    if args.key is not None:
+        raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
     limits = Limits(
         args.max_accuracy_drop,
         args.max_latency_regress,
@@ -45,11 +66,34 @@ def run(argv: Sequence[str]) -> int:
     return GateError.exit_code if found.failed else 0
 
 
+def _verify(args: argparse.Namespace) -> int:
+    """Check an engine against its manifest, and say what it was built by and for; returns 0."""
+    given = [name for name in _OF_REPORTS if getattr(args, name) not in (None, False, [])]
+    if given:
+        where = f"--{given[0].replace('_', '-')}"
+        raise UsageError("An engine has no gates", where=where, remedy="check the report of its build, or leave it out")
+
+    from trtopt.engine.manifest import verify
+
+    manifest = verify(args.report, key=args.key)
+    if args.json:
+        print_json(manifest.to_json_dict())
+    else:
+        from trtopt.report import manifest_terminal
+
+        print_renderable(manifest_terminal.render(manifest, key=args.key))
+    return 0
+
+
 def _parser() -> Parser:
     parser = Parser(
-        prog="trtopt check", usage="trtopt check REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
+        prog="trtopt check",
+        usage="trtopt check REPORT [options]\n       trtopt check ENGINE [--key FILE] [--json]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
     )
-    parser.add_argument("report", metavar="REPORT", help="what --report wrote")
+    parser.add_argument("report", metavar="REPORT|ENGINE", help="what --report wrote; or an engine, with its manifest")
+    parser.add_argument("--key", metavar="FILE", help="public key (Ed25519, PEM) that the engine has to be signed with")
     parser.add_argument("--baseline", metavar="FILE", help="a report of the same kind to compare with")
     gates = parser.add_argument_group("gates")
     gates.add_argument(

@@ -33,6 +33,13 @@ class ProfileConfig(Config):
         metavar="FILE",
         path="file",
     )
+    key: str | None = option_field(
+        None,
+        "public key (Ed25519, PEM) that the engine's manifest has to be signed with",
+        FILES,
+        metavar="FILE",
+        path="file",
+    )
     backend: str = option_field(
         "auto",
         "what runs the network: an engine's own runtime on this machine's GPU, or ONNX Runtime on its CPU",

@@ -128,6 +128,8 @@ def load_engine(path: str | Path, *, key: str | Path | None = None, allow_unveri
         IntegrityError, UsageError, MissingDependencyError: As :func:`verify`.
     """
     path = Path(path)
+    if not path.name:  # ".", which no file lies beside
+        raise UsageError("The engine is a folder, not a file", where=str(path), remedy="name the engine")
     verifier = None if key is None else Verifier(Path(key))
     content = _content_of_manifest(path)
     if content is None:
@@ -185,8 +187,14 @@ def check_gpu(engine: VerifiedEngine, here: Probe) -> None:
             "--backend onnxruntime, and reads what trtexec measured elsewhere with --layer-info and --layer-profile",
         )
     capability, targets = here.gpu.compute_capability, engine.header.compute_capabilities
-    manifest, major = engine.manifest, int(capability.split(".")[0])
-    if manifest is not None and manifest.hardware_compatibility == "ampere+" and major >= _AMPERE:
+    manifest, later = engine.manifest, int(capability.split(".")[0]) >= _AMPERE
+    # TensorRT for RTX has no such option: the header of its engines says all.
+    if (
+        engine.backend != TENSORRT_RTX
+        and manifest is not None
+        and manifest.hardware_compatibility == "ampere+"
+        and later
+    ):
         return
     if targets and capability not in targets:
         raise TargetError(
@@ -217,6 +225,12 @@ def check_version(engine: VerifiedEngine, version: str) -> None:
 
 def _release(version: str) -> list[str]:
     return version.split(".")[:_RELEASE]
+
+
+def _same_version(header: str, package: str) -> bool:
+    """Whether a header's version, which has four parts, is a package's, which has at least those of a release."""
+    parts = package.split(".")
+    return len(parts) >= _RELEASE and all(a == b for a, b in zip(header.split("."), parts, strict=False))
 
 
 def _said(manifest: Manifest) -> str:
@@ -293,12 +307,18 @@ def _altered(what: str, place: Path) -> IntegrityError:
 
 
 def _engine_bytes(path: Path, manifest: Manifest) -> bytes:
-    data = _read(path, "The engine", LARGEST_ENGINE_BYTES)
-    if len(data) != manifest.engine_bytes or hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
-        raise _altered(
-            f"The engine is not the one that its manifest describes, which was built by {_said(manifest)}", path
-        )
-    return data
+    """The engine, which is not read where its size is another one.
+
+    Raises:
+        IntegrityError: It is not the one that the manifest describes.
+    """
+    with open_file(path, "The engine") as file:
+        size = os.fstat(file.fileno()).st_size
+    if size == manifest.engine_bytes or size > LARGEST_ENGINE_BYTES:
+        data = _read(path, "The engine", LARGEST_ENGINE_BYTES)
+        if len(data) == size and hashlib.sha256(data).hexdigest() == manifest.engine_sha256:
+            return data
+    raise _altered(f"The engine is not the one that its manifest describes, which was built by {_said(manifest)}", path)
 
 
 def _header(path: Path, data: bytes, manifest: Manifest) -> tuple[Backend, EngineHeader]:
@@ -308,8 +328,8 @@ def _header(path: Path, data: bytes, manifest: Manifest) -> tuple[Backend, Engin
     except UsageError as error:
         raise _altered(f"The file that the manifest describes is no engine: {error.what}", path) from error
     version = header.version or manifest.backend_version
-    same = all(a == b for a, b in zip(version.split("."), manifest.backend_version.split("."), strict=False))
     targets = header.compute_capabilities or manifest.compute_capabilities
+    same = _same_version(version, manifest.backend_version)
     if backend.name != manifest.backend or not same or targets != manifest.compute_capabilities:
         raise _altered(
             f"The engine was built by {describe(backend, header)}; its manifest says {_said(manifest)}", path
