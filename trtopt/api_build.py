@@ -97,7 +97,7 @@ class Session:
         wanted = parse_io(config.io)
         if self.make_engine:
             check_options(config.builder, config.plugins, target.backend)
-            self._cache = pipeline.engine_cache(config, clock)
+        self._cache = pipeline.engine_cache(config, clock, self.make_engine)
         with clock.stage("load"):
             loaded = load(path)
         pipeline_sparse.check_types(config, self.precision, loaded.model)

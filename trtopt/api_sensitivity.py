@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
+from trtopt.cache_folder import make_cache_folder
 from trtopt.clock import Clock
 from trtopt.config import SensitivityConfig
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX
@@ -86,6 +87,8 @@ def sensitivity(
 
 def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, clock: Clock) -> Sensitivity:
     check_files(str(path), config, None)
+    if config.cache_dir is not None:
+        make_cache_folder(config.cache_dir)
     gpu = choose_gpu(config.gpu, gpu_table(config.gpus), present_gpu())
     backend = config.backend
     if backend == "auto":

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import filelock
 
-from trtopt.errors import UsageError
-from trtopt.sealed import format_of, open_line, read_sealed
+from trtopt.errors import TrtoptError, UsageError
+from trtopt.events import Event, OnEvent
+from trtopt.sealed import is_of_other_version, open_line, read_sealed
 
 ENGINES, TIMING, CALIBRATION = "engines", "timing", "calibration"
 PRICES, SEARCH, SENSITIVITY = "prices", "search", "sensitivity"
@@ -32,6 +33,14 @@ KINDS = {
     SENSITIVITY: ".json",
 }
 """The subfolders, and the suffix of their files."""
+
+FORMATS = {
+    ENGINES: "trtopt.engine-cache/2",
+    TIMING: "trtopt.timing-cache/2",
+    CALIBRATION: "trtopt.calibration/3",
+    SENSITIVITY: "trtopt.sensitivity-cache/3",
+}
+"""The formats of sealed files; the others hold lines, and their name is a hash that the format is in."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _GPU_AND_VERSIONS = re.compile(r"[A-Za-z0-9.-]+-\d+\.\d[\d.]*")
@@ -82,6 +91,38 @@ def cache_folder(asked: str | Path | None) -> Path:
         ) from error
 
 
+def make_cache_folder(asked: str | Path | None) -> Path:
+    """The cache folder, made where it is missing. What is in it is used also where it cannot be written.
+
+    Raises:
+        UsageError: It was asked for, is not there and cannot be made; or there is no home folder.
+    """
+    folder = cache_folder(asked)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if asked is not None:
+            raise UsageError(
+                f"The cache folder cannot be made: {error.strerror}",
+                where=str(folder),
+                remedy="give a --cache-dir that is there or can be made",
+            ) from error
+    return folder
+
+
+def warn_not_kept(folder: Path, error: Exception, on_event: OnEvent) -> None:
+    """Say that nothing is kept. The cache saves time only, so what cannot be written ends no run that has begun."""
+    text = f"the cache {folder} cannot be written ({why(error)}): it is read, and what is made now is not kept"
+    on_event(Event("warning", "cache", text=text))
+
+
+def why(error: Exception) -> str:
+    """What the system said, in one line: the same of one failure whoever met it."""
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    what = getattr(cause, "strerror", None) or (error.what if isinstance(error, TrtoptError) else None)
+    return " ".join(str(what or error).split())
+
+
 def mark_used(path: Path) -> None:
     """Set the time of a file's last use; a folder that cannot be written keeps the old one."""
     with contextlib.suppress(OSError):
@@ -103,9 +144,27 @@ def files(folder: Path) -> list[CachedFile]:
     return sorted(found, key=lambda file: (file.used, str(file.path)))
 
 
+@dataclass(frozen=True)
+class Pruned:
+    """What became of the files that had to go.
+
+    Attributes:
+        removed: Those that are gone.
+        stuck: Those that could not be removed: another user's, or in a folder that cannot be written.
+    """
+
+    removed: tuple[CachedFile, ...]
+    stuck: tuple[CachedFile, ...]
+
+
 def prune(
-    folder: Path, *, max_bytes: float | None = None, older_than_s: float | None = None, kinds: Collection[str] = KINDS
-) -> list[CachedFile]:
+    folder: Path,
+    *,
+    max_bytes: float | None = None,
+    older_than_s: float | None = None,
+    kinds: Collection[str] = KINDS,
+    outdated: bool = False,
+) -> Pruned:
     """Remove files, the one used longest ago first, and what killed runs left behind.
 
     On POSIX a run that reads a file meanwhile reads it to its end; one that comes later makes it anew.
@@ -115,27 +174,38 @@ def prune(
         max_bytes: What the files of ``kinds`` may take together afterwards; None for no bound.
         older_than_s: Files not used for longer than this go; None for none.
         kinds: What is looked at.
-
-    Returns:
-        The files that were removed.
+        outdated: Whether files of other versions of trtopt go as well, before all others.
 
     Raises:
         OSError: The folder cannot be read.
     """
     known = [file for file in files(folder) if file.kind in kinds]
+    useless = {file for file in known if outdated and is_outdated(file)}
     total, now = sum(file.bytes for file in known), time.time()
-    removed = []
-    for file in known:
+    removed, stuck = [], []
+    for file in sorted(known, key=lambda file: file not in useless):
         is_old = older_than_s is not None and now - file.used > older_than_s
-        if (is_old or (max_bytes is not None and total > max_bytes)) and _remove(file.path):
+        if not (file in useless or is_old or (max_bytes is not None and total > max_bytes)):
+            continue
+        if remove(file.path):
             removed.append(file)
             total -= file.bytes
+        else:
+            stuck.append(file)
     _sweep(folder, now)
-    return removed
+    return Pruned(tuple(removed), tuple(stuck))
+
+
+def is_outdated(file: CachedFile) -> bool:
+    """Whether a file is of another version of trtopt, whose formats this one does not read."""
+    try:
+        return file.kind in FORMATS and is_of_other_version(file.path, FORMATS[file.kind])
+    except OSError:
+        return False
 
 
 def damage(file: CachedFile) -> str:
-    """What is wrong with a file; empty where its checksums fit.
+    """What is wrong with a file; empty where its checksums fit. Said of one that is outdated, too.
 
     A line that is not whole at the end of a file of lines is what a killed run leaves, and no damage.
 
@@ -149,10 +219,7 @@ def damage(file: CachedFile) -> str:
             *lines, _ = file.path.read_bytes().split(b"\n")
             wrong = sum(not _is_line(line) for line in lines)
             return f"{wrong} of {len(lines)} lines are not what was written" if wrong else ""
-        form = format_of(file.path)
-        if not form.startswith("trtopt."):
-            return "it is no file of trtopt"
-        identity, _ = read_sealed(file.path, form, file.bytes)
+        identity, _ = read_sealed(file.path, FORMATS[file.kind], file.bytes)
         return "" if identity == file.path.stem else "its name is that of another file"
     except ValueError as error:
         return str(error)
@@ -185,7 +252,7 @@ def _entries(folder: Path) -> Iterable[tuple[Path, os.stat_result]]:
         return
 
 
-def _remove(path: Path) -> bool:
+def remove(path: Path) -> bool:
     """Whether the file is gone; another user's, or one that Windows keeps while it is read, stays."""
     try:
         path.unlink(missing_ok=True)
@@ -199,10 +266,10 @@ def _sweep(folder: Path, now: float) -> None:
     for kind in KINDS:
         for path, status in _entries(folder / kind):
             if _PARTIAL.fullmatch(path.name) and now - status.st_mtime > _LEFT_OVER_S:
-                _remove(path)
+                remove(path)
     for path, status in _entries(folder / LOCKS):
         if _LOCK.fullmatch(path.name) and now - status.st_mtime > _LEFT_OVER_S:
             # Held while it is removed.
             lock = filelock.FileLock(path, blocking=False, fallback_to_soft=False)
             with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout), lock:
-                _remove(path)
+                remove(path)

@@ -19,8 +19,10 @@ class Clock:
     warnings: list[str] = field(default_factory=list)
 
     def listen(self, event: Event) -> None:
-        """Pass an event on, and keep it if it is a warning."""
-        if event.kind == "warning" and event.text not in self.warnings:
+        """Pass an event on, and keep it if it is a warning; one that was said is not said again."""
+        if event.kind == "warning":
+            if event.text in self.warnings:
+                return
             self.warnings.append(event.text)
         self.on_event(event)
 

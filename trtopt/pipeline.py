@@ -14,7 +14,7 @@ from trtopt.accuracy.compare import Runner, compare, compare_tensors, first_bad
 from trtopt.accuracy.metric import Metric
 from trtopt.accuracy.twin import fp32_twin
 from trtopt.accuracy.whole import Fed, HostPart, Selected, as_whole
-from trtopt.cache_folder import DEFAULT_BYTES, cache_folder, prune
+from trtopt.cache_folder import DEFAULT_BYTES, cache_folder, make_cache_folder, prune
 from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend
@@ -171,25 +171,32 @@ class Compilation:
     cache: EngineCache | None = None
 
 
-def engine_cache(config: BuildConfig, clock: Clock) -> EngineCache | None:
-    """Where engines are kept; None where the user wants none.
+def engine_cache(config: BuildConfig, clock: Clock, make_engine: bool) -> EngineCache | None:
+    """Where engines are kept; None where none is made, or the user wants none kept.
 
     Raises:
-        UsageError: The folder was asked for and cannot be written.
+        UsageError: The folder was asked for, is not there and cannot be made.
     """
-    if config.no_cache:
+    if config.cache_dir is not None:
+        make_cache_folder(config.cache_dir)
+    if config.no_cache or not make_engine:
         return None
     folder = Path(config.cache_dir) if config.cache_dir else None
     return EngineCache(folder, clock.listen, max_bytes=cache_bytes(config))
 
 
 def trim_cache(config: BuildConfig, clock: Clock) -> None:
-    """Keep the cache within its bound: what was used longest ago goes first."""
+    """Keep the cache within its bound: what was used longest ago goes first. A run without it leaves it alone."""
+    if config.no_cache:
+        return
     folder = cache_folder(config.cache_dir)
     try:
-        prune(folder, max_bytes=cache_bytes(config))
+        stuck = prune(folder, max_bytes=cache_bytes(config)).stuck
     except OSError as error:
         clock.warn("cache", f"the cache {folder} cannot be read ({error.strerror}): it may outgrow its bound")
+        return
+    if stuck:
+        clock.warn("cache", f"the cache {folder} is above its bound, and {len(stuck)} files of it cannot be removed")
 
 
 def cache_bytes(config: BuildConfig) -> int:

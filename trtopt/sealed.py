@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,13 @@ from typing import Any, BinaryIO
 from trtopt.files import atomic_path
 
 _MAX_HEADER_BYTES = 1024
+_VERSION = re.compile(r"/\d{1,4}$")
+_HEADER = {"format": str, "identity": str, "bytes": int, "sha256": str}
 _CRC = "crc32"
+
+
+class OtherVersionError(ValueError):
+    """A file of a version of trtopt that wrote it in another form; damage is not the same."""
 
 
 def write_sealed(path: Path, form: str, identity: str, parts: Sequence[bytes]) -> None:
@@ -45,38 +52,35 @@ def read_sealed(path: Path, form: str, max_bytes: int) -> tuple[str, memoryview]
     Raises:
         FileNotFoundError: There is no such file.
         OSError: It cannot be read.
-        ValueError: It is larger than ``max_bytes``, of another format, or not what was written.
+        OtherVersionError: It says that it is of another version of the format.
+        ValueError: It is larger than ``max_bytes``, of another format, or not what was written. Its size is compared
+            with what its first line says before the content is read.
     """
     with _opened(path) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no file")
-        size = status.st_size
-        if size > max_bytes + _MAX_HEADER_BYTES:
+        head, header = _read_head(file, form)
+        if header["bytes"] > max_bytes:
             raise ValueError("the file is too large")
+        if os.fstat(file.fileno()).st_size != len(head) + header["bytes"]:
+            raise ValueError("its size is not what was written")
         # Not mapped: a file that another process cuts off would end this one.
-        data = memoryview(file.read(size))
-    end = bytes(data[:_MAX_HEADER_BYTES]).find(b"\n")
-    head, body = bytes(data[: max(end, 0)]), data[end + 1 :]
-    header = _read_header(head)
-    if header["format"] != form:
-        raise ValueError("another format")
-    if head != _header(form, header["identity"], [body]):
+        body = memoryview(file.read(header["bytes"]))
+    if head != _header(form, header["identity"], [body]) + b"\n":
         raise ValueError("its content is not what was written")
     return header["identity"], body
 
 
-def format_of(path: Path) -> str:
-    """The format that a sealed file says it has; empty for a file that is none.
+def is_of_other_version(path: Path, form: str) -> bool:
+    """Whether a file says that it is of another version of a format.
 
     Raises:
         OSError: It cannot be read.
     """
     try:
         with _opened(path) as file:
-            return _read_header(file.read(_MAX_HEADER_BYTES).partition(b"\n")[0])["format"]
-    except ValueError:
-        return ""
+            _read_head(file, form)
+    except ValueError as error:
+        return isinstance(error, OtherVersionError)
+    return False
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -85,23 +89,33 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _header(form: str, identity: str, parts: Sequence[bytes | memoryview]) -> bytes:
-    """The first line; its checksum is that of format, identity and content."""
-    names = {"format": form, "identity": identity}
+    """The first line; its checksum is that of format, identity, size and content."""
+    names = {"format": form, "identity": identity, "bytes": sum(map(len, parts))}
     digest = hashlib.sha256(json.dumps(names).encode())
     for part in parts:
         digest.update(part)
     return json.dumps({**names, "sha256": digest.hexdigest()}).encode()
 
 
-def _read_header(head: bytes) -> dict[str, str]:
+def _read_head(file: BinaryIO, form: str) -> tuple[bytes, dict[str, Any]]:
+    """The first line with its line feed, and what it says; no more than that is read."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise ValueError("it is no file")
+    head = file.readline(_MAX_HEADER_BYTES)
     try:
         header = json.loads(head)
     except (ValueError, RecursionError) as error:
         raise ValueError("its first line is no header") from error
-    names = ("format", "identity", "sha256")
-    if not isinstance(header, dict) or tuple(header) != names or not all(isinstance(header[n], str) for n in names):
+    if not isinstance(header, dict) or not isinstance(header.get("format"), str):
         raise ValueError("its first line is no header")
-    return header
+    name = header["format"]
+    if name != form and _VERSION.sub("", name) == _VERSION.sub("", form):
+        raise OtherVersionError(f"it is of another version of trtopt ({name})")
+    if name != form:
+        raise ValueError("another format")
+    if {key: type(value) for key, value in header.items()} != _HEADER or header["bytes"] < 0:
+        raise ValueError("its first line is no header")
+    return head, header
 
 
 def seal_line(record: Mapping[str, Any]) -> bytes:

@@ -51,6 +51,7 @@ SIBLINGS = {
     ("outputs", "files"): "one check of an output's path",
     ("outputs", "errors"): "an output over an input is a usage error",
     ("cache_folder", "errors"): "no home folder is a usage error",
+    ("cache_folder", "events"): "what cannot be kept is a warning",
     ("files", "errors"): "a file that cannot be written is a usage error",
     ("_lazy", "errors"): "a missing package is a dependency error",
     ("_script", "errors"): "a wrong FILE.py:FUNCTION is a usage error",

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from small_models import samples, save_small
 
-from trtopt.cache_folder import KINDS, cache_folder
+from trtopt.cache_folder import FORMATS, KINDS, cache_folder
 from trtopt.errors import UsageError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -106,7 +106,7 @@ def test_pruning_by_age_kind_and_size(trtopt: Run, built: Path) -> None:
     assert paths(json.loads(trtopt(*prune, "--max-size", "1G", "--json").stdout)) == []
     size = calibration.stat().st_size
     assert [
-        Path(path).name for path in paths(json.loads(trtopt(*prune, "--max-size", str(size), "--json").stdout))
+        Path(path).name for path in paths(json.loads(trtopt(*prune, "--max-size", f"{size}B", "--json").stdout))
     ] == [engine.name]
     assert calibration.exists() and not engine.exists()
     assert trtopt(*prune, "--all").stdout.startswith("1 file")
@@ -119,6 +119,7 @@ def test_pruning_by_age_kind_and_size(trtopt: Run, built: Path) -> None:
         (("prune",), "what may go", "--older-than"),
         (("prune", "--older-than", "soon"), "'soon'", "30d"),
         (("prune", "--max-size", "-5G"), "--max-size", "cache prune"),
+        (("prune", "--max-size", "5"), "'5'", "5G or 200M"),
         (("list", "--kind", "engine"), "'engine'", "did you mean engines?"),
         (("lst",), "lst", "list"),
     ],
@@ -139,7 +140,7 @@ def test_damage_is_found_in_each_kind_and_removed_when_asked(trtopt: Run, tmp_pa
         if suffix == ".jsonl":
             path.write_bytes(seal_line({"key": "a"}) + seal_line({"key": "b"}) + b'{"torn": ')
         else:
-            write_sealed(path, "trtopt.test/1", path.stem, [b"content"])
+            write_sealed(path, FORMATS[kind], path.stem, [b"content"])
     verify = ("cache", "verify", "--cache-dir", "cache")
     whole = trtopt(*verify)
     assert whole.returncode == 0 and "0 damaged" in whole.stdout
@@ -169,11 +170,12 @@ def test_the_cache_stays_within_its_bound(trtopt: Run, tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "engines").glob("*.entry")) == []
 
 
-def test_a_cache_folder_that_cannot_be_written_is_an_error_before_the_work(trtopt: Run, tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_made_is_an_error_before_the_work(trtopt: Run, tmp_path: Path) -> None:
     save_small(tmp_path)
     (tmp_path / "file").write_text("in the way")
     done = trtopt("build", "model.onnx", *PLAIN, "--cache-dir", "file/cache")
-    assert done.returncode == 2 and "cache folder cannot be written" in done.stderr
+    assert done.returncode == 2 and "cache folder cannot be made" in done.stderr
+    assert trtopt("optimize", "model.onnx", "-o", "o.onnx", "--cache-dir", "file/cache").returncode == 2
     assert not (tmp_path / "model.rtx.engine").exists()
 
 
@@ -181,30 +183,81 @@ def test_a_default_folder_that_cannot_be_written_is_a_warning(trtopt: Run, tmp_p
     save_small(tmp_path)
     (tmp_path / ".cache").write_text("in the way")
     done = trtopt("build", "model.onnx", *PLAIN)
-    assert done.returncode == 0 and done.stderr.count("the engine is not kept") == 1
+    assert done.returncode == 0 and done.stderr.count("is not kept") == 1
     assert (tmp_path / "model.rtx.engine").exists()
 
 
 def test_a_full_disk_costs_the_entry_and_not_the_engine(trtopt: Run, tmp_path: Path) -> None:
     """A real one: a file system in memory, smaller than the entry, that only this process and its children see."""
     save_small(tmp_path)
-    (tmp_path / "small").mkdir()
-    command = [sys.executable, "-m", "trtopt", "build", "model.onnx", *PLAIN, "--cache-dir", "small", "--json"]
-    script = (
-        f"mount -t tmpfs -o size=200k none small || exit 99; {shlex.join(command)}; echo $?; find small -name '*entry*'"
-    )
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        pytest.skip("there is no unshare")
-    done = subprocess.run(
-        [unshare, "--mount", "sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode in (1, 99):
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-    assert "No space left on device): it is not kept" in done.stderr
+    done = mounted(tmp_path, f"{build(*PLAIN)}; echo $?; find small -name '*entry*'", "200k")
+    assert done.stderr.count("(No space left on device)") == 1
     report, code = done.stdout.rstrip().rsplit("\n", 1)
     assert code == "0" and json.loads(report)["engine"]["cached"] is False  # and nothing is left in the folder
     assert (tmp_path / "model.rtx.engine").exists()
+
+
+def test_a_full_disk_ends_no_search_and_no_calibration(trtopt: Run, tmp_path: Path) -> None:
+    """Statistics, prices, the journal of a search and the engine: none can be kept, and one warning says so."""
+    save_small(tmp_path)
+    np.savez(tmp_path / "calib.npz", x=samples())
+    options = ("--int8", "--calib", "calib.npz", "--max-accuracy-drop", "0.5")
+    done = mounted(tmp_path, f"dd if=/dev/zero of=small/full 2>/dev/null; {build(*options)}", "32k")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("what is made now is not kept") == 1 and "No space left on device" in done.stderr
+    assert json.loads(done.stdout)["calibration"]["cached"] is False
+
+
+def test_a_folder_that_became_read_only_is_used_and_not_pruned(trtopt: Run, tmp_path: Path) -> None:
+    save_small(tmp_path)
+    prune = shlex.join([sys.executable, "-m", "trtopt", "cache", "prune", "--all", "--cache-dir", "small"])
+    script = f"{build(*PLAIN)} >first.json && mount -o remount,ro small && {build(*PLAIN)}; {prune}; echo $?"
+    done = mounted(tmp_path, script, "20m")
+    report, removed, code = done.stdout.rstrip().rsplit("\n", 2)
+    assert json.loads(report)["engine"]["cached"] is True
+    assert done.stderr.count("what is made now is not kept") == 1
+    assert removed.startswith("0 files") and code == "2" and "could not be removed" in done.stderr
+
+
+def build(*options: str) -> str:
+    """The shell's command for a build with a cache in the folder ``small``."""
+    command = [sys.executable, "-m", "trtopt", "build", "model.onnx", *options, "--cache-dir", "small", "--json"]
+    return shlex.join(command)
+
+
+def mounted(folder: Path, script: str, size: str) -> subprocess.CompletedProcess[str]:
+    """What a shell's script does beside a file system of its own in ``small``, of which nobody else knows."""
+    (folder / "small").mkdir()
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("there is no unshare")
+    script = f"mount -t tmpfs -o size={size} none small || exit 99; {script}"
+    done = subprocess.run(
+        [unshare, "--mount", "sh", "-c", script], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    return done
+
+
+def test_without_the_cache_nothing_of_it_is_evicted(trtopt: Run, built: Path) -> None:
+    before = sorted(path.name for path in built.rglob("*.*"))
+    options = (*PLAIN, "--cache-dir", "cache", "--no-cache", "--cache-gb", "0.000001")
+    report_of(trtopt("build", "model.onnx", *options, "--json"))
+    assert sorted(path.name for path in built.rglob("*.*")) == before
+
+
+def test_files_of_another_version_are_said_and_pruned(trtopt: Run, built: Path) -> None:
+    (engine,) = (built / "engines").glob("*.entry")
+    engine.write_bytes(engine.read_bytes().replace(b"engine-cache/2", b"engine-cache/1", 1))
+    verify = ("cache", "verify", "--cache-dir", "cache")
+    done = trtopt(*verify, "--remove")
+    assert done.returncode == 0 and "0 damaged, 1 of another version of trtopt" in done.stdout
+    listed = {file["kind"]: file for file in json.loads(trtopt(*verify, "--json").stdout)["files"]}
+    assert listed["engines"]["outdated"] is True and listed["engines"]["damage"] is None
+    assert listed["calibration"]["outdated"] is False
+    assert trtopt("cache", "prune", "--cache-dir", "cache", "--max-size", "1G").stdout.startswith("1 file,")
+    assert not engine.exists()
 
 
 def test_files_of_others_are_neither_listed_nor_removed(trtopt: Run, tmp_path: Path) -> None:

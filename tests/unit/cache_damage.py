@@ -28,7 +28,7 @@ def corruptions(whole: bytes, count: int, dice: random.Random) -> Iterator[tuple
                 "missing": None,
                 "empty": b"",
                 "text": b"not an entry\n" + whole,
-                "json": b'{"format": "trtopt.engine-cache/1", "identity": 7, "sha256": []}\n' + whole,
+                "json": b'{"format": "trtopt.engine-cache/2", "identity": 7, "sha256": []}\n' + whole,
             }[kind],
         )
 

@@ -23,7 +23,7 @@ from trtopt.report.manifest import (
     SamplesHash,
     ShapeRange,
     canonical_sha256,
-    sealed,
+    with_digest,
 )
 from trtopt.report.records import Achieved, KeptNode, PrecisionRecord
 
@@ -103,4 +103,4 @@ def reseal(path: Path, **changes: Any) -> None:
     place = manifest_path(path)
     fields = {**json.loads(place.read_bytes()), **changes}
     fields.pop(DIGEST)
-    place.write_bytes(sealed(fields))
+    place.write_bytes(with_digest(fields))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cache_damage import corruptions
 
-from trtopt.cache_folder import damage, files, prune
+from trtopt.cache_folder import Pruned, damage, files, is_outdated, prune
 from trtopt.engine.cache import Compiled, EngineCache
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, ignore
@@ -165,13 +165,13 @@ def test_on_a_full_disk_the_build_works_and_leaves_nothing(tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "engines").iterdir()] == []
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_only_where_it_was_asked_for(
+def test_a_folder_that_cannot_be_made_is_an_error_only_where_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".cache").write_text("in the way")
-    with pytest.raises(UsageError, match="cannot be written") as caught:
+    with pytest.raises(UsageError, match="cannot be made") as caught:
         EngineCache(tmp_path / ".cache", ignore)
-    assert "--no-cache" in caught.value.remedy
+    assert "--cache-dir" in caught.value.remedy
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     made, make = builds()
     events: list[Event] = []
@@ -228,11 +228,27 @@ def test_what_was_used_longest_ago_is_evicted_first(tmp_path: Path) -> None:
     for age, path in enumerate(paths):
         os.utime(path, (0, 1_000_000 + age))
     assert EngineCache(tmp_path, ignore).obtain(keys[0], builds()[1], same)[1]  # used now
-    removed = prune(tmp_path, max_bytes=2 * size)
+    removed = prune(tmp_path, max_bytes=2 * size).removed
     assert [file.path for file in removed] == paths[1:3]
     assert {file.path for file in files(tmp_path)} == {paths[0], paths[3]}
-    assert [file.path for file in prune(tmp_path, older_than_s=3600)] == [paths[3]]
-    assert prune(tmp_path, max_bytes=size) == []
+    assert [file.path for file in prune(tmp_path, older_than_s=3600).removed] == [paths[3]]
+    assert prune(tmp_path, max_bytes=size) == Pruned((), ())
+
+
+def test_entries_of_another_version_are_pruned_when_asked_and_before_others(tmp_path: Path) -> None:
+    old, new = kept(tmp_path), kept(tmp_path, OTHER)
+    old.write_bytes(old.read_bytes().replace(b"engine-cache/2", b"engine-cache/1", 1))
+    size = new.stat().st_size
+    os.utime(new, (0, 1_000_000))
+    assert read(tmp_path / "elsewhere")[0] is False
+    assert [is_outdated(file) for file in files(tmp_path)] == [False, True]
+    assert prune(tmp_path, max_bytes=2 * size).removed == ()  # whoever shares the folder may still use them
+    assert [file.path for file in prune(tmp_path, max_bytes=size, outdated=True).removed] == [old]
+    kept(tmp_path)
+    old.write_bytes(old.read_bytes().replace(b"engine-cache/2", b"engine-cache/1", 1))
+    cached, warnings = read(tmp_path)
+    assert not cached and "another version of trtopt" in warnings[0]
+    assert read(tmp_path) == (True, [])
 
 
 def test_what_killed_runs_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path) -> None:
@@ -246,7 +262,7 @@ def test_what_killed_runs_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path
     with EngineCache(tmp_path, ignore)._locked(OTHER):
         for file in (old, foreign, lock, held):
             os.utime(file, (long_ago, long_ago))
-        assert prune(tmp_path, max_bytes=1e9) == []
+        assert prune(tmp_path, max_bytes=1e9) == Pruned((), ())
         assert held.exists()
     assert fresh.exists() and foreign.exists() and not old.exists() and not lock.exists()
     assert read(tmp_path)[0] is True

@@ -27,7 +27,7 @@ from trtopt.engine.manifest import (
 from trtopt.errors import IntegrityError, TargetError, UsageError
 from trtopt.hardware.probe import Probe
 from trtopt.hardware.spec import find_gpu
-from trtopt.report.manifest import DIGEST, Manifest, sealed
+from trtopt.report.manifest import DIGEST, Manifest, with_digest
 
 FLIPS = 1000
 DATA = rtx_engine()
@@ -56,7 +56,7 @@ def refused(path: Path, words: str = ".") -> None:
 def test_a_manifest_survives_a_round_trip(with_host: Path) -> None:
     found = load_engine(with_host)
     assert found.data == DATA and found.manifest is not None
-    assert sealed(found.manifest.to_json_dict()) == manifest_path(with_host).read_bytes()
+    assert with_digest(found.manifest.to_json_dict()) == manifest_path(with_host).read_bytes()
     written = manifest(DATA, file_hash("m.host.onnx", HOST))
     assert dataclasses.replace(found.manifest, accuracy=None) == dataclasses.replace(written, accuracy=None)
     assert verify(with_host).engine_sha256 == written.engine_sha256
@@ -92,7 +92,7 @@ def test_a_field_altered_by_hand_is_noticed(with_host: Path, name: str) -> None:
         if fields[name] != value:
             place.write_text(json.dumps({**fields, name: value}, indent=1) + "\n")
             refused(with_host)
-            place.write_bytes(sealed({key: item for key, item in fields.items() if key != DIGEST}))
+            place.write_bytes(with_digest({key: item for key, item in fields.items() if key != DIGEST}))
     load_engine(with_host)
 
 

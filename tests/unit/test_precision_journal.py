@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from search_oracles import Numbers, one_type
 
-from trtopt.errors import UsageError
 from trtopt.events import Event, ignore
 from trtopt.precision.journal import Journal
 from trtopt.precision.search import search_budget
@@ -156,11 +155,12 @@ def test_a_line_that_is_no_answer_is_left_out(tmp_path: Path, line: str) -> None
     assert [question for question, _ in oracle.asked] == ["evaluate", "rank"]
 
 
-def test_a_folder_that_was_asked_for_has_to_be_writable(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_ends_no_search(tmp_path: Path) -> None:
     (tmp_path / "search").write_text("in the way")
-    with pytest.raises(UsageError, match="journal of the search") as caught:
-        journal(network(), tmp_path)
-    assert "--cache-dir" in caught.value.remedy
+    events: list[Event] = []
+    book = journal(network(), tmp_path, events=events)
+    assert [book.evaluate(MIX), book.evaluate(MIX)] == [network().evaluate(MIX)] * 2
+    assert [event.kind for event in events] == ["warning"] and "not kept" in events[0].text
 
 
 def test_the_default_folder_need_not_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_the_default_folder_need_not_be_writable(tmp_path: Path, monkeypatch: py
     book = Journal(oracle, ["model"], None, events.append)
     assert [book.evaluate(MIX), book.evaluate(MIX)] == [network().evaluate(MIX)] * 2
     assert oracle.count("evaluate") == 1
-    assert [event.kind for event in events] == ["warning"] and "starts anew" in events[0].text
+    assert [event.kind for event in events] == ["warning"] and "not kept" in events[0].text
 
 
 def test_a_search_goes_on_when_its_file_is_gone(tmp_path: Path) -> None:

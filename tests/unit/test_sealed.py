@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 from cache_damage import corruptions
 
-from trtopt.cache_folder import CachedFile, damage
-from trtopt.sealed import format_of, open_line, read_sealed, seal_line, write_sealed
+from trtopt.cache_folder import FORMATS, CachedFile, damage
+from trtopt.sealed import OtherVersionError, is_of_other_version, open_line, read_sealed, seal_line, write_sealed
+
+FORM = FORMATS["engines"]
 
 RECORDS: list[dict[str, Any]] = [
     {},
@@ -47,9 +50,9 @@ def test_what_is_no_line_is_refused(line: bytes) -> None:
 
 def test_a_file_comes_back_as_it_was_and_damage_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "abc.entry"
-    write_sealed(path, "trtopt.test/1", "abc", [b"one\n", b"", b"\x00two"])
-    identity, content = read_sealed(path, "trtopt.test/1", 100)
-    assert (identity, bytes(content), format_of(path)) == ("abc", b"one\n\x00two", "trtopt.test/1")
+    write_sealed(path, FORM, "abc", [b"one\n", b"", b"\x00two"])
+    identity, content = read_sealed(path, FORM, 100)
+    assert (identity, bytes(content)) == ("abc", b"one\n\x00two")
     for wrong in ("trtopt.test/2", ""):
         with pytest.raises(ValueError, match="another format"):
             read_sealed(path, wrong, 100)
@@ -58,12 +61,41 @@ def test_a_file_comes_back_as_it_was_and_damage_is_refused(tmp_path: Path) -> No
         if damaged is not None:
             path.write_bytes(damaged)
             with pytest.raises(ValueError):
-                pytest.fail(f"{what}: {bytes(read_sealed(path, 'trtopt.test/1', 1000)[1])!r}")
+                pytest.fail(f"{what}: {bytes(read_sealed(path, FORM, 1000)[1])!r}")
             assert damage(CachedFile(path, "engines", len(damaged), 0.0)), what
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "abc.entry"
-    write_sealed(path, "trtopt.test/1", "abc", [bytes(5000)])
+    write_sealed(path, FORM, "abc", [bytes(5000)])
     with pytest.raises(ValueError, match="too large"):
-        read_sealed(path, "trtopt.test/1", 1000)
+        read_sealed(path, FORM, 1000)
+
+
+def test_the_size_is_checked_before_the_content_is_read(tmp_path: Path) -> None:
+    """A file that was made huge, with a hole of a terabyte: reading it would take all memory."""
+    path = tmp_path / "abc.entry"
+    write_sealed(path, FORM, "abc", [b"content"])
+    os.truncate(path, 1 << 40)
+    assert "size is not what was written" in damage(CachedFile(path, "engines", 1 << 40, 0.0))
+    path.write_bytes(b"")
+    os.truncate(path, 1 << 40)
+    assert "no header" in damage(CachedFile(path, "engines", 1 << 40, 0.0))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'{"format": "trtopt.engine-cache/1", "identity": "abc", "sha256": "0"}',
+        b'{"format": "trtopt.engine-cache/99", "anything": 1}',
+    ],
+)
+def test_a_file_of_another_version_is_no_damage(tmp_path: Path, head: bytes) -> None:
+    path = tmp_path / "abc.entry"
+    path.write_bytes(head + b"\ncontent")
+    with pytest.raises(OtherVersionError, match="another version of trtopt"):
+        read_sealed(path, FORM, 1000)
+    assert is_of_other_version(path, FORM)
+    assert not is_of_other_version(path, "trtopt.timing-cache/1")
+    path.write_bytes(head[5:] + b"\ncontent")
+    assert not is_of_other_version(path, FORM)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.accuracy.sensitivity import Errors
-from trtopt.cache_folder import SENSITIVITY, cache_folder, mark_used
+from trtopt.cache_folder import FORMATS, SENSITIVITY, cache_folder, mark_used, warn_not_kept
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.report.sensitivity import GrowthStep, OutputError, RegionError
 from trtopt.sealed import read_sealed, write_sealed
 
-_MAGIC = "trtopt.sensitivity-cache/2"
+_MAGIC = FORMATS[SENSITIVITY]
 _VERSION = 1
 """Raised when the same inputs would give other figures."""
 _MAX_BYTES = 256 << 20
@@ -33,9 +33,9 @@ class SensitivityCache:
 
     def __init__(self, key: str, *, folder: Path | None, on_event: OnEvent) -> None:
         self._identity = hashlib.sha256(f"{_MAGIC} {_VERSION} {key}".encode()).hexdigest()
-        self._must_write = folder is not None
         self._on_event = on_event
-        self.path = cache_folder(folder) / SENSITIVITY / f"{self._identity}.json"
+        self._folder = cache_folder(folder)
+        self.path = self._folder / SENSITIVITY / f"{self._identity}.json"
 
     def load(self) -> tuple[Errors, tuple[GrowthStep, ...]] | None:
         """What was stored, or None; says why if the file is there and damaged."""
@@ -56,11 +56,7 @@ class SensitivityCache:
         return errors, growth
 
     def store(self, errors: Errors, growth: tuple[GrowthStep, ...]) -> None:
-        """Write the figures, whole or not at all. The default folder being read-only is a warning only.
-
-        Raises:
-            UsageError: The folder asked for cannot be written.
-        """
+        """Write the figures, whole or not at all; where that fails, they were measured and a warning is enough."""
         value = {
             "samples": errors.samples,
             "regions": [dataclasses.asdict(item) for item in errors.regions.values()],
@@ -71,14 +67,7 @@ class SensitivityCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_sealed(self.path, _MAGIC, self._identity, [json.dumps(value).encode()])
         except (UsageError, OSError) as error:
-            if self._must_write:
-                what = error.what if isinstance(error, UsageError) else str(error.strerror)
-                raise UsageError(
-                    f"The sensitivity cache cannot be written: {what}",
-                    where=str(self.path),
-                    remedy="give --cache-dir DIR that can be written",
-                ) from error
-            self._warn(str(error), "the figures are not kept")
+            warn_not_kept(self._folder, error, self._on_event)
 
     def _warn(self, why: str, what: str) -> None:
         self._on_event(Event("warning", "sensitivity", text=f"sensitivity cache {self.path}: {why}; {what}"))

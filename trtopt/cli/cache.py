@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = "trtopt.cache/1"
 _DAMAGED = 2
-_SIZES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SIZES = {"B": 1, "K": 1e3, "KB": 1e3, "M": 1e6, "MB": 1e6, "G": 1e9, "GB": 1e9, "T": 1e12, "TB": 1e12}
 _TIMES = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
 _LONGEST = 12
 
@@ -111,20 +111,30 @@ def _prune(args: argparse.Namespace, folder: Path) -> int:
         raise UsageError(
             "Nothing says what may go", where="trtopt cache prune", remedy="give --older-than, --max-size or --all"
         )
-    removed = prune(folder, max_bytes=size, older_than_s=age, kinds=_kinds(args))
+    done = prune(folder, max_bytes=size, older_than_s=age, kinds=_kinds(args), outdated=True)
     if args.json:
-        return _print_json(folder, removed)
-    _sum(removed, f"removed from {folder}")
+        _print_json(folder, done.removed)
+    else:
+        _sum(done.removed, f"removed from {folder}")
+    if done.stuck:
+        raise UsageError(
+            f"{len(done.stuck)} files that should go could not be removed",
+            where=str(done.stuck[0].path),
+            remedy="run it as their owner, where the folder can be written",
+        )
     return 0
 
 
 def _verify(args: argparse.Namespace, folder: Path) -> int:
-    from trtopt.cache_folder import damage
+    from trtopt.cache_folder import damage, is_outdated, remove
 
-    found, damaged, unread = [], {}, set()
+    found, damaged, outdated, unread = [], {}, set(), set()
     for file in _chosen(args, folder):
         try:
             why = damage(file)
+            if why and is_outdated(file):
+                outdated.add(file.path)
+                why = ""
         except FileNotFoundError:
             continue  # pruned meanwhile
         except OSError as error:
@@ -133,22 +143,24 @@ def _verify(args: argparse.Namespace, folder: Path) -> int:
         found.append(file)
         if why:
             damaged[file.path] = why
-    removed = set(damaged) - unread if args.remove else set()
-    for path in removed:
-        path.unlink(missing_ok=True)
+    removed = {path for path in damaged.keys() - unread if args.remove and remove(path)}
     if args.json:
-        _print_json(folder, found, {file.path: damaged.get(file.path, "") for file in found})
+        facts = {path: {"damage": damaged.get(path), "outdated": path in outdated} for path in (f.path for f in found)}
+        _print_json(folder, found, facts)
     else:
         for path, why in damaged.items():
             print(f"{path}: {why}{' (removed)' if path in removed else ''}")
-        _sum(found, f"checked, {len(damaged) - len(unread)} damaged")
+        old = f", {len(outdated)} of another version of trtopt, which prune removes" if outdated else ""
+        _sum(found, f"checked, {len(damaged) - len(unread)} damaged{old}")
     return _DAMAGED if set(damaged) - removed else 0
 
 
-def _print_json(folder: Path, found: Sequence[CachedFile], damaged: Mapping[Path, str] | None = None) -> int:
+def _print_json(
+    folder: Path, found: Sequence[CachedFile], facts: Mapping[Path, Mapping[str, object]] | None = None
+) -> int:
     entries = [
         {"path": str(file.path), "kind": file.kind, "bytes": file.bytes, "used": file.used}
-        | ({} if damaged is None else {"damage": damaged[file.path] or None})
+        | dict(facts[file.path] if facts else {})
         for file in found
     ]
     print_json({"schema": _SCHEMA, "folder": str(folder), "bytes": sum(f.bytes for f in found), "files": entries})
@@ -162,7 +174,7 @@ def _sum(found: Sequence[CachedFile], what: str) -> None:
 
 
 def _read(text: str, units: Mapping[str, float], option: str, example: str) -> float:
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([A-Z]?)B?", text.upper())
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([A-Z]?B?)", text.upper())
     if match is None or match[2] not in units:
         raise UsageError(f"Not a value of {option}: {text!r}", where=option, remedy=f"write {example}")
     return float(match[1]) * units[match[2]]

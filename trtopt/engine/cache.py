@@ -19,14 +19,22 @@ from typing import TypeVar
 import filelock
 import msgspec
 
-from trtopt.cache_folder import DEFAULT_BYTES, ENGINES, LOCKS, TIMING, cache_folder, mark_used
+from trtopt.cache_folder import (
+    DEFAULT_BYTES,
+    ENGINES,
+    FORMATS,
+    LOCKS,
+    TIMING,
+    make_cache_folder,
+    mark_used,
+    warn_not_kept,
+    why,
+)
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.files import check_writable
 from trtopt.sealed import read_sealed, write_sealed
 
-_FORMAT = "trtopt.engine-cache/1"
-_TIMING_FORMAT = "trtopt.timing-cache/1"
 _LENGTH_BYTES = 8
 _TASK = "build engine"
 
@@ -115,16 +123,16 @@ class EngineCache:
     """The engines and timing caches of a cache folder.
 
     Args:
-        folder: The folder; made when missing. None for ``~/.cache/trtopt``, which need not be writable.
+        folder: The folder; made when missing, and only read where it cannot be written. None for ``~/.cache/trtopt``.
         max_bytes: The largest file that is kept or read.
         on_event: Told why an entry was not used, or not kept.
 
     Raises:
-        UsageError: The folder was asked for and cannot be written.
+        UsageError: The folder was asked for, is not there and cannot be made.
     """
 
     def __init__(self, folder: Path | None, on_event: OnEvent, *, max_bytes: int = DEFAULT_BYTES) -> None:
-        self._folder = cache_folder(folder)
+        self._folder = make_cache_folder(folder)
         self._max_bytes = max_bytes
         self._on_event = on_event
         self._writes = True
@@ -133,15 +141,8 @@ class EngineCache:
                 (self._folder / kind).mkdir(parents=True, exist_ok=True)
                 check_writable(self._folder / kind / "entry")
         except (UsageError, OSError) as error:
-            why = _why(error)
-            if folder is not None:
-                raise UsageError(
-                    f"The cache folder cannot be written: {why}",
-                    where=str(self._folder),
-                    remedy="give a --cache-dir that can be written, or --no-cache",
-                ) from error
             self._writes = False
-            self._warn(f"the cache {self._folder} cannot be written ({why}): the engine is not kept")
+            warn_not_kept(self._folder, error, on_event)
 
     def path(self, key: str) -> Path:
         """The file of an engine."""
@@ -169,14 +170,14 @@ class EngineCache:
                 return known, True
             compiled = make()
             result = use(compiled)
-            self._keep(self.path(key), _FORMAT, key, compiled.to_parts())
+            self._keep(self.path(key), FORMATS[ENGINES], key, compiled.to_parts())
             return result, False
 
     def timing(self, name: str) -> bytes:
         """The timing cache of a GPU and a version; empty where there is none."""
         path = self._timing_path(name)
         try:
-            identity, content = read_sealed(path, _TIMING_FORMAT, self._max_bytes)
+            identity, content = read_sealed(path, FORMATS[TIMING], self._max_bytes)
             if identity != path.stem:
                 raise ValueError("it is that of another GPU or version")
         except (FileNotFoundError, NotADirectoryError):
@@ -190,7 +191,7 @@ class EngineCache:
     def keep_timing(self, name: str, content: bytes) -> None:
         """Replace the timing cache of a GPU and a version: of builds at once, that of the last to end stays."""
         path = self._timing_path(name)
-        self._keep(path, _TIMING_FORMAT, path.stem, [content])
+        self._keep(path, FORMATS[TIMING], path.stem, [content])
 
     def _timing_path(self, name: str) -> Path:
         return self._folder / TIMING / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)}.entry"
@@ -199,7 +200,7 @@ class EngineCache:
         """What ``use`` makes of the entry; None without one, or for one that is damaged."""
         path = self.path(key)
         try:
-            identity, content = read_sealed(path, _FORMAT, self._max_bytes)
+            identity, content = read_sealed(path, FORMATS[ENGINES], self._max_bytes)
             if identity != key:
                 raise ValueError("it is that of another engine")
             result = use(Compiled.from_content(content))
@@ -207,8 +208,7 @@ class EngineCache:
             return None
         except (OSError, ValueError, EngineBuildError) as error:
             if warns:
-                why = _why(error)
-                self._warn(f"cached engine {path}: it cannot be used ({why[:200]}); it is built anew")
+                self._warn(f"cached engine {path}: it cannot be used ({why(error)[:200]}); it is built anew")
             return None
         mark_used(path)
         return result
@@ -223,7 +223,7 @@ class EngineCache:
         try:
             write_sealed(path, form, identity, parts)
         except (UsageError, OSError) as error:
-            self._warn(f"{path} cannot be written ({_why(error)}): it is not kept")
+            warn_not_kept(self._folder, error, self._on_event)
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
@@ -242,7 +242,7 @@ class EngineCache:
         except filelock.Timeout:
             self._warn(f"that process took longer than {_LONGEST_WAIT_S:g} s: building without it")
         except (OSError, NotImplementedError) as error:
-            self._warn(f"no lock in {self._folder / LOCKS} ({_why(error)}): others may build the same engine meanwhile")
+            self._warn(f"no lock in {self._folder / LOCKS} ({why(error)}): others may build the same engine meanwhile")
         try:
             yield
         finally:
@@ -250,8 +250,3 @@ class EngineCache:
 
     def _warn(self, text: str) -> None:
         self._on_event(Event("warning", _TASK, text=text))
-
-
-def _why(error: Exception) -> str:
-    what = error.what if isinstance(error, (UsageError, EngineBuildError)) else getattr(error, "strerror", None)
-    return " ".join(str(what or error).split())

@@ -23,7 +23,7 @@ from trtopt.engine.signature import Signer, Verifier
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
 from trtopt.files import atomic_write, open_file
 from trtopt.hardware.probe import Probe, probe
-from trtopt.report.manifest import DIGEST, SCHEMA, FileHash, Manifest, sealed
+from trtopt.report.manifest import DIGEST, SCHEMA, FileHash, Manifest, with_digest
 from trtopt.report.read import with_infinities
 
 LARGEST_MANIFEST_BYTES = 64 << 20
@@ -85,7 +85,7 @@ def write_manifest(engine: Path, manifest: Manifest, signer: Signer | None = Non
     Raises:
         UsageError: A file cannot be written.
     """
-    content = sealed(manifest.to_json_dict())
+    content = with_digest(manifest.to_json_dict())
     atomic_write(manifest_path(engine), content)
     if signer is not None:
         atomic_write(signature_path(engine), signer.sign(content))
@@ -289,7 +289,7 @@ def _manifest(content: bytes, place: Path) -> Manifest:
     """
     try:
         data: Any = json.loads(content)
-        if not isinstance(data, dict) or content != sealed({k: v for k, v in data.items() if k != DIGEST}):
+        if not isinstance(data, dict) or content != with_digest({k: v for k, v in data.items() if k != DIGEST}):
             raise _altered("The manifest is not as it was written", place)
         if data.get("schema") != SCHEMA:
             raise IntegrityError(

@@ -6,14 +6,14 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtopt.cache_folder import CALIBRATION, cache_folder, mark_used
+from trtopt.cache_folder import CALIBRATION, FORMATS, cache_folder, mark_used, warn_not_kept, why
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.files import check_writable
 from trtopt.precision.ranges import STATISTICS_VERSION, RangeTable
 from trtopt.sealed import read_sealed, write_sealed
 
-_MAGIC = "trtopt.calibration/2"
+_MAGIC = FORMATS[CALIBRATION]
 _MAX_BYTES = 4 << 30
 _START = f'{{"format": "{_MAGIC[:6]}'.encode()
 """How every file starts that :meth:`CacheFile.store` wrote, of this version or another."""
@@ -38,7 +38,7 @@ class CacheFile:
         on_event: Told why a file was not used, or not written.
 
     Raises:
-        UsageError: The explicit file or folder cannot be written.
+        UsageError: The explicit file cannot be written.
     """
 
     def __init__(
@@ -46,9 +46,8 @@ class CacheFile:
     ) -> None:
         text = f"{_MAGIC} {STATISTICS_VERSION} {model_key} {samples_key}"
         self._identity = hashlib.sha256(text.encode()).hexdigest()
-        self._explicit = file is not None
-        self._must_write = file is not None or folder is not None
         self._on_event = on_event
+        self._folder = None if file is not None else cache_folder(folder)
         self.path = file or cache_folder(folder) / CALIBRATION / f"{self._identity}.calib"
         if file is not None:
             check_own(file)
@@ -72,20 +71,17 @@ class CacheFile:
         return entry
 
     def store(self, entry: Entry) -> None:
-        """Write the entry, whole or not at all. The default folder being read-only is a warning only.
-
-        Raises:
-            UsageError: The explicit file or folder cannot be written.
-        """
+        """Write the entry, whole or not at all; where that fails, the samples were run and a warning is enough."""
         content = [f"{entry.samples}\n".encode(), entry.table.to_bytes()]
         try:
-            if not self._explicit:
+            if self._folder is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             write_sealed(self.path, _MAGIC, self._identity, content)
         except (UsageError, OSError) as error:
-            if self._must_write:
-                raise _unwritable(self.path, error) from error
-            self._warn(str(error), "the statistics are not kept")
+            if self._folder is not None:
+                warn_not_kept(self._folder, error, self._on_event)
+            else:
+                self._warn(f"it cannot be written ({why(error)})", "the statistics are not kept")
 
     def _warn(self, why: str, what: str) -> None:
         self._on_event(Event("warning", "calibrate", text=f"calibration cache {self.path}: {why}; {what}"))
@@ -108,12 +104,3 @@ def check_own(file: Path) -> None:
             where=str(file),
             remedy="name another file for --calib-cache; this one was left as it is",
         )
-
-
-def _unwritable(path: Path, error: UsageError | OSError) -> UsageError:
-    what = error.what if isinstance(error, UsageError) else str(error.strerror)
-    return UsageError(
-        f"The calibration cache cannot be written: {what}",
-        where=str(path),
-        remedy="give --calib-cache FILE or --cache-dir DIR that can be written",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt import __version__
-from trtopt.cache_folder import SEARCH, cache_folder, mark_used
+from trtopt.cache_folder import SEARCH, cache_folder, mark_used, warn_not_kept
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.files import atomic_write
@@ -40,9 +41,6 @@ class Journal:
         on_event: Told why a file was not used, or not written.
         path: The file, named by the hash of the keys.
         reused: Answers taken from the file.
-
-    Raises:
-        UsageError: The file cannot be written in a folder that was asked for.
     """
 
     oracle: Oracle
@@ -124,14 +122,7 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(self.path, seal_line({"format": _FORMAT, "identity": self._identity}))
         except (UsageError, OSError) as error:
-            what = error.what if isinstance(error, UsageError) else str(error.strerror)
-            if self.folder is not None:
-                raise UsageError(
-                    f"The journal of the search cannot be written: {what}",
-                    where=str(self.path),
-                    remedy="give a --cache-dir that can be written",
-                ) from error
-            self._stop(what)
+            self._stop(error)
 
     def _append(self, record: Mapping[str, Any]) -> None:
         """Write one line and sync it; a search that cannot be written down any more goes on."""
@@ -143,17 +134,17 @@ class Journal:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
             try:
                 if os.write(handle, line) != len(line):
-                    raise OSError(0, "the disk is full")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(handle)
             finally:
                 os.close(handle)
             self._torn = False
         except OSError as error:
-            self._stop(str(error.strerror))
+            self._stop(error)
 
-    def _stop(self, what: str) -> None:
+    def _stop(self, error: Exception) -> None:
         self._writes = False
-        self._warn(f"it cannot be written ({what}); if it is stopped, the search starts anew")
+        warn_not_kept(cache_folder(self.folder), error, self.on_event)
 
     def _warn(self, text: str) -> None:
         self.on_event(Event("warning", "search", text=f"journal of the search {self.path}: {text}"))

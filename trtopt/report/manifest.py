@@ -19,7 +19,7 @@ from trtopt.report.records import AccuracyRecord, PrecisionRecord
 SCHEMA = "trtopt.manifest/1"
 
 DIGEST = "digest"
-"""The field that :func:`sealed` adds."""
+"""The field that :func:`with_digest` adds."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Manifest:
         return {"schema": self.schema, **plain(dataclasses.asdict(self))}
 
 
-def sealed(fields: Mapping[str, Any]) -> bytes:
+def with_digest(fields: Mapping[str, Any]) -> bytes:
     """The content of a manifest file: ``fields`` as JSON, and last their hash, so that damage is noticed.
 
     Args:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,9 +15,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 import trtopt
-from trtopt.cache_folder import PRICES, cache_folder, mark_used
-from trtopt.errors import TrtoptError, UsageError
-from trtopt.events import Event, OnEvent
+from trtopt.cache_folder import PRICES, cache_folder, mark_used, warn_not_kept
+from trtopt.errors import TrtoptError
+from trtopt.events import OnEvent
 from trtopt.graph import edit
 from trtopt.report.records import Cost
 from trtopt.rewrite.protocol import Judge, Priced
@@ -57,16 +59,13 @@ class PriceFile:
             added.
         folder: Where the cache lies; None for ``~/.cache/trtopt``, which need not be writable.
         on_event: Told why the file is not written.
-
-    Raises:
-        UsageError: The file cannot be written in a folder that was asked for.
     """
 
     def __init__(self, keys: Sequence[str], folder: Path | None, on_event: OnEvent) -> None:
         text = json.dumps([_FORMAT, _code(), *keys])
         name = f"{hashlib.sha256(text.encode()).hexdigest()}.jsonl"
-        self.path = cache_folder(folder) / PRICES / name
-        self._is_asked_for = folder is not None
+        self._folder = cache_folder(folder)
+        self.path = self._folder / PRICES / name
         self._on_event = on_event
         self._writes = True
         try:
@@ -95,20 +94,15 @@ class PriceFile:
         record = {"key": key, "total": [total.kernels, total.syncs, total.bytes, total.predicted_us], "of": kernels}
         try:
             with self.path.open("ab", buffering=0) as handle:
-                handle.write(seal_line(record))
+                line = seal_line(record)
+                if handle.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._stop(error)
 
     def _stop(self, error: OSError) -> None:
-        if self._is_asked_for:
-            raise UsageError(
-                f"The prices of regions cannot be written: {error.strerror}",
-                where=str(self.path),
-                remedy="give a --cache-dir that can be written",
-            ) from error
         self._writes = False
-        text = f"{self.path} cannot be written ({error.strerror}): the next build prices regions again"
-        self._on_event(Event("warning", "guard", text=text))
+        warn_not_kept(self._folder, error, self._on_event)
 
 
 @dataclass
