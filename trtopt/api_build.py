@@ -13,6 +13,7 @@ from trtopt import (
     pipeline_host,
     pipeline_io,
     pipeline_judge,
+    pipeline_manifest,
     pipeline_precision,
     pipeline_search,
     pipeline_sparse,
@@ -97,6 +98,7 @@ class Session:
         wanted = parse_io(config.io)
         if self.make_engine:
             check_options(config.builder, config.plugins, target.backend)
+        others = pipeline_manifest.other_files(config) if self.make_engine else ()
         self._cache = pipeline.engine_cache(config, clock, self.make_engine)
         with clock.stage("load"):
             loaded = load(path)
@@ -130,7 +132,7 @@ class Session:
         sparsity = pipeline_sparse.as_made(sparse.record, self.precision, made.lowered.quantized, made.engine)
         report = dataclasses.replace(report, sparsity=sparsity)
         host = None if parts.host is None else parts.host.model
-        results = pipeline_write.Results(report, made.engine, made.lowered, host, (samples, check))
+        results = pipeline_write.Results(report, made.engine, made.lowered, host, (samples, check), others)
         with clock.stage("write"):
             pipeline_write.write(results, outputs, config, signer)
         pipeline.trim_cache(config, clock)

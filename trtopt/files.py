@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import stat
@@ -21,6 +22,9 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 
 TEMPORARY = f"trtopt-{secrets.token_hex(4)}-"
 """How the names of this run's temporary folders begin: who watches over it removes what it leaves when it crashes."""
+
+
+_CHUNK_BYTES = 4 << 20
 
 _NAME_START = 32
 """Characters of the output's name in the temporary name, which has to fit where the output's name just fits."""
@@ -104,6 +108,25 @@ def open_file(path: Path, what: str) -> Iterator[BinaryIO]:
             yield file
         except OSError as error:
             raise _unreadable(path, what, error) from error
+
+
+def hash_file(path: Path, what: str, *, at_most: int | None = None) -> tuple[int, str]:
+    """The size of a file in bytes, and the SHA-256 of its content as hex; read in pieces.
+
+    Args:
+        path: The file.
+        what: What messages call it.
+        at_most: Bytes after which reading may stop, since the file is another one.
+
+    Raises:
+        UsageError: It cannot be read, or is no regular file.
+    """
+    digest, size = hashlib.sha256(), 0
+    with open_file(path, what) as file:
+        while (at_most is None or size <= at_most) and (chunk := file.read(_CHUNK_BYTES)):
+            size += len(chunk)
+            digest.update(chunk)
+    return size, digest.hexdigest()
 
 
 def _unreadable(path: Path, what: str, error: OSError | ValueError) -> UsageError:

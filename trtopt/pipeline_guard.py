@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtopt.engine.backend import Backend
+from trtopt.files import hash_file
 from trtopt.graph.shapes import at_shapes
 from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
 from trtopt.pipeline_calibrate import Observer
@@ -65,13 +65,13 @@ def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, obse
 
     Raises:
         MissingDependencyError: TensorRT for RTX has to judge and is not installed.
-        UsageError: The cache folder that was asked for cannot be written.
+        UsageError: A plugin library cannot be read.
     """
     config, listen = observer.config, observer.clock.listen
     static = at_shapes(problem.model, target.shapes)
     with judge_for(target.backend, target.gpu, None, config.plugins) as judge:
         folder = Path(config.cache_dir) if config.cache_dir else None
-        plugins = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in config.plugins]
+        plugins = [hash_file(Path(name), "The plugin library")[1] for name in config.plugins]
         file = PriceFile((judge.name, repr(target.gpu), *plugins), folder, listen)
         yield Guard(problem, candidates, static, judge, listen, file)
 

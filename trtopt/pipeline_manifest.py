@@ -12,8 +12,8 @@ import onnx_ir as ir
 import trtopt
 from trtopt.config import BuildConfig, options
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
-from trtopt.engine.manifest import hash_file
 from trtopt.engine.options import parse_builder_options
+from trtopt.files import hash_file
 from trtopt.outputs import source_file
 from trtopt.pipeline_imports import statistics_file
 from trtopt.pipeline_precision import Lowered
@@ -42,6 +42,7 @@ def manifest_of(
     lowered: Lowered,
     config: BuildConfig,
     samples: tuple[Samples, Samples],
+    files: tuple[FileHash, ...],
     host: Sequence[Path],
 ) -> Manifest:
     """The manifest of an engine.
@@ -52,17 +53,18 @@ def manifest_of(
         lowered: The model that was compiled.
         config: The options.
         samples: Those it was calibrated on, and those it was verified on.
+        files: What :func:`other_files` gave before the work: they may change meanwhile.
         host: The files of the part for the host, where there is one.
 
     Raises:
-        UsageError: A file that was read or written is not there any more.
+        UsageError: A file that was written is not there any more.
     """
     backend = BACKENDS[engine.backend]
     settings = parse_builder_options(config.builder, backend, gpu_present=True)
     _, hardware = settings.enums.get("hardware_compatibility_level", ("", ""))
     calibration, evaluation = samples
     chosen, accuracy, part = _options(config), report.accuracy, report.host
-    written = tuple(hash_file(path, "The part of the model for the host") for path in host)
+    written = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
     graph = lowered.artifact.model.graph
     return Manifest(
         trtopt=trtopt.__version__,
@@ -77,7 +79,7 @@ def manifest_of(
         model_sha256=report.model["sha256"],
         calibration=SamplesHash(calibration.source, calibration.sha256),
         evaluation=SamplesHash(evaluation.source, evaluation.sha256),
-        files=_files(config),
+        files=files,
         options=chosen,
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
@@ -114,15 +116,20 @@ def _options(config: BuildConfig) -> dict[str, Any]:
     return dict(plain(found))
 
 
-def _files(config: BuildConfig) -> tuple[FileHash, ...]:
-    """What is read beside the model and the samples: the metric's script, plugins, a calibration cache of TensorRT."""
+def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
+    """What is read beside the model and the samples: the metric's script, plugins, a calibration cache of TensorRT.
+
+    Raises:
+        UsageError: One of them cannot be read.
+    """
     names = list(config.plugins)
-    if config.metric is not None and config.metric not in options(BuildConfig)["metric"].words:
+    words = options(BuildConfig)["metric"].words
+    # Where there is no such script, loading the metric says it better.
+    if config.metric is not None and config.metric not in words and source_file(config.metric).is_file():
         names.insert(0, config.metric)
     if config.calib_cache is not None and statistics_file(config) is None:
         names.append(config.calib_cache)
-    hashes = (hash_file(source_file(name), f"The file {name}") for name in names)
-    return tuple(dataclasses.replace(item, name=Path(name).name) for name, item in zip(names, hashes, strict=True))
+    return tuple(FileHash(Path(name).name, *hash_file(source_file(name), f"The file {name}")) for name in names)
 
 
 def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> EngineTensor:

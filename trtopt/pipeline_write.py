@@ -18,6 +18,7 @@ from trtopt.pipeline_manifest import manifest_of
 from trtopt.pipeline_precision import Lowered
 from trtopt.precision.samples import Samples
 from trtopt.report.json_file import write_layers, write_report
+from trtopt.report.manifest import FileHash
 from trtopt.report.records import BuildReport
 from trtopt.source.save import save_model
 
@@ -32,6 +33,7 @@ class Results:
         lowered: The optimized model.
         host: The part for the host, where there is one.
         samples: Those the model was calibrated on, and those it was verified on.
+        files: What else was read (:func:`~trtopt.pipeline_manifest.other_files`).
     """
 
     report: BuildReport
@@ -39,6 +41,7 @@ class Results:
     lowered: Lowered
     host: ir.Model | None
     samples: tuple[Samples, Samples]
+    files: tuple[FileHash, ...]
 
 
 def signer_of(config: BuildConfig, make_engine: bool) -> Signer | None:
@@ -63,7 +66,8 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         if "onnx" in outputs:
             save_model(results.lowered.artifact.model, outputs["onnx"])
         if engine is not None:
-            manifest = manifest_of(report, engine.record, results.lowered, config, results.samples, host)
+            lowered, read = results.lowered, results.files
+            manifest = manifest_of(report, engine.record, lowered, config, results.samples, read, host)
             atomic_write(outputs["engine"], engine.data)
             write_manifest(outputs["engine"], manifest, signer)
             if "layers" in outputs:

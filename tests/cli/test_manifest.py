@@ -252,6 +252,14 @@ def test_a_key_is_for_engines_alone(trtopt: Run, folder: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_a_file_is_in_the_manifest_as_it_was_before_the_work(trtopt: Run, folder: Path) -> None:
+    script = folder / "changes.py"
+    script.write_text("def score(run):\n    open(__file__, 'a').write('# later')\n    return 1.0\n")
+    before = sha256(script)
+    found = built(trtopt, folder, *PLAIN, "--metric", "changes.py:score")
+    assert [item["sha256"] for item in found["files"]] == [before] != [sha256(script)]
+
+
 def test_the_folder_of_a_metric_is_not_in_the_manifest(trtopt: Run, tmp_path: Path) -> None:
     """The same inputs in another folder give the same manifest, and so does a build that uses no cache."""
     found = []

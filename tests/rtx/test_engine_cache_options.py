@@ -19,10 +19,15 @@ import pytest
 
 import trtopt
 from trtopt import pipeline
+from trtopt.cache_folder import FORMATS
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.build import BuildRequest, cache_key, check_options, worker_request
+from trtopt.engine.cache import Compiled
+from trtopt.engine.profiles import Profile
+from trtopt.engine.timing_cache import timing_for
 from trtopt.hardware.spec import find_gpu
+from trtopt.sealed import read_sealed, write_sealed
 
 FAST: dict[str, Any] = {"precision": "fp16", "recipes": "none", "gpu": "L4"}
 INT8: dict[str, Any] = {**FAST, "precision": "int8", "keep_all_int8": True}
@@ -204,7 +209,38 @@ def test_the_file_of_the_model_does_not_matter_but_its_content(
     assert key({**FAST, "report": "changed.json"}) != plain
 
 
-CONTENT = b"times"
+def noted(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same network, with a word wherever ONNX has room for one."""
+    found = onnx.ModelProto()
+    found.CopyFrom(proto)
+    found.producer_name, found.producer_version, found.domain, found.model_version = "maker", "9", "a.b", 7
+    found.graph.name = "another"
+    graph = found.graph
+    for item in (found, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        item.doc_string = "made on Monday"
+        item.metadata_props.add(key="when", value="Monday")
+    for node in graph.node:
+        for attribute in node.attribute:
+            attribute.doc_string = "an attribute"
+    graph.input[0].type.denotation = "IMAGE"
+    return found
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_what_a_model_says_about_itself_changes_neither_key_nor_engine(
+    tmp_path: Path, folder: Path, precision: str
+) -> None:
+    proto = onnx.load(folder / "net.onnx")
+    found, options = [], {"precision": precision, "gpu": "L4", "recipes": "none", "cache_dir": str(tmp_path / "cache")}
+    for name, model in {"plain": proto, "noted": noted(proto)}.items():
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        report = trtopt.build(tmp_path / f"{name}.onnx", **options, output=str(tmp_path / f"{name}.engine"))
+        assert report.engine is not None
+        found.append((report.engine.cached, report.engine.layers, (tmp_path / f"{name}.engine").read_bytes()))
+    assert [cached for cached, _, _ in found] == [False, True]
+    assert found[0][1:] == found[1][1:] and {node for layer in found[0][1] for node in layer.onnx_nodes}
+    fresh = trtopt.build(tmp_path / "noted.onnx", **options, no_cache=True, output=str(tmp_path / "fresh.engine"))
+    assert fresh.engine is not None and (tmp_path / "fresh.engine").read_bytes() == found[0][2]
 
 
 @pytest.fixture
@@ -229,8 +265,7 @@ def test_what_changes_engines_of_tensorrt_is_in_the_key(request_of: BuildRequest
     changed = [
         plain,
         of(request_of, version="10.14"),
-        of(request_of, timing_cache=CONTENT),
-        of(request_of, timing_cache=b""),
+        of(request_of, timing="a file"),
         of(replace(request_of, error_on_timing_cache_miss=True)),
         of(replace(request_of, tf32=True)),
         of(replace(request_of, weights=())),
@@ -239,6 +274,60 @@ def test_what_changes_engines_of_tensorrt_is_in_the_key(request_of: BuildRequest
         *(of(replace(request_of, builder=(item,))) for item in ("sparsity=true", "tiling=full", "refit=true")),
     ]
     assert len(set(changed)) == len(changed)
+
+
+def test_what_a_build_adds_to_a_timing_cache_changes_the_key_only_where_it_must_not_be_missed(
+    request_of: BuildRequest, tmp_path: Path
+) -> None:
+    file = tmp_path / "times"
+
+    def keys(**options: Any) -> list[str]:
+        found = []
+        for content in (b"", b"times", b"times and more"):
+            file.write_bytes(content)
+            asked = replace(request_of, timing_cache=file, **options)
+            found.append(cache_key(asked, "10.13", timing_for(asked, "10.13", None).decides))
+        return found
+
+    assert len(set(keys())) == 1
+    # Without a file the entry holds no timing cache to write where the file is missing.
+    assert keys()[0] != cache_key(request_of, "10.13", timing_for(request_of, "10.13", None).decides)
+    assert len(set(keys(error_on_timing_cache_miss=True))) == 3
+
+
+def test_what_a_dynamic_build_is_asked_for_its_sizes_is_in_the_key(
+    request_of: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dynamic = Profile({"x": ((1, 3), (4, 3), (8, 3))})
+    asked = replace(request_of, backend=TENSORRT_RTX, profiles=(dynamic,))
+    before = cache_key(asked, "1.0")
+    monkeypatch.setattr(Profile, "at_optimum", lambda profile: Profile({"x": ((8, 3), (8, 3), (8, 3))}))
+    assert cache_key(asked, "1.0") != before
+
+
+def test_how_the_process_of_the_compiler_starts_is_in_the_key(
+    request_of: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = cache_key(request_of, "10.13")
+    monkeypatch.setattr("trtopt.engine.cache_key.START", "import os; os.environ.clear(); ")
+    assert cache_key(request_of, "10.13") != before
+
+
+def test_an_entry_whose_layers_are_not_understood_leaves_no_log(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    options = {**FAST, "cache_dir": str(tmp_path / "cache"), "output": str(tmp_path / "net.engine")}
+    trtopt.build(folder / "net.onnx", **options)
+    (entry,) = (tmp_path / "cache" / "engines").glob("*.entry")
+    identity, content = read_sealed(entry, FORMATS["engines"], 1 << 30)
+    compiled = replace(Compiled.from_content(content), layers="Layers:\nnot a layer\n")
+    write_sealed(entry, FORMATS["engines"], identity, compiled.to_parts())
+    again = trtopt.build(folder / "net.onnx", **options)
+    assert again.engine is not None and not again.engine.cached
+    assert any("it is built anew" in text for text in again.warnings)
+    assert list((tmp_path / "temporary").glob("trtopt-layers-*")) == []
 
 
 def test_the_flag_of_a_timing_cache_that_must_not_be_missed_reaches_tensorrt_only(request_of: BuildRequest) -> None:

@@ -411,3 +411,14 @@ def test_an_array_alone_is_for_a_model_with_one_input() -> None:
         np.testing.assert_array_equal(left["image"], right["image"])
     error = refused(images, TEXT)
     assert "the model has 2 inputs" in error.what and "ids, mask" in error.remedy
+
+
+def test_the_name_of_a_file_is_not_in_the_hash_and_those_in_a_folder_are(tmp_path: Path) -> None:
+    for folder, files in {"a": ("1.npz", "2.npz"), "b": ("2.npz", "1.npz"), "c": ("1.npz", "3.npz")}.items():
+        (tmp_path / folder).mkdir()
+        for value, name in enumerate(files):
+            np.savez(tmp_path / folder / name, image=np.full((1, 3, 4, 4), value, np.float32))
+    names = ("a", "b", "c", "a/1.npz", "b/2.npz", "b/1.npz")
+    of = {name: open_samples(tmp_path / name, IMAGE).sha256 for name in names}
+    assert of["a/1.npz"] == of["b/2.npz"] != of["b/1.npz"]
+    assert len({of["a"], of["b"], of["c"]}) == 3

@@ -33,6 +33,7 @@ from trtopt.engine.layers import (
 from trtopt.engine.options import BuilderSettings, parse_builder_options
 from trtopt.engine.process import START, Stall
 from trtopt.engine.profiles import Profile
+from trtopt.engine.timing_cache import Timing, timing_for
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.files import TEMPORARY, atomic_write
@@ -100,22 +101,6 @@ class EngineArtifact:
     sized_layers: tuple[LayerInfo, ...]
 
 
-@dataclass(frozen=True)
-class _Timing:
-    """The timing cache of a build.
-
-    Attributes:
-        content: What is in it before; None without one.
-        name: Its GPU and version, where it is the one of the cache folder; empty for the user's file.
-        decides: The content, where an engine made from another one would not do: of the user's file, or where it must
-            not be missed. Else it only saves time.
-    """
-
-    content: bytes | None = None
-    name: str = ""
-    decides: bytes | None = None
-
-
 def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: EngineCache | None = None) -> EngineArtifact:
     """Build an engine in a fresh process, or take it from the cache.
 
@@ -142,17 +127,19 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
         text = f"the version of {request.backend.module} is not known: the engine is built anew and not kept"
         on_event(Event("warning", TASK, text=text))
         cache = None
-    timing = _timing(request, version, cache)
+    timing = timing_for(request, version, cache)
+    made: list[Compiled] = []
 
     def make() -> Compiled:
         compiled = _compile(request, settings, timing, on_event)
+        made.append(compiled)
         if cache is not None and timing.name and compiled.timing_cache is not None:
             cache.keep_timing(timing.name, compiled.timing_cache)
             return replace(compiled, timing_cache=None)
         return compiled
 
     def use(compiled: Compiled) -> tuple[EngineArtifact, Compiled]:
-        return _artifact(request, settings, compiled), compiled
+        return _artifact(request, settings, compiled, is_new=bool(made)), compiled
 
     if cache is None:
         (artifact, compiled), cached = use(make()), False
@@ -161,77 +148,39 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
     for warning in dict.fromkeys(text.splitlines()[0] for severity, text in compiled.messages if severity == "WARNING"):
         if _INT64_NOTE not in warning:
             on_event(Event("warning", TASK, text=warning))
-    if compiled.timing_cache is not None and request.timing_cache is not None:
+    # A file that there is may know more by now than it did when the cached engine was built.
+    if compiled.timing_cache is not None and request.timing_cache is not None and not (cached and timing.content):
         atomic_write(request.timing_cache, compiled.timing_cache)
     on_event(Event("detail", TASK, text="taken from the cache") if cached else Event("end", TASK))
     return replace(artifact, record=replace(artifact.record, cached=cached))
 
 
-def cache_key(request: BuildRequest, version: str, timing_cache: bytes | None = None) -> str:
+def cache_key(request: BuildRequest, version: str, timing: str = "") -> str:
     """The key of the engine in the cache.
 
     Args:
         request: What to build.
         version: The version of the compiler's package.
-        timing_cache: See :func:`~trtopt.engine.cache_key.engine_key`.
+        timing: See :func:`~trtopt.engine.cache_key.engine_key`.
 
     Raises:
         UsageError: As :func:`build_engine`; or a file cannot be read.
     """
-    asked = worker_request(request, check_options(request.builder, request.plugins, request.backend))
+    settings = check_options(request.builder, request.plugins, request.backend)
+    asked = [worker_request(item, settings) for item in _builds(request)]
     found = probe() if request.backend.needs_gpu else None
     gpu = f"{found.name} {found.gpu.compute_capability}" if found is not None and found.gpu is not None else ""
-    try:
-        return engine_key(asked, (request.onnx, *request.weights), version=version, gpu=gpu, timing_cache=timing_cache)
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read: {error.strerror}", where=str(error.filename), remedy="check the path"
-        ) from error
+    return engine_key(asked, (request.onnx, *request.weights), version=version, gpu=gpu, timing=timing)
 
 
-def _timing(request: BuildRequest, version: str, cache: EngineCache | None) -> _Timing:
-    """The timing cache to build with: the user's file, else the one of the cache folder.
-
-    Raises:
-        UsageError: There is none, and it must not be missed.
-    """
-    must_hit = request.error_on_timing_cache_miss
-    if request.backend == TENSORRT_RTX:
-        return _Timing()
-    if request.timing_cache is not None:
-        content = _content(request.timing_cache)
-        return _Timing(content, decides=content)
-    if cache is not None:
-        name = f"{probe().name} {request.gpu.compute_capability if request.gpu else ''} {version}"
-        content = cache.timing(name)
-        return _Timing(content, name, content if must_hit else None)
-    if must_hit:
-        raise UsageError(
-            "There is no timing cache that could be missed",
-            where="--error-on-timing-cache-miss",
-            remedy="give --timing-cache FILE, or leave --no-cache out",
-        )
-    return _Timing()
-
-
-def _content(path: Path) -> bytes:
-    """A file's content; nothing of one that is not there."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UsageError(f"Cannot read: {error.strerror}", where=str(path), remedy="name a file") from error
-
-
-def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compiled) -> EngineArtifact:
-    """What the compiler left, read.
+def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compiled, *, is_new: bool) -> EngineArtifact:
+    """What the compiler left, read; the log of a new build that is not understood is kept.
 
     Raises:
         EngineBuildError: It is not understood.
     """
     raw_log = "\n".join([*(f"{severity}: {message}" for severity, message in compiled.messages), compiled.layers])
-    resolved = _read_layers(request, compiled.layers, raw_log)
+    resolved = _read_layers(request, compiled.layers, raw_log if is_new else "")
     sized = resolved.layers if compiled.sized is None else parse_layers_log(compiled.sized)
     record = EngineRecord(
         path=None,
@@ -302,6 +251,8 @@ def _read_layers(request: BuildRequest, text: str, raw_log: str) -> Resolved:
         check_detailed(layers)
         return resolve_nodes(layers, request.nodes)
     except EngineBuildError as error:
+        if not raw_log:
+            raise
         with tempfile.NamedTemporaryFile(
             "w", prefix="trtopt-layers-", suffix=".log", delete=False, encoding="utf-8"
         ) as kept:
@@ -311,16 +262,21 @@ def _read_layers(request: BuildRequest, text: str, raw_log: str) -> Resolved:
         ) from error
 
 
-def _compile(request: BuildRequest, settings: BuilderSettings, timing: _Timing, on_event: OnEvent) -> Compiled:
-    """Run the compiler; a second time for the sizes, where the first build hides them."""
-    compiled = _run(request, settings, timing, on_event)
+def _builds(request: BuildRequest) -> tuple[BuildRequest, ...]:
+    """What the compiler is asked: the engine, and a static build for the sizes, where the first hides them."""
     if request.backend != TENSORRT_RTX or all(profile.is_static for profile in request.profiles[:1]):
-        return compiled
-    static = replace(request, profiles=(request.profiles[0].at_optimum(),))
-    return replace(compiled, sized=_run(static, settings, timing, ignore).layers)
+        return (request,)
+    return request, replace(request, profiles=(request.profiles[0].at_optimum(),))
 
 
-def _run(request: BuildRequest, settings: BuilderSettings, timing: _Timing, on_event: OnEvent) -> Compiled:
+def _compile(request: BuildRequest, settings: BuilderSettings, timing: Timing, on_event: OnEvent) -> Compiled:
+    first, *static = _builds(request)
+    compiled = _run(first, settings, timing, on_event)
+    sized = [_run(item, settings, timing, ignore).layers for item in static]
+    return replace(compiled, sized=sized[0]) if sized else compiled
+
+
+def _run(request: BuildRequest, settings: BuilderSettings, timing: Timing, on_event: OnEvent) -> Compiled:
     with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         asked = worker_request(request, settings)

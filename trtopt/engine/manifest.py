@@ -21,7 +21,7 @@ from trtopt._lazy import is_available, require
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend, EngineHeader, describe, identify
 from trtopt.engine.signature import Signer, Verifier
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
-from trtopt.files import atomic_write, open_file
+from trtopt.files import atomic_write, hash_file, open_file
 from trtopt.hardware.probe import Probe, probe
 from trtopt.report.manifest import DIGEST, SCHEMA, FileHash, Manifest, with_digest
 from trtopt.report.read import with_infinities
@@ -32,7 +32,6 @@ LARGEST_MANIFEST_BYTES = 64 << 20
 LARGEST_ENGINE_BYTES = 256 << 30
 """More than the GPUs of today hold."""
 
-_CHUNK_BYTES = 4 << 20
 _RELEASE = 3
 """How many parts of its version make a release. Engines are bound to theirs (NVIDIA's documentation, "Engine
 Compatibility")."""
@@ -342,25 +341,6 @@ def _unverified(path: Path) -> VerifiedEngine:
     return VerifiedEngine(path, data, *identify(data), None)
 
 
-def hash_file(path: Path, what: str, *, at_most: int | None = None) -> FileHash:
-    """A file's name, size and hash.
-
-    Args:
-        path: The file.
-        what: What messages call it.
-        at_most: Bytes after which reading may stop, since the file is another one.
-
-    Raises:
-        UsageError: It cannot be read.
-    """
-    digest, size = hashlib.sha256(), 0
-    with open_file(path, what) as file:
-        while (at_most is None or size <= at_most) and (chunk := file.read(_CHUNK_BYTES)):
-            size += len(chunk)
-            digest.update(chunk)
-    return FileHash(path.name, size, digest.hexdigest())
-
-
 def _check_beside(engine: Path, file: FileHash) -> None:
     """Check a file that lies beside the engine."""
     name = file.name
@@ -371,5 +351,5 @@ def _check_beside(engine: Path, file: FileHash) -> None:
         found = hash_file(place, "The part of the model for the host", at_most=file.bytes)
     except UsageError as error:
         raise _altered(error.what, place) from error
-    if found != file:
+    if found != (file.bytes, file.sha256):
         raise _altered("The part of the model for the host is not the one that belongs to the engine", place)

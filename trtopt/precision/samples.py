@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from trtopt._script import load_function
 from trtopt.errors import TrtoptError, UsageError
+from trtopt.files import hash_file
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.calib_arrays import ArrayReader, in_memory, open_arrays
 from trtopt.precision.calib_feeds import LABELS, Group, Sample, group
@@ -91,8 +93,11 @@ class Samples:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of the data, hex. For ``script.py:function`` it is the hash of the script's source and the function's
-        name: a script that reads other data without being edited itself is not noticed."""
+        """Hash of the data, hex: of a file that of its content, of a folder that of names and contents.
+
+        For ``script.py:function`` it is the hash of the script's source and the function's name: a script that reads
+        other data without being edited itself is not noticed.
+        """
         return self._sha256 if self._sha256 is not None else self._scan.sha256
 
     def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
@@ -178,13 +183,13 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
         if not files:
             raise UsageError("The folder holds no .npz or .npy file", where=str(path), remedy=_REMEDY)
     groups = tuple(_file_group(file, inputs) for file in files)
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode())
-        with open(file, "rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    return Samples(lambda: iter(groups), where=str(path), sha256=digest.hexdigest(), known=groups)
+    hashes = [hash_file(file, "The samples")[1] for file in files]
+    sha256 = hashes[0]
+    if path.is_dir():
+        # Their names give the order; that of a single file says nothing.
+        named = [(file.name, found) for file, found in zip(files, hashes, strict=True)]
+        sha256 = hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
 
 
 def _file_group(path: Path, inputs: Sequence[InputSpec]) -> Group:

@@ -12,10 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
+from trtopt.files import hash_file
 from trtopt.graph import edit
 from trtopt.source.check import all_tensors
-
-_CHUNK_BYTES = 1 << 22
 
 
 def check_external_data(proto: onnx.ModelProto, folder: Path) -> list[Path]:
@@ -56,16 +55,8 @@ def weight_files(model: ir.Model) -> dict[str, Path]:
 
 def sha256_of(files: Iterable[Path]) -> str:
     """SHA-256, hex: of the only file, or of the concatenated hashes of several."""
-    digests = [_digest(path) for path in files]
-    return digests[0].hex() if len(digests) == 1 else hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-def _digest(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.digest()
+    hashes = [hash_file(path, "The model")[1] for path in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256(bytes.fromhex("".join(hashes))).hexdigest()
 
 
 def _resolve(location: str, folder: Path, owner: str) -> Path:

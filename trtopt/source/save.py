@@ -18,6 +18,7 @@ from trtopt.files import atomic_path, atomic_write, check_writable
 from trtopt.graph.edit import all_graphs, dims_of
 from trtopt.graph.skeleton import embed
 from trtopt.source.check import all_tensors
+from trtopt.source.notes import clear_notes
 
 EXTERNAL_OVER_BYTES = 1 << 30
 """Above this sum of weights they go to a file of their own; one protobuf can have 2 GiB."""
@@ -29,7 +30,7 @@ _ALIGNMENT = 4096
 _CHUNK_BYTES = 1 << 22
 
 
-def save_model(model: ir.Model, path: str | os.PathLike[str]) -> tuple[Path, ...]:
+def save_model(model: ir.Model, path: str | os.PathLike[str], *, notes: bool = True) -> tuple[Path, ...]:
     """Write ``model`` to ``path``; it is not changed.
 
     Weights of more than 1 GiB go to ``NAME.HASH.data`` beside it, HASH being that of their content. A run killed at
@@ -40,6 +41,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str]) -> tuple[Path, ...
     Args:
         model: The model.
         path: The ``.onnx`` file to write or replace.
+        notes: Whether to write what computes nothing: doc strings, metadata, the producer, the name of the graph.
 
     Returns:
         The model's file, then those of its weights, if they have any.
@@ -58,6 +60,8 @@ def save_model(model: ir.Model, path: str | os.PathLike[str]) -> tuple[Path, ...
         _unload(weights, target)
     embed(clone, initializers=not unload)
     proto = ir.to_proto(clone)
+    if not notes:
+        clear_notes(proto)
     try:
         content = proto.SerializeToString()
     except (ValueError, OSError, RuntimeError) as error:
