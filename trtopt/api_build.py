@@ -14,6 +14,7 @@ from trtopt import (
     pipeline_io,
     pipeline_judge,
     pipeline_manifest,
+    pipeline_options,
     pipeline_precision,
     pipeline_search,
     pipeline_sparse,
@@ -25,7 +26,7 @@ from trtopt.clock import Clock
 from trtopt.config import AUTO, BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
-from trtopt.engine.build import EngineArtifact, check_options
+from trtopt.engine.build import EngineArtifact
 from trtopt.engine.cache import EngineCache
 from trtopt.engine.manifest import manifest_path, signature_path
 from trtopt.engine.profiles import Profile, plan_profiles
@@ -97,7 +98,7 @@ class Session:
         pipeline_precision.check_precision(self.precision, target.gpu, config, clock)
         wanted = parse_io(config.io)
         if self.make_engine:
-            check_options(config.builder, config.plugins, target.backend)
+            pipeline_options.check_search(config, target.backend)
         others = pipeline_manifest.other_files(config) if self.make_engine else ()
         self._cache = pipeline.engine_cache(config, clock, self.make_engine)
         with clock.stage("load"):
@@ -158,7 +159,7 @@ class Session:
         engine = None
         if make and (not failures or config.allow_accuracy_loss):
             try:
-                engine = pipeline.compile_engine(
+                engine = pipeline_options.compile_engine(
                     border.lowered.artifact,
                     pipeline.Compilation(
                         target.backend, target.gpu, border.profiles, self.precision == "tf32", self._cache

@@ -20,13 +20,14 @@ from trtopt.errors import TrtoptError, UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.sealed import is_of_other_version, open_line, read_sealed
 
-ENGINES, TIMING, CALIBRATION = "engines", "timing", "calibration"
+ENGINES, TIMING, TIMES, CALIBRATION = "engines", "timing", "times", "calibration"
 PRICES, SEARCH, SENSITIVITY = "prices", "search", "sensitivity"
 LOCKS = "locks"
 
 KINDS = {
     ENGINES: ".entry",
     TIMING: ".entry",
+    TIMES: ".json",
     CALIBRATION: ".calib",
     PRICES: ".jsonl",
     SEARCH: ".jsonl",
@@ -37,6 +38,7 @@ KINDS = {
 FORMATS = {
     ENGINES: "trtopt.engine-cache/2",
     TIMING: "trtopt.timing-cache/2",
+    TIMES: "trtopt.engine-times/1",
     CALIBRATION: "trtopt.calibration/3",
     SENSITIVITY: "trtopt.sensitivity-cache/3",
 }

@@ -16,6 +16,7 @@ from trtopt.engine.options import parse_builder_options
 from trtopt.files import hash_file
 from trtopt.outputs import source_file
 from trtopt.pipeline_imports import statistics_file
+from trtopt.pipeline_options import builder_of
 from trtopt.pipeline_precision import Lowered
 from trtopt.precision.samples import Samples
 from trtopt.report.manifest import (
@@ -63,6 +64,7 @@ def manifest_of(
     settings = parse_builder_options(config.builder, backend, gpu_present=True)
     _, hardware = settings.enums.get("hardware_compatibility_level", ("", ""))
     calibration, evaluation = samples
+    config = dataclasses.replace(config, builder=builder_of(config.builder, engine))
     chosen, accuracy, part = _options(config), report.accuracy, report.host
     written = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
     graph = lowered.artifact.model.graph

@@ -27,7 +27,7 @@ TIERS = (
     ("sparsity", "profiling"),
     ("gates",),
     ("pipeline", "pipeline_error", "pipeline_host", "pipeline_imports", "pipeline_judge", "pipeline_repair"),
-    ("pipeline_analyze", "pipeline_calibrate"),
+    ("pipeline_analyze", "pipeline_calibrate", "pipeline_options"),
     ("pipeline_guard", "pipeline_improve", "pipeline_sensitivity", "pipeline_sparse_record"),
     ("pipeline_qdq", "pipeline_search"),
     ("pipeline_precision", "pipeline_sparse_search"),

@@ -33,14 +33,19 @@ from trtopt.engine import build as engine_build
 from trtopt.engine import process as engine_process
 from trtopt.engine import worker
 from trtopt.engine.achieved import achieved_precision
-from trtopt.engine.backend import read_header
-from trtopt.engine.build import TASK, build_engine
+from trtopt.engine.backend import TENSORRT, read_header
+from trtopt.engine.build import TASK, _run, build_engine
 from trtopt.engine.compiler import Compiler
+from trtopt.engine.option_search import AXES
+from trtopt.engine.options import parse_builder_options
 from trtopt.engine.profiles import Profile
+from trtopt.engine.timing_cache import Timing
 from trtopt.errors import EngineBuildError, TargetError, UsageError
-from trtopt.events import Event
+from trtopt.events import Event, ignore
 
 pytest.importorskip("tensorrt_rtx")
+
+IGNORED = ("builder_optimization_level", "tiling", "tactic_sources")
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
@@ -316,11 +321,23 @@ def test_tf32_is_part_of_the_engine(tmp_path: Path) -> None:
 def test_ignored_options_are_reported_and_change_nothing(tmp_path: Path) -> None:
     plain = build_engine(request(conv_net(), tmp_path))
     options = ("builder_optimization_level=5", "sparsity=true", "tiling=full", "hardware_compatibility=ampere+")
+    options += ("tactic_sources=none", "search=8")
     cache = tmp_path / "timing.cache"
     tuned = build_engine(request(conv_net(), tmp_path, builder=options, timing_cache=cache))
     assert tuned.data == plain.data
     assert tuned.record.ignored_options == (*options, f"timing_cache={cache}")
     assert plain.record.ignored_options == ()
+
+
+@pytest.mark.parametrize("item", [f"{key}={value}" for key, values in AXES for value in values if key in IGNORED])
+def test_what_is_called_ignored_leaves_the_engine_as_it_is(tmp_path: Path, item: str) -> None:
+    """With the option set on the builder all the same, as it would be on TensorRT's."""
+    asked = request(conv_net(), tmp_path)
+    engines = [
+        _run(asked, parse_builder_options(items, TENSORRT, gpu_present=True), Timing(), ignore).engine
+        for items in ((), (item,))
+    ]
+    assert engines[0] == engines[1]
 
 
 def test_a_workspace_too_small_is_an_error_with_the_remedy(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ ROWS = (
     Row("builder", ("workspace=1G", "max_aux_streams=0"), ("max_aux_streams=0", "workspace=1G"), False),
     Row("builder", (), ("weight_streaming=false",), False),
     Row("builder", (), ("tiling=full", "builder_optimization_level=5", "sparsity=true"), False),  # ignored
+    Row("builder", (), ("tactic_sources=none", "search=8"), False),  # ignored
     Row("plugins", ("one.so",), ("two.so",), True),
     Row("plugins", ("one.so",), ("copy/one.so",), False),
     Row("timing_cache", None, "times.cache", False),  # ignored; see the test of TensorRT below
@@ -271,7 +272,10 @@ def test_what_changes_engines_of_tensorrt_is_in_the_key(request_of: BuildRequest
         of(replace(request_of, weights=())),
         of(replace(request_of, plugins=(tmp_path / "p.so",))),
         of(replace(request_of, formats={"x": "HWC8"})),
-        *(of(replace(request_of, builder=(item,))) for item in ("sparsity=true", "tiling=full", "refit=true")),
+        *(
+            of(replace(request_of, builder=(item,)))
+            for item in ("sparsity=true", "tiling=full", "refit=true", "tactic_sources=none", "tactic_sources=all")
+        ),
     ]
     assert len(set(changed)) == len(changed)
 

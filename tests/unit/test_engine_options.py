@@ -21,10 +21,14 @@ def test_every_option_reaches_the_api_of_tensorrt() -> None:
         "refit=1",
         "strip_plan=off",
         "version_compatible=true",
+        "tactic_sources=JIT_convolutions",
+        "search=8",
     )
     settings = parse_builder_options(items, TENSORRT, gpu_present=True)
     assert settings.attributes == {"builder_optimization_level": 5, "max_aux_streams": 0}
     assert settings.pools == {"WORKSPACE": 2 << 30}
+    assert settings.masks == {"tactic_sources": ("TacticSource", ["JIT_CONVOLUTIONS"])}
+    assert settings.search == {"search": 8}
     assert settings.enums == {
         "tiling_optimization_level": ("TilingOptimizationLevel", "MODERATE"),
         "hardware_compatibility_level": ("HardwareCompatibilityLevel", "AMPERE_PLUS"),
@@ -53,6 +57,10 @@ def test_sizes_take_powers_of_1024(text: str, size: int) -> None:
         "workspace=lots",
         "workspace=-1",
         "max_aux_streams",
+        "tactic_sources=cudnn",
+        "search=1",
+        "search=many",
+        "search=99999999999999999999",
         "tiling=sometimes",
         "refit=perhaps",
         "=",

@@ -8,6 +8,7 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 from rich.console import Console
 
+from trtopt.report.builder_records import BuilderTrial
 from trtopt.report.guard_records import GuardRecord
 from trtopt.report.records import (
     Achieved,
@@ -163,6 +164,26 @@ def test_the_engine_shows_kernels_bytes_and_what_was_ignored() -> None:
         "2 ONNX nodes that no layer names: /Shape, /Gather",
     ):
         assert part in text
+
+
+def test_the_engines_of_a_search_over_builder_options_are_rows() -> None:
+    trials = (
+        BuilderTrial((), 12.5, 1000.0, 3.0, False, True, "as asked for"),
+        BuilderTrial(("tiling=fast",), None, None, None, False, True, "refused: no such option"),
+        BuilderTrial(("max_aux_streams=0",), 11.0, 900.0, 2.0, True, False, "10.0% faster than as asked for"),
+    )
+    report = dataclasses.replace(full_report(), engine=dataclasses.replace(ENGINE, builder_search=trials))
+    text = " ".join(_section(report, "Builder options").split())
+    assert "as asked for 1.00 ms 3.00 us 12.5 s as asked for (remembered)" in text
+    assert "tiling=fast refused: no such option (remembered)" in text
+    assert "* max_aux_streams=0 900 us 2.00 us 11.0 s 10.0% faster than as asked for" in text
+    assert "Builder options" not in _text(full_report())
+
+
+def test_on_a_backend_that_ignores_them_the_search_says_why() -> None:
+    report = dataclasses.replace(full_report(), engine=dataclasses.replace(ENGINE, ignored_options=("search=8",)))
+    text = " ".join(_section(report, "Engine").split())
+    assert "search=8: tensorrt-rtx has no such option" in text and "is the same with every value" in text
 
 
 @pytest.mark.parametrize("width", [80, 100])

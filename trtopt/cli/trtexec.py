@@ -115,7 +115,7 @@ REFUSED = {
     "--avgTiming": _LEAVE_OUT,
     "--maxTactics": _LEAVE_OUT,
     "--directIO": _LEAVE_OUT,
-    "--tacticSources": _LEAVE_OUT,
+    "--tacticSources": "use --builder tactic_sources=jit_convolutions or edge_mask_convolutions",
     "--preview": _LEAVE_OUT,
     "--tempdir": "choose the folder of temporary files with TMPDIR",
     "--setPluginsToSerialize": "deploy the plugin library beside the engine",

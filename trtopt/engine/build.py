@@ -345,6 +345,7 @@ def worker_request(request: BuildRequest, settings: BuilderSettings, *, keep_eng
         "attributes": settings.attributes,
         "enums": settings.enums,
         "pools": settings.pools,
+        "masks": settings.masks,
         "plugins": [str(path.absolute()) for path in request.plugins],
         "timing_cache": None,
         "profiles": [profile.shapes for profile in request.profiles],

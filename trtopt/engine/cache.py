@@ -24,6 +24,7 @@ from trtopt.cache_folder import (
     ENGINES,
     FORMATS,
     LOCKS,
+    TIMES,
     TIMING,
     make_cache_folder,
     mark_used,
@@ -36,6 +37,7 @@ from trtopt.files import check_writable
 from trtopt.sealed import read_sealed, write_sealed
 
 _LENGTH_BYTES = 8
+_MOST_OF_TIMES = 1 << 16
 _TASK = "build engine"
 
 _T = TypeVar("_T")
@@ -137,7 +139,7 @@ class EngineCache:
         self._on_event = on_event
         self._writes = True
         try:
-            for kind in (ENGINES, TIMING, LOCKS):
+            for kind in (ENGINES, TIMING, TIMES, LOCKS):
                 (self._folder / kind).mkdir(parents=True, exist_ok=True)
                 check_writable(self._folder / kind / "entry")
         except (UsageError, OSError) as error:
@@ -192,6 +194,25 @@ class EngineCache:
         """Replace the timing cache of a GPU and a version: of builds at once, that of the last to end stays."""
         path = self._timing_path(name)
         self._keep(path, FORMATS[TIMING], path.stem, [content])
+
+    def times(self, key: str) -> bytes | None:
+        """What was measured of an engine; None where nothing is known."""
+        path = self._folder / TIMES / f"{key}.json"
+        try:
+            identity, content = read_sealed(path, FORMATS[TIMES], _MOST_OF_TIMES)
+            if identity != key:
+                raise ValueError("it is that of another engine")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            self._warn(f"times of an engine {path}: they cannot be read ({error}); they are measured anew")
+            return None
+        mark_used(path)
+        return bytes(content)
+
+    def keep_times(self, key: str, content: bytes) -> None:
+        """Keep what was measured of an engine."""
+        self._keep(self._folder / TIMES / f"{key}.json", FORMATS[TIMES], key, [content])
 
     def _timing_path(self, name: str) -> Path:
         return self._folder / TIMING / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)}.entry"

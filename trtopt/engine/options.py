@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trtopt.engine.backend import TENSORRT_RTX, Backend
@@ -21,17 +21,18 @@ class _Option:
     """How a key reaches the builder.
 
     Attributes:
-        kind: A builder flag, an integer attribute, an enum attribute, or a memory pool.
+        kind: A builder flag, an integer attribute, an enum attribute, a memory pool, a set of members of an enum, or
+            how many engines the search over the others may build.
         target: The flag, attribute or pool in TensorRT's API.
         help: The values, for error messages.
         enum: The enum's class.
-        members: The enum's members by the value a user writes.
+        members: The enum's members by the value a user writes; of a set, several with spaces between.
         limits: Smallest and largest integer.
         rtx: What TensorRT for RTX does with it: takes it, ignores it (the engine is the same to the byte), needs a GPU
             for it, or has no such engines.
     """
 
-    kind: Literal["flag", "int", "enum", "pool"]
+    kind: Literal["flag", "int", "enum", "pool", "mask", "search"]
     target: str
     help: str
     enum: str = ""
@@ -42,6 +43,15 @@ class _Option:
 
 _TILING = {"none": "NONE", "fast": "FAST", "moderate": "MODERATE", "full": "FULL"}
 _HARDWARE = {"none": "NONE", "ampere+": "AMPERE_PLUS", "same_compute_capability": "SAME_COMPUTE_CAPABILITY"}
+_TACTICS = {
+    "all": "EDGE_MASK_CONVOLUTIONS JIT_CONVOLUTIONS",
+    "edge_mask_convolutions": "EDGE_MASK_CONVOLUTIONS",
+    "jit_convolutions": "JIT_CONVOLUTIONS",
+    "none": "",
+}
+"""Those of TensorRT 10.3 and later that are not deprecated (cuBLAS, cuBLASLt and cuDNN are, and off by default)."""
+
+SEARCH = "search"
 _OPTIONS = {
     "builder_optimization_level": _Option("int", "builder_optimization_level", "0 to 5", limits=(0, 5), rtx="ignores"),
     "workspace": _Option("pool", "WORKSPACE", "bytes, with K, M or G for powers of 1024"),
@@ -49,6 +59,8 @@ _OPTIONS = {
     "tiling": _Option(
         "enum", "tiling_optimization_level", ", ".join(_TILING), "TilingOptimizationLevel", _TILING, rtx="ignores"
     ),
+    "tactic_sources": _Option("mask", "tactic_sources", ", ".join(_TACTICS), "TacticSource", _TACTICS, rtx="ignores"),
+    SEARCH: _Option("search", SEARCH, "2 to 64 builds", limits=(2, 64), rtx="ignores"),
     "hardware_compatibility": _Option(
         "enum",
         "hardware_compatibility_level",
@@ -74,6 +86,8 @@ class BuilderSettings:
         attributes: Integer attributes of the configuration.
         enums: Attributes whose value is a member of an enum: (enum, member).
         pools: Bytes by ``MemoryPoolType``.
+        masks: What is set as a set of members of an enum: (enum, members).
+        search: Builds that the search over options may make; empty without one, else under one key.
         ignored: The options (``KEY=VALUE``) this backend ignores.
     """
 
@@ -81,7 +95,9 @@ class BuilderSettings:
     attributes: dict[str, int]
     enums: dict[str, tuple[str, str]]
     pools: dict[str, int]
-    ignored: tuple[str, ...]
+    masks: dict[str, tuple[str, list[str]]]
+    search: dict[str, int]
+    ignored: tuple[str, ...] = ()
 
 
 def parse_builder_options(items: Sequence[str], backend: Backend, *, gpu_present: bool) -> BuilderSettings:
@@ -91,25 +107,33 @@ def parse_builder_options(items: Sequence[str], backend: Backend, *, gpu_present
         UsageError: A key is unknown or repeated, or a value is not one of its values.
         TargetError: The backend cannot do it here.
     """
-    settings = BuilderSettings({}, {}, {}, {}, ())
+    settings = _nothing()
     ignored: list[str] = []
     seen: set[str] = set()
     for item in items:
-        key, _, value = (part.strip() for part in item.partition("="))
-        key = key.lower().replace("-", "_")
+        key, value = key_of(item), item.partition("=")[2].strip()
         option = _lookup(key)
         if key in seen:
             raise UsageError(f"The builder option {key} is given twice", where=item, remedy="give it once")
         seen.add(key)
         is_ignored = backend == TENSORRT_RTX and option.rtx == "ignores"
         # What is ignored is checked, and not set: an engine does not depend on it, and the key of a cached one neither.
-        target = BuilderSettings({}, {}, {}, {}, ()) if is_ignored else settings
+        target = _nothing() if is_ignored else settings
         _apply(target, option, item, value)
         if backend == TENSORRT_RTX and _on(target, option):
             _check_rtx(key, option, gpu_present)
             if is_ignored:
                 ignored.append(f"{key}={value}")
-    return BuilderSettings(settings.flags, settings.attributes, settings.enums, settings.pools, tuple(ignored))
+    return replace(settings, ignored=tuple(ignored))
+
+
+def key_of(item: str) -> str:
+    """The key of ``KEY=VALUE``, as it is spelled here."""
+    return item.partition("=")[0].strip().lower().replace("-", "_")
+
+
+def _nothing() -> BuilderSettings:
+    return BuilderSettings({}, {}, {}, {}, {}, {})
 
 
 def _lookup(key: str) -> _Option:
@@ -128,14 +152,20 @@ def _apply(settings: BuilderSettings, option: _Option, item: str, value: str) ->
     lowered = value.lower()
     if option.kind == "flag" and lowered in _TRUE | _FALSE:
         settings.flags[option.target] = lowered in _TRUE
-    elif option.kind == "int" and value.isdecimal() and option.limits[0] <= int(value) <= option.limits[1]:
-        settings.attributes[option.target] = int(value)
+    elif option.kind in ("int", "search") and _is_within(value, option.limits):
+        (settings.attributes if option.kind == "int" else settings.search)[option.target] = int(value)
+    elif option.kind == "mask" and lowered in option.members:
+        settings.masks[option.target] = (option.enum, option.members[lowered].split())
     elif option.kind == "enum" and lowered in option.members:
         settings.enums[option.target] = (option.enum, option.members[lowered])
     elif option.kind == "pool" and (match := re.fullmatch(r"(\d{1,15})([KMG]?)(?:I?B)?", value.upper())):
         settings.pools[option.target] = int(match[1]) * _UNITS[match[2]]
     else:
         raise UsageError("Not a value of this builder option", where=f"--builder {item}", remedy=f"give {option.help}")
+
+
+def _is_within(value: str, limits: tuple[int, int]) -> bool:
+    return value.isdecimal() and len(value) < 10 and limits[0] <= int(value) <= limits[1]
 
 
 def _on(settings: BuilderSettings, option: _Option) -> bool:

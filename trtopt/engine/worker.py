@@ -219,6 +219,10 @@ def _configure(trt: Any, builder: Any, network: Any, request: dict[str, Any]) ->
     for name, (enum, member) in request["enums"].items():
         _member(config, name)
         setattr(config, name, _member(_member(trt, enum), member))
+    for name, (enum, members) in request["masks"].items():
+        bits = sum(1 << int(_member(_member(trt, enum), member)) for member in members)
+        if not _member(config, f"set_{name}")(bits):
+            raise _RefusedError("option", [{"name": name}])
     for pool, limit in request["pools"].items():
         config.set_memory_pool_limit(getattr(trt.MemoryPoolType, pool), limit)
     for shapes in request["profiles"]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.analysis import EngineAnalysis
+from trtopt.report.builder_records import BuilderTrial
 from trtopt.report.guard_records import GuardRecord
 from trtopt.report.plain import plain
 from trtopt.report.search_records import SearchRecord
@@ -143,6 +144,7 @@ class EngineRecord:
         manifest: The file with its manifest (:mod:`trtopt.report.manifest`); None until both are written.
         build_seconds: What the compiler took; for an engine from the cache, what it took then, and was saved now.
         cached: Whether it was taken from the cache.
+        builder_search: The engines that ``--builder search=N`` compared, in their order.
     """
 
     path: str | None
@@ -162,6 +164,7 @@ class EngineRecord:
     profiles: tuple[dict[str, dict[str, list[int]]], ...] = ()
     manifest: str | None = None
     cached: bool = False
+    builder_search: tuple[BuilderTrial, ...] = ()
 
 
 @dataclass(frozen=True)

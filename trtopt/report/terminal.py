@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.report import guard_text, recipes_text, search_text, sparsity_text
+from trtopt.report import builder_text, guard_text, recipes_text, search_text, sparsity_text
 from trtopt.report.analysis_text import shorten, time_text, visible
 from trtopt.report.records import Achieved, BuildReport, EngineRecord, OutputAccuracy
 from trtopt.report.text import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
@@ -214,6 +214,8 @@ def _engine(report: BuildReport) -> list[RenderableType]:
     rows += [("profile" if index == 0 else "", text) for index, text in enumerate(_profiles(engine))]
     if engine.ignored_options:
         rows.append(("ignored", f"{', '.join(engine.ignored_options)}: {engine.backend} has no such option"))
+    if any(item.startswith("search=") for item in engine.ignored_options):
+        rows.append(("", "search: its engine is the same with every value of the options that are searched"))
     if engine.unclaimed_nodes:
         nodes = count(len(engine.unclaimed_nodes), "ONNX node")
         rows.append(("not seen", f"{nodes} that no layer names: {some(engine.unclaimed_nodes)}"))
@@ -353,6 +355,7 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Precision achieved", _precision),
     ("Kept in a wider type", _kept),
     ("Engine", _engine),
+    ("Builder options", lambda report: builder_text.section(report.engine.builder_search if report.engine else ())),
     ("Host", _host),
     ("Inputs and outputs changed", _network_io),
     ("Calibration", _calibration),
