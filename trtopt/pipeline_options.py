@@ -56,7 +56,7 @@ def compile_engine(artifact: ModelArtifact, job: Compilation, config: BuildConfi
     with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         request = engine_request(artifact, job, config, Path(folder))
         own = tuple(item for item in config.builder if key_of(item) != SEARCH)
-        return _fastest(replace(request, builder=own), builds, job, clock)
+        return fastest(replace(request, builder=own), builds, job, clock)
 
 
 def builder_of(items: Sequence[str], engine: EngineRecord) -> tuple[str, ...]:
@@ -65,7 +65,8 @@ def builder_of(items: Sequence[str], engine: EngineRecord) -> tuple[str, ...]:
     return (*(item for item in items if key_of(item) != SEARCH), *chosen) if engine.builder_search else tuple(items)
 
 
-def _fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) -> EngineArtifact:
+def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) -> EngineArtifact:
+    """The fastest of at most ``builds`` engines of a request, with what was compared in its record."""
     version, cache = installed_version(request.backend), job.cache
 
     def with_options(options: Options) -> BuildRequest:

@@ -16,6 +16,23 @@ BACKENDS = [pytest.param(backend, id=backend.name) for backend in (TENSORRT_RTX,
 
 
 @pytest.mark.gpu
+def test_a_search_over_builder_options_is_remembered(tmp_path: Path) -> None:
+    reason = why_not_run(TENSORRT)
+    if reason:
+        pytest.skip(reason)
+    options = {"backend": TENSORRT.name, "cache_dir": str(tmp_path / "cache"), "builder": ("search=4",)}
+    found = []
+    for name in ("first", "again"):
+        report = api.build(rtx_nets.conv_net(), **options, output=str(tmp_path / f"{name}.engine"))
+        assert report.engine is not None and len(report.engine.builder_search) == 4
+        found.append(report.engine)
+    chosen = [trial for trial in found[0].builder_search if trial.chosen]
+    assert len(chosen) == 1 and chosen[0].median_us is not None
+    assert found[1].cached and found[1].sha256 == found[0].sha256
+    assert all(trial.remembered for trial in found[1].builder_search if trial.median_us is not None)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_the_engines_own_outputs_are_verified(backend: Backend, precision: str, tmp_path: Path) -> None:
