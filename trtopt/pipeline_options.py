@@ -67,7 +67,8 @@ def builder_of(items: Sequence[str], engine: EngineRecord) -> tuple[str, ...]:
 
 def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) -> EngineArtifact:
     """The fastest of at most ``builds`` engines of a request, with what was compared in its record."""
-    version, cache = installed_version(request.backend), job.cache
+    version = installed_version(request.backend)
+    cache = job.cache if version else None
 
     def with_options(options: Options) -> BuildRequest:
         return replace(request, builder=(*request.builder, *options))

@@ -21,6 +21,7 @@ from trtopt.gates.evaluate import evaluate
 from trtopt.gates.facts import facts_of
 from trtopt.gates.limits import Limits
 from trtopt.report.analysis import Analysis, EngineAnalysis
+from trtopt.report.builder_records import BuilderTrial
 from trtopt.report.check_markdown import check_markdown
 from trtopt.report.check_terminal import render
 from trtopt.report.json_file import write_report
@@ -40,7 +41,12 @@ def analysis() -> Analysis:
 
 def build() -> BuildReport:
     report = full_report(analysis=EngineAnalysis("L4", full_analysis().layers, full_analysis().totals))
-    return dataclasses.replace(report, model=report.model | INPUTS)
+    trials = (
+        BuilderTrial((), 12.5, 1000.0, 3.0, True, True, "as asked for"),
+        BuilderTrial(("tiling=fast",), None, None, None, False, False, "refused: no such option"),
+    )
+    engine = None if report.engine is None else dataclasses.replace(report.engine, builder_search=trials)
+    return dataclasses.replace(report, model=report.model | INPUTS, engine=engine)
 
 
 SAMPLES: dict[type, Any] = {BuildReport: build, Analysis: analysis, ProfileReport: small_profile}
