@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trtopt.report.profile import ProfileReport
     from trtopt.report.records import BuildReport
     from trtopt.report.sensitivity import Sensitivity
+    from trtopt.serve.engine import Engine
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "BuildConfig",
     "BuildReport",
     "CheckReport",
+    "Engine",
     "ProfileConfig",
     "ProfileReport",
     "Sensitivity",
@@ -51,6 +53,7 @@ _HOMES = {
     "BuildConfig": "trtopt.config",
     "BuildReport": "trtopt.report.records",
     "CheckReport": "trtopt.report.check",
+    "Engine": "trtopt.serve.engine",
     "ProfileConfig": "trtopt.config",
     "ProfileReport": "trtopt.report.profile",
     "Sensitivity": "trtopt.report.sensitivity",

@@ -19,6 +19,7 @@ from trtopt.engine.manifest import load_engine, manifest_path
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.files import TEMPORARY, atomic_write, check_outputs
+from trtopt.hardware.cpu import available_threads
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
@@ -211,7 +212,7 @@ class _Run:
 
     def _on_cpu(self, path: Path) -> ProfileReport:
         from trtopt.profiling import onnxruntime
-        from trtopt.profiling.cpu_probe import available_threads, probe_cpu
+        from trtopt.profiling.cpu_probe import probe_cpu
 
         if self.config.gpu is not None:
             remedy = "leave it out; `trtopt analyze --gpu` predicts for a GPU"

@@ -41,6 +41,12 @@ class UsageError(TrtoptError):
     exit_code = 2
 
 
+class ClosedError(UsageError):
+    """An engine was called after it was closed."""
+
+    code = "closed"
+
+
 class InvalidModelError(TrtoptError):
     """The model's content is invalid or unsupported."""
 
@@ -73,6 +79,13 @@ class TargetError(TrtoptError):
     """The backend cannot build for the GPU that was asked for."""
 
     code = "target"
+    exit_code = 4
+
+
+class QueueFullError(TrtoptError):
+    """An engine has as many calls waiting as it may: the caller should try again later."""
+
+    code = "queue-full"
     exit_code = 4
 
 

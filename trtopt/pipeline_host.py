@@ -180,6 +180,7 @@ def _record(host: HostPart, part: ir.Model, refused: Iterable[_Refused]) -> Host
         inputs=tuple(values),
         outputs=host.own_outputs,
         between=tuple(PassedTensor(name, str(values[name].dtype), values[name].shape) for name in host.between),
+        model_outputs=host.outputs,
     )
 
 

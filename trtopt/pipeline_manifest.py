@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +30,27 @@ from trtopt.report.manifest import (
 )
 from trtopt.report.plain import plain
 from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord
+from trtopt.source.external import sha256_of
 
 _HARDWARE: dict[str, Literal["ampere+", "same_compute_capability"]] = {
     "AMPERE_PLUS": "ampere+",
     "SAME_COMPUTE_CAPABILITY": "same_compute_capability",
 }
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a build, its report and engine apart.
+
+    Attributes:
+        read: What :func:`other_files` gave before the work: they may change meanwhile.
+        host: Written: the part for the host, where there is one.
+        onnx: Written: the optimized model, where it was asked for.
+    """
+
+    read: tuple[FileHash, ...]
+    host: tuple[Path, ...]
+    onnx: tuple[Path, ...]
 
 
 def manifest_of(
@@ -43,8 +59,7 @@ def manifest_of(
     lowered: Lowered,
     config: BuildConfig,
     samples: tuple[Samples, Samples],
-    files: tuple[FileHash, ...],
-    host: Sequence[Path],
+    files: Files,
 ) -> Manifest:
     """The manifest of an engine.
 
@@ -54,8 +69,7 @@ def manifest_of(
         lowered: The model that was compiled.
         config: The options.
         samples: Those it was calibrated on, and those it was verified on.
-        files: What :func:`other_files` gave before the work: they may change meanwhile.
-        host: The files of the part for the host, where there is one.
+        files: What it was made from, and what was written beside the engine.
 
     Raises:
         UsageError: A file that was written is not there any more.
@@ -66,7 +80,7 @@ def manifest_of(
     calibration, evaluation = samples
     config = dataclasses.replace(config, builder=builder_of(config.builder, engine))
     chosen, accuracy, part = _options(config), report.accuracy, report.host
-    written = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
+    host = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in files.host)
     graph = lowered.artifact.model.graph
     return Manifest(
         trtopt=trtopt.__version__,
@@ -81,7 +95,7 @@ def manifest_of(
         model_sha256=report.model["sha256"],
         calibration=SamplesHash(calibration.source, calibration.sha256),
         evaluation=SamplesHash(evaluation.source, evaluation.sha256),
-        files=files,
+        files=files.read,
         options=chosen,
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
@@ -89,7 +103,8 @@ def manifest_of(
         inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
         accuracy=None if accuracy is None else _accuracy(accuracy),
-        host=None if part is None else HostFiles(written, part.inputs, part.outputs),
+        host=None if part is None else HostFiles(host, part.inputs, part.outputs, part.model_outputs),
+        onnx_sha256=sha256_of(files.onnx) if files.onnx else "",
     )
 
 

@@ -14,7 +14,7 @@ from trtopt.engine.manifest import write_manifest
 from trtopt.engine.signature import Signer
 from trtopt.errors import UsageError
 from trtopt.files import atomic_write
-from trtopt.pipeline_manifest import manifest_of
+from trtopt.pipeline_manifest import Files, manifest_of
 from trtopt.pipeline_precision import Lowered
 from trtopt.precision.samples import Samples
 from trtopt.report.json_file import write_layers, write_report
@@ -63,11 +63,10 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
     report, engine = results.report, results.engine
     if not report.gate_failures or config.allow_accuracy_loss:
         host = () if results.host is None else save_model(results.host, outputs["host"])
-        if "onnx" in outputs:
-            save_model(results.lowered.artifact.model, outputs["onnx"])
+        onnx = save_model(results.lowered.artifact.model, outputs["onnx"]) if "onnx" in outputs else ()
         if engine is not None:
-            lowered, read = results.lowered, results.files
-            manifest = manifest_of(report, engine.record, lowered, config, results.samples, read, host)
+            files = Files(results.files, host, onnx)
+            manifest = manifest_of(report, engine.record, results.lowered, config, results.samples, files)
             atomic_write(outputs["engine"], engine.data)
             write_manifest(outputs["engine"], manifest, signer)
             if "layers" in outputs:

@@ -190,6 +190,27 @@ class _RunLimit:
 _LIMIT = _RunLimit()
 
 
+class ServingSession(OrtSession):
+    """A session that serves: its threads spin while they wait (ONNX Runtime's default).
+
+    Q/DQ runs as it stands, so that a service gets the numbers that verification judged, on every CPU.
+
+    Args:
+        model: The graph; it is not changed.
+        threads: Threads within an operator; that of the caller is one of them.
+
+    Raises:
+        MissingDependencyError: ONNX Runtime is not installed.
+        InvalidModelError: ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(self, model: ir.Model, *, threads: int) -> None:
+        super().__init__(model, threads=threads)
+
+    def _adjust(self, options: Any) -> None:
+        """Keep ONNX Runtime's defaults."""
+
+
 class TimedSession(OrtSession):
     """A session whose time is measured: every node as the graph has it, threads that spin while they wait (ONNX
     Runtime's default).

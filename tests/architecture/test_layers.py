@@ -24,7 +24,7 @@ TIERS = (
     ("roofline",),
     ("rewrite",),
     ("source", "precision", "accuracy", "engine"),
-    ("sparsity", "profiling"),
+    ("sparsity", "profiling", "serve"),
     ("gates",),
     ("pipeline", "pipeline_error", "pipeline_host", "pipeline_imports", "pipeline_judge", "pipeline_repair"),
     ("pipeline_analyze", "pipeline_calibrate", "pipeline_options"),

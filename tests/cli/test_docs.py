@@ -99,8 +99,9 @@ def test_the_page_of_a_command_has_the_options_of_its_help(trtopt: Run, command:
     assert written == set(re.findall(r"--[a-z]+", help_text)) - {"--help"}
 
 
-def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+def test_the_python_examples_of_the_readme_run(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
     save_small(tmp_path)
     np.savez(tmp_path / "calib.npz", x=samples(8))
     np.savez(tmp_path / "eval.npz", x=samples(2))
@@ -117,6 +118,7 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert re.search(r"^int8: \d+ kernels, \d+% of the flop$", done.stdout, flags=re.MULTILINE)
     assert re.search(r"^scores: SQNR \d+\.\d dB$", done.stdout, flags=re.MULTILINE)
     assert (tmp_path / "model.rtx.engine").exists()
+    assert re.search(r"^\[\d\] (onnxruntime|tensorrt-rtx) ", done.stdout, flags=re.MULTILINE)
 
 
 def test_every_exit_code_is_on_the_page() -> None:

@@ -109,7 +109,7 @@ def guarded(call: Callable[[], _T]) -> _T:
         ) from error
 
 
-class _Cuda:
+class Cuda:
     """The calls of the CUDA runtime that are needed, with errors raised."""
 
     def __init__(self) -> None:
@@ -124,10 +124,10 @@ class _Cuda:
         return values[0] if values else None
 
 
-class _Buffer:
+class Buffer:
     """Device memory that grows."""
 
-    def __init__(self, cuda: _Cuda) -> None:
+    def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
         self._bytes = 0
         self.pointer = 0
@@ -145,39 +145,65 @@ class _Buffer:
         self._bytes = self.pointer = 0
 
 
-class _Runner:
-    """An engine with its context and buffers, freed when ``stack`` closes."""
+class LoadedEngine:
+    """An engine in its runtime, and what its inputs and outputs are.
 
-    def __init__(self, trt: Any, data: bytes, stack: contextlib.ExitStack, rtx_graphs: bool) -> None:
+    Attributes:
+        inputs: Names of its inputs.
+        outputs: Names of its outputs.
+        on_host: Those whose values the runtime reads in the host's memory.
+        dtypes: Their numpy types.
+        channels_last: Those that hold their channels last in memory.
+        messages: Errors that the runtime logged.
+    """
+
+    def __init__(self, trt: Any, data: bytes) -> None:
         self.trt = trt
-        self.cuda = _Cuda()
-        self._messages: list[str] = []
-        self._logger = _error_log(trt, self._messages)
+        self.messages: list[str] = []
+        self._built = describe(*identify(data))
+        self._logger = error_log(trt, self.messages)
         trt.init_libnvinfer_plugins(self._logger, "")
         self._runtime = trt.Runtime(self._logger)
-        self.engine = self._given(self._runtime.deserialize_cuda_engine(data), data)
-        self.context = self._given(_context(trt, self.engine, rtx_graphs), data)
-        self.stream = self.cuda.call("cudaStreamCreate")
-        stack.callback(self.cuda.call, "cudaStreamDestroy", self.stream)
+        self.engine = self._given(self._runtime.deserialize_cuda_engine(data))
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
         modes = {name: self.engine.get_tensor_mode(name) for name in names}
-        self._inputs = [name for name in names if modes[name] == trt.TensorIOMode.INPUT]
-        self._outputs = [name for name in names if modes[name] == trt.TensorIOMode.OUTPUT]
-        self.output_names = tuple(self._outputs)
-        self._on_host = {name for name in names if self.engine.get_tensor_location(name) == trt.TensorLocation.HOST}
-        self._dtypes = {name: self._dtype(self.engine.get_tensor_dtype(name)) for name in names}
-        self._last = {name for name in names if self.engine.get_tensor_format(name).name in _CHANNELS_LAST}
-        self._buffers = {name: _Buffer(self.cuda) for name in names}
-        for buffer in self._buffers.values():
-            stack.callback(buffer.free)
-        self._allocators = {name: _output_allocator(trt, self._buffers[name]) for name in self._outputs}
-        self._held: list[np.ndarray] = []
+        self.inputs = [name for name in names if modes[name] == trt.TensorIOMode.INPUT]
+        self.outputs = [name for name in names if modes[name] == trt.TensorIOMode.OUTPUT]
+        self.on_host = {name for name in names if self.engine.get_tensor_location(name) == trt.TensorLocation.HOST}
+        self.dtypes = {name: self._dtype(self.engine.get_tensor_dtype(name)) for name in names}
+        self.channels_last = {name for name in names if self.engine.get_tensor_format(name).name in _CHANNELS_LAST}
 
-    def _given(self, made: Any, data: bytes) -> Any:
+    def new_context(self, rtx_graphs: bool) -> Any:
+        """An execution context.
+
+        TensorRT for RTX compiles the kernels for a new shape in the background unless it is told to wait, so that the
+        first runs are those of other kernels.
+
+        Raises:
+            TargetError: The runtime refuses, for want of memory as a rule.
+        """
+        trt, engine = self.trt, self.engine
+        if trt.__name__ != TENSORRT_RTX.module:
+            return self._given(engine.create_execution_context())
+        config = engine.create_runtime_config()
+        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        if rtx_graphs:
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        return self._given(engine.create_execution_context(config))
+
+    def failed(self, shapes: str) -> EngineBuildError:
+        """What is raised when the engine fails to run."""
+        return EngineBuildError(
+            f"The engine failed to run: {'; '.join(self.messages[-3:]) or 'without a reason'}",
+            where=shapes,
+            remedy="run `trtopt doctor --selftest` and report it with the output",
+        )
+
+    def _given(self, made: Any) -> Any:
         if made is None:
             raise TargetError(
-                f"The runtime refuses the engine, built by {describe(*identify(data))}: "
-                + ("; ".join(self._messages) or "without a reason"),
+                f"The runtime refuses the engine, built by {self._built}: "
+                + ("; ".join(self.messages) or "without a reason"),
                 where=f"{self.trt.__name__} {self.trt.__version__} on {probe().name}",
                 remedy="build it with this version and for this GPU; free GPU memory",
             )
@@ -187,11 +213,28 @@ class _Runner:
         found: np.dtype[Any] = np.dtype(_ML_DTYPES.get(dtype.name) or self.trt.nptype(dtype))
         return found
 
+
+class _Runner(LoadedEngine):
+    """An engine with its context and buffers, freed when ``stack`` closes."""
+
+    def __init__(self, trt: Any, data: bytes, stack: contextlib.ExitStack, rtx_graphs: bool) -> None:
+        super().__init__(trt, data)
+        self.cuda = Cuda()
+        self.context = self.new_context(rtx_graphs)
+        self.stream = self.cuda.call("cudaStreamCreate")
+        stack.callback(self.cuda.call, "cudaStreamDestroy", self.stream)
+        self.output_names = tuple(self.outputs)
+        self._buffers = {name: Buffer(self.cuda) for name in (*self.inputs, *self.outputs)}
+        for buffer in self._buffers.values():
+            stack.callback(buffer.free)
+        self._allocators = {name: output_allocator(trt, self._buffers[name]) for name in self.outputs}
+        self._held: list[np.ndarray] = []
+
     def input_specs(self) -> tuple[InputSpec, ...]:
         specs = []
-        for name in self._inputs:
+        for name in self.inputs:
             dims = (int(dim) for dim in self.engine.get_tensor_shape(name))
-            specs.append(InputSpec(name, self._dtypes[name], tuple("?" if dim < 0 else dim for dim in dims)))
+            specs.append(InputSpec(name, self.dtypes[name], tuple("?" if dim < 0 else dim for dim in dims)))
         return tuple(specs)
 
     def optimum(self, name: str) -> tuple[int, ...]:
@@ -202,12 +245,12 @@ class _Runner:
         self.set(feed)
         self.enqueue()
         self.synchronize()
-        return [self._fetch(name) for name in self._outputs]
+        return [self._fetch(name) for name in self.outputs]
 
     def set(self, feed: Feeds) -> None:
         """Copy the inputs, and have the outputs' memory follow their sizes."""
-        self._held = [self._set_input(name, feed) for name in self._inputs]  # must live until the stream is done
-        for name in self._outputs:
+        self._held = [self._set_input(name, feed) for name in self.inputs]  # must live until the stream is done
+        for name in self.outputs:
             self.context.set_output_allocator(name, self._allocators[name])
             self.context.set_tensor_address(name, self._buffers[name].reserve(1))
 
@@ -216,18 +259,14 @@ class _Runner:
 
         Outputs whose size depends on the data keep their allocator.
         """
-        for name in self._outputs:
+        for name in self.outputs:
             if -1 not in tuple(self.context.get_tensor_shape(name)):
                 self.context.set_output_allocator(name, None)
                 self.context.set_tensor_address(name, self._buffers[name].pointer)
 
     def enqueue(self) -> None:
         if not self.context.execute_async_v3(int(self.stream)):
-            raise EngineBuildError(
-                f"The engine failed to run: {'; '.join(self._messages[-3:]) or 'without a reason'}",
-                where=", ".join(f"{name}{array.shape}" for name, array in zip(self._inputs, self._held, strict=True)),
-                remedy="run `trtopt doctor --selftest` and report it with the output",
-            )
+            raise self.failed(", ".join(f"{n}{a.shape}" for n, a in zip(self.inputs, self._held, strict=True)))
 
     def synchronize(self) -> None:
         self.cuda.call("cudaStreamSynchronize", self.stream)
@@ -235,16 +274,16 @@ class _Runner:
     def _set_input(self, name: str, feed: Feeds) -> np.ndarray:
         if name not in feed:
             raise UsageError(f"The engine's input {name!r} is missing", where=", ".join(feed), remedy="add it")
-        array = np.ascontiguousarray(feed[name], dtype=self._dtypes[name]).reshape(np.shape(feed[name]))
+        array = np.ascontiguousarray(feed[name], dtype=self.dtypes[name]).reshape(np.shape(feed[name]))
         if not self.context.set_input_shape(name, array.shape):
             raise UsageError(
                 f"The shape {list(array.shape)} of {name!r} is outside of the engine's profile",
                 where=name,
                 remedy="build with wider --min-shapes and --max-shapes",
             )
-        if name in self._last:
+        if name in self.channels_last:
             array = np.ascontiguousarray(np.moveaxis(array, 1, -1))
-        if name in self._on_host:
+        if name in self.on_host:
             self.context.set_tensor_address(name, array.ctypes.data)
             return array
         pointer = self._buffers[name].reserve(max(array.nbytes, 1))
@@ -256,30 +295,15 @@ class _Runner:
     def _fetch(self, name: str) -> np.ndarray:
         allocator = self._allocators[name]
         shape = allocator.shape
-        if name in self._last:
+        if name in self.channels_last:
             shape = (shape[0], *shape[2:], shape[1])
-        array = np.empty(shape, self._dtypes[name])
+        array = np.empty(shape, self.dtypes[name])
         kind = self.cuda.api.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self.cuda.call("cudaMemcpy", array.ctypes.data, self._buffers[name].pointer, array.nbytes, kind)
-        return np.moveaxis(array, -1, 1) if name in self._last else array
+        return np.moveaxis(array, -1, 1) if name in self.channels_last else array
 
 
-def _context(trt: Any, engine: Any, rtx_graphs: bool) -> Any:
-    """An execution context.
-
-    TensorRT for RTX compiles the kernels for a new shape in the background unless it is told to wait, so that the first
-    runs are those of other kernels.
-    """
-    if trt.__name__ != TENSORRT_RTX.module:
-        return engine.create_execution_context()
-    config = engine.create_runtime_config()
-    config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
-    if rtx_graphs:
-        config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-    return engine.create_execution_context(config)
-
-
-def _error_log(trt: Any, messages: list[str]) -> Any:
+def error_log(trt: Any, messages: list[str]) -> Any:
     class Logger(trt.ILogger):  # type: ignore[misc]
         """Keeps the errors."""
 
@@ -293,7 +317,7 @@ def _error_log(trt: Any, messages: list[str]) -> Any:
     return Logger()
 
 
-def _output_allocator(trt: Any, buffer: _Buffer) -> Any:
+def output_allocator(trt: Any, buffer: Buffer) -> Any:
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
         """Gives the engine memory once it knows an output's size, which may depend on the data."""
 

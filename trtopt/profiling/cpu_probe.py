@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import platform
 import tempfile
 import time
@@ -38,11 +37,6 @@ _RUNS = 50
 
 _CHAIN = 256
 """Nodes of the chain that tells what a node costs by itself."""
-
-
-def available_threads() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

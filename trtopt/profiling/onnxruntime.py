@@ -25,8 +25,8 @@ from trtopt.files import TEMPORARY
 from trtopt.graph import cost
 from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.cpu import available_threads
 from trtopt.precision.samples import SYNTHETIC, open_samples
-from trtopt.profiling.cpu_probe import available_threads
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.profiling.ort_events import MOST_EVENTS, Kernel, Profile, read_profile
 from trtopt.profiling.ort_functions import expand

@@ -76,11 +76,13 @@ class HostFiles:
         files: The ONNX file beside the engine, then the files of its weights, if it has any.
         inputs: Names of its inputs, all of them outputs of the engine or inputs of the model.
         outputs: Names of its outputs.
+        model_outputs: Names of the outputs of the whole model, in its order, each of the engine or of this part.
     """
 
     files: tuple[FileHash, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    model_outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Manifest:
         outputs: What the engine gives.
         accuracy: What verification found.
         host: What the host runs behind the engine; None where the engine is the whole model.
+        onnx_sha256: Hash of the optimized model that was written with the engine, as ``model_sha256``; empty where none
+            was.
     """
 
     trtopt: str
@@ -134,6 +138,7 @@ class Manifest:
     outputs: tuple[EngineTensor, ...]
     accuracy: AccuracyRecord | None
     host: HostFiles | None
+    onnx_sha256: str = ""
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -292,6 +292,7 @@ class HostRecord:
         inputs: Names of its inputs: the tensors between, and inputs of the model.
         outputs: Names of its outputs; the engine gives the other outputs of the model.
         between: The tensors the engine passes on.
+        model_outputs: Names of the outputs of the whole model, in its order.
     """
 
     path: str | None
@@ -300,6 +301,7 @@ class HostRecord:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     between: tuple[PassedTensor, ...]
+    model_outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""Engines of the real builder, served where their GPU is not: by the optimized model and the part for the host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import detectors
+import numpy as np
+import onnx
+import pytest
+
+import trtopt
+from trtopt.engine.manifest import verify
+from trtopt.errors import IntegrityError
+from trtopt.hardware.probe import probe
+from trtopt.runtime import OrtSession
+from trtopt.source.external import sha256_of
+from trtopt.source.onnx_file import load
+
+pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
+
+
+@pytest.mark.skipif(probe().gpu is not None, reason="this machine has a GPU")
+def test_a_cut_model_answers_as_the_original(tmp_path: Path) -> None:
+    onnx.save(detectors.detector(), tmp_path / "det.onnx")
+    samples, saved = {"image": detectors.images(8)}, tmp_path / "saved" / "det.opt.onnx"
+    saved.parent.mkdir()
+    report = trtopt.build(tmp_path / "det.onnx", precision="fp32", calib=samples, save_onnx=str(saved))
+    assert report.engine is not None and report.engine.path is not None
+    manifest = verify(report.engine.path)
+    assert manifest.onnx_sha256 == sha256_of([saved])
+    assert manifest.host is not None
+    assert manifest.host.model_outputs == ("detections", "selected", "scores")
+    with (
+        OrtSession(load(tmp_path / "det.onnx").model) as original,
+        trtopt.Engine.load(report.engine.path, fallback=saved) as engine,
+    ):
+        for image in detectors.images(4, seed=7):
+            expected = dict(zip(original.output_names, original.run({"image": image[None]}), strict=True))
+            found = engine.run({"image": image[None]})
+            assert list(found) == ["detections", "selected", "scores"]
+            for name, array in expected.items():
+                np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+    with pytest.raises(IntegrityError, match="hash"):
+        trtopt.Engine.load(report.engine.path, fallback=tmp_path / "det.onnx")
+
+
+def test_without_save_onnx_the_manifest_has_no_hash_of_it(tmp_path: Path) -> None:
+    onnx.save(detectors.detector(), tmp_path / "det.onnx")
+    trtopt.build(tmp_path / "det.onnx", precision="fp32", calib={"image": detectors.images(8)})
+    manifest = json.loads((tmp_path / "det.rtx.engine.manifest.json").read_text())
+    assert manifest["onnx_sha256"] == ""

@@ -1,0 +1,243 @@
+"""What serving decides without a model: who runs, which profile, which graph, what is counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from trtopt.errors import ClosedError, QueueFullError, UsageError
+from trtopt.report.manifest import ShapeRange
+from trtopt.serve import dlpack
+from trtopt.serve.graphs import WARM_UPS, GraphCache
+from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
+from trtopt.serve.pool import Pool
+from trtopt.serve.profiles import choose
+
+
+def future(found: int | Future[int]) -> Future[int]:
+    assert isinstance(found, Future)
+    return found
+
+
+def test_contexts_are_lent_out_and_the_queue_is_served_in_order() -> None:
+    pool = Pool(contexts=2, queue=2)
+    assert {pool.request(), pool.request()} == {0, 1}
+    first, second = future(pool.request()), future(pool.request())
+    with pytest.raises(QueueFullError, match="2 calls run and 2 wait") as error:
+        pool.request()
+    assert error.value.exit_code == 4 and error.value.code == "queue-full"
+    assert pool.state == (2, 2)
+    pool.release(1)
+    assert first.result(0) == 1 and not second.done()
+    pool.release(0)
+    assert second.result(0) == 0
+    pool.release(0)
+    pool.release(1)
+    assert pool.state == (0, 0) and pool.is_idle
+
+
+def test_a_call_that_left_the_queue_gets_nothing_and_keeps_nothing() -> None:
+    pool = Pool(contexts=1, queue=2)
+    context = pool.acquire()
+    gone, stays = future(pool.request()), future(pool.request())
+    assert pool.leave(gone) and pool.state == (1, 1)
+    pool.release(context)
+    assert gone.cancelled() and stays.result(0) == context
+    assert not pool.leave(stays)  # its context had come, and is to be given back
+    pool.release(context)
+    assert pool.state == (0, 0)
+
+
+def test_a_future_cancelled_from_outside_is_passed_over() -> None:
+    pool = Pool(contexts=1, queue=2)
+    context = pool.acquire()
+    gone, stays = future(pool.request()), future(pool.request())
+    assert gone.cancel()  # as asyncio.wrap_future does
+    pool.release(context)
+    assert stays.result(0) == context
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: bool) -> None:
+    pool = Pool(contexts=1, queue=4)
+    context = pool.acquire()
+    got: list[object] = []
+
+    def wait() -> None:
+        try:
+            mine = pool.acquire()
+            got.append("ran")
+            pool.release(mine)
+        except ClosedError as error:
+            got.append(error.code)
+
+    waiting = [threading.Thread(target=wait) for _ in range(3)]
+    closing = threading.Thread(target=lambda: pool.close(drain=drain))
+    for thread in waiting:
+        thread.start()
+    while pool.state != (1, 3):
+        time.sleep(0.001)
+    closing.start()
+    while not pool.is_closed:
+        time.sleep(0.001)
+    with pytest.raises(ClosedError):
+        pool.request()
+    assert closing.is_alive()
+    pool.release(context)
+    for thread in (*waiting, closing):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert got == (["ran"] * 3 if drain else ["closed"] * 3)
+
+
+def shape_range(low: int, best: int, high: int) -> ShapeRange:
+    return ShapeRange((low, 3), (best, 3), (high, 3))
+
+
+def test_the_nearest_profile_that_takes_the_shapes_is_chosen() -> None:
+    profiles = {"x": (shape_range(1, 1, 1), shape_range(1, 8, 64), shape_range(16, 32, 64))}
+    chosen = {size: choose(profiles, {"x": (size, 3)}) for size in (1, 2, 8, 16, 17, 32, 64)}
+    assert chosen == {1: 0, 2: 1, 8: 1, 16: 1, 17: 2, 32: 2, 64: 2}
+    assert choose({}, {}) == 0
+
+
+def test_a_profile_has_to_take_all_inputs_at_once() -> None:
+    profiles = {
+        "x": (shape_range(1, 4, 8), shape_range(9, 12, 16)),
+        "mask": (shape_range(1, 4, 8), shape_range(9, 12, 16)),
+    }
+    assert choose(profiles, {"x": (12, 3), "mask": (9, 3)}) == 1
+    with pytest.raises(UsageError, match=r"\[1, 3\] to \[8, 3\]; \[9, 3\] to \[16, 3\]"):
+        choose(profiles, {"x": (4, 3), "mask": (12, 3)})
+    with pytest.raises(UsageError, match=r"shape \[17, 3\] of the input 'mask'"):
+        choose(profiles, {"x": (12, 3), "mask": (17, 3)})
+
+
+def run_of(cache: GraphCache[str], key: str) -> str:
+    """What one call does: replay, capture, or run without a graph."""
+    graph = cache.get(key)
+    if graph is not None:
+        return f"replay {graph}"
+    if cache.wants(key):
+        cache.add(key, key.upper())
+        return "capture"
+    return "run"
+
+
+def test_a_shape_is_captured_after_its_warm_up_and_replayed_from_then_on() -> None:
+    cache: GraphCache[str] = GraphCache(2, lambda graph: None)
+    assert [run_of(cache, "a") for _ in range(5)] == ["run"] * WARM_UPS + ["capture", "replay A", "replay A"]
+    assert (cache.counts.captured, cache.counts.replayed) == (1, 2)
+
+
+def test_graphs_are_bounded_and_the_one_not_used_for_longest_goes() -> None:
+    freed: list[str] = []
+    cache: GraphCache[str] = GraphCache(2, freed.append)
+    for key in ("a", "b"):
+        for _ in range(WARM_UPS + 1):
+            run_of(cache, key)
+    run_of(cache, "a")
+    for _ in range(WARM_UPS + 1):
+        run_of(cache, "c")
+    assert freed == ["B"] and cache.counts.evicted == 1
+    assert run_of(cache, "a") == "replay A" and run_of(cache, "b") == "run"
+    cache.clear()
+    assert sorted(freed) == ["A", "B", "C"]
+    assert run_of(cache, "a") == "run"
+
+
+def test_a_shape_that_cannot_be_captured_is_not_tried_again() -> None:
+    cache: GraphCache[str] = GraphCache(2, lambda graph: None)
+    for _ in range(WARM_UPS):
+        assert not cache.wants("a")
+    assert cache.wants("a")
+    cache.fail("a")
+    cache.clear()
+    assert not any(cache.wants("a") for _ in range(10))
+    assert cache.counts.failed == 1
+
+
+def test_what_is_remembered_of_shapes_is_bounded() -> None:
+    cache: GraphCache[str] = GraphCache(2, lambda graph: None)
+    assert not any(cache.wants(f"{index}") for index in range(1000))
+    assert len(cache._runs) <= 16
+    assert not any(GraphCache[str](0, lambda graph: None).wants("a") for _ in range(10))
+
+
+def test_latencies_fall_into_their_buckets() -> None:
+    counters = Counters()
+    for seconds in (1e-6, 1e-5, 1.1e-5, 0.5, 100.0):
+        counters.replied(seconds)
+    latency = counters.latency
+    assert latency.count == 5 and latency.sum_s == pytest.approx(100.500022)
+    assert len(latency.cumulative) == len(BOUNDS_S) + 1
+    by_bound = dict(zip(latency.bounds_s, latency.cumulative, strict=False))
+    assert by_bound[1e-5] == 2 and by_bound[2e-5] == 3 and latency.cumulative[-2:] == (4, 5)
+
+
+def test_the_text_is_what_prometheus_reads() -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus_client")
+    counters = Counters()
+    counters.replied(3e-5)
+    odd = 'mo"del\\ \n.onnx'
+    text = exposition(
+        [histogram(counters.latency), Family("e_total", "counter", "E", [("", {"kind": "usage"}, 2)])], {"model": odd}
+    )
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    found = {
+        (sample.name, sample.labels.get("le")): sample.value for sample in families["trtopt_latency_seconds"].samples
+    }
+    assert families["trtopt_latency_seconds"].type == "histogram"
+    assert found["trtopt_latency_seconds_bucket", "2e-05"] == 0 and found["trtopt_latency_seconds_bucket", "4e-05"] == 1
+    assert found["trtopt_latency_seconds_bucket", "+Inf"] == found["trtopt_latency_seconds_count", None] == 1
+    assert families["e"].samples[0].labels == {"model": odd, "kind": "usage"}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.int8, np.uint8, np.bool_])
+def test_tensors_are_found_by_their_address(dtype: Any) -> None:
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    found = dlpack.view(array)
+    assert found.pointer == array.ctypes.data and found.shape == (2, 3, 4) and found.dtype == array.dtype
+    assert found.device == (dlpack.CPU, 0) and found.nbytes == array.nbytes and found.is_contiguous
+    np.testing.assert_array_equal(dlpack.host_array(array), array)
+    turned = dlpack.view(array.transpose(0, 2, 1))
+    assert turned.shape == (2, 4, 3) and not turned.is_contiguous
+    part = dlpack.view(array[1:])
+    assert part.pointer == array.ctypes.data + array.nbytes // 2 and part.is_contiguous
+
+
+def test_channels_last_is_another_look_at_the_same_memory() -> None:
+    array = np.zeros((2, 5, 5, 3), np.float32).transpose(0, 3, 1, 2)  # [N, C, H, W], its channels last in memory
+    found = dlpack.view(array)
+    assert found.shape == (2, 3, 5, 5) and not found.is_contiguous
+    assert found.channels_last().shape == (2, 5, 5, 3) and found.channels_last().is_contiguous
+
+
+def test_types_that_engines_do_not_take_are_refused() -> None:
+    with pytest.raises(BufferError, match="none that engines take"):
+        dlpack.view(np.zeros(3, np.complex64))
+
+
+def test_torch_tensors_share_their_memory_in_bf16_too() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).to(torch.bfloat16)
+    array = dlpack.host_array(tensor)
+    assert array.dtype == ml_dtypes.bfloat16 and array.ctypes.data == tensor.data_ptr()
+    back = dlpack.as_torch(array.copy())
+    assert back.dtype == torch.bfloat16 and torch.equal(back, tensor)
+    with pytest.raises(BufferError):
+        dlpack.host_array(tensor.T)
+    new = dlpack.empty_like(tensor, (4, 2), np.dtype(ml_dtypes.bfloat16))
+    assert new.dtype == torch.bfloat16 and tuple(new.shape) == (4, 2)
+
+
+def test_the_memory_of_a_tensor_lives_as_long_as_its_array() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    arrays = [dlpack.host_array(torch.full((1000,), float(index), dtype=torch.bfloat16)) for index in range(50)]
+    assert all(np.all(array == index) for index, array in enumerate(arrays))

@@ -1,0 +1,272 @@
+"""An engine, or an ONNX model, inside a service: ``trtopt.Engine``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from trtopt.errors import TrtoptError, UsageError
+from trtopt.serve import dlpack
+from trtopt.serve.load import Loaded, Settings, load
+from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram
+from trtopt.serve.pool import Pool
+from trtopt.serve.tensors import Border, Given, TensorSpec, check_nan
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from trtopt.serve.load import EngineOptions
+
+
+class Engine:
+    """A model that answers calls from any number of threads and event loops. Made by :meth:`load`; close it at the end.
+
+    Attributes:
+        name: The file's name; the label ``model`` of the metrics.
+        runtime: What runs it: ``tensorrt-rtx 1.7.1.116 on NVIDIA L4``, ``onnxruntime 1.31.1 on the CPU``.
+        fallback_reason: Why the engine does not run and its model runs in its place; empty where that is not so.
+        inputs: What a call gives.
+        outputs: What it gets.
+    """
+
+    def __init__(self, loaded: Loaded, contexts: int, queue: int, nan: Literal["allow", "refuse"]) -> None:
+        self.name = loaded.name
+        self.runtime = loaded.runner.runtime
+        self.fallback_reason = loaded.fallback_reason
+        self.inputs: tuple[TensorSpec, ...] = loaded.inputs
+        self.outputs: tuple[TensorSpec, ...] = loaded.runner.outputs
+        self._runner = loaded.runner
+        self._border = Border(self.inputs, takes_gpu=loaded.runner.takes_gpu)
+        self._pool = Pool(contexts, queue)
+        self._counters = Counters()
+        self._refuses_nan = nan == "refuse"
+        self._process = os.getpid()
+        self._executor = ThreadPoolExecutor(contexts, thread_name_prefix=f"trtopt {self.name}")
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        fallback: str | os.PathLike[str] | None = None,
+        contexts: int = 2,
+        queue: int = 64,
+        nan: Literal["allow", "refuse"] = "allow",
+        **options: Unpack[EngineOptions],
+    ) -> Engine:
+        """Load an engine, checked against its manifest, or an ONNX model, which ONNX Runtime runs on the CPU.
+
+        A part of the model for the host, as ``trtopt build`` writes it beside both, runs behind the same call.
+
+        Args:
+            path: An engine of ``trtopt build``, or an ONNX model.
+            fallback: What runs where the engine cannot, by ONNX Runtime: the optimized model of ``--save-onnx``. A
+                warning is logged, and :attr:`runtime` says so.
+            contexts: How many calls run at a time.
+            queue: How many more may wait; the next one is refused.
+            nan: ``refuse`` looks at every value of every call and refuses NaN in inputs and outputs.
+            options: ``key``, ``allow_unverified`` and ``cuda_graphs``, see :class:`~trtopt.serve.load.EngineOptions`.
+
+        Raises:
+            UsageError: A file cannot be read, or an argument is wrong.
+            IntegrityError: The engine, its manifest or its part for the host was altered; or ``fallback`` is not its
+                model.
+            InvalidModelError: The model is invalid, or ONNX Runtime cannot run it.
+            TargetError: The engine's GPU is not here, and there is no ``fallback``.
+            MissingDependencyError: Its runtime is not installed.
+        """
+        for option, value, least in (("contexts", contexts, 1), ("queue", queue, 0)):
+            if not isinstance(value, int) or value < least:
+                raise UsageError(
+                    f"{option} is {value!r}", where=option, remedy=f"give a whole number of at least {least}"
+                )
+        if nan not in ("allow", "refuse"):
+            raise UsageError(f"nan is {nan!r}", where="nan", remedy="give 'allow' or 'refuse'")
+        chosen = Settings.of(contexts, None if fallback is None else Path(fallback), options)
+        return cls(load(Path(path), chosen), contexts, queue, nan)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the model; waits for a free context. Thread-safe.
+
+        Args:
+            inputs: Arrays by input name: numpy, or anything that speaks DLPack (torch, cupy). Type and shape are those
+                of :attr:`inputs`; nothing is converted, and what is contiguous is not copied.
+
+        Returns:
+            Outputs by name: torch tensors where the first input is one, else numpy arrays.
+
+        Raises:
+            UsageError: A name, type or shape is wrong, or an input has NaN and they are refused.
+            QueueFullError: As many calls as may wait do.
+            ClosedError: The engine is closed.
+            InvalidModelError, EngineBuildError: The model fails.
+        """
+        began = time.perf_counter()
+        try:
+            feeds = self._taken(inputs)
+            outputs = self._with_context(self._pool.acquire(), feeds)
+        except BaseException as error:
+            self._counters.failed(_kind(error))
+            raise
+        self._counters.replied(time.perf_counter() - began)
+        return _like(inputs, outputs)
+
+    async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """As :meth:`run`, for coroutines, of any event loop: the loop is never blocked.
+
+        A call that is cancelled while it waits leaves the queue; one that runs ends unheard.
+        """
+        began = time.perf_counter()
+        try:
+            feeds = self._taken(inputs)
+            outputs = await self._reply(feeds)
+        except BaseException as error:
+            self._counters.failed(_kind(error))
+            raise
+        self._counters.replied(time.perf_counter() - began)
+        return _like(inputs, outputs)
+
+    def metrics(self) -> str:
+        """What Prometheus scrapes, in its text format: calls and their latency, errors by kind, queue and contexts."""
+        busy, waiting = self._pool.state
+        errors, graphs = self._counters.errors, self._runner.graph_counts
+        families = [
+            Family("trtopt_engine_info", "gauge", "What runs the model", [("", {"runtime": self.runtime}, 1)]),
+            histogram(self._counters.latency),
+            Family("trtopt_errors_total", "counter", "Calls that failed", _by("kind", errors)),
+            Family("trtopt_queue_length", "gauge", "Calls that wait for a context", [("", {}, waiting)]),
+            Family("trtopt_contexts", "gauge", "Calls that can run at a time", [("", {}, self._pool.contexts)]),
+            Family("trtopt_contexts_busy", "gauge", "Calls that run", [("", {}, busy)]),
+        ]
+        if graphs:
+            help_text = "CUDA graphs captured, replayed, not captured for an error, and dropped"
+            families.append(Family("trtopt_cuda_graphs_total", "counter", help_text, _by("event", graphs)))
+        return exposition(families, {"model": self.name})
+
+    @property
+    def latency(self) -> Latency:
+        """The latency histogram as it is now, for an observable instrument of OpenTelemetry."""
+        return self._counters.latency
+
+    def close(self, *, drain: bool = True) -> None:
+        """Refuse new calls, wait for those that run, and free the memory. Closing twice does nothing.
+
+        Args:
+            drain: Whether those that wait run first; else they get :class:`~trtopt.errors.ClosedError`.
+
+        Raises:
+            UsageError: An event loop runs in this thread, and calls that may be its own are not done:
+                ``await engine.aclose()``.
+        """
+        if _in_event_loop() and not self._pool.is_idle:
+            raise UsageError(
+                "close() would block the event loop that the engine's calls need to end",
+                where="engine.close()",
+                remedy="await engine.aclose()",
+            )
+        self._pool.close(drain=drain)
+        self._executor.shutdown()
+        self._runner.close()
+
+    async def aclose(self, *, drain: bool = True) -> None:
+        """:meth:`close` for coroutines."""
+        await asyncio.get_running_loop().run_in_executor(None, lambda: self.close(drain=drain))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _taken(self, inputs: Mapping[str, Any]) -> dict[str, Given]:
+        if os.getpid() != self._process:
+            raise UsageError(
+                "The engine was loaded before this process was forked; its threads are not here",
+                where=f"process {os.getpid()}",
+                remedy="load it in each worker process",
+            )
+        return self._border.check(inputs)
+
+    async def _reply(self, feeds: dict[str, Given]) -> dict[str, Any]:
+        """The outputs, computed by a thread of the engine as soon as a context is free."""
+        reply: Future[dict[str, Any]] = Future()
+        found = self._pool.request()
+        if isinstance(found, int):
+            self._executor.submit(self._answer, found, feeds, reply)
+            return await asyncio.wrap_future(reply)
+        # The thread that gives the context back starts the call: by way of the event loop it would be idle meanwhile.
+        found.add_done_callback(functools.partial(self._start, feeds, reply))
+        try:
+            return await asyncio.wrap_future(reply)
+        except BaseException:
+            self._pool.leave(found)
+            raise
+
+    def _start(self, feeds: dict[str, Given], reply: Future[dict[str, Any]], found: Future[int]) -> None:
+        if found.cancelled():
+            return
+        error = found.exception()
+        if error is None:
+            self._executor.submit(self._answer, found.result(), feeds, reply)
+        elif reply.set_running_or_notify_cancel():
+            reply.set_exception(error)
+
+    def _answer(self, context: int, feeds: dict[str, Given], reply: Future[dict[str, Any]]) -> None:
+        """Compute the outputs for a coroutine; for one that was cancelled meanwhile, give the context back."""
+        if not reply.set_running_or_notify_cancel():
+            self._pool.release(context)
+            return
+        try:
+            outputs = self._with_context(context, feeds)
+        except BaseException as error:  # noqa: BLE001 - the coroutine raises it
+            reply.set_exception(error)
+        else:
+            reply.set_result(outputs)
+
+    def _with_context(self, context: int, feeds: dict[str, Given]) -> dict[str, Any]:
+        try:
+            if self._refuses_nan:
+                check_nan(feeds, outputs=False)
+            outputs = self._runner.run(context, feeds)
+            if self._refuses_nan:
+                check_nan(outputs, outputs=True)
+            return outputs
+        finally:
+            self._pool.release(context)
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, TrtoptError):
+        return error.code
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"
+
+
+def _by(label: str, values: Mapping[str, int]) -> list[tuple[str, dict[str, str], float]]:
+    return [("", {label: key}, value) for key, value in sorted(values.items())]
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _like(inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs as what the first input is: torch tensors on the same memory, or as they are."""
+    first = next(iter(inputs.values()), None)
+    if type(first) is np.ndarray or type(first).__module__.partition(".")[0] != "torch":
+        return outputs
+    return {name: dlpack.as_torch(value) if isinstance(value, np.ndarray) else value for name, value in outputs.items()}

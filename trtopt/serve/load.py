@@ -1,0 +1,201 @@
+"""What :meth:`trtopt.Engine.load` loads: an engine, or a model, with its part for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from trtopt.engine.backend import is_engine
+from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine
+from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
+from trtopt.report.manifest import HostFiles, Manifest
+from trtopt.serve.cpu import CpuRunner
+from trtopt.serve.gpu import GpuRunner
+from trtopt.serve.tensors import TensorSpec, said, spec_of
+from trtopt.serve.whole import Runner, WholeRunner
+from trtopt.source.onnx_file import load as load_model
+
+_LOG = logging.getLogger("trtopt.serve")
+
+_HOST_SUFFIX = ".host.onnx"
+
+
+class EngineOptions(TypedDict, total=False):
+    """What only engines have.
+
+    Attributes:
+        key: A public Ed25519 key (PEM): the engine's manifest has to be signed with it.
+        allow_unverified: Take an engine that has no manifest.
+        cuda_graphs: How many shapes have a CUDA graph, in each context; 0 for none.
+    """
+
+    key: str | Path | None
+    allow_unverified: bool
+    cuda_graphs: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an engine is loaded.
+
+    Attributes:
+        contexts: How many calls run at a time.
+        fallback: The model that runs where the engine cannot.
+        key: As the option.
+        allow_unverified: As the option.
+        cuda_graphs: As the option.
+    """
+
+    contexts: int
+    fallback: Path | None
+    key: str | Path | None = None
+    allow_unverified: bool = False
+    cuda_graphs: int = 8
+
+    @classmethod
+    def of(cls, contexts: int, fallback: Path | None, options: EngineOptions) -> Settings:
+        """The settings, with what was given of the options of engines.
+
+        Raises:
+            UsageError: One is unknown or wrong.
+        """
+        known = tuple(EngineOptions.__annotations__)
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, ("path", "fallback", "contexts", "queue", "nan", *known), 1)
+                meant = f"did you mean {near[0]}?" if near else f"for engines there are {', '.join(known)}"
+                raise UsageError(f"Engine.load has no option {name!r}", where=name, remedy=meant)
+        found = cls(contexts, fallback, **options)
+        if not isinstance(found.cuda_graphs, int) or found.cuda_graphs < 0:
+            raise UsageError(
+                f"cuda_graphs is {found.cuda_graphs!r}", where="cuda_graphs", remedy="give a whole number, 0 for none"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded.
+
+    Attributes:
+        name: The file's name.
+        runner: What runs it.
+        inputs: What a call gives: the runner's, with the engine's profiles where there is an engine.
+        fallback_reason: Why the engine does not run and its model runs in its place; else empty.
+    """
+
+    name: str
+    runner: Runner
+    inputs: tuple[TensorSpec, ...]
+    fallback_reason: str = ""
+
+
+def load(path: Path, settings: Settings) -> Loaded:
+    """Load an engine or a model; raises as :meth:`trtopt.Engine.load`."""
+    if not is_engine(path):
+        _check_no_engine_settings(path, settings)
+        model = _model(path, settings.contexts)
+        return Loaded(path.name, model, model.inputs)
+    engine = load_engine(path, key=settings.key, allow_unverified=settings.allow_unverified)
+    try:
+        check_runs_here(engine)
+    except (TargetError, MissingDependencyError) as error:
+        if settings.fallback is None:
+            raise type(error)(
+                error.what,
+                where=error.where,
+                remedy="give fallback=MODEL.onnx, the optimized model of --save-onnx, which ONNX Runtime runs on any "
+                f"machine; or {error.remedy}",
+            ) from error
+        return _fallback(engine, settings.fallback, settings.contexts, error.what)
+    runner: Runner = GpuRunner(engine, settings.contexts, settings.cuda_graphs)
+    if engine.manifest is not None and engine.manifest.host is not None:
+        runner = _with_host(runner, engine.path, engine.manifest.host, settings.contexts)
+    return Loaded(path.name, runner, runner.inputs)
+
+
+def _with_host(first: Runner, path: Path, host: HostFiles, contexts: int) -> WholeRunner:
+    """An engine, or its model, with the part for the host behind it."""
+    place = path.with_name(host.files[0].name)
+    return WholeRunner(first, CpuRunner(load_model(place).model, contexts), host.model_outputs or None)
+
+
+def _check_no_engine_settings(path: Path, settings: Settings) -> None:
+    """Settings that protect engines must not be taken for protection of a model."""
+    for name, value in (("fallback", settings.fallback), ("key", settings.key)):
+        if value is not None:
+            raise UsageError(
+                f"{name} is for engines, and the file is none",
+                where=str(path),
+                remedy="give an engine, or leave it out",
+            )
+
+
+def _model(path: Path, contexts: int) -> Runner:
+    """A model and, where it lies beside it, its part for the host."""
+    first = CpuRunner(load_model(path).model, contexts)
+    host = path.with_name(path.stem + _HOST_SUFFIX)
+    if not host.exists():
+        return first
+    _LOG.info("the part of %s for the host runs behind it: %s", path.name, host.name)
+    return WholeRunner(first, CpuRunner(load_model(host).model, contexts))
+
+
+def _fallback(engine: VerifiedEngine, path: Path, contexts: int, reason: str) -> Loaded:
+    """The model of an engine in its place."""
+    artifact = load_model(path)
+    manifest = engine.manifest
+    runner: Runner = CpuRunner(artifact.model, contexts)
+    inputs = runner.inputs
+    if manifest is not None:
+        _check_model_of(manifest, path, artifact.sha256, runner)
+        profiles = {item.name: item.ranges for item in manifest.inputs}
+        if manifest.host is not None:
+            runner = _with_host(runner, engine.path, manifest.host, contexts)
+        inputs = tuple(dataclasses.replace(spec, profiles=profiles.get(spec.name, ())) for spec in runner.inputs)
+    runner.runtime += f", in place of {engine.built}"
+    _LOG.warning("%s does not run here, and %s runs in its place: %s", engine.path.name, path.name, reason)
+    return Loaded(engine.path.name, runner, inputs, reason)
+
+
+def _check_model_of(manifest: Manifest, path: Path, sha256: str, model: Runner) -> None:
+    """Check that a model is the one an engine was made from.
+
+    Raises:
+        IntegrityError: It is not.
+    """
+    if manifest.onnx_sha256 and manifest.onnx_sha256 != sha256:
+        raise _other(path, "its hash is not the one in the manifest")
+    for what, own, built in (
+        ("input", model.inputs, manifest.inputs),
+        ("output", model.outputs, manifest.outputs),
+    ):
+        found = {spec.name: spec for spec in own}
+        wanted = {item.name: spec_of(item) for item in built}
+        if found.keys() != wanted.keys():
+            raise _other(path, f"its {what}s are {', '.join(found)}, those of the engine {', '.join(wanted)}")
+        for name, spec in wanted.items():
+            if found[name].dtype != spec.dtype or not _same_shape(found[name], spec):
+                raise _other(
+                    path,
+                    f"its {what} {name!r} is {found[name].dtype}{said(found[name].shape)}, that of the engine "
+                    f"{spec.dtype}{said(spec.shape)}",
+                )
+
+
+def _same_shape(one: TensorSpec, two: TensorSpec) -> bool:
+    if one.shape is None or two.shape is None:
+        return True
+    return [isinstance(dim, int) and dim for dim in one.shape] == [isinstance(dim, int) and dim for dim in two.shape]
+
+
+def _other(path: Path, why: str) -> IntegrityError:
+    return IntegrityError(
+        f"The fallback is not the model that the engine was made from: {why}",
+        where=str(path),
+        remedy="give the file that `trtopt build --save-onnx` wrote together with the engine",
+    )

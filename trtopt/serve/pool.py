@@ -1,0 +1,123 @@
+"""Who may run: a pool of execution contexts, and a queue of bounded length before it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from concurrent.futures import Future
+
+from trtopt.errors import ClosedError, QueueFullError
+
+
+class Pool:
+    """Execution contexts, by number, each of which one call holds at a time. Thread-safe; first come, first served.
+
+    Args:
+        contexts: How many there are.
+        queue: How many calls may wait for one.
+    """
+
+    def __init__(self, contexts: int, queue: int) -> None:
+        self.contexts = contexts
+        self._queue = queue
+        self._free = list(range(contexts))
+        self._waiting: deque[Future[int]] = deque()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._closed = False
+
+    def request(self) -> int | Future[int]:
+        """A context, which goes back with :meth:`release`, or a future of one, which may :meth:`leave` until it comes.
+
+        The future's callbacks run in the thread that gives the context back, under the pool's lock: they may not call
+        the pool.
+
+        Raises:
+            QueueFullError: As many calls as may wait do.
+            ClosedError: The pool is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise closed()
+            if self._free:
+                return self._free.pop()
+            if len(self._waiting) >= self._queue:
+                raise QueueFullError(
+                    f"{self.contexts} calls run and {self._queue} wait: the queue is full",
+                    where="queue",
+                    remedy="try again later, send fewer calls at once, or load with more contexts or a longer queue",
+                )
+            future: Future[int] = Future()
+            self._waiting.append(future)
+            return future
+
+    def acquire(self) -> int:
+        """A context; waits for one. Raises as :meth:`request`."""
+        found = self.request()
+        if isinstance(found, int):
+            return found
+        try:
+            return found.result()
+        except BaseException:
+            if not self.leave(found) and found.exception() is None:
+                self.release(found.result())
+            raise
+
+    def release(self, context: int) -> None:
+        """Give a context back: to the one who waits longest, if there is one."""
+        with self._lock:
+            while self._waiting:
+                future = self._waiting.popleft()
+                if future.set_running_or_notify_cancel():
+                    future.set_result(context)
+                    return
+            self._free.append(context)
+            if self._closed:
+                self._changed.notify_all()
+
+    def leave(self, future: Future[int]) -> bool:
+        """Leave the queue; whether that came before the context did."""
+        with self._lock:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(future)
+            left = future.cancel()
+            if self._closed:
+                self._changed.notify_all()
+            return left
+
+    def close(self, *, drain: bool) -> None:
+        """Refuse new calls, and wait for those that run.
+
+        Args:
+            drain: Whether those that wait run first; else they are refused.
+        """
+        with self._lock:
+            self._closed = True
+            while self._waiting and not drain:
+                future = self._waiting.popleft()
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(closed())
+            self._changed.wait_for(lambda: len(self._free) == self.contexts and not self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs or waits."""
+        with self._lock:
+            return len(self._free) == self.contexts and not self._waiting
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """How many contexts are busy, and how many calls wait."""
+        with self._lock:
+            return self.contexts - len(self._free), len(self._waiting)
+
+
+def closed() -> ClosedError:
+    """What a call to a closed engine gets."""
+    return ClosedError("The engine is closed", where="engine.close()", remedy="load it again with trtopt.Engine.load")

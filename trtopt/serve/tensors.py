@@ -1,0 +1,205 @@
+"""What goes into an engine and comes out of it, and the checks of a call's inputs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from trtopt.errors import InvalidModelError, UsageError
+from trtopt.report.manifest import EngineTensor, ShapeRange
+from trtopt.serve import dlpack
+from trtopt.serve.dlpack import View
+from trtopt.serve.profiles import choose
+
+Arrays = dict[str, np.ndarray]
+"""Arrays by the name of the input or output."""
+
+Given = np.ndarray | View
+"""An input of a call: in the host's memory, or on the GPU."""
+
+_MOST_SEEN = 1024
+"""Combinations of shapes that are remembered as right."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output.
+
+    Attributes:
+        name: Its name.
+        dtype: Its numpy type; ``ml_dtypes.bfloat16`` for BF16.
+        shape: A number, or the name of the dimension (``"?"`` without one) where it is dynamic; None where not even the
+            rank is known.
+        profiles: Of an engine's input: smallest, best and largest shape of each optimization profile.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...] | None
+    profiles: tuple[ShapeRange, ...] = ()
+
+
+def spec_of(item: EngineTensor) -> TensorSpec:
+    """A tensor of a manifest."""
+    dtype = ml_dtypes.bfloat16 if item.dtype == "bfloat16" else item.dtype
+    return TensorSpec(item.name, np.dtype(dtype), item.shape, item.ranges)
+
+
+class Border:
+    """Checks the inputs of calls, at the border, so that a runtime never sees wrong ones.
+
+    Args:
+        inputs: What a call has to give.
+        takes_gpu: Whether tensors on the GPU may be given.
+    """
+
+    def __init__(self, inputs: Sequence[TensorSpec], *, takes_gpu: bool) -> None:
+        self._specs = {spec.name: spec for spec in inputs}
+        self._profiles = {spec.name: spec.profiles for spec in inputs if spec.profiles}
+        self._takes_gpu = takes_gpu
+        self._seen: set[tuple[tuple[int, ...], ...]] = set()
+        """Shapes that fit, bounded: looking them up is cheaper than checking them."""
+
+    def check(self, inputs: Mapping[str, Any]) -> dict[str, Given]:
+        """The inputs, of the right type and shape, without copies.
+
+        Args:
+            inputs: By name: numpy arrays, or whatever speaks DLPack.
+
+        Raises:
+            UsageError: A name, a type or a shape is wrong, or the shapes are outside of all profiles.
+        """
+        specs = self._specs
+        if type(inputs) is not dict and not isinstance(inputs, Mapping):
+            raise UsageError(
+                f"The inputs are a {type(inputs).__name__}, not a dict of arrays by name",
+                where="inputs",
+                remedy=f"give {{{', '.join(f'{name!r}: ...' for name in specs)}}}",
+            )
+        if len(inputs) != len(specs) or inputs.keys() != specs.keys():
+            raise self._wrong_names(inputs)
+        arrays: dict[str, Given] = {}
+        shapes = []
+        for name, spec in specs.items():
+            value = inputs[name]
+            array = value if type(value) is np.ndarray else self._read(name, value)
+            if array.dtype != spec.dtype:
+                raise UsageError(
+                    f"The input {name!r} is {array.dtype}; the model takes {spec.dtype}",
+                    where=name,
+                    remedy=f"convert it: nothing is converted unasked. With numpy: {name}.astype({spec.dtype.name!r})",
+                )
+            arrays[name] = array
+            shapes.append(array.shape)
+        key = tuple(shapes)
+        if key not in self._seen:
+            self._check_shapes(dict(zip(specs, shapes, strict=True)))
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+        return arrays
+
+    def _read(self, name: str, value: Any) -> Given:
+        """A tensor of another package."""
+        if isinstance(value, np.ndarray):
+            return value
+        if not hasattr(value, "__dlpack__"):
+            raise UsageError(
+                f"The input {name!r} is a {type(value).__name__}, no array",
+                where=name,
+                remedy="give a numpy array, or a tensor that speaks DLPack",
+            )
+        try:
+            if value.__dlpack_device__()[0] in (dlpack.CPU, dlpack.CUDA_HOST):
+                return dlpack.host_array(value)
+            found = dlpack.view(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"The input {name!r} cannot be read without a copy: {' '.join(str(error).split())[:200]}",
+                where=name,
+                remedy="give what is contiguous and needs no gradient (torch: tensor.detach().contiguous())",
+            ) from error
+        if not self._takes_gpu:
+            raise UsageError(
+                f"The input {name!r} lies on a GPU, and this engine reads the host's memory",
+                where=name,
+                remedy="move it (torch: tensor.cpu(), cupy: array.get()); engine.runtime says what runs",
+            )
+        return found
+
+    def _wrong_names(self, inputs: Mapping[str, Any]) -> UsageError:
+        known = ", ".join(self._specs)
+        for name in inputs:
+            if name not in self._specs:
+                near = difflib.get_close_matches(str(name), self._specs, 1)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                return UsageError(f"There is no input {name!r}{meant}", where=str(name), remedy=f"give {known}")
+        missing = ", ".join(name for name in self._specs if name not in inputs)
+        return UsageError(f"The call lacks the input {missing}", where=missing, remedy=f"give {known}")
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, shape in shapes.items():
+            wanted = self._specs[name].shape
+            if wanted is None:
+                continue
+            if len(wanted) != len(shape) or any(
+                isinstance(dim, int) and dim != size for dim, size in zip(wanted, shape, strict=True)
+            ):
+                raise UsageError(
+                    f"The input {name!r} has the shape {list(shape)}; the model takes {said(wanted)}",
+                    where=name,
+                    remedy="give that rank and those sizes; names stand for any size",
+                )
+            for dim, size in zip(wanted, shape, strict=True):
+                if isinstance(dim, int) or dim == "?":
+                    continue
+                other, first = sizes.setdefault(dim, (size, name))
+                if other != size:
+                    raise UsageError(
+                        f"The dimension {dim!r} is {other} in {first!r} and {size} in {name!r}",
+                        where=f"{first}, {name}",
+                        remedy="give inputs of one call with the same size there",
+                    )
+        choose(self._profiles, shapes)
+
+
+def said(shape: Sequence[int | str] | None) -> str:
+    """A shape for a message: ``[batch, 3, 224, 224]``."""
+    return "any shape" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def check_nan(arrays: Mapping[str, Any], *, outputs: bool) -> None:
+    """Check that no array holds a NaN.
+
+    Raises:
+        UsageError: An input does.
+        InvalidModelError: An output does.
+    """
+    for name, array in arrays.items():
+        count = _nan_count(array.source if isinstance(array, View) else array)
+        if count and outputs:
+            raise InvalidModelError(
+                f"The output {name!r} has {count} NaN, from inputs without",
+                where=name,
+                remedy="see `trtopt build --report`: which layers overflow; or load with nan='allow'",
+            )
+        if count:
+            raise UsageError(
+                f"The input {name!r} has {count} NaN",
+                where=name,
+                remedy="clean the input, or load with nan='allow'",
+            )
+
+
+def _nan_count(array: Any) -> int:
+    """Values of an array, or of a tensor of torch or cupy, that are no number."""
+    if isinstance(array, np.ndarray):
+        is_float = array.dtype.kind in "fc" or array.dtype == ml_dtypes.bfloat16
+        return int(np.count_nonzero(np.isnan(array))) if is_float else 0
+    return int(dlpack.package_of(array).isnan(array).sum())
