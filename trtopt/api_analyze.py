@@ -25,7 +25,7 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
-from trtopt.hardware.spec import GpuSpec, choose_gpu, precisions_of
+from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
 from trtopt.hardware.user import gpu_table
 from trtopt.outputs import check_files
 from trtopt.report.analysis import (
@@ -130,7 +130,7 @@ def write_page(analysis: Analysis, path: Path) -> None:
     """
     from trtopt.report.html import write_html
 
-    gpu = GpuSpec(**analysis.gpu)
+    gpu = gpu_of(analysis.gpu, "gpu")
     l2_gbs = L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
     write_html(analysis, gpu, path, l2_bandwidth_gbs=l2_gbs)
 

@@ -18,7 +18,8 @@ import filelock
 
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.sealed import is_of_other_version, open_line, read_sealed
+from trtopt.files import read_shared
+from trtopt.sealed import MOST_LINE_BYTES, is_of_other_version, lines_of, open_line, read_sealed
 
 ENGINES, TIMING, TIMES, CALIBRATION = "engines", "timing", "times", "calibration"
 PRICES, SEARCH, SENSITIVITY = "prices", "search", "sensitivity"
@@ -52,9 +53,6 @@ _PARTIAL = re.compile(r"\..*\.[0-9a-f]{16}\.partial")
 
 DEFAULT_BYTES = 10_000_000_000
 """What the folder may take, unless another bound is given."""
-
-_MOST_LINE_BYTES = 64 << 20
-"""No file of lines that is read is larger (prices, journals of searches)."""
 
 _LEFT_OVER_S = 24 * 3600.0
 """Age from which an unfinished file, or a lock that nobody holds, was left by a run that was killed."""
@@ -216,9 +214,7 @@ def damage(file: CachedFile) -> str:
     """
     try:
         if file.path.suffix == ".jsonl":
-            if file.bytes > _MOST_LINE_BYTES:
-                return "it is too large"
-            *lines, _ = file.path.read_bytes().split(b"\n")
+            *lines, _ = lines_of(read_shared(file.path, MOST_LINE_BYTES))
             wrong = sum(not _is_line(line) for line in lines)
             return f"{wrong} of {len(lines)} lines are not what was written" if wrong else ""
         identity, _ = read_sealed(file.path, FORMATS[file.kind], file.bytes)

@@ -23,6 +23,7 @@ from trtopt.config import (
     options,
 )
 from trtopt.errors import UsageError
+from trtopt.files import read_file
 
 COMMANDS: dict[str, type[Config]] = {
     "build": BuildConfig,
@@ -157,15 +158,14 @@ def _parse(path: Path) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
+    content = read_file(path, "The configuration file", _MOST_BYTES)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError("The configuration file is too large", where=str(path), remedy="give a TOML file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        return tomllib.loads(content.decode())
+    except RecursionError as error:
         raise UsageError(
-            f"Cannot read the configuration file: {error.strerror}", where=str(path), remedy="check the path"
+            "The configuration file is nested too deep", where=str(path), remedy="write tables of options"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also one that datetime raises, and the limit of digits
         raise UsageError(
             f"The configuration file is not valid TOML: {error}", where=str(path), remedy="correct that line"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -87,23 +88,31 @@ def _place(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def open_file(path: Path, what: str) -> Iterator[BinaryIO]:
+def open_file(path: Path, what: str, at_most: int | None = None) -> Iterator[BinaryIO]:
     """Open a regular file for reading: a pipe would block, and a device never ends.
 
     Args:
         path: The file; a link is followed.
         what: What messages call it.
+        at_most: The largest size in bytes; a larger file, which may be a hole on the disk, is not read at all.
 
     Raises:
-        UsageError: It cannot be opened or read, or is no regular file.
+        UsageError: It cannot be opened or read, is no regular file, or is too large.
     """
     try:
         opened = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE))  # noqa: SIM115
     except (OSError, ValueError) as error:  # a name may hold what no file system takes
         raise _unreadable(path, what, error) from error
     with opened as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{what} is not a file", where=str(path), remedy="name a regular file")
+        if at_most is not None and status.st_size > at_most:
+            raise UsageError(
+                f"{what} is too large: {status.st_size} bytes, more than {at_most}",
+                where=str(path),
+                remedy="check the path",
+            )
         try:
             yield file
         except OSError as error:
@@ -127,6 +136,49 @@ def hash_file(path: Path, what: str, *, at_most: int | None = None) -> tuple[int
             size += len(chunk)
             digest.update(chunk)
     return size, digest.hexdigest()
+
+
+def read_file(path: Path, what: str, at_most: int) -> bytes:
+    """The content of a regular file of bounded size.
+
+    Raises:
+        UsageError: As of :func:`open_file`.
+    """
+    with open_file(path, what, at_most) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def open_shared(path: Path, flags: int) -> int:
+    """Open a file in a folder that others write to as well, and give its descriptor.
+
+    A link there may lead anywhere, and a pipe would block: both are refused.
+
+    Args:
+        path: The file.
+        flags: As of :func:`os.open`.
+
+    Raises:
+        OSError: It cannot be opened, is a link, or no regular file.
+    """
+    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | _AT_ONCE, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return handle
+
+
+def read_shared(path: Path, at_most: int) -> bytes:
+    """The content of a file in a folder that others write to as well (see :func:`open_shared`).
+
+    Raises:
+        OSError: As of :func:`open_shared`.
+        ValueError: It is larger than ``at_most``.
+    """
+    with open(open_shared(path, os.O_RDONLY), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > at_most:
+            raise ValueError("the file is too large")
+        return file.read(size)
 
 
 def _unreadable(path: Path, what: str, error: OSError | ValueError) -> UsageError:

@@ -14,6 +14,7 @@ from trtopt.config import BuildConfig, options
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
 from trtopt.engine.options import parse_builder_options
 from trtopt.files import hash_file
+from trtopt.hardware.spec import PORTABLE
 from trtopt.outputs import source_file
 from trtopt.pipeline_imports import statistics_file
 from trtopt.pipeline_options import builder_of
@@ -79,7 +80,7 @@ def manifest_of(
     _, hardware = settings.enums.get("hardware_compatibility_level", ("", ""))
     calibration, evaluation = samples
     config = dataclasses.replace(config, builder=builder_of(config.builder, engine))
-    chosen, accuracy, part = _options(config), report.accuracy, report.host
+    chosen, accuracy, part = _options(config, report, engine), report.accuracy, report.host
     host = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in files.host)
     graph = lowered.artifact.model.graph
     return Manifest(
@@ -120,8 +121,12 @@ def _accuracy(record: AccuracyRecord) -> AccuracyRecord:
     return dataclasses.replace(record, tensors=None, first_bad=None, metric=metric)
 
 
-def _options(config: BuildConfig) -> dict[str, Any]:
-    """The options that are no paths and not at their default, and the user's GPUs."""
+def _options(config: BuildConfig, report: BuildReport, engine: EngineRecord) -> dict[str, Any]:
+    """The options that are no paths and not at their default, and the user's GPUs.
+
+    Those that have several spellings, or whose default is made of others or of the machine, are as they were
+    understood: the same build asked for in other words is the same.
+    """
     found: dict[str, Any] = {"gpus": config.gpus} if config.gpus else {}
     default = BuildConfig()
     for name, option in options(BuildConfig).items():
@@ -130,7 +135,12 @@ def _options(config: BuildConfig) -> dict[str, Any]:
             continue
         if value != getattr(default, name) and (not option.path or value in option.words):
             found[name] = value
-    return dict(plain(found))
+    if "," in config.recipes:
+        found["recipes"] = ",".join(sorted({item.strip() for item in config.recipes.split(",")} - {""}))
+    found["precision"] = config.precision or report.precision.requested
+    found["gpu"] = PORTABLE if report.gpu is None else str(report.gpu["name"])
+    found["backend"] = engine.backend
+    return dict(sorted(plain(found).items()))
 
 
 def other_files(config: BuildConfig) -> tuple[FileHash, ...]:

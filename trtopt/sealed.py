@@ -22,6 +22,11 @@ _VERSION = re.compile(r"/\d{1,4}$")
 _HEADER = {"format": str, "identity": str, "bytes": int, "sha256": str}
 _CRC = "crc32"
 
+MOST_LINE_BYTES = 16 << 20
+"""Of a file of lines: about 30000 prices; the journal of a search has about a hundred lines."""
+
+_MOST_LINES = 200_000
+
 
 class OtherVersionError(ValueError):
     """A file of a version of trtopt that wrote it in another form; damage is not the same."""
@@ -116,6 +121,17 @@ def _read_head(file: BinaryIO, form: str) -> tuple[bytes, dict[str, Any]]:
     if {key: type(value) for key, value in header.items()} != _HEADER or header["bytes"] < 0:
         raise ValueError("its first line is no header")
     return head, header
+
+
+def lines_of(content: bytes) -> list[bytes]:
+    """The lines of a file, the last one without its end.
+
+    Raises:
+        ValueError: There are more than anybody writes: each costs time, one of a single line feed too.
+    """
+    if content.count(b"\n") > _MOST_LINES:
+        raise ValueError(f"it has more than {_MOST_LINES} lines")
+    return content.split(b"\n")
 
 
 def seal_line(record: Mapping[str, Any]) -> bytes:

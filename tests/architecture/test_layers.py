@@ -18,7 +18,7 @@ PACKAGES = {"trtopt": ROOT / "trtopt", "trtopt_recipes": ROOT / "recipes" / "trt
 TIERS = (
     (
         *("config", "config_file", "batch_sizes", "report", "errors", "events", "clock", "files", "outputs"),
-        *("_lazy", "_script", "cache_folder", "sealed", "limits"),
+        *("_lazy", "_script", "cache_folder", "sealed", "limits", "json_text"),
     ),
     ("graph", "hardware", "runtime"),
     ("roofline",),
@@ -47,6 +47,7 @@ SIBLINGS = {
     ("clock", "events"): "a warning is an event",
     ("config", "errors"): "a wrong option is a usage error",
     ("config_file", "errors"): "so is a wrong key in the file",
+    ("config_file", "files"): "the file may be no file",
     ("outputs", "config"): "the options say which files are read and written",
     ("outputs", "files"): "one check of an output's path",
     ("outputs", "errors"): "an output over an input is a usage error",
@@ -56,9 +57,11 @@ SIBLINGS = {
     ("_lazy", "errors"): "a missing package is a dependency error",
     ("_script", "errors"): "a wrong FILE.py:FUNCTION is a usage error",
     ("sealed", "files"): "a sealed file is written whole or not at all",
+    ("cache_folder", "files"): "others write to the folder as well",
     ("cache_folder", "sealed"): "what is in the folder is checked",
     ("report", "_lazy"): "the plotting package is loaded when a page is drawn",
     ("report", "files"): "reports are written whole or not at all",
+    ("report", "json_text"): "a report is JSON that anybody may have written",
     ("report", "errors"): "a report file that is wrong is a usage error",
     ("__main__", "cli"): "python -m trtopt is the command",
 }

@@ -37,6 +37,7 @@ def test_a_build_names_both_parts_and_what_passes_between_them(trtopt: Run, fold
             {"name": "boxes", "dtype": "float32", "shape": [1, 64, 4]},
             {"name": "scores", "dtype": "float32", "shape": [1, 3, 64]},
         ],
+        "model_outputs": ["detections", "selected", "scores"],
     }
     assert (folder / "out.host.onnx").exists()
     for part in ("out.host.onnx", "boxes: float32 1x64x4", "gives", "detections, selected, by 5 nodes"):

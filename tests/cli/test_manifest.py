@@ -69,7 +69,8 @@ def test_a_manifest_says_what_the_engine_is_and_what_it_was_made_from(trtopt: Ru
     script = folder / "metric.py"
     assert found["files"] == [{"name": "metric.py:flat", "bytes": len(METRIC), "sha256": sha256(script)}]
     assert found["options"] == {
-        "gpu": "RTX 4090", "precision": "int8", "keep_all_int8": True, "recipes": "none", "io": ["x:fp16:hwc4"]
+        "gpu": "RTX-4090", "precision": "int8", "backend": "tensorrt-rtx", "keep_all_int8": True, "recipes": "none",
+        "io": ["x:fp16:hwc4"],
     }  # fmt: skip
     canonical = json.dumps(found["options"], sort_keys=True, separators=(",", ":"))
     assert found["options_sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
@@ -131,6 +132,7 @@ def test_the_part_for_the_host_is_in_the_manifest(trtopt: Run, tmp_path: Path) -
         "files": [{"name": part.name, "bytes": part.stat().st_size, "sha256": sha256(part)}],
         "inputs": ["boxes", "scores"],
         "outputs": ["detections", "selected"],
+        "model_outputs": ["detections", "selected", "scores"],
     }
     assert [item["name"] for item in found["outputs"]] == ["scores", "boxes"]
     package.verify(tmp_path / "m.engine")

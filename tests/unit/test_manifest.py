@@ -208,7 +208,7 @@ def test_a_part_for_the_host_that_is_missing_or_another_is_refused(with_host: Pa
 def test_a_file_that_is_not_beside_the_engine_is_not_opened(tmp_path: Path, name: str) -> None:
     (folder := tmp_path / "engine").mkdir()
     (tmp_path / "m.host.onnx").write_bytes(HOST)
-    refused(save(folder, DATA, manifest(DATA, file_hash(name, HOST))), "not beside the engine|cannot be read")
+    refused(save(folder, DATA, manifest(DATA, file_hash(name, HOST))), "not beside the engine|cannot be read|no text")
 
 
 @posix

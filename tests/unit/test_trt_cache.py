@@ -118,7 +118,7 @@ def test_an_empty_cache_and_one_without_end_are_refused(tmp_path: Path, monkeypa
     with pytest.raises(UsageError, match="names no tensor"):
         read_trt_cache(cache_file(tmp_path, "(Unnamed Layer* 1) [Shuffle]_output: 3d000000"))
     monkeypatch.setattr("trtopt.precision.trt_cache._MAX_BYTES", 64)
-    with pytest.raises(UsageError, match="larger than"):
+    with pytest.raises(UsageError, match="too large"):
         read_trt_cache(cache_file(tmp_path, *(f"t{number}: 3c010a14" for number in range(9))))
 
 

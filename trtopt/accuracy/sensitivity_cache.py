@@ -5,21 +5,32 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from trtopt.accuracy.sensitivity import Errors
 from trtopt.cache_folder import FORMATS, SENSITIVITY, cache_folder, mark_used, warn_not_kept
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.report.sensitivity import GrowthStep, OutputError, RegionError
+from trtopt.json_text import check_text
+from trtopt.report.sensitivity import GrowthStep, RegionError
 from trtopt.sealed import read_sealed, write_sealed
 
 _MAGIC = FORMATS[SENSITIVITY]
 _VERSION = 1
 """Raised when the same inputs would give other figures."""
 _MAX_BYTES = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What a file holds."""
+
+    samples: int
+    regions: tuple[RegionError, ...]
+    together: RegionError
+    growth: tuple[GrowthStep, ...]
 
 
 class SensitivityCache:
@@ -43,17 +54,17 @@ class SensitivityCache:
             identity, body = read_sealed(self.path, _MAGIC, _MAX_BYTES)
             if identity != self._identity:
                 raise ValueError("it is that of another model")
-            found = json.loads(bytes(body))
-            regions = [_region(item) for item in found["regions"]]
-            errors = Errors({item.region: item for item in regions}, _region(found["together"]), int(found["samples"]))
-            growth = tuple(GrowthStep(**item) for item in found["growth"])
+            text = bytes(body)
+            found = json.loads(text)  # which may hold infinities
+            check_text(text, found)
+            kept = msgspec.convert(found, _Kept)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
             self._warn(f"it cannot be read ({' '.join(str(error).split())[:120]})", "measuring anew")
             return None
         mark_used(self.path)
-        return errors, growth
+        return Errors({item.region: item for item in kept.regions}, kept.together, kept.samples), kept.growth
 
     def store(self, errors: Errors, growth: tuple[GrowthStep, ...]) -> None:
         """Write the figures, whole or not at all; where that fails, they were measured and a warning is enough."""
@@ -71,8 +82,3 @@ class SensitivityCache:
 
     def _warn(self, why: str, what: str) -> None:
         self._on_event(Event("warning", "sensitivity", text=f"sensitivity cache {self.path}: {why}; {what}"))
-
-
-def _region(value: Mapping[str, Any]) -> RegionError:
-    outputs = {name: OutputError(**item) for name, item in value["outputs"].items()}
-    return RegionError(**{**value, "nodes": tuple(value["nodes"]), "outputs": outputs})

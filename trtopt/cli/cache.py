@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.cli.parser import Parser
-from trtopt.cli.streams import print_json, print_renderable
+from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _verify(args: argparse.Namespace, folder: Path) -> int:
         _print_json(folder, found, facts)
     else:
         for path, why in damaged.items():
-            print(f"{path}: {why}{' (removed)' if path in removed else ''}")
+            say(f"{path}: {why}{' (removed)' if path in removed else ''}")
         old = f", {len(outdated)} of another version of trtopt, which prune removes" if outdated else ""
         _sum(found, f"checked, {len(damaged) - len(unread)} damaged{old}")
     return _DAMAGED if set(damaged) - removed else 0
@@ -170,7 +170,7 @@ def _print_json(
 def _sum(found: Sequence[CachedFile], what: str) -> None:
     from trtopt.report.text import bytes_text, count
 
-    print(f"{count(len(found), 'file')}, {bytes_text(sum(file.bytes for file in found))} {what}")
+    say(f"{count(len(found), 'file')}, {bytes_text(sum(file.bytes for file in found))} {what}")
 
 
 def _read(text: str, units: Mapping[str, float], option: str, example: str) -> float:

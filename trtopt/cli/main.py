@@ -15,6 +15,7 @@ from typing import NoReturn
 from trtopt import __version__
 from trtopt.cli import deferred
 from trtopt.cli.parser import Parser
+from trtopt.cli.streams import say
 from trtopt.config import did_you_mean
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 
@@ -162,7 +163,7 @@ def print_error(error: TrtoptError) -> None:
     if len(lines) > _MOST_ERROR_LINES:
         tail = lines[-2:]
         what = [*lines[: _MOST_ERROR_LINES - 3], f"  ... {len(lines) - _MOST_ERROR_LINES + 1} more lines", *tail]
-    print("error: " + "\n".join(what), file=sys.stderr)
+    say("error: " + "\n".join(what), sys.stderr)
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

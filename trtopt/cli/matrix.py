@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli import trtexec
 from trtopt.cli.options import config_from
-from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say
 from trtopt.config import BuildConfig, did_you_mean, flag, options
 from trtopt.config_file import MATRIX, MODEL
 from trtopt.errors import TrtoptError, UsageError
@@ -56,7 +56,7 @@ def run_matrix(command: str, args: argparse.Namespace, combinations: Sequence[Ma
     done = []
     for number, build in enumerate(builds, 1):
         words = ", ".join(f"{axis} {value}" for axis, value in build.varied.items())
-        print(f"build {number} of {len(builds)}: {words}", file=sys.stderr)
+        say(f"build {number} of {len(builds)}: {words}", sys.stderr)
         done.append(_run(command, build, args))
     if args.json:
         from trtopt.report.matrix import matrix_json

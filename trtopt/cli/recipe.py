@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.parser import Parser
-from trtopt.cli.streams import print_json, print_renderable
+from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
 
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
 
     recipes = all_recipes()
     for refusal in broken_packs():
-        print(f"warning: {refusal.node} is left out: {refusal.reason}", file=sys.stderr)
+        say(f"warning: {refusal.node} is left out: {refusal.reason}", sys.stderr)
     if args.action == "explain":
         _explain(_named(recipes, args.name))
     elif args.json:

@@ -76,12 +76,13 @@ def _written(found: Report, outputs: dict[str, Path]) -> RenderableType:
         raise UsageError("A report of this kind has no such form", where=f"--{name}", remedy="leave it out")
     if isinstance(found, analysis.Analysis):
         from trtopt.api_analyze import write_page
-        from trtopt.hardware.spec import GpuSpec
+        from trtopt.hardware.spec import gpu_of
         from trtopt.report import analysis_terminal
 
+        shown = analysis_terminal.render(found, gpu_of(found.gpu, "gpu"))
         if "html" in outputs:
             write_page(found, outputs["html"])
-        return analysis_terminal.render(found, GpuSpec(**found.gpu))
+        return shown
     from trtopt.report import terminal
 
     return terminal.render(found)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trtopt.cli import trtexec
 from trtopt.cli.options import add_config_options, config_from
 from trtopt.cli.parser import Parser
-from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say
 from trtopt.config import BuildConfig
 from trtopt.config_file import load_matrix
 from trtopt.errors import GateError, UsageError
@@ -38,7 +38,7 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     """
     args = parse_arguments(command, description, epilog, argv)
     for note in args.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", sys.stderr)
     builds = load_matrix(Path(args.config), command) if args.config is not None else []
     if builds:
         from trtopt.cli.matrix import run_matrix
@@ -111,6 +111,6 @@ def gate(report: BuildReport, config: BuildConfig) -> int:
     if config.allow_accuracy_loss:
         return 0
     for failure in report.gate_failures:
-        print(f"error: a gate failed: {failure}", file=sys.stderr)
-    print("  remedy: --allow-accuracy-loss turns failed gates into warnings", file=sys.stderr)
+        say(f"error: a gate failed: {failure}", sys.stderr)
+    say("  remedy: --allow-accuracy-loss turns failed gates into warnings", sys.stderr)
     return GateError.exit_code

@@ -6,21 +6,41 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trtopt.errors import UsageError
 from trtopt.events import Event
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress, TaskID
+    from rich.segment import Segment
+
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+"""What a terminal acts on, or shows nothing of: control characters but tab and line feed, marks that reverse the
+direction of writing or have no width, halves of surrogate pairs."""
 
 _PIPE_WIDTH = 100
 _DETAIL_WIDTH = 100
+
+
+def safe(text: str) -> str:
+    """``text`` with what a terminal would act on as escapes: names in files may hold anything.
+
+    All that the command line prints passes through here; JSON has escapes of its own.
+    """
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print a line, on stdout unless ``file`` is another stream, without what a terminal would act on."""
+    print(safe(text), file=file)
 
 
 class Listener:
@@ -66,9 +86,9 @@ class Listener:
 
     def _print(self, text: str, style: str) -> None:
         if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False, style=style)
+            self._progress.console.print(safe(text), markup=False, highlight=False, style=style)
         else:
-            print(text, file=sys.stderr)
+            say(text, sys.stderr)
 
     def _advance(self, progress: Progress, event: Event) -> None:
         if event.kind == "start":
@@ -129,13 +149,26 @@ def print_renderable(renderable: RenderableType) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False, emoji=False, markup=False).print(renderable)
+        Console(highlight=False, emoji=False, markup=False).print(_Safe(renderable))
         return
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else _PIPE_WIDTH
     text = io.StringIO()
     Console(file=text, width=width, no_color=True, emoji=False, markup=False).print(renderable, highlight=False)
-    _print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+    _print(safe("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))))
+
+
+@dataclass(frozen=True)
+class _Safe:
+    """Something to print on a terminal, its text without what the terminal would act on, its colours kept."""
+
+    of: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self.of, options):
+            yield Segment(text if control else safe(text), style, control)
 
 
 def _print(text: str) -> None:

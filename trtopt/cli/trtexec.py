@@ -13,6 +13,7 @@ from typing import Any
 
 from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
+from trtopt.files import open_file
 
 _CACHE_START = b"TRT-"
 _NOT_TIMED = "the engine is not timed"
@@ -180,9 +181,9 @@ def check_calibration(source: str | None) -> None:
     if source is None or not Path(source).is_file():
         return
     try:
-        with open(source, "rb") as file:
+        with open_file(Path(source), "The samples") as file:
             start = file.read(len(_CACHE_START))
-    except OSError:
+    except UsageError:
         return  # whoever opens the samples says what is wrong
     if start == _CACHE_START:
         raise UsageError(

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,9 +145,8 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
         (artifact, compiled), cached = use(make()), False
     else:
         (artifact, compiled), cached = cache.obtain(cache_key(request, version, timing.decides), make, use)
-    for warning in dict.fromkeys(text.splitlines()[0] for severity, text in compiled.messages if severity == "WARNING"):
-        if _INT64_NOTE not in warning:
-            on_event(Event("warning", TASK, text=warning))
+    for warning in _warnings(compiled.messages):
+        on_event(Event("warning", TASK, text=warning))
     # A file that there is may know more by now than it did when the cached engine was built.
     if compiled.timing_cache is not None and request.timing_cache is not None and not (cached and timing.content):
         atomic_write(request.timing_cache, compiled.timing_cache)
@@ -171,6 +170,12 @@ def cache_key(request: BuildRequest, version: str, timing: str = "") -> str:
     found = probe() if request.backend.needs_gpu else None
     gpu = f"{found.name} {found.gpu.compute_capability}" if found is not None and found.gpu is not None else ""
     return engine_key(asked, (request.onnx, *request.weights), version=version, gpu=gpu, timing=timing)
+
+
+def _warnings(messages: Iterable[tuple[str, str]]) -> list[str]:
+    """The first lines of warnings, each once; a forged entry of the cache may hold empty ones."""
+    lines = (text.strip().partition("\n")[0] for severity, text in messages if severity == "WARNING")
+    return [line for line in dict.fromkeys(lines) if line and _INT64_NOTE not in line]
 
 
 def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compiled, *, is_new: bool) -> EngineArtifact:

@@ -38,6 +38,7 @@ from trtopt.sealed import read_sealed, write_sealed
 
 _LENGTH_BYTES = 8
 _MOST_OF_TIMES = 1 << 16
+_LARGEST_HEAD_BYTES = 4 << 20
 _TASK = "build engine"
 
 _T = TypeVar("_T")
@@ -84,6 +85,8 @@ class Compiled:
         """
         at = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         try:
+            if at > _LARGEST_HEAD_BYTES:
+                raise ValueError("its head is too large")
             head = msgspec.convert(json.loads(bytes(content[_LENGTH_BYTES:at])), _Head)
         except (msgspec.ValidationError, RecursionError) as error:
             raise ValueError(f"its head is wrong: {error}") from error

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 import msgspec
 
@@ -23,7 +21,8 @@ from trtopt.engine.signature import Signer, Verifier
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
 from trtopt.files import atomic_write, hash_file, open_file
 from trtopt.hardware.probe import Probe, probe
-from trtopt.report.manifest import DIGEST, SCHEMA, FileHash, Manifest, with_digest
+from trtopt.json_text import decoded
+from trtopt.report.manifest import SCHEMA, FileHash, Manifest, has_digest, with_digest
 from trtopt.report.read import with_infinities
 
 LARGEST_MANIFEST_BYTES = 64 << 20
@@ -286,9 +285,11 @@ def _manifest(content: bytes, place: Path) -> Manifest:
     Raises:
         IntegrityError: It was altered, is of another schema, or a field is wrong.
     """
+    if not has_digest(content):
+        raise _altered("The manifest is not as it was written", place)
     try:
-        data: Any = json.loads(content)
-        if not isinstance(data, dict) or content != with_digest({k: v for k, v in data.items() if k != DIGEST}):
+        data = decoded(content)
+        if not isinstance(data, dict):
             raise _altered("The manifest is not as it was written", place)
         if data.get("schema") != SCHEMA:
             raise IntegrityError(

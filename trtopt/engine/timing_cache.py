@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.cache import EngineCache
 from trtopt.errors import UsageError
+from trtopt.files import read_file
 from trtopt.hardware.probe import probe
 
 if TYPE_CHECKING:
     from trtopt.engine.build import BuildRequest
+
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,7 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
 
 def _content(path: Path) -> bytes:
     """A file's content; nothing of one that is not there."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UsageError(f"Cannot read: {error.strerror}", where=str(path), remedy="name a file") from error
+    return read_file(path, "The timing cache", _MOST_BYTES) if os.path.lexists(path) else b""
 
 
 def _sha256(content: bytes) -> str:

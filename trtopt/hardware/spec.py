@@ -6,7 +6,7 @@ import difflib
 import functools
 import importlib.resources
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,32 @@ class GpuSpec:
     tflops: dict[str, float] = field(hash=False)
     sparse_2_4: bool
     source: str
+
+
+def gpu_of(fields: Mapping[str, Any], where: str) -> GpuSpec:
+    """A GPU from its fields, as a report holds them.
+
+    Args:
+        fields: By the names of :class:`GpuSpec`.
+        where: The report.
+
+    Raises:
+        UsageError: One is missing, or of another type; or a figure is not above zero.
+    """
+    import msgspec
+
+    try:
+        gpu = msgspec.convert(fields, GpuSpec)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"The report has a wrong GPU: {error}", where=where, remedy="write it again with --report"
+        ) from error
+    figures = (gpu.sm, gpu.clock_cuda_mhz, gpu.clock_tensor_mhz, gpu.memory_gb, gpu.bandwidth_gbs, gpu.l2_mib)
+    if not all(figure > 0 for figure in (*figures, *gpu.tflops.values())):
+        raise UsageError(
+            "The report has a wrong GPU: a figure is not above zero", where=where, remedy="write it again with --report"
+        )
+    return gpu
 
 
 @functools.cache

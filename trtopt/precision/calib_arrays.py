@@ -7,6 +7,7 @@ memory holds one sample, whatever the number of samples.
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -18,9 +19,16 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from trtopt.errors import UsageError
+from trtopt.files import open_file
 
 MAX_SAMPLE_BYTES = 4 << 30
 """A header that declares larger rows than this is not believed."""
+
+_NO_PYTHON = (SyntaxError, tokenize.TokenError, RecursionError, TypeError)
+"""What numpy raises for headers that are no Python literals, beside ValueError."""
+
+_MOST_EMPTY = 10_000
+"""Samples without a value, as of an input with a dimension of 0: no file shows how many there are."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,8 @@ class ArrayReader:
             if not self.shape:
                 yield array
                 return
-            for start in range(0, count * rows, rows):
-                yield array[start : start + rows]
+            for index in range(count):
+                yield array[index * rows : (index + 1) * rows]
             return
         with self._open() as stream:
             _read_header(stream, self._where)
@@ -126,12 +134,12 @@ def open_arrays(path: Path) -> dict[str, ArrayReader]:
         UsageError: The file is not one of the two formats, is damaged, or holds pickled objects.
     """
     if path.suffix == ".npy":
-        with _open_file(path) as stream:
+        with open_file(path, "The samples") as stream:
             reader = _reader(stream, path, "", path.stat().st_size)
         return {"": reader}
     readers = {}
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path, "The samples") as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 member = info.filename.removesuffix(".npy")
                 if member == info.filename:
@@ -145,13 +153,6 @@ def open_arrays(path: Path) -> dict[str, ArrayReader]:
     except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
         raise _damaged(str(path), error) from error
     return readers
-
-
-def _open_file(path: Path) -> IO[bytes]:
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise _damaged(str(path), error) from error
 
 
 def _reader(stream: IO[bytes], path: Path, member: str, size: int) -> ArrayReader:
@@ -168,6 +169,10 @@ def _reader(stream: IO[bytes], path: Path, member: str, size: int) -> ArrayReade
     row_bytes = elements // max(shape[0] if shape else 1, 1) * dtype.itemsize
     if row_bytes > MAX_SAMPLE_BYTES:
         raise _too_large(row_bytes, where)
+    if not elements and max(shape) > _MOST_EMPTY:
+        raise UsageError(
+            f"The array of shape {shape} holds nothing", where=where, remedy="give arrays with a value for each sample"
+        )
     if elements * dtype.itemsize > size:
         raise UsageError(
             f"The array is cut short: its header declares {elements * dtype.itemsize} bytes, {size} are there",
@@ -186,7 +191,7 @@ def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, 
         shape, fortran, dtype = npy_format.read_array_header_1_0(stream)
         if any(dim < 0 for dim in shape):
             raise ValueError(f"the header declares the shape {shape}")
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, *_NO_PYTHON) as error:
         raise _damaged(where, error) from error
     return shape, fortran, dtype
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from trtopt.cache_folder import CALIBRATION, FORMATS, cache_folder, mark_used, warn_not_kept, why
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.files import check_writable
+from trtopt.files import check_writable, open_file
 from trtopt.precision.ranges import STATISTICS_VERSION, RangeTable
 from trtopt.sealed import read_sealed, write_sealed
 
@@ -94,9 +94,9 @@ def check_own(file: Path) -> None:
         UsageError: The file holds something, and that is no statistics of trtopt, not even damaged ones.
     """
     try:
-        with open(file, "rb") as opened:
+        with open_file(file, "The calibration cache") as opened:
             start = opened.read(len(_START))
-    except OSError:
+    except UsageError:
         return  # check_writable says what is wrong with it
     if start and start != _START:
         raise UsageError(

@@ -16,13 +16,11 @@ from trtopt import __version__
 from trtopt.cache_folder import SEARCH, cache_folder, mark_used, warn_not_kept
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.files import atomic_write
+from trtopt.files import atomic_write, open_shared, read_shared
 from trtopt.precision.search_space import Evaluation, Mix, Oracle
-from trtopt.sealed import open_line, seal_line
+from trtopt.sealed import MOST_LINE_BYTES, lines_of, open_line, seal_line
 
 _FORMAT = "trtopt.search/2"
-_MAX_BYTES = 64 << 20
-"""A search writes about a hundred lines, each with the names of its regions."""
 
 
 @dataclass
@@ -97,9 +95,7 @@ class Journal:
     def _load(self) -> bool:
         """Read the answers; whether the file can be added to."""
         try:
-            if self.path.stat().st_size > _MAX_BYTES:
-                raise ValueError("the file is too large")
-            head, *lines = self.path.read_bytes().split(b"\n")
+            head, *lines = lines_of(read_shared(self.path, MOST_LINE_BYTES))
             header = open_line(head)
             if header["format"] != _FORMAT or header["identity"] != self._identity:
                 raise ValueError("it is that of another search")
@@ -110,7 +106,7 @@ class Journal:
             return False
         # Every line that was written whole ends in a line feed.
         self._torn = bool(lines and lines[-1])
-        for line in lines:
+        for line in filter(None, lines):
             item = _read(line)
             if item is not None:
                 self._known[item[0]] = item[1]
@@ -131,7 +127,7 @@ class Journal:
         line = b"\n" * self._torn + seal_line(record)
         try:
             # Not created here: without its header the file would be taken for that of another search.
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            handle = open_shared(self.path, os.O_WRONLY | os.O_APPEND)
             try:
                 if os.write(handle, line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from trtopt.json_text import check_text
 from trtopt.precision.calib_stats import STATISTICS_VERSION, StatsBuilder, TensorStats, bin_edges
 
 __all__ = [
@@ -260,7 +261,9 @@ class RangeTable:
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                header = json.loads(archive["header"].tobytes())
+                text = archive["header"].tobytes()
+                header = json.loads(text)  # which may hold infinities
+                check_text(text, header)
                 bins, counts = archive["bins"], archive["counts"]
             if header["version"] != STATISTICS_VERSION:
                 raise ValueError(f"version {header['version']}, not {STATISTICS_VERSION}")

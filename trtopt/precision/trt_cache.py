@@ -18,6 +18,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtopt.errors import UsageError
+from trtopt.files import open_file, read_file
 from trtopt.graph import edit
 from trtopt.precision.ranges import LEVELS
 
@@ -81,9 +82,9 @@ class ImportedRanges:
 def is_trt_cache(path: Path) -> bool:
     """Whether a file starts like a calibration cache of TensorRT. False for a file that cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path, "The calibration cache") as file:
             return file.read(len(_BOM) + len(_START)).removeprefix(_BOM).startswith(_START)
-    except OSError:
+    except UsageError:
         return False
 
 
@@ -210,19 +211,7 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
 
 def _lines(path: Path) -> Iterator[str]:
     """The lines of the file, without their ends; the first one always comes."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(
-            f"The calibration cache cannot be read: {error.strerror}", where=str(path), remedy="check the path"
-        ) from error
-    if len(content) > _MAX_BYTES:
-        raise UsageError(
-            f"The calibration cache is larger than {_MAX_BYTES >> 20} MiB: it is no cache of TensorRT",
-            where=str(path),
-            remedy=_REMEDY,
-        )
+    content = read_file(path, "The calibration cache", _MAX_BYTES)
     for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), 1):
         try:
             yield line.decode().rstrip("\r")

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.files import open_file
+from trtopt.json_text import check_count
 from trtopt.profiling.engine_layers import LayerTime, join_times
 from trtopt.profiling.measured import Measurement
 from trtopt.report.profile import ProfileSource
@@ -111,7 +112,7 @@ def _load(path: Path, form: _Form) -> Any:
 
 
 def _text(path: Path, form: _Form) -> str:
-    with open_file(path, f"The {form}") as file:
+    with open_file(path, f"The {form}", MAX_BYTES) as file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         try:
@@ -135,6 +136,7 @@ def _parse(text: str, form: _Form) -> Any:
     trtexec writes the names of a profile as they are: a quote or a backslash in one makes its JSON invalid.
     """
     exact = Decimal if form == "layer profile" else float
+    check_count(text)
     try:
         return json.loads(text, strict=False, parse_float=exact)
     except json.JSONDecodeError:

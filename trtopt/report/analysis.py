@@ -20,6 +20,10 @@ Severity = Literal["error", "warning", "hint", "info"]
 Level = Literal["onnx", "engine"]
 
 
+_PRODUCT = {"m": 1, "n": 1, "k": 1}
+"""Stands for a layer that has none."""
+
+
 @dataclass(frozen=True)
 class LayerRow:
     """A layer and its predicted time.
@@ -68,6 +72,11 @@ class LayerRow:
     memory_us: float
     latency_us: float
     predicted_us: float
+
+    def __post_init__(self) -> None:
+        # Of a report that is read back: what shows a layer relies on it.
+        if not {"m", "n", "k"} <= (self.gemm or _PRODUCT).keys() or not {"m", "n"} <= (self.tile or _PRODUCT).keys():
+            raise ValueError("a product has m, n and k, a tile m and n")
 
 
 @dataclass(frozen=True)

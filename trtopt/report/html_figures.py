@@ -48,6 +48,10 @@ class Point:
     layer: int | None = None
 
 
+_LEAST = 1e-9
+"""Of a figure that has a logarithm."""
+
+
 def under_roofs(
     points: Sequence[Point],
     tflops: Mapping[str, float],
@@ -68,8 +72,8 @@ def under_roofs(
     top = max(value for value, _ in ceilings)
     bandwidth = bandwidth_gbs / 1e3
     steepest = max(bandwidth, (l2_bandwidth_gbs or 0.0) / 1e3)
-    intensities = [point.x for point in points] or [1.0]
-    achieved = [point.y for point in points] or [bandwidth]
+    intensities = [max(point.x, _LEAST) for point in points] or [1.0]
+    achieved = [max(point.y, _LEAST) for point in points] or [bandwidth]
     left = min(min(intensities) / 2, 1.0)
     right = max(max(intensities) * 8, top / bandwidth * 10)
     rates = {rate_of(dtype) for dtype in strong}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,10 @@ SCHEMA = "trtopt.manifest/1"
 
 DIGEST = "digest"
 """The field that :func:`with_digest` adds."""
+
+_SEAL = re.compile(rf',\n "{DIGEST}": "([0-9a-f]{{64}})"\n}}\n\Z'.encode())
+_SEAL_BYTES = 96
+"""At least as long as what :func:`sealed` adds, so that only the end of a file is searched."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,12 @@ def with_digest(fields: Mapping[str, Any]) -> bytes:
     body = json.dumps(fields, indent=1, allow_nan=False)
     seal = hashlib.sha256(body.encode()).hexdigest()
     return (json.dumps({**fields, DIGEST: seal}, indent=1, allow_nan=False) + "\n").encode()
+
+
+def has_digest(content: bytes) -> bool:
+    """Whether the content of a file is as :func:`with_digest` wrote it; nothing of it is parsed."""
+    found = _SEAL.search(content, max(len(content) - _SEAL_BYTES, 0))
+    return found is not None and hashlib.sha256(content[: found.start()] + b"\n}").hexdigest() == found[1].decode()
 
 
 def canonical_sha256(value: Any) -> str:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from trtopt.errors import UsageError
-from trtopt.files import open_file
+from trtopt.files import read_file
+from trtopt.json_text import decoded
 from trtopt.report import analysis, profile, records
 from trtopt.report.search_records import ParetoPoint, SearchRecord, SearchStep
 from trtopt.report.sparsity_records import CurvePoint, SparsityBudget
@@ -48,6 +48,18 @@ _NOT_FINITE: dict[type, float] = {
     SparsityBudget: math.inf,
 }
 """What null stands for in a number of these records: JSON has no word for what is not finite."""
+
+_Rate = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """What the forms of a profile show of its device, a GPU or a CPU."""
+
+    name: str
+    tflops: dict[str, _Rate]
+    bandwidth_gbs: _Rate
+
 
 _T = TypeVar("_T")
 
@@ -93,33 +105,16 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: See above.
     """
-    with open_file(path, "The report") as file:
-        content = file.read(LARGEST_BYTES + 1)
-    if len(content) > LARGEST_BYTES:
-        raise UsageError(
-            f"The report is larger than {LARGEST_BYTES >> 20} MiB", where=str(path), remedy="give a trtopt report"
-        )
+    content = read_file(path, "The report", LARGEST_BYTES)
     try:
-        data = json.loads(content, parse_int=_whole, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        data = decoded(content)
+    except ValueError as error:
         raise UsageError(
             f"The report is no JSON, or not whole: {error}", where=str(path), remedy="write it again with --report"
         ) from error
     if not isinstance(data, dict):
         raise UsageError("The file is not a trtopt report", where=str(path), remedy="give a file that --report wrote")
     return data
-
-
-def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _whole(text: str) -> int:
-    """A number within 64 bits: no figure of a report is larger, and larger ones fit no float."""
-    value = int(text)
-    if abs(value) >= 1 << 63:
-        raise ValueError(f"the number {text[:20]}... is too large")
-    return value
 
 
 def converted(value: Any, kind: type[_T], path: Path) -> _T:
@@ -147,8 +142,21 @@ def _read(data: dict[str, Any], kind: type[_T], path: Path) -> _T:
         data["layers"] = [profile.nested(item) if isinstance(item, dict) else item for item in layers]
     found = converted(with_infinities(data, kind), kind, path)
     if isinstance(found, profile.ProfileReport):
+        converted(dict(found.gpu), _Device, path)
         _check_times(found, path)
+        _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
+    if isinstance(found, analysis.Analysis):
+        _check_rows(found.layers, path)
     return found
+
+
+def _check_rows(rows: Sequence[analysis.LayerRow], path: Path) -> None:
+    """Check the figures of layers, which are drawn on logarithmic axes."""
+    for index, row in enumerate(rows):
+        figures = (row.math_us, row.memory_us, row.latency_us, row.predicted_us, row.arithmetic_intensity)
+        if min(row.flop, row.bytes) < 0 or not all(0 <= figure < _LONGEST_US for figure in figures):
+            what = f"The report has a wrong field: a figure is negative or too large - at `$.layers[{index}]`"
+            raise UsageError(what, where=str(path), remedy="write it again with --report")
 
 
 def _check_times(report: profile.ProfileReport, path: Path) -> None:

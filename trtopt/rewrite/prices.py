@@ -18,16 +18,14 @@ import trtopt
 from trtopt.cache_folder import PRICES, cache_folder, mark_used, warn_not_kept
 from trtopt.errors import TrtoptError
 from trtopt.events import OnEvent
+from trtopt.files import open_shared, read_shared
 from trtopt.graph import edit
 from trtopt.report.records import Cost
 from trtopt.rewrite.protocol import Judge, Priced
 from trtopt.rewrite.region import structure_key
-from trtopt.sealed import open_line, seal_line
+from trtopt.sealed import MOST_LINE_BYTES, lines_of, open_line, seal_line
 
 _FORMAT = "trtopt.prices/2"
-_MAX_BYTES = 16 << 20
-"""About 30000 prices, of some 300 networks; a larger file is begun anew."""
-
 AT_ONCE = 2
 """Questions that a judge is asked at once."""
 
@@ -70,18 +68,19 @@ class PriceFile:
         self._writes = True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists() and self.path.stat().st_size > _MAX_BYTES:
+            handle = open_shared(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            too_large = os.fstat(handle).st_size > MOST_LINE_BYTES
+            os.close(handle)
+            if too_large:
                 self.path.unlink()
-            with self.path.open("ab"):
-                pass
         except OSError as error:
             self._stop(error)
 
     def load(self) -> dict[str, Priced]:
         """The prices by their keys."""
         try:
-            lines = self.path.read_bytes().split(b"\n")
-        except OSError:  # told when it was opened for writing
+            lines = lines_of(read_shared(self.path, MOST_LINE_BYTES))
+        except (OSError, ValueError):  # told when it was opened for writing
             return {}
         mark_used(self.path)
         return dict(item for line in lines if (item := _read(line)) is not None)
@@ -93,7 +92,7 @@ class PriceFile:
         total, kernels = priced.total, [[sorted(nodes), moved, time] for nodes, moved, time in priced.kernels]
         record = {"key": key, "total": [total.kernels, total.syncs, total.bytes, total.predicted_us], "of": kernels}
         try:
-            with self.path.open("ab", buffering=0) as handle:
+            with open(open_shared(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as handle:
                 line = seal_line(record)
                 if handle.write(line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
