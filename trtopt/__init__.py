@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtopt.api_check import check
     from trtopt.api_profile import profile
     from trtopt.api_sensitivity import sensitivity
+    from trtopt.api_triton import TritonReport, triton
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
     from trtopt.errors import TrtoptError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trtopt.report.records import BuildReport
     from trtopt.report.sensitivity import Sensitivity
     from trtopt.serve.engine import Engine
+    from trtopt.serve.triton import TritonConfig
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "ProfileReport",
     "Sensitivity",
     "SensitivityConfig",
+    "TritonConfig",
+    "TritonReport",
     "TrtoptError",
     "analyze",
     "build",
@@ -44,6 +48,7 @@ __all__ = [
     "profile",
     "sensitivity",
     "sparsity",
+    "triton",
     "verify",
 ]
 
@@ -58,6 +63,8 @@ _HOMES = {
     "ProfileReport": "trtopt.report.profile",
     "Sensitivity": "trtopt.report.sensitivity",
     "SensitivityConfig": "trtopt.config",
+    "TritonConfig": "trtopt.serve.triton",
+    "TritonReport": "trtopt.api_triton",
     "TrtoptError": "trtopt.errors",
     "analyze": "trtopt.api_analyze",
     "build": "trtopt.api",
@@ -66,6 +73,7 @@ _HOMES = {
     "optimize": "trtopt.api",
     "profile": "trtopt.api_profile",
     "sensitivity": "trtopt.api_sensitivity",
+    "triton": "trtopt.api_triton",
     "verify": "trtopt.engine.manifest",
 }
 

@@ -33,7 +33,7 @@ TIERS = (
     ("pipeline_precision", "pipeline_sparse_search"),
     ("pipeline_io", "pipeline_sparse", "pipeline_manifest"),
     ("pipeline_write",),
-    ("api_build", "api_analyze", "api_check", "api_sensitivity"),
+    ("api_build", "api_analyze", "api_check", "api_sensitivity", "api_triton"),
     ("api_profile",),
     ("api",),
     ("cli", "__main__"),

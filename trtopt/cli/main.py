@@ -28,6 +28,7 @@ COMMANDS = {
     "report": "show a stored report, or what changed between two profiles",
     "check": "judge a report by thresholds and a baseline, for CI",
     "export": "make an ONNX model from a PyTorch module",
+    "triton": "write an engine or a model into a repository of Triton Inference Server",
     "cache": "list, prune and verify what earlier runs kept",
     "recipe": "list and explain the graph rewrites",
     "explain": "explain a rule of analyze",

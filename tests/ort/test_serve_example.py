@@ -1,0 +1,246 @@
+"""examples/serve: batches, refusals, and a stop that loses nothing, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+for package in ("onnxruntime", "fastapi", "uvicorn", "prometheus_client"):
+    pytest.importorskip(package, reason=f"needs {package}")
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "examples" / "serve"), str(ROOT / "benchmarks" / "serve")]
+
+from generator import Load  # noqa: E402
+from tasks import Digits, Pixels, Text, Texts  # noqa: E402
+
+APP = ROOT / "examples" / "serve" / "app.py"
+MAX_QUEUE = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scores of an image [batch, 1, 8, 8], slow enough for a queue to fill; convolutions, whose images do not know of
+    each other to the last bit."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[batch, 1, 8, 8] input) => (float[batch, 10] scores) {
+        a = Conv <pads = [1, 1, 1, 1]> (input, w0)
+        b = Relu(a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, w1)
+        d = Relu(c)
+        e = Conv(d, w2)
+        f = GlobalAveragePool(e)
+        scores = Flatten(f)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, shape in (("w0", (320, 1, 3, 3)), ("w1", (320, 320, 3, 3)), ("w2", (10, 320, 1, 1))):
+        proto.graph.initializer.append(
+            numpy_helper.from_array((rng.standard_normal(shape) / 16).astype(np.float32), name)
+        )
+    path = tmp_path_factory.mktemp("model") / "slow.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+class Running:
+    """The service in a process of its own."""
+
+    def __init__(self, model: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        options = f"--max-batch 4 --max-queue {MAX_QUEUE} --drain-s 0.3 --port {self.port}".split()
+        self.process = subprocess.Popen(
+            [sys.executable, str(APP), "digits", str(model), *options], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("ready: slow.onnx in onnxruntime")
+        while self.process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+
+    def ask(self, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
+        """Status and body of one request."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", body, {"Content-Type": "application/json", **headers}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def count(self, result: str) -> int:
+        """How many requests came to that end."""
+        found = re.search(rf'requests_total{{result="{result}"}} (\d+)', self.ask("/metrics")[1])
+        return int(found[1]) if found else 0
+
+    def stopped(self) -> tuple[int, int]:
+        """After SIGTERM: how many requests it says it accepted, and answered."""
+        assert self.process.stdout is not None
+        accepted, answered = re.findall(r"\d+", self.process.stdout.read())
+        self.process.wait(30)
+        return int(accepted), int(answered)
+
+
+@pytest.fixture(scope="module")
+def service(model: Path) -> Iterator[Running]:
+    """One for the tests that leave it running."""
+    yield from started(model)
+
+
+@pytest.fixture
+def stopping(model: Path) -> Iterator[Running]:
+    """One for a test that stops it."""
+    yield from started(model)
+
+
+def started(model: Path) -> Iterator[Running]:
+    running = Running(model)
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def bodies(count: int = 16) -> list[bytes]:
+    images = np.random.default_rng(1).integers(0, 17, (count, 64)) / 16
+    return [json.dumps({"pixels": image}).encode() for image in images.tolist()]
+
+
+def test_more_than_it_can_take_and_then_a_sigterm(stopping: Running) -> None:
+    load = Load("127.0.0.1", stopping.port, bodies())
+    received = 0
+
+    async def steps() -> None:
+        nonlocal received
+        await load.run_serially()
+        received += load.tally.statuses["200"]
+        assert received == 16
+        rate = await load.run_closed(1.5, clients=4)
+        assert set(+load.tally.statuses) == {"200"} and load.tally.wrong == 0
+        received += load.tally.statuses["200"]
+        tally = await load.run_open(2, 4 * rate)
+        assert set(+tally.statuses) == {"200", "503"}
+        assert (tally.wrong, tally.without_retry_after) == (0, 0)
+        received += tally.statuses["200"]
+        asyncio.get_running_loop().call_later(0.5, stopping.process.send_signal, signal.SIGTERM)
+        tally = await load.run_open(2, 4 * rate)
+        assert tally.refused > 0 and tally.wrong == 0, "it goes on accepting after SIGTERM"
+        received += tally.statuses["200"]
+
+    asyncio.run(steps())
+    assert stopping.stopped() == (received, received)
+
+
+def test_what_is_no_request_is_refused_before_it_joins_a_batch(service: Running) -> None:
+    good = bodies(1)[0]
+    accepted, invalid = service.count("accepted"), service.count("invalid")
+    status, reply = service.ask("/predict", good)
+    assert status == 200
+    assert json.loads(reply)["digit"] == int(np.argmax(json.loads(reply)["scores"]))
+    for body, status, where in (
+        (b'{"pixels": [2]}', 422, "body.pixels"),
+        (json.dumps({"pixels": [0.5] * 63 + [7]}).encode(), 422, "body.pixels.63"),
+        (json.dumps({"pixels": [0.5] * 63 + [float("nan")]}).encode(), 422, "body.pixels.63"),
+        (b'{"text": "a"}', 422, "body.pixels"),
+        (b"{", 422, "body"),
+        (b" " * 5000, 413, "the body"),
+    ):
+        found, reply = service.ask("/predict", body)
+        assert found == status and where in reply["error"]["where"] and reply["error"]["remedy"], reply
+    with socket.create_connection(("127.0.0.1", service.port)) as chunked:
+        chunked.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+        assert chunked.recv(99).startswith(b"HTTP/1.1 411")
+    assert service.ask("/health/live") == (200, '{"status":"live"}')
+    assert service.ask("/health/ready") == (200, '{"status":"ready"}')
+    assert (service.count("accepted") - accepted, service.count("invalid") - invalid) == (1, 5)
+    _, metrics = service.ask("/metrics")
+    assert "queue_length 0.0" in metrics and "trtopt_engine_info" in metrics
+
+
+def test_clients_that_hang_up_change_nobody_elses_reply(service: Running) -> None:
+    load = Load("127.0.0.1", service.port, bodies())
+    asyncio.run(load.run_serially())
+    gone = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(3)]
+    for client in gone:
+        client.sendall(load.requests[3])
+        client.close()
+    again = Load("127.0.0.1", service.port, bodies())
+    again.serial = load.serial
+    asyncio.run(again.run_closed(0.5, clients=1))
+    assert again.tally.wrong == 0 and again.tally.statuses["200"] > 0
+    assert service.count("accepted") == service.count("answered")
+
+
+def test_it_says_that_it_is_not_ready_while_it_drains(stopping: Running) -> None:
+    with socket.create_connection(("127.0.0.1", stopping.port)) as kept:
+        kept.sendall(b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in kept.recv(999)
+        stopping.process.terminate()
+        found = b""
+        while b"503" not in found:
+            kept.sendall(b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            found = kept.recv(999)
+            assert found
+        assert b"connection: close" in found
+    assert stopping.stopped() == (0, 0)
+
+
+def test_a_digit_is_the_largest_score() -> None:
+    task = Digits()
+    row = task.prepare(Pixels(pixels=[0.25] * 64))
+    assert row["input"].shape == (1, 8, 8) and row["input"].dtype == np.float32
+    scores = np.arange(10, dtype=np.float32)[::-1].copy()
+    assert task.answer(row, {"scores": scores}).model_dump() == {"digit": 0, "scores": scores.tolist()}
+
+
+def test_a_text_is_embedded_without_its_padding(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
+    words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3}
+    vocabulary = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    vocabulary.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    vocabulary.save(str(tmp_path / "tokenizer.json"))
+    task = Texts(tmp_path / "tokenizer.json", longest=40)
+    row = task.prepare(Text(text="a b unheard c"))
+    assert {name: array.shape for name, array in row.items()} == {
+        "input_ids": (16,), "attention_mask": (16,), "token_type_ids": (16,),
+    }  # fmt: skip
+    assert row["input_ids"][:5].tolist() == [1, 2, 0, 3, 0] and row["attention_mask"].sum() == 4
+    states = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
+    mean = states[:4].mean(axis=0)
+    found = task.answer(row, {"last_hidden_state": states}).model_dump()["embedding"]
+    np.testing.assert_allclose(found, mean / np.linalg.norm(mean), rtol=1e-6)
+    assert task.prepare(Text(text="a " * 17))["input_ids"].shape == (32,)
+    assert task.prepare(Text(text="a " * 99))["input_ids"].shape == (40,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("digits", "none.onnx"), "cannot be read"),
+        (("digits", "MODEL", "--max-queue", "0"), "0 is too small"),
+        (("digits", "MODEL", "--max-delay-ms", "nan"), "nan is too small"),
+        (("text", "MODEL", "--tokenizer", "none.json"), "There is no such file"),
+    ],
+)
+def test_it_does_not_start_with_what_is_wrong(arguments: tuple[str, ...], message: str, model: Path) -> None:
+    given = [str(model) if part == "MODEL" else part for part in arguments]
+    done = subprocess.run([sys.executable, str(APP), *given], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and message in done.stderr and "remedy:" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
