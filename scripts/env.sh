@@ -35,6 +35,6 @@ if [ "$(cat .venv/installed 2>/dev/null)" != "$stamp" ]; then
             install "torch==$version" || stop "cannot install torch $version"
         fi
     fi
-    install --editable ".[rtx,cpu,torch,report,sign,dev]" || stop "the installation failed"
+    install --editable ".[rtx,cpu,torch,report,sign,ray,sweep,dev]" || stop "the installation failed"
     echo "$stamp" >.venv/installed
 fi

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtopt.api_check import check
     from trtopt.api_profile import profile
     from trtopt.api_sensitivity import sensitivity
+    from trtopt.api_sweep import sweep
     from trtopt.api_triton import TritonReport, triton
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trtopt.report.profile import ProfileReport
     from trtopt.report.records import BuildReport
     from trtopt.report.sensitivity import Sensitivity
+    from trtopt.report.sweep import SweepReport
     from trtopt.serve.engine import Engine
     from trtopt.serve.triton import TritonConfig
 
@@ -37,6 +39,7 @@ __all__ = [
     "ProfileReport",
     "Sensitivity",
     "SensitivityConfig",
+    "SweepReport",
     "TritonConfig",
     "TritonReport",
     "TrtoptError",
@@ -48,6 +51,7 @@ __all__ = [
     "profile",
     "sensitivity",
     "sparsity",
+    "sweep",
     "triton",
     "verify",
 ]
@@ -63,6 +67,7 @@ _HOMES = {
     "ProfileReport": "trtopt.report.profile",
     "Sensitivity": "trtopt.report.sensitivity",
     "SensitivityConfig": "trtopt.config",
+    "SweepReport": "trtopt.report.sweep",
     "TritonConfig": "trtopt.serve.triton",
     "TritonReport": "trtopt.api_triton",
     "TrtoptError": "trtopt.errors",
@@ -73,6 +78,7 @@ _HOMES = {
     "optimize": "trtopt.api",
     "profile": "trtopt.api_profile",
     "sensitivity": "trtopt.api_sensitivity",
+    "sweep": "trtopt.api_sweep",
     "triton": "trtopt.api_triton",
     "verify": "trtopt.engine.manifest",
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,9 @@ MATRIX = "matrix"
 MODEL = "model"
 """What it may vary beside options."""
 
+SWEEP, PRICES = "sweep", "prices"
+"""The tables of ``trtopt sweep``: its settings, and what an hour of a GPU costs."""
+
 _MOST_BYTES = 1 << 20
 _MOST_BUILDS = 1000
 
@@ -80,12 +84,13 @@ def load(path: Path, command: str) -> dict[str, Any]:
     return {**anchored, "gpus": gpus} if gpus else anchored
 
 
-def load_matrix(path: Path, command: str) -> list[dict[str, Any]]:
+def load_matrix(path: Path, command: str, most: int = _MOST_BUILDS) -> list[dict[str, Any]]:
     """The combinations of the lists in the table ``[matrix]``, the last list varying fastest.
 
     Args:
         path: The file.
         command: Whose options they are of.
+        most: Combinations it may have.
 
     Returns:
         Values by field name, checked, paths made relative to the file's folder; the model under ``model``. Empty
@@ -110,13 +115,31 @@ def load_matrix(path: Path, command: str) -> list[dict[str, Any]]:
         axes[key] = [_anchored(known[key], value, path.absolute().parent) for value in values]
     empty = next((key for key, items in axes.items() if not items), None)
     count = math.prod(len(items) for items in axes.values())
-    if not axes or empty is not None or count > _MOST_BUILDS:
+    if not axes or empty is not None or count > most:
         raise UsageError(
             f"The matrix expands to {count} builds" if axes and empty is None else "The matrix expands to nothing",
             where=f"{path}: [{MATRIX}]{f' {empty}' if empty else ''}",
-            remedy=f"give each option 1 or more values, and at most {_MOST_BUILDS} combinations",
+            remedy=f"give each option 1 or more values, and at most {most} combinations",
         )
     return [dict(zip(axes, items, strict=True)) for items in itertools.product(*axes.values())]
+
+
+def matrix_word(value: Any) -> str:
+    """A value of the matrix as part of a file's name: ``RTX 4090`` becomes ``RTX-4090``."""
+    if isinstance(value, Mapping):
+        text = "-".join(f"{name}-{'x'.join(map(str, dims))}" for name, dims in value.items())
+    else:
+        text = "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
+
+
+def load_plain(path: Path, name: str) -> dict[str, Any]:
+    """A table that holds no options of a command, as it stands; empty where the file has none.
+
+    Raises:
+        UsageError: The file cannot be read or parsed, or has an unknown table.
+    """
+    return _tables(path).get(name, {})
 
 
 def load_gpus(path: Path) -> dict[str, dict[str, Any]]:
@@ -134,7 +157,7 @@ def load_gpus(path: Path) -> dict[str, dict[str, Any]]:
 def _tables(path: Path) -> dict[str, dict[str, Any]]:
     """The tables of a file, each of a known name."""
     tables = _parse(path)
-    known = (*COMMANDS, GPUS, MATRIX)
+    known = (*COMMANDS, GPUS, MATRIX, SWEEP, PRICES)
     for name, table in tables.items():
         if name in known and not isinstance(table, dict):
             raise UsageError(f"{name!r} is no table", where=f"{path}: {name}", remedy=f"write [{name}]")

@@ -80,7 +80,7 @@ def manifest_of(
     _, hardware = settings.enums.get("hardware_compatibility_level", ("", ""))
     calibration, evaluation = samples
     config = dataclasses.replace(config, builder=builder_of(config.builder, engine))
-    chosen, accuracy, part = _options(config, report, engine), report.accuracy, report.host
+    chosen, accuracy, part = _understood(config, report, engine), report.accuracy, report.host
     host = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in files.host)
     graph = lowered.artifact.model.graph
     return Manifest(
@@ -121,12 +121,8 @@ def _accuracy(record: AccuracyRecord) -> AccuracyRecord:
     return dataclasses.replace(record, tensors=None, first_bad=None, metric=metric)
 
 
-def _options(config: BuildConfig, report: BuildReport, engine: EngineRecord) -> dict[str, Any]:
-    """The options that are no paths and not at their default, and the user's GPUs.
-
-    Those that have several spellings, or whose default is made of others or of the machine, are as they were
-    understood: the same build asked for in other words is the same.
-    """
+def chosen_options(config: BuildConfig) -> dict[str, Any]:
+    """The options that are no paths, not about the cache and not at their default, and the user's GPUs."""
     found: dict[str, Any] = {"gpus": config.gpus} if config.gpus else {}
     default = BuildConfig()
     for name, option in options(BuildConfig).items():
@@ -137,10 +133,18 @@ def _options(config: BuildConfig, report: BuildReport, engine: EngineRecord) -> 
             found[name] = value
     if "," in config.recipes:
         found["recipes"] = ",".join(sorted({item.strip() for item in config.recipes.split(",")} - {""}))
-    found["precision"] = config.precision or report.precision.requested
-    found["gpu"] = PORTABLE if report.gpu is None else str(report.gpu["name"])
-    found["backend"] = engine.backend
     return dict(sorted(plain(found).items()))
+
+
+def _understood(config: BuildConfig, report: BuildReport, engine: EngineRecord) -> dict[str, Any]:
+    """The chosen options, with those that have several spellings, or a default that others or the machine make, as they
+    were understood: the same build asked for in other words is the same."""
+    found = {
+        "precision": config.precision or report.precision.requested,
+        "gpu": PORTABLE if report.gpu is None else str(report.gpu["name"]),
+        "backend": engine.backend,
+    }
+    return dict(sorted({**chosen_options(config), **found}.items()))
 
 
 def other_files(config: BuildConfig) -> tuple[FileHash, ...]:

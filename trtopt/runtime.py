@@ -41,6 +41,15 @@ _BY_REFERENCE = frozenset(
 )
 
 
+_share = [0]
+"""Threads of each session of this process; 0 lets ONNX Runtime choose, which takes one for each core of the machine."""
+
+
+def share_cores(threads: int) -> None:
+    """Give the sessions of this process, one of several on the machine, so many threads each."""
+    _share[0] = threads
+
+
 class OrtSession:
     """A model loaded into ONNX Runtime's CPU provider.
 
@@ -49,7 +58,7 @@ class OrtSession:
         outputs: Names of the values to return, which may be intermediate; None for the graph's outputs.
         keep_qdq: Run QuantizeLinear and DequantizeLinear as they stand, instead of moving them and fusing them into
             integer kernels.
-        threads: Threads within an operator; 0 lets ONNX Runtime choose.
+        threads: Threads within an operator; 0 for those of :func:`share_cores`, else ONNX Runtime chooses.
         fuse: Whether ONNX Runtime may rewrite the graph; for one run of a large graph that takes longer than it saves.
         arena: Whether freed memory is kept for the next run; of many sessions in turn, each would keep its own.
 
@@ -72,7 +81,7 @@ class OrtSession:
         ort.disable_telemetry_events()
         options = ort.SessionOptions()
         options.log_severity_level = 4
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = threads or _share[0]
         # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
         options.enable_mem_pattern = False
         options.enable_cpu_mem_arena = arena

@@ -36,6 +36,8 @@ TIERS = (
     ("api_build", "api_analyze", "api_check", "api_sensitivity", "api_triton"),
     ("api_profile",),
     ("api",),
+    ("fleet",),
+    ("api_sweep",),
     ("cli", "__main__"),
 )
 """From the bottom: a part may import what lies below it."""

@@ -26,6 +26,7 @@ COMMANDS = {
     "sensitivity": "measure which regions cost accuracy in 8 bits",
     "profile": "put each layer's measured time beside its prediction",
     "report": "show a stored report, or what changed between two profiles",
+    "sweep": "build models x GPUs x precisions x shapes, and find the best",
     "check": "judge a report by thresholds and a baseline, for CI",
     "export": "make an ONNX model from a PyTorch module",
     "triton": "write an engine or a model into a repository of Triton Inference Server",

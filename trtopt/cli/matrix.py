@@ -14,7 +14,7 @@ from trtopt.cli import trtexec
 from trtopt.cli.options import config_from
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say
 from trtopt.config import BuildConfig, did_you_mean, flag, options
-from trtopt.config_file import MATRIX, MODEL
+from trtopt.config_file import MATRIX, MODEL, matrix_word
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.outputs import check_files
 
@@ -89,23 +89,14 @@ def _build(command: str, args: argparse.Namespace, combination: Mapping[str, Any
     config = config_from(
         args, BuildConfig, command, {name: item for name, item in combination.items() if name != MODEL}
     )
-    varied = {axis: _word(Path(item).stem if axis == MODEL else item) for axis, item in combination.items()}
-    names = {"model": _word(Path(model).stem), **varied}
+    varied = {axis: matrix_word(Path(item).stem if axis == MODEL else item) for axis, item in combination.items()}
+    names = {"model": matrix_word(Path(model).stem), **varied}
     outputs = {
         name: _filled(value, names, name)
         for name, option in options(BuildConfig).items()
         if option.path == "output" and (value := getattr(config, name)) is not None
     }
     return _Build(varied, model, config.with_options(outputs))
-
-
-def _word(value: Any) -> str:
-    """A value as part of a file's name: ``RTX 4090`` becomes ``RTX-4090``."""
-    if isinstance(value, Mapping):
-        text = "-".join(f"{name}-{'x'.join(map(str, dims))}" for name, dims in value.items())
-    else:
-        text = "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
 
 
 def _filled(template: str, names: Mapping[str, str], option: str) -> str:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
+from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
 from trtopt.files import check_outputs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from trtopt.report.read import Report
+    from trtopt.report.analysis import Analysis
+    from trtopt.report.profile import ProfileReport
+    from trtopt.report.records import BuildReport
+    from trtopt.report.sweep import SweepReport
 
 _DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two profiles."
 _EPILOG = """\
 examples:
   trtopt report profile.json --html profile.html
   trtopt report after.json --against before.json --markdown comment.md
+  trtopt report sweep.json --max-latency-ms 5 --max-drop 0.01
 """
 
 
@@ -29,30 +36,64 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="trtopt report", usage="trtopt report REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
-    parser.add_argument("report", metavar="REPORT", help="what build, optimize, analyze or profile wrote with --report")
+    parser.add_argument(
+        "report", metavar="REPORT", help="what build, optimize, analyze, profile or sweep wrote with --report"
+    )
     parser.add_argument("--against", metavar="FILE", help="an older profile of the same network, to compare with")
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
     parser.add_argument("--markdown", metavar="FILE", help="write the report, or the comparison, as Markdown")
     parser.add_argument("--trace", metavar="FILE", help="write the layers as a trace for chrome://tracing or Perfetto")
+    parser.add_argument("--csv", metavar="FILE", help="write the jobs of a sweep as CSV")
+    parser.add_argument(
+        "--max-latency-ms", type=_number, metavar="MS", help="of a sweep: what to take within this time"
+    )
+    parser.add_argument(
+        "--max-drop", type=_number, metavar="X", help="and within this drop of accuracy, 0.01 = 1 point"
+    )
+    parser.add_argument("--model", metavar="NAME", help="only for this model of the sweep")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, and nothing else")
     args = parser.parse(argv)
-    for name in ("html", "trace"):
+    for name in ("html", "trace", "csv"):
         if args.against is not None and getattr(args, name) is not None:
             raise UsageError("A comparison has no such form", where=f"--{name}", remedy="leave it or --against out")
     outputs = {
-        name: Path(value) for name in ("html", "markdown", "trace") if (value := getattr(args, name)) is not None
+        name: Path(value) for name in ("html", "markdown", "trace", "csv") if (value := getattr(args, name)) is not None
     }
     inputs = {"the report": Path(args.report)} | ({"--against": Path(args.against)} if args.against else {})
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
     if args.against is None:
-        return _one(args.report, outputs, args.json)
+        asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model"))
+        question = _Question(args.max_latency_ms, args.max_drop, args.model) if asked else None
+        return _one(args.report, outputs, question, args.json)
     return _two(args.report, args.against, outputs.get("markdown"), args.json)
 
 
-def _one(report: str, outputs: dict[str, Path], as_json: bool) -> int:
+@dataclass(frozen=True)
+class _Question:
+    """What to take of a sweep: within these limits, for this model."""
+
+    latency_ms: float | None
+    drop: float | None
+    model: str | None
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError("give a number from 0 on")
+    return value
+
+
+def _one(report: str, outputs: dict[str, Path], question: _Question | None, as_json: bool) -> int:
     from trtopt.report.read import read_report
+    from trtopt.report.sweep import SweepReport
 
     found = read_report(Path(report))
+    if isinstance(found, SweepReport):
+        return _sweep(found, outputs, question, as_json)
+    if question is not None or "csv" in outputs:
+        what = "--csv, --max-latency-ms, --max-drop and --model are for the report of a sweep"
+        raise UsageError(what, where=report, remedy="leave them out")
     shown = _written(found, outputs)
     if as_json:
         print_json(found.to_json_dict())
@@ -61,7 +102,7 @@ def _one(report: str, outputs: dict[str, Path], as_json: bool) -> int:
     return 0
 
 
-def _written(found: Report, outputs: dict[str, Path]) -> RenderableType:
+def _written(found: BuildReport | Analysis | ProfileReport, outputs: dict[str, Path]) -> RenderableType:
     """Write a report in the forms that are asked for, and give what a terminal shows of it."""
     from trtopt.report import analysis, profile
 
@@ -86,6 +127,33 @@ def _written(found: Report, outputs: dict[str, Path]) -> RenderableType:
     from trtopt.report import terminal
 
     return terminal.render(found)
+
+
+def _sweep(found: SweepReport, outputs: dict[str, Path], question: _Question | None, as_json: bool) -> int:
+    """Write a sweep's report; show it, or the answer to the question."""
+    from trtopt.api_sweep import write_sweep
+    from trtopt.report import sweep_terminal
+    from trtopt.report.sweep_forms import Limits, choices_json, choose
+
+    if "trace" in outputs:
+        raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
+    write_sweep(found, **outputs)
+    if question is None:
+        if as_json:
+            print_json(found.to_json_dict())
+        else:
+            print_renderable(sweep_terminal.render(found))
+        return 0
+    choices = choose(found, Limits(question.latency_ms, question.drop), question.model)
+    if not choices:
+        names = dict.fromkeys(row.model for row in found.rows)
+        remedy = did_you_mean(str(question.model), names) or f"it has {', '.join(names)}"
+        raise UsageError(f"The sweep has no model {question.model!r}", where="--model", remedy=remedy)
+    if as_json:
+        print_json(choices_json(choices))
+    else:
+        print_renderable(sweep_terminal.render_choices(found, choices))
+    return 0
 
 
 def _two(report: str, against: str, markdown: Path | None, as_json: bool) -> int:

@@ -121,8 +121,14 @@ def options(config: type) -> dict[str, Option]:
     return {item.name: item.metadata["option"] for item in dataclasses.fields(config) if "option" in item.metadata}
 
 
+_known_kinds: dict[type, dict[str, FieldKind]] = {}
+"""Of classes that were asked for: evaluating annotations takes a millisecond, and a sweep makes thousands."""
+
+
 def field_kinds(config: type) -> dict[str, FieldKind]:
     """What kind of value each field of a configuration class holds, read from its annotation."""
+    if config in _known_kinds:
+        return _known_kinds[config]
     kinds: dict[Any, FieldKind] = {
         bool: "flag",
         float | None: "number",
@@ -133,7 +139,8 @@ def field_kinds(config: type) -> dict[str, FieldKind]:
         tuple[int, ...]: "batches",
     }
     hints = typing.get_type_hints(config)
-    return {name: kinds[hints[name]] for name in options(config)}
+    _known_kinds[config] = {name: kinds[hints[name]] for name in options(config)}
+    return _known_kinds[config]
 
 
 def flag(name: str) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from trtopt.engine.achieved import math_dtype
 from trtopt.engine.layers import layers_of_profile
+from trtopt.errors import UsageError
 from trtopt.report.analysis import Analysis, LayerRow
 from trtopt.report.check import Checked
 from trtopt.report.profile import ProfileLayer, ProfileReport, precision_of
 from trtopt.report.read import Report, converted
 from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord, LayerInfo, MetricRecord, OutputAccuracy
+from trtopt.report.sweep import SweepReport
 
 EIGHT_BIT = "8-bit"
 """The type of a share that is known for all 8-bit types together only."""
@@ -112,6 +114,9 @@ def facts_of(report: Report, path: Path) -> Facts:
     """
     if isinstance(report, ProfileReport):
         return _of_profile(report, path)
+    if isinstance(report, SweepReport):
+        remedy = "give the report.json of one of its jobs, which is beside the engine in the store"
+        raise UsageError("A sweep is not judged as a whole", where=str(path), remedy=remedy)
     model = converted(dict(report.model), ModelIdentity, path)
     return _of_build(report, model, path) if isinstance(report, BuildReport) else _of_analysis(report, model, path)
 

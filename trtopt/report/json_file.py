@@ -11,11 +11,12 @@ from trtopt.report.analysis import Analysis
 from trtopt.report.profile import ProfileReport
 from trtopt.report.records import BuildReport, EngineRecord, layer_dicts
 from trtopt.report.sensitivity import Sensitivity
+from trtopt.report.sweep import SweepReport
 
 LAYERS_SCHEMA = "trtopt.layers/1"
 
 
-def write_report(report: BuildReport | Analysis | Sensitivity | ProfileReport, path: Path) -> None:
+def write_report(report: BuildReport | Analysis | Sensitivity | ProfileReport | SweepReport, path: Path) -> None:
     """Write a report as JSON of its schema, whole or not at all.
 
     Raises:

@@ -19,7 +19,7 @@ import msgspec
 from trtopt.errors import UsageError
 from trtopt.files import read_file
 from trtopt.json_text import decoded
-from trtopt.report import analysis, profile, records
+from trtopt.report import analysis, profile, records, sweep
 from trtopt.report.search_records import ParetoPoint, SearchRecord, SearchStep
 from trtopt.report.sparsity_records import CurvePoint, SparsityBudget
 
@@ -29,12 +29,13 @@ LARGEST_BYTES = 256 << 20
 _LONGEST_US = 1e12
 """Of a layer: more than a week."""
 
-Report = records.BuildReport | analysis.Analysis | profile.ProfileReport
+Report = records.BuildReport | analysis.Analysis | profile.ProfileReport | sweep.SweepReport
 
 _KINDS: dict[str, type[Report]] = {
     records.SCHEMA: records.BuildReport,
     analysis.SCHEMA: analysis.Analysis,
     profile.SCHEMA: profile.ProfileReport,
+    sweep.SCHEMA: sweep.SweepReport,
 }
 
 _NOT_FINITE: dict[type, float] = {
@@ -65,7 +66,7 @@ _T = TypeVar("_T")
 
 
 def read_report(path: Path) -> Report:
-    """Read ``trtopt.build/1``, ``trtopt.analysis/1`` or ``trtopt.profile/1``.
+    """Read ``trtopt.build/1``, ``trtopt.analysis/1``, ``trtopt.profile/1`` or ``trtopt.sweep/1``.
 
     Raises:
         UsageError: The file cannot be read, is no JSON, is another kind of report, or has a wrong or missing field.
@@ -77,7 +78,7 @@ def read_report(path: Path) -> Report:
         raise UsageError(
             f"The report is of another kind: its schema is {schema!r}" if schema else "The file is not a trtopt report",
             where=str(path),
-            remedy="give what `trtopt build`, `optimize`, `analyze` or `profile` wrote with --report",
+            remedy="give what `trtopt build`, `optimize`, `analyze`, `profile` or `sweep` wrote with --report",
         )
     return _read(data, kind, path)
 

@@ -1,0 +1,96 @@
+"""A sweep on a real Ray cluster: several nodes of this machine, with GPUs they say they have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_nets import write_sweep
+
+import trtopt
+from trtopt.errors import TargetError
+
+pytest.importorskip("tensorrt_rtx", reason="builds engines")
+cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs Ray")
+
+_PATIENT = {"agent_register_timeout_ms": 120_000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+
+
+def _node(gpu: str) -> dict[str, Any]:
+    label = {f"accelerator_type:{gpu}": 1}
+    return {"num_cpus": 1, "num_gpus": 1, "resources": label, "object_store_memory": 80 << 20}
+
+
+def _started(start: Callable[[], Any]) -> Any:
+    """What ``start`` gives: on a busy machine Ray loses patience with its own processes, which take 30 s and more."""
+    for attempt in range(5):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error) or attempt == 4:
+                raise
+    raise AssertionError
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head with an A10 and a node with an L4; the test adds another."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    head = {**_node("A10"), "include_dashboard": False, "_system_config": _PATIENT}
+    found = _started(lambda: cluster_utils.Cluster(initialize_head=True, head_node_args=head))
+    try:
+        _started(lambda: found.add_node(**_node("L4"), wait=False))
+        yield found
+    finally:
+        found.shutdown()
+
+
+def _busy(raylet: int) -> bool:
+    """Whether a worker of the node is at a job: Ray writes the task into the name of the process."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                name = (folder / "cmdline").read_bytes()
+                if parent == raylet and name.startswith(b"ray::") and b"IDLE" not in name:
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(tmp_path: Path, cluster: Any) -> None:
+    doomed = _started(lambda: cluster.add_node(**_node("L4"), wait=False))
+    cluster.wait_for_nodes()
+    raylet = doomed.all_processes["raylet"][0].process.pid
+    ended: list[str] = []
+
+    def watch(event: Any) -> None:
+        if event.kind == "end":
+            ended.append(event.row.key)
+        if len(ended) == 4 and doomed.all_processes:
+            deadline = time.monotonic() + 20
+            while not _busy(raylet) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            cluster.remove_node(doomed, allow_graceful=False)
+
+    on_ray = write_sweep(tmp_path / "ray.toml", store="ray", settings="on_gpu = true")
+    report = trtopt.sweep(on_ray, executor="ray", address=cluster.address, on_progress=watch)
+    assert [row.failure for row in report.rows] == [None] * 24
+    assert sorted(ended) == sorted(row.key for row in report.rows) and len(set(ended)) == 24
+    assert sum(row.attempts for row in report.rows) > 24 and "the worker was lost" in report.warnings[0]
+    assert sorted(path.name for path in (tmp_path / "ray").iterdir()) == sorted(ended)
+
+    with pytest.raises(TargetError, match="No node of the cluster has the GPU RTX-4090") as caught:
+        on_ray.write_text(on_ray.read_text().replace('"L4", "A10"', '"L4", "RTX 4090"'))
+        trtopt.sweep(on_ray, executor="ray", address=cluster.address)
+    assert "A10, L4" in caught.value.where and "accelerator_type:RTX-4090" in caught.value.remedy
+
+    here = trtopt.sweep(write_sweep(tmp_path / "here.toml", store="here"), workers=2)
+    for there, mine in zip(report.rows, here.rows, strict=True):
+        assert there.varied == mine.varied and mine.attempts == 1
+        for suffix in ("", ".manifest.json"):
+            assert Path(there.engine + suffix).read_bytes() == Path(mine.engine + suffix).read_bytes()

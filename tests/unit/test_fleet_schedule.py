@@ -1,0 +1,179 @@
+"""The scheduler, with executors that do as the test says; and the worker processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from trtopt.config import BuildConfig
+from trtopt.errors import TargetError
+from trtopt.fleet.executor import Ended, LocalExecutor, Lost, Order
+from trtopt.fleet.plan import Job
+from trtopt.fleet.schedule import Finished, Scheduler
+from trtopt.fleet.task import Outcome, Survey
+
+
+def _job(place: str = "", **varied: str) -> Job:
+    return Job(varied, "net", BuildConfig(), (), "L4", place, False)
+
+
+class Scripted:
+    """Runs one job at a time; loses the numbers in ``loses``, each as often as it stands there."""
+
+    name, workers = "scripted", 1
+
+    def __init__(self, loses: Sequence[int] = (), slots: int = 2) -> None:
+        self._loses, self._slots = list(loses), slots
+        self._queue: deque[Order] = deque()
+        self.most = 0
+        self.again: list[int] = []
+
+    def survey(self, places: Iterable[str]) -> dict[str, Survey]:
+        return {}
+
+    def slots(self, place: str) -> int:
+        return 0 if place == "nobody" else self._slots
+
+    def submit(self, order: Order) -> None:
+        self._queue.append(order)
+        self.most = max(self.most, len(self._queue))
+        if order.again:
+            self.again.append(order.number)
+
+    def wait(self) -> Sequence[Ended]:
+        order = self._queue.popleft()
+        if order.number in self._loses:
+            self._loses.remove(order.number)
+            return [(order.number, Lost("it was killed"))]
+        (order.folder / "result").write_text(str(order.number))
+        return [(order.number, Outcome(0.1, "here"))]
+
+    def close(self) -> None:
+        pass
+
+
+class Log:
+    """What a scheduler told, and the folders it made."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.made = root, 0
+        self.ended: list[Finished] = []
+        self.lost: list[tuple[int, str, bool]] = []
+        self.read: dict[int, str] = {}
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        self.made += 1
+        folder = self.root / str(self.made)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+
+    def end(self, finished: Finished) -> None:
+        self.ended.append(finished)
+        if finished.outcome.failure is None and (finished.folder / "result").exists():
+            self.read[finished.number] = (finished.folder / "result").read_text()
+
+    def run(self, executor: object, jobs: dict[int, Job], retries: int = 2) -> None:
+        Scheduler(
+            executor=executor,  # type: ignore[arg-type]
+            retries=retries,
+            scratch=self.scratch,
+            on_end=self.end,
+            on_lost=lambda *lost: self.lost.append(lost),
+            on_start=lambda number: None,
+        ).run(jobs)
+
+
+def test_every_job_ends_once_and_no_more_are_out_than_there_is_room_for(tmp_path: Path) -> None:
+    log, executor = Log(tmp_path), Scripted(slots=3)
+    log.run(executor, {number: _job() for number in range(50)})
+    assert [item.number for item in log.ended] == list(range(50)) and executor.most == 3
+    assert log.read == {number: str(number) for number in range(50)}
+    assert not list(tmp_path.iterdir())
+
+
+def test_places_have_room_of_their_own(tmp_path: Path) -> None:
+    log, executor = Log(tmp_path), Scripted(slots=2)
+    log.run(executor, {number: _job("AB"[number % 2]) for number in range(10)})
+    assert len(log.ended) == 10 and executor.most == 4
+
+
+def test_a_lost_job_is_started_again_and_given_up_at_last(tmp_path: Path) -> None:
+    log, executor = Log(tmp_path), Scripted(loses=[1, 3, 3, 3])
+    log.run(executor, {number: _job() for number in range(5)})
+    attempts = {item.number: item.attempts for item in log.ended}
+    assert attempts == {0: 1, 1: 2, 2: 1, 3: 3, 4: 1}
+    assert sorted(set(executor.again)) == [1, 3]
+    assert [lost[2] for lost in log.lost if lost[0] == 3] == [True, True, False]
+    (given_up,) = (item.outcome.failure for item in log.ended if item.outcome.failure is not None)
+    assert (given_up.what, given_up.where) == ("The worker was lost 3 times", "it was killed")
+    assert given_up.exit_code == 6 and not list(tmp_path.iterdir())
+
+
+def _tasks(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with a function that runs jobs, on the path of the workers."""
+    (tmp_path / "odd_tasks.py").write_text(
+        "import os, signal, sys\nfrom pathlib import Path\nfrom trtopt.fleet.task import Outcome\n" + source
+    )
+    import os
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return "odd_tasks:execute"
+
+
+CRASHES_ONCE = """
+def execute(task, folder):
+    print("no answer", flush=True)
+    seen = Path(__file__).with_name("seen")
+    if task.options.get("gpu") == "A10" and not seen.exists():
+        seen.touch()
+        print("out of memory, says the library", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    (folder / "result").write_text(str(os.getpid()))
+    return Outcome(0.1, "here")
+"""
+
+
+def test_a_process_that_is_killed_costs_one_attempt_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = LocalExecutor(2, function=_tasks(tmp_path, CRASHES_ONCE, monkeypatch))
+    (tmp_path / "scratch").mkdir()
+    log = Log(tmp_path / "scratch")
+    jobs = {number: _job() for number in range(6)}
+    jobs[3] = Job({}, "net", BuildConfig(gpu="A10"), (), "A10", "", False)
+    try:
+        log.run(executor, jobs)
+    finally:
+        executor.close()
+    assert {item.number: item.attempts for item in log.ended} == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 1}
+    assert log.lost[0][1] == "its process ended with exit code -9: no answer out of memory, says the library"
+    assert 2 <= len(set(log.read.values())) <= 3, "workers run one job after the other"
+
+
+def test_closing_ends_workers_in_the_middle_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import time\ndef execute(task, folder):\n"
+    source += "    (folder / 'pid').write_text(str(os.getpid()))\n    time.sleep(600)\n"
+    executor = LocalExecutor(1, function=_tasks(tmp_path, source, monkeypatch))
+    executor.submit(Order(0, _job(), tmp_path))
+    pid = tmp_path / "pid"
+    while not pid.exists() or not pid.read_text():
+        pass
+    executor.close()
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+def test_this_machine_has_no_gpu_that_it_does_not_have() -> None:
+    executor = LocalExecutor(1)
+    try:
+        with pytest.raises(TargetError, match="Jobs need a machine with the GPU Jetson"):
+            executor.survey(["Jetson-AGX-Thor-T5000"])
+    finally:
+        executor.close()

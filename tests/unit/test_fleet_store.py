@@ -1,0 +1,150 @@
+"""The store of a sweep: entries are whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sweep_samples import result
+
+from trtopt.errors import UsageError
+from trtopt.fleet.store import ENTRY, FolderStore, RemoteStore, Store, open_store
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+
+
+def _fill(store: Store, key: str, content: bytes = b"engine") -> None:
+    with store.scratch() as folder:
+        (folder / "model.rtx.engine").write_bytes(content)
+        (folder / "report.json").write_bytes(b"{}")
+        store.commit(key, folder, result())
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return open_store(str(tmp_path / "store"))
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    return open_store(f"file://{tmp_path}/store" if request.param == "file" else f"memory://{tmp_path.name}")
+
+
+def test_what_is_committed_is_found_and_nothing_else(store: Store) -> None:
+    store.check()
+    assert store.entry(KEY) is None
+    _fill(store, KEY)
+    found = store.entry(KEY)
+    assert found is not None and found.result == result()
+    assert {name: item.bytes for name, item in found.files.items()} == {"model.rtx.engine": 6, "report.json": 2}
+    assert store.entry(OTHER) is None
+    assert store.location(KEY, "model.rtx.engine").endswith(f"{KEY}/model.rtx.engine")
+
+
+def test_names_cannot_leave_the_store(store: Store) -> None:
+    for key, name in (("../" + KEY, "engine"), (KEY, "../engine"), (KEY, ".hidden"), (KEY, "a/b"), ("", "engine")):
+        with pytest.raises(ValueError, match="is no"):
+            store.location(key, name)
+
+
+def _cut(folder: Path) -> None:
+    (folder / "model.rtx.engine").write_bytes(b"engin")
+
+
+def _change(folder: Path) -> None:
+    (folder / "model.rtx.engine").write_bytes(b"egnine")
+
+
+def _remove(folder: Path) -> None:
+    (folder / "report.json").unlink()
+
+
+def _unseal(folder: Path) -> None:
+    (folder / ENTRY).unlink()
+
+
+def _replace_seal(folder: Path) -> None:
+    (folder / ENTRY).write_bytes((folder / ENTRY).read_bytes().replace(b'"kernels": 3', b'"kernels": 4'))
+
+
+def _link(folder: Path) -> None:
+    (folder / "model.rtx.engine").rename(folder.parent / "elsewhere")
+    (folder / "model.rtx.engine").symlink_to(folder.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("damage", [_cut, _change, _remove, _unseal, _replace_seal, _link])
+def test_a_damaged_entry_is_none_and_is_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    store = FolderStore(tmp_path)
+    _fill(store, KEY)
+    damage(tmp_path / KEY)
+    assert store.entry(KEY) is None
+    _fill(store, KEY, b"again!")
+    assert store.entry(KEY) is not None and (tmp_path / KEY / "model.rtx.engine").read_bytes() == b"again!"
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_an_entry_of_another_job_is_none(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    _fill(store, KEY)
+    (tmp_path / KEY).rename(tmp_path / OTHER)
+    assert store.entry(OTHER) is None
+
+
+def test_of_two_that_commit_the_first_stays(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    _fill(store, KEY, b"first!")
+    _fill(store, KEY, b"second")
+    assert (tmp_path / KEY / "model.rtx.engine").read_bytes() == b"first!"
+
+
+def test_a_job_that_ends_early_leaves_nothing(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    with pytest.raises(KeyboardInterrupt), store.scratch() as folder:
+        (folder / "model.rtx.engine").write_bytes(b"engine")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_rights_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="The store cannot be written"):
+        FolderStore(tmp_path / "store").check()
+
+
+@pytest.mark.parametrize("place", ["/proc/trtopt-store", "/dev/null/store"])
+def test_a_place_that_takes_no_folder_is_refused(place: str) -> None:
+    if not Path("/proc").is_dir():
+        pytest.skip("no /proc on this system")
+    with pytest.raises(UsageError, match="The store cannot be written") as caught:
+        FolderStore(Path(place)).check()
+    assert caught.value.where == place
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    with pytest.raises(UsageError, match="The store cannot be written"):
+        RemoteStore(f"file://{place}").check()
+
+
+def test_an_unknown_kind_of_url_is_refused() -> None:
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    with pytest.raises(UsageError, match="The store cannot be used") as caught:
+        open_store("nowhere://bucket/sweeps")
+    assert caught.value.where == "nowhere://bucket/sweeps"
+
+
+def test_a_result_keeps_every_field(tmp_path: Path) -> None:
+    store, odd = FolderStore(tmp_path), result(drop=None, latency_us=None, failures=("one", "two"), engine="")
+    with store.scratch() as folder:
+        store.commit(KEY, folder, odd)
+    found = store.entry(KEY)
+    assert found is not None and dataclasses.asdict(found.result) == dataclasses.asdict(odd)
+
+
+def test_what_killed_sweeps_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    for name, age in ((f".{'0' * 16}.partial", 90_000), (f".{'1' * 16}.partial", 60), (".mine.partial", 90_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.rtx.engine").write_bytes(b"engine")
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    FolderStore(tmp_path).check()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".{'1' * 16}.partial", ".mine.partial"]

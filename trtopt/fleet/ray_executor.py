@@ -1,0 +1,334 @@
+"""Jobs on a Ray cluster: placed by the type of GPU, inputs sent once, a lost machine's jobs given back.
+
+A job for a GPU asks for Ray's resource ``accelerator_type:LABEL``, which Ray gives every node with a GPU it knows
+(``L4``, ``A100``, ``GeForce-RTX-4090``), and one GPU. Inputs are put into Ray's object store once, by the process that
+runs the sweep, and written once on every machine into a folder that is removed at the end; results come back as bytes,
+and only that process writes to the store of the sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trtopt
+from trtopt._lazy import require
+from trtopt.errors import MissingDependencyError, TargetError, UsageError
+from trtopt.fleet import ray_task
+from trtopt.fleet.executor import EXECUTE, Ended, Lost, Order, available_cores
+from trtopt.fleet.inputs import Input, check_unchanged
+from trtopt.fleet.task import Outcome, Survey
+from trtopt.report.sweep import Failure
+
+_RESOURCE = "accelerator_type:"
+_SHARE = 0.001
+"""Of the resource that names the accelerator: Ray's own convention, so that it limits nothing."""
+_ANSWERS_S = 5.0
+_CLEANS_S = 30.0
+_CONNECTS_S = 60.0
+_STARTS_MS = 120_000
+_LOOK_S = 5.0
+"""How long to wait for a job before looking whether the machines of the others are still there."""
+_CHUNK_BYTES = 64 << 20
+_VENDOR = ("nvidia", "geforce", "tesla")
+_BUG = 1
+
+
+@dataclass
+class _Given:
+    """A job on the cluster: its number, its folder here, and its place."""
+
+    number: int
+    folder: Path
+    place: str
+
+
+class RayExecutor:
+    """The nodes of a Ray cluster.
+
+    Args:
+        address: ``host:port``, ``auto`` for the cluster of this machine; None to start one here for the time of the
+            sweep.
+        workers: CPUs of a cluster that is started; 0 for the cores of this machine.
+        function: What runs a job, ``module:function``.
+
+    Raises:
+        MissingDependencyError: Ray is not installed, or the cluster cannot be reached.
+    """
+
+    name = "ray"
+
+    def __init__(self, address: str | None, workers: int = 0, function: str = EXECUTE) -> None:
+        self._ray = require("ray", "ray", "run a sweep on a Ray cluster")
+        self._function = function
+        self._folder = f"trtopt-{secrets.token_hex(16)}"
+        self._shipped: dict[str, list[tuple[str, list[Any]]]] = {}
+        self._given: dict[Any, _Given] = {}
+        self._stranded: list[Ended] = []
+        self._labels: dict[str, str] = {}
+        self._cpus: dict[str, int] = {}
+        _connect(self._ray, address, workers or available_cores())
+        self._run = self._ray.remote(ray_task.run)
+
+    def survey(self, places: Iterable[str]) -> dict[str, Survey]:
+        """As of :class:`~trtopt.fleet.executor.Executor`.
+
+        Raises:
+            MissingDependencyError: trtopt is not installed there, or in another version.
+        """
+        nodes = self._nodes()
+        found = {}
+        ask = self._ray.remote(ray_task.look)
+        for place in places:
+            self._labels[place] = self._label(place, nodes)
+            # It takes no CPU and no GPU: on a busy cluster it would wait for hours.
+            needs = {name: value for name, value in self._needs(place).items() if name != "num_gpus"}
+            try:
+                there = self._ray.get(ask.options(**needs, num_cpus=0).remote(), timeout=_CONNECTS_S)
+            except self._ray.exceptions.RayError as error:
+                raise MissingDependencyError(
+                    f"A node of the cluster cannot run trtopt: {_first_line(error)}",
+                    where=f"jobs for {place or 'any machine'}",
+                    remedy="install the same trtopt on every node",
+                ) from error
+            if there.trtopt != trtopt.__version__:
+                raise MissingDependencyError(
+                    f"The cluster has trtopt {there.trtopt}, and this machine {trtopt.__version__}",
+                    where=f"jobs for {place or 'any machine'}",
+                    remedy="install the same version everywhere",
+                )
+            found[place] = there
+        self._count()
+        return found
+
+    def slots(self, place: str) -> int:
+        """As of :class:`~trtopt.fleet.executor.Executor`: what runs there at once, and as many in Ray's queue."""
+        return 2 * max(self._cpus.get(place, 1), 1)
+
+    @property
+    def workers(self) -> int:
+        """Jobs that run at once."""
+        return sum(int(node["Resources"].get("CPU", 0)) for node in self._nodes())
+
+    def submit(self, order: Order) -> None:
+        """As of :class:`~trtopt.fleet.executor.Executor`."""
+        job = order.job
+        if self._cpus.get(job.place) == 0:
+            self._stranded.append((order.number, _gone(job.place)))
+            return
+        try:
+            inputs = {item.sha256: self._ship(item) for item in job.inputs}
+        except UsageError as error:
+            failed = Failure(error.what, error.where, error.remedy, error.exit_code)
+            self._stranded.append((order.number, Outcome(0.0, "", failed)))
+            return
+        folders = {item.sha256: Path(ray_task.INPUTS, item.sha256) for item in job.inputs}
+        # A job that lost its worker should not come to the same node again where there is another.
+        strategy = "SPREAD" if order.again else "DEFAULT"
+        run = self._run.options(**self._needs(job.place), num_cpus=1, max_retries=0, scheduling_strategy=strategy)
+        reference = run.remote(self._function, job.task(folders), inputs, self._folder)
+        self._given[reference] = _Given(order.number, order.folder, job.place)
+
+    def wait(self) -> Sequence[Ended]:
+        """As of :class:`~trtopt.fleet.executor.Executor`; jobs whose GPU left the cluster fail."""
+        while True:
+            if self._stranded:
+                ended, self._stranded = self._stranded, []
+                return ended
+            ready, _ = self._ray.wait(list(self._given), num_returns=1, timeout=_LOOK_S)
+            if ready:
+                return [self._ended(reference) for reference in ready]
+            self._count()
+            self._strand()
+
+    def close(self) -> None:
+        """As of :class:`~trtopt.fleet.executor.Executor`; the folders of inputs are removed."""
+        for reference in self._given:
+            self._ray.cancel(reference, force=True)
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._clean()
+        self._shipped.clear()
+        self._ray.shutdown()
+
+    def _ended(self, reference: Any) -> Ended:
+        given = self._given.pop(reference)
+        exceptions = self._ray.exceptions
+        try:
+            outcome, files = self._ray.get(reference)
+        except exceptions.RayTaskError as error:
+            failure = Failure(
+                f"The job failed outside of trtopt: {_first_line(error)}", "Ray", "look at Ray's log", _BUG
+            )
+            return given.number, Outcome(0.0, "", failure)
+        except exceptions.RayError as error:
+            self._count()
+            return given.number, Lost(f"{type(error).__name__}: {_first_line(error)}")
+        for name, content in files.items():
+            (given.folder / Path(name).name).write_bytes(content)
+        return given.number, outcome
+
+    def _ship(self, item: Input) -> list[tuple[str, list[Any]]]:
+        """The input's files in Ray's object store, put there once: their names, and references to their parts."""
+        if item.sha256 not in self._shipped:
+            check_unchanged([item])
+            self._shipped[item.sha256] = [(file.name, self._parts(file.path)) for file in item.files]
+        return self._shipped[item.sha256]
+
+    def _parts(self, path: Path) -> list[Any]:
+        numpy = require("numpy", "cpu", "send files")
+        with open(path, "rb") as file:
+            # An array, not bytes: Ray maps it into the memory of its readers instead of copying it.
+            parts = iter(lambda: file.read(_CHUNK_BYTES), b"")
+            return [self._ray.put(numpy.frombuffer(part, dtype=numpy.uint8)) for part in parts]
+
+    def _needs(self, place: str) -> dict[str, Any]:
+        """The resources that a place asks for."""
+        if not place:
+            return {}
+        return {"num_gpus": 1, "resources": {_RESOURCE + self._labels[place]: _SHARE}}
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def _label(self, place: str, nodes: Sequence[dict[str, Any]]) -> str:
+        """The accelerator type of the nodes that have a GPU; the longest of several."""
+        if not place:
+            return ""
+        with_gpu = [node["Resources"] for node in nodes if node["Resources"].get("GPU", 0) >= 1]
+        labels: set[str] = {name.removeprefix(_RESOURCE) for found in with_gpu for name in found if _is_type(name)}
+        fitting = [label for label in labels if _fits(label, place)]
+        if not fitting:
+            raise TargetError(
+                f"No node of the cluster has the GPU {place}",
+                where=f"accelerator types there: {', '.join(sorted(labels)) or 'none'}",
+                remedy=f"add a node that has it; where Ray does not know the GPU, start the node with --num-gpus 1 "
+                f"--resources '{{\"{_RESOURCE}{place}\": 1}}'",
+            )
+        return max(fitting, key=len)
+
+    def _count(self) -> None:
+        """How many jobs each place runs at once, by the nodes there are now."""
+        nodes = self._nodes()
+        for place, label in self._labels.items():
+            there = [node["Resources"] for node in nodes if not place or _RESOURCE + label in node["Resources"]]
+            # A GPU is for one job at a time: the engine is timed on it.
+            jobs = [min(item.get("CPU", 0), item.get("GPU", 0) if place else item.get("CPU", 0)) for item in there]
+            self._cpus[place] = int(sum(jobs))
+
+    def _strand(self) -> None:
+        """Give up jobs that no node is left for."""
+        for reference, given in list(self._given.items()):
+            if not self._cpus.get(given.place):
+                del self._given[reference]
+                self._ray.cancel(reference, force=True)
+                self._stranded.append((given.number, _gone(given.place)))
+
+    def _clean(self) -> None:
+        strategy = require("ray.util.scheduling_strategies", "ray", "clean up").NodeAffinitySchedulingStrategy
+        clean = self._ray.remote(ray_task.clean)
+        done = [
+            clean.options(num_cpus=0, scheduling_strategy=strategy(node["NodeID"], soft=False)).remote(self._folder)
+            for node in self._nodes()
+        ]
+        self._ray.wait(done, num_returns=len(done), timeout=_CLEANS_S)
+
+
+def _gone(place: str) -> Outcome:
+    """A job that no node is left for."""
+    what = f"No node of the cluster has {f'the GPU {place}' if place else 'a CPU'} any more"
+    return Outcome(0.0, "", Failure(what, "Ray", "add such a node and start the sweep again", TargetError.exit_code))
+
+
+def _is_type(resource: str) -> bool:
+    return resource.startswith(_RESOURCE)
+
+
+def _fits(label: str, gpu: str) -> bool:
+    """Whether Ray's label may be the GPU: its words begin the GPU's name. ``A100`` is every A100, and no A10."""
+    mine, theirs = _words(label), _words(gpu)
+    return bool(mine) and theirs[: len(mine)] == mine
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[-_ ]+", name.lower()) if word and word not in _VENDOR]
+
+
+def _connect(ray: Any, address: str | None, cpus: int) -> None:
+    """Connect to a cluster, or start one.
+
+    Raises:
+        MissingDependencyError: It cannot be reached.
+    """
+    if address is not None and address != "auto":
+        _check_address(address)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address is None:
+        # On a busy machine Ray's own processes take longer to start than the 15 s it gives them.
+        options.update(num_cpus=cpus, include_dashboard=False, address="local")
+        options["_system_config"] = {"agent_register_timeout_ms": _STARTS_MS}
+    else:
+        options["address"] = address
+    try:
+        with _own_signals():
+            ray.init(**options)
+    except Exception as error:
+        raise _unreachable(address or "a cluster on this machine", _first_line(error)) from error
+
+
+def _check_address(address: str) -> None:
+    """Ask in advance: Ray itself waits for two minutes, and then ends the process.
+
+    Raises:
+        UsageError: It is no address.
+        MissingDependencyError: Nobody answers, or it is not Ray.
+    """
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        remedy = "give host:port of the head node (6379 unless it was changed), or auto"
+        raise UsageError(f"{address!r} is no address of a Ray cluster", where="--address", remedy=remedy)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_S).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from error
+    try:
+        probe = f"import ray; ray._raylet.GcsClient(address={address!r})"
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, timeout=_CONNECTS_S / 4, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _unreachable(address, "what listens there does not answer as Ray does") from error
+    if done.returncode:
+        raise _unreachable(address, "what listens there is not Ray, or another version of it")
+
+
+def _unreachable(address: str, why: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"The Ray cluster cannot be reached: {why}",
+        where=address,
+        remedy="start one (ray start --head), check --address, or leave it out to start one here",
+    )
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,275 @@
+"""Where results are kept: a folder for each job's key, whole or not there.
+
+An entry has a sealed file, written last, with the size and hash of all its files and the row of the report: an entry is
+complete when that file is whole and the others are what it says. Only the process that runs the sweep writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from trtopt._lazy import require
+from trtopt.errors import MissingDependencyError, UsageError
+from trtopt.files import check_writable
+from trtopt.report.sweep import Result
+from trtopt.sealed import read_sealed, write_sealed
+from trtopt.source.external import sha256_of
+
+ENTRY = "entry.sealed"
+_FORM = "trtopt.sweep-entry/1"
+_MOST_ENTRY_BYTES = 4 << 20
+_KEY = re.compile(r"[0-9a-f]{64}")
+_PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
+_LEFT_OVER_S = 24 * 3600.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of an entry."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a job left: its files by name, and what the report says of it."""
+
+    files: dict[str, Kept]
+    result: Result
+
+
+class Store(Protocol):
+    """A place for results."""
+
+    def check(self) -> None:
+        """Raise where nothing can be written.
+
+        Raises:
+            UsageError: See above.
+        """
+
+    def entry(self, key: str) -> Entry | None:
+        """The entry of a job; None where there is none, or not all of it."""
+
+    def scratch(self) -> contextlib.AbstractContextManager[Path]:
+        """A folder for the files of one job, gone afterwards."""
+
+    def commit(self, key: str, folder: Path, result: Result) -> None:
+        """Keep the files in ``folder``.
+
+        Raises:
+            UsageError: They cannot be written.
+        """
+
+    def location(self, key: str, name: str) -> str:
+        """Path or URL of a file."""
+
+
+def open_store(place: str) -> Store:
+    """The store at a folder or an fsspec URL.
+
+    Raises:
+        UsageError: There is no such kind of URL.
+        MissingDependencyError: fsspec, or its package for that kind, is not installed.
+    """
+    return RemoteStore(place) if "://" in place else FolderStore(Path(place))
+
+
+class FolderStore:
+    """A folder of this machine, or one that is mounted."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def check(self) -> None:
+        """As of :class:`Store`; makes the folder, and removes what killed sweeps left there a day ago."""
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _refused(str(self._root), error.strerror or str(error)) from error
+        try:
+            check_writable(self._root / ENTRY)
+        except UsageError as error:
+            raise _refused(str(self._root), error.what) from error
+        for left in self._root.glob(".*.partial"):
+            with contextlib.suppress(OSError):
+                if _PARTIAL.fullmatch(left.name) and time.time() - left.stat().st_mtime > _LEFT_OVER_S:
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def entry(self, key: str) -> Entry | None:
+        """As of :class:`Store`; every file is hashed."""
+        folder = self._folder(key)
+        try:
+            identity, content = read_sealed(folder / ENTRY, _FORM, _MOST_ENTRY_BYTES)
+            found = _entry(identity, bytes(content), key)
+            for name, kept in found.files.items():
+                path = folder / name
+                if path.is_symlink() or path.stat().st_size != kept.bytes or sha256_of([path]) != kept.sha256:
+                    return None
+        except (OSError, ValueError):
+            return None
+        return found
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """As of :class:`Store`; in the store, so that keeping it is one rename."""
+        folder = self._root / f".{secrets.token_hex(8)}.partial"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, key: str, folder: Path, result: Result) -> None:
+        """As of :class:`Store`: the folder is renamed. Where a whole entry is there by now, that one stays."""
+        _seal(folder, key, result)
+        target = self._folder(key)
+        try:
+            if target.exists():
+                if self.entry(key) is not None:
+                    return
+                broken = self._root / f".{secrets.token_hex(8)}.partial"
+                target.rename(broken)
+                shutil.rmtree(broken, ignore_errors=True)
+            folder.rename(target)
+        except OSError as error:
+            if self.entry(key) is None:
+                raise _refused(str(target), error.strerror or str(error)) from error
+
+    def location(self, key: str, name: str) -> str:
+        """As of :class:`Store`."""
+        return str(self._folder(key) / _checked_name(name))
+
+    def _folder(self, key: str) -> Path:
+        return self._root / _checked_key(key)
+
+
+class RemoteStore:
+    """What fsspec reaches: ``s3://bucket/sweeps``, ``gs://``, ``file://``, ``memory://``, ...
+
+    The hash of a file is checked when it is written, afterwards its size only: asking for the hash of what is far away
+    means fetching it.
+    """
+
+    def __init__(self, url: str) -> None:
+        fsspec = require("fsspec", "sweep", "keep results at a URL")
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise MissingDependencyError(str(error), where=url, remedy="install what it names") from error
+        except (ValueError, OSError) as error:
+            raise UsageError(f"The store cannot be used: {error}", where=url, remedy="see docs/sweep.md") from error
+        self._url = url.rstrip("/")
+
+    def check(self) -> None:
+        """As of :class:`Store`: writes a file and removes it."""
+        name = f"{self._root.rstrip('/')}/.{secrets.token_hex(8)}.partial"
+        try:
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(name, b"")
+            self._fs.rm_file(name)
+        except (OSError, ValueError) as error:
+            raise _refused(self._url, str(error)) from error
+
+    def entry(self, key: str) -> Entry | None:
+        """As of :class:`Store`; sizes are checked, not hashes."""
+        place = self._place(key, ENTRY)
+        try:
+            if self._fs.size(place) > _MOST_ENTRY_BYTES:
+                return None
+            with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+                Path(folder, ENTRY).write_bytes(self._fs.cat_file(place))
+                identity, content = read_sealed(Path(folder, ENTRY), _FORM, _MOST_ENTRY_BYTES)
+            found = _entry(identity, bytes(content), key)
+            sizes = {name: self._fs.size(self._place(key, name)) for name in found.files}
+        except (OSError, ValueError):
+            return None
+        return found if sizes == {name: kept.bytes for name, kept in found.files.items()} else None
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """As of :class:`Store`; on this machine."""
+        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+            yield Path(folder)
+
+    def commit(self, key: str, folder: Path, result: Result) -> None:
+        """As of :class:`Store`: the sealed file is sent last."""
+        entry = _seal(folder, key, result)
+        try:
+            for name in (*entry.files, ENTRY):
+                self._fs.makedirs(self._fs._parent(self._place(key, name)), exist_ok=True)
+                self._fs.put_file(str(folder / name), self._place(key, name))
+        except (OSError, ValueError) as error:
+            raise _refused(self._url, str(error)) from error
+
+    def location(self, key: str, name: str) -> str:
+        """As of :class:`Store`."""
+        return f"{self._url}/{_checked_key(key)}/{_checked_name(name)}"
+
+    def _place(self, key: str, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{_checked_key(key)}/{_checked_name(name)}"
+
+
+def _seal(folder: Path, key: str, result: Result) -> Entry:
+    """Write the sealed file of an entry."""
+    files = {
+        _checked_name(path.name): Kept(path.stat().st_size, sha256_of([path]))
+        for path in sorted(folder.iterdir())
+        if path.name != ENTRY
+    }
+    entry = Entry(files, result)
+    try:
+        write_sealed(folder / ENTRY, _FORM, key, [json.dumps(asdict(entry), allow_nan=False).encode()])
+    except OSError as error:
+        raise _refused(str(folder), error.strerror or str(error)) from error
+    return entry
+
+
+def _entry(identity: str, content: bytes, key: str) -> Entry:
+    """Read the sealed file of an entry.
+
+    Raises:
+        ValueError: It is that of another job, or wrong.
+    """
+    if identity != key:
+        raise ValueError("another job's")
+    try:
+        value: Any = json.loads(content)
+        found = msgspec.convert(value, Entry)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ValueError("its fields are wrong") from error
+    for name in found.files:
+        _checked_name(name)
+    return found
+
+
+def _checked_key(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is no key")
+    return key
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a result")
+    return name
+
+
+def _refused(where: str, why: str) -> UsageError:
+    return UsageError(
+        f"The store cannot be written: {why}", where=where, remedy="give [sweep] store a place that you may write to"
+    )

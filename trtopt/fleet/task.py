@@ -1,0 +1,125 @@
+"""One job where it runs: in a process of its own, on this machine or another. It returns, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trtopt
+from trtopt import api
+from trtopt.api_profile import profile
+from trtopt.config import BuildConfig, ProfileConfig
+from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, installed_version
+from trtopt.errors import TrtoptError
+from trtopt.hardware.probe import present_gpu
+from trtopt.report.records import BuildReport
+from trtopt.report.sweep import Failure
+
+REPORT, PROFILE = "report.json", "profile.json"
+"""Files of a result, beside the engine and its manifest."""
+
+_BUG = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job is asked, as JSON values.
+
+    Attributes:
+        model: The model's path.
+        options: Fields of :class:`~trtopt.config.BuildConfig`.
+        measure: Whether the engine is timed on this machine's GPU.
+    """
+
+    model: str
+    options: dict[str, Any]
+    measure: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it; the files are in the folder.
+
+    Attributes:
+        seconds: From its start to its end.
+        node: The machine.
+        failure: None where it was built, or a gate failed.
+    """
+
+    seconds: float
+    node: str
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a machine has: versions of trtopt and of the compilers, and the name of its GPU (empty without one)."""
+
+    trtopt: str
+    backends: dict[str, str]
+    gpu: str
+
+
+def survey() -> Survey:
+    """What this machine has."""
+    gpu = present_gpu()
+    versions = {name: installed_version(backend) for name, backend in BACKENDS.items()}
+    return Survey(trtopt.__version__, versions, "" if gpu is None else gpu.name)
+
+
+def execute(task: Task, folder: Path) -> Outcome:
+    """Build, and time where that is asked for.
+
+    Args:
+        task: The job.
+        folder: Gets the engine, its manifest and the report; an empty one.
+    """
+    began = time.perf_counter()
+    failure: Failure | None = None
+    try:
+        with _inside(folder):
+            _execute(task)
+    except TrtoptError as error:
+        failure = Failure(error.what, error.where, error.remedy, error.exit_code)
+    except MemoryError:
+        failure = Failure("There is not enough memory", platform.node(), "run fewer jobs at once", _BUG)
+    except Exception as error:  # noqa: BLE001 - one job's bug must not end the others; it is reported whole
+        where = "".join(traceback.format_exception(error)[-2:]).strip()
+        what = f"A bug in trtopt: {type(error).__name__}: {error}"
+        failure = Failure(what, where, "report it with the output of `trtopt doctor`", _BUG)
+    return Outcome(time.perf_counter() - began, platform.node(), failure)
+
+
+def _execute(task: Task) -> None:
+    config = BuildConfig(**task.options)
+    suffix = (BACKENDS.get(config.backend) or TENSORRT_RTX).suffix
+    engine = f"model{suffix}"
+    # Relative names, in the folder: what is written says nothing of this machine's folders.
+    report = api.build(task.model, dataclasses.replace(config, output=engine, report=REPORT))
+    if task.measure and not report.gate_failures:
+        profile(engine, ProfileConfig(report=PROFILE, shapes=_shapes(report), gpus=config.gpus))
+
+
+def _shapes(report: BuildReport) -> tuple[dict[str, tuple[int, ...]], ...]:
+    """The optimum, which times are predicted for too."""
+    if report.engine is None or not report.engine.profiles:
+        return ()
+    return ({name: tuple(shapes["opt"]) for name, shapes in report.engine.profiles[0].items()},)
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -1,0 +1,179 @@
+"""The records of ``trtopt.sweep/1``: what a sweep found, and what of it nothing else beats. Field names are part of the
+contract."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trtopt.report.plain import plain
+
+SCHEMA = "trtopt.sweep/1"
+
+Status = Literal["done", "cached", "gate", "failed"]
+"""Built by this sweep; found in the store; built or found, and a gate failed, so that there is no engine; failed."""
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no engine: what, where, remedy, and the exit code that ``trtopt build`` would have."""
+
+    what: str
+    where: str
+    remedy: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a build, without what a price or the place of a file would change.
+
+    Attributes:
+        model_sha256: Hash of the model.
+        seconds: What the build took, from its start to its end.
+        measure: What the drop is of: a metric's name, ``top-1 agreement`` or ``cosine``; empty where nothing could say.
+        drop: The drop of accuracy against FP32; without a metric that of the worst output; None where unknown.
+        verified: ``onnx-only`` or ``engine``.
+        latency_us: Microseconds of one run at the optimum; None where unknown.
+        latency: How it came about.
+        batch: Inferences of one run: the first dimension of the first input at the optimum.
+        engine: The engine's file; empty without one.
+        engine_bytes: Its size.
+        engine_sha256: Its hash.
+        kernels: Its kernels.
+        failures: The gates that failed.
+    """
+
+    model_sha256: str
+    seconds: float
+    measure: str
+    drop: float | None
+    verified: str
+    latency_us: float | None
+    latency: Literal["predicted", "measured"]
+    batch: int
+    engine: str
+    engine_bytes: int
+    engine_sha256: str
+    kernels: int
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """A job.
+
+    Attributes:
+        key: Of the store.
+        varied: What the matrix varies, by option.
+        model: The model's file name without its suffix.
+        gpu: The target.
+        precision: As asked for.
+        status: See :data:`Status`.
+        result: What came of it; None where it failed.
+        failure: Why it failed; None where it did not.
+        engine: Path or URL of the engine; empty without one.
+        attempts: How often it was started by this sweep; 0 where it was found.
+        cost: Of a million inferences; None without a price or a latency.
+        on_front: Whether no other job of the model is better in one of accuracy, latency, size and cost and as good in
+            the others.
+    """
+
+    key: str
+    varied: dict[str, str]
+    model: str
+    gpu: str
+    precision: str
+    status: Status
+    result: Result | None = None
+    failure: Failure | None = None
+    engine: str = ""
+    attempts: int = 0
+    cost: float | None = None
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """A sweep.
+
+    Attributes:
+        name: The name of its file, without the suffix.
+        rows: The jobs in the order of the matrix.
+        store: Where results are.
+        executor: ``local``, or ``ray``.
+        seconds: What this run of the sweep took.
+        currency: What prices are in.
+        prices: What an hour of a GPU costs, by its name.
+        environment: Versions.
+        warnings: What the user should know.
+    """
+
+    name: str
+    rows: tuple[SweepRow, ...]
+    store: str
+    executor: str
+    seconds: float
+    currency: str
+    prices: dict[str, float]
+    environment: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {"schema": self.schema, **plain(dataclasses.asdict(self))}
+
+
+def cost_per_million(latency_us: float, batch: int, price_per_hour: float) -> float:
+    """What a million inferences cost on a GPU that does nothing else, one run after the other.
+
+    Args:
+        latency_us: Microseconds of one run.
+        batch: Inferences of one run.
+        price_per_hour: Of the GPU.
+    """
+    runs = 1e6 / batch
+    return price_per_hour / _SECONDS_PER_HOUR * runs * latency_us * 1e-6
+
+
+def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
+    """The rows with those marked that are on the Pareto front of their model.
+
+    Compared are rows of one model with an engine, whose drops are of the same measure and whose times came about in the
+    same way: a predicted time is never compared with a measured one. Where one of two has no price, they are compared
+    only on the same GPU, without cost.
+    """
+    groups: dict[tuple[str, str, str], list[SweepRow]] = {}
+    for row in rows:
+        if _comparable(row) and row.result is not None:
+            groups.setdefault((row.result.model_sha256, row.result.measure, row.result.latency), []).append(row)
+    best = {row.key for group in groups.values() for row in group if not any(_beats(other, row) for other in group)}
+    return tuple(dataclasses.replace(row, on_front=row.key in best) for row in rows)
+
+
+def _comparable(row: SweepRow) -> bool:
+    found = row.result
+    return bool(found and row.engine and found.drop is not None and found.latency_us is not None)
+
+
+def _beats(one: SweepRow, other: SweepRow) -> bool:
+    """Whether ``one`` is nowhere worse and somewhere better."""
+    if one.cost is None or other.cost is None:
+        if one.gpu != other.gpu:
+            return False
+        pairs = list(zip(_figures(one), _figures(other), strict=True))
+    else:
+        pairs = list(zip((*_figures(one), one.cost), (*_figures(other), other.cost), strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def _figures(row: SweepRow) -> tuple[float, float, float]:
+    found = row.result
+    if found is None or found.drop is None or found.latency_us is None:
+        raise ValueError("a row without figures")
+    return max(found.drop, 0.0), found.latency_us, float(found.engine_bytes)

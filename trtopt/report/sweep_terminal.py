@@ -1,0 +1,70 @@
+"""A sweep's plan, report and answers as a terminal shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trtopt.report import sweep_forms as forms
+from trtopt.report.analysis_text import visible
+from trtopt.report.sweep import SweepReport, SweepRow
+from trtopt.report.text import bytes_text, table
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+_MOST_OTHERS = 12
+
+
+def render(report: SweepReport) -> Group:
+    """The report: every job, what the figures mean, what failed."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = forms.sweep_rows(report)
+    parts: list[RenderableType] = [Text(forms.headline(report)), Text(), table(rows.head, rows.cells, right=rows.right)]
+    parts += [Text(), *(Text(line) for line in forms.notes(report))]
+    for job, why in forms.failures(report):
+        parts.append(Text(f"failed: {job}: {why}"))
+    parts.append(Text(f"results: {visible(report.store)}"))
+    return Group(*parts)
+
+
+def render_choices(report: SweepReport, choices: Sequence[forms.Choice]) -> Group:
+    """For each model what to take, and why nothing else."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for choice in choices:
+        if parts:
+            parts.append(Text())
+        parts.append(Text(_answer(report, choice)))
+        shown = choice.others[:_MOST_OTHERS]
+        rows = [(_job(row), why) for row, why in shown]
+        if rows:
+            parts.append(table(("instead of", ""), rows))
+        if len(choice.others) > len(shown):
+            parts.append(Text(f"and {len(choice.others) - len(shown)} more; the JSON has all"))
+    return Group(*parts)
+
+
+def _answer(report: SweepReport, choice: forms.Choice) -> str:
+    best = choice.best
+    if best is None or best.result is None:
+        return f"{visible(choice.model)}: no engine of the sweep is within the limits"
+    figures = [
+        f"{forms.latency_text(best)} {best.result.latency}",
+        f"accuracy drop {forms.drop_text(best) or 'not known'}",
+        bytes_text(best.result.engine_bytes),
+    ]
+    if best.cost is not None:
+        figures.append(f"{forms.cost_text(best.cost)} {visible(report.currency)} per million inferences")
+    how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by]
+    lines = f"{visible(choice.model)}: {_job(best)} ({how} within the limits)", ", ".join(figures), visible(best.engine)
+    return "\n  ".join(lines)
+
+
+def _job(row: SweepRow) -> str:
+    varied = {"gpu": row.gpu, "precision": row.precision} | row.varied
+    return ", ".join(f"{axis} {visible(value)}" for axis, value in varied.items() if axis != "model")
