@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +169,11 @@ class _RunLimit:
     many a run. ONNX Runtime looks at the request between operators, those of a loop's body included."""
 
     def __init__(self) -> None:
+        self._reset()
+        if hasattr(os, "register_at_fork"):  # the lock may be held in that moment, and the thread is left behind
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._deadlines: dict[int, tuple[float, Any]] = {}
         self._watching = False

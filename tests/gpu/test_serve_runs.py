@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import rtx_nets
 
 import trtopt
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.run import why_not_run
+from trtopt.errors import UsageError
 from trtopt.serve.graphs import WARM_UPS
 
 BACKENDS = [pytest.param(backend, id=backend.name) for backend in (TENSORRT_RTX, TENSORRT)]
@@ -93,3 +95,37 @@ def test_tensors_on_the_gpu_stay_there(package: str, built: Path) -> None:
             assert type(found) is type(tensor)
             on_host = found.cpu().numpy() if package == "torch" else found.get()
             np.testing.assert_allclose(on_host, reference(built, x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_output_that_the_runtime_has_on_the_host(backend: Backend, tmp_path: Path) -> None:
+    reason = why_not_run(backend)
+    if reason:
+        pytest.skip(reason)
+    text = """
+        <ir_version: 10, opset_import: ["" : 21]>
+        net (float[N, 8] x) => (float[N, 8] y, int64[2] size) { y = Relu(x) size = Shape(x) }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    ranges = {f"{name}_shapes": (f"x:{size}x8",) for name, size in (("min", 1), ("opt", 4), ("max", 16))}
+    path = str(tmp_path / "net.engine")
+    trtopt.build(tmp_path / "net.onnx", precision="fp32", backend=backend.name, output=path, **ranges)
+    with trtopt.Engine.load(path) as engine:
+        for size in (1, 5, 16, 5):
+            found = engine.run({"x": np.ones((size, 8), np.float32)})
+            assert found["size"].tolist() == [size, 8] and found["y"].shape == (size, 8)
+
+
+@pytest.mark.gpu
+def test_calls_from_a_thread_whose_current_gpu_is_another_one(built: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs torch with two GPUs")
+    x = images(4)
+    with trtopt.Engine.load(built) as engine, torch.cuda.device(1):
+        (found,) = engine.run({"x": x}).values()
+        np.testing.assert_allclose(found, reference(built, x), rtol=2e-2, atol=2e-2)
+        assert torch.cuda.current_device() == 1
+        with pytest.raises(UsageError, match="GPU 1"):
+            engine.run({"x": torch.from_numpy(x).to("cuda:1")})

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
 import pickle
+import signal
+import subprocess
 import sys
 import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +28,7 @@ import pytest
 from engine_files import file_hash, manifest, rtx_engine, save
 
 import trtopt
+from trtopt.engine.manifest import verify
 from trtopt.errors import (
     ClosedError,
     IntegrityError,
@@ -32,6 +40,7 @@ from trtopt.errors import (
 )
 from trtopt.hardware.probe import probe
 from trtopt.report.manifest import EngineTensor, ShapeRange
+from trtopt.runtime import _LIMIT
 
 NET = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -253,6 +262,40 @@ def test_torch_tensors_come_back_as_such(net: Path, tmp_path: Path) -> None:
         assert torch.equal(found["y"], torch.tensor([2.25, 9], dtype=torch.bfloat16))
 
 
+def test_a_subclass_of_torch_tensors_is_one(net: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    kind = type("Image", (torch.Tensor,), {"__module__": "torchvision.tv_tensors"})
+    with trtopt.Engine.load(net) as engine:
+        found = engine.run({name: torch.from_numpy(array).as_subclass(kind) for name, array in feeds(1).items()})
+        assert all(isinstance(value, torch.Tensor) for value in found.values())
+
+
+def test_the_reply_is_what_the_first_input_of_the_model_is(net: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    given = feeds(1)
+    with trtopt.Engine.load(net) as engine:
+        found = engine.run({"mask": given["mask"], "x": torch.from_numpy(given["x"])})
+        assert all(isinstance(value, torch.Tensor) for value in found.values())
+        found = engine.run({"mask": torch.from_numpy(given["mask"]), "x": given["x"]})
+        assert all(isinstance(value, np.ndarray) for value in found.values())
+
+
+def test_torch_has_no_strings(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    text = '<ir_version: 10, opset_import: ["" : 21]> net (float[N] x) => (string[N] y, float[N] z) {'
+    with trtopt.Engine.load(saved(tmp_path / "s.onnx", text + " y = Cast<to = 8>(x) z = Neg(x) }")) as engine:
+        found = engine.run({"x": torch.ones(2)})
+        assert found["y"].tolist() == ["1", "1"] and isinstance(found["z"], torch.Tensor)
+
+
+def test_a_sign_that_torch_has_not_written_yet_is_not_lost(net: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    lazy = torch.complex(torch.ones(2, 3), torch.ones(2, 3)).conj().imag
+    assert lazy.is_neg()
+    with trtopt.Engine.load(net) as engine, pytest.raises(UsageError, match="resolve_neg"):
+        engine.run({"x": lazy, "mask": torch.ones(2, 3)})
+
+
 def test_views_of_arrays_are_read_right(net: Path) -> None:
     given = feeds(2)
     with trtopt.Engine.load(net) as engine:
@@ -340,9 +383,102 @@ def test_an_engine_cannot_be_pickled_or_used_in_a_forked_process(net: Path, monk
     with trtopt.Engine.load(net) as engine:
         with pytest.raises(TypeError, match="pickle"):
             pickle.dumps(engine)
-        monkeypatch.setattr("os.getpid", lambda: -1)
-        with pytest.raises(UsageError, match="load it in each worker process"):
-            engine.run(feeds(0))
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr("os.getpid", lambda: -1)
+            with pytest.raises(UsageError, match="load it in each worker process"):
+                engine.run(feeds(0))
+
+
+def in_a_fork(act: Callable[[], None]) -> int:
+    """The exit code of a forked process that acts; 99 where it hangs."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads run: that is the point
+        child = os.fork()
+    if child == 0:
+        try:
+            act()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - nothing of pytest may run in the child
+            traceback.print_exc()
+            os._exit(1)
+    for _ in range(200):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 99
+
+
+def test_a_forked_process_can_load_its_own_and_is_not_held_up_by_its_parents(net: Path) -> None:
+    given = feeds(0)
+    with trtopt.Engine.load(net, contexts=2) as engine:
+        expected = engine.run(given)
+        running = engine._pool.acquire()
+
+        def act() -> None:
+            with trtopt.Engine.load(net) as own:
+                assert equal(own.run(given), expected)
+            with pytest.raises(UsageError, match="load it in each worker process"):
+                engine.metrics()
+            engine.close()
+
+        # other threads of this process hold these in the moment of the fork
+        with _LIMIT._lock, engine._pool._lock:
+            code = in_a_fork(act)
+        engine._pool.release(running)
+    assert code == 0
+
+
+END_OF_MAIN = """
+import asyncio, sys, threading, time
+import numpy as np, trtopt
+
+engine = trtopt.Engine.load(sys.argv[1], contexts=1, queue=2000)
+given = {"x": np.ones((1, 1), np.float32), "mask": np.ones((1, 1), np.float32)}
+context = engine._pool.acquire()
+
+async def serve():
+    waiting = [asyncio.create_task(engine.run_async(given)) for _ in range(2000)]
+    await asyncio.sleep(0)
+    main.join()
+    time.sleep(0.3)
+    engine._pool.release(context)
+    replies = await asyncio.gather(*waiting, return_exceptions=True)
+    kinds = {type(reply).__name__ for reply in replies}
+    again = await asyncio.gather(engine.run_async(given), return_exceptions=True)
+    print(kinds, again, engine._pool.state, engine.run(given)["y"].shape)
+
+main = threading.main_thread()
+threading.Thread(target=lambda: asyncio.run(serve())).start()
+"""
+
+
+def test_a_loop_that_outlives_the_main_thread_gets_errors_and_ends(net: Path) -> None:
+    command = [sys.executable, "-c", END_OF_MAIN, str(net)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 0 and "exception calling callback" not in ended.stderr, ended.stderr[-2000:]
+    assert ended.stdout.startswith("{'ResourceError'} [ResourceError("), ended.stdout
+    assert ended.stdout.endswith("(0, 0) (1, 1)\n")
+
+
+def test_metrics_of_several_engines_are_one_text(net: Path, tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus_client")
+    other = saved(tmp_path / "other.onnx", NET)
+    with trtopt.Engine.load(net) as one, trtopt.Engine.load(other) as two, trtopt.Engine.load(net) as three:
+        two.run(feeds(0))
+        text = one.metrics(two)
+        assert text.count("# TYPE trtopt_latency_seconds ") == 1
+        samples = [item for family in parser.text_string_to_metric_families(text) for item in family.samples]
+        counts = {item.labels["model"]: item.value for item in samples if item.name == "trtopt_latency_seconds_count"}
+        assert counts == {"net.onnx": 0, "other.onnx": 1}
+        with pytest.raises(UsageError, match=r"two engines are named 'net\.onnx'"):
+            one.metrics(three)
+        three.name = "again"
+        assert 'model="again"' in one.metrics(two, three)
 
 
 def built(folder: Path, **changes: Any) -> Path:
@@ -409,6 +545,25 @@ def test_an_altered_engine_is_refused_whatever_stands_by(net: Path, tmp_path: Pa
         trtopt.Engine.load(path, fallback=net)
     with pytest.raises((TargetError, MissingDependencyError)):
         trtopt.Engine.load(path, allow_unverified=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "junk"}, "'x' has the type 'junk'"),
+        ({"dtype": "O"}, "'x' has the type 'O'"),
+        ({"ranges": (ShapeRange((1, 1), (8, 8), (16, 16)),) * 2}, "profiles of its inputs"),
+        ({"ranges": (ShapeRange((1,), (8,), (16,)),)}, "profiles of its inputs"),
+    ],
+)
+def test_a_manifest_that_cannot_be_of_an_engine_is_refused(
+    changes: dict[str, Any], message: str, net: Path, tmp_path: Path
+) -> None:
+    path = built(tmp_path)
+    x, mask = verify(path).inputs
+    path = built(tmp_path, inputs=(dataclasses.replace(x, **changes), mask))
+    with pytest.raises(IntegrityError, match=message):
+        trtopt.Engine.load(path, fallback=net)
 
 
 SECOND = """

@@ -12,13 +12,14 @@ import pytest
 
 import trtopt
 from trtopt.engine.manifest import verify
+from trtopt.engine.run import error_log
 from trtopt.errors import IntegrityError
 from trtopt.hardware.probe import probe
 from trtopt.runtime import OrtSession
 from trtopt.source.external import sha256_of
 from trtopt.source.onnx_file import load
 
-pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
+tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
 
 
 @pytest.mark.skipif(probe().gpu is not None, reason="this machine has a GPU")
@@ -51,3 +52,11 @@ def test_without_save_onnx_the_manifest_has_no_hash_of_it(tmp_path: Path) -> Non
     trtopt.build(tmp_path / "det.onnx", precision="fp32", calib={"image": detectors.images(8)})
     manifest = json.loads((tmp_path / "det.rtx.engine.manifest.json").read_text())
     assert manifest["onnx_sha256"] == ""
+
+
+def test_what_the_runtime_logs_is_bounded() -> None:
+    messages: list[str] = []
+    logger = error_log(tensorrt_rtx, messages)
+    for index in range(1000):
+        logger.log(tensorrt_rtx.ILogger.Severity.ERROR, f"error {index}")
+    assert len(messages) <= 100 and messages[-1] == "error 999"

@@ -15,9 +15,10 @@ from trtopt.errors import ClosedError, QueueFullError, UsageError
 from trtopt.report.manifest import ShapeRange
 from trtopt.serve import dlpack
 from trtopt.serve.graphs import WARM_UPS, GraphCache
-from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
+from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram, labelled
 from trtopt.serve.pool import Pool
 from trtopt.serve.profiles import choose
+from trtopt.serve.tensors import Border, TensorSpec, check_nan
 
 
 def future(found: int | Future[int]) -> Future[int]:
@@ -94,6 +95,17 @@ def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: boo
         thread.join(10)
         assert not thread.is_alive()
     assert got == (["ran"] * 3 if drain else ["closed"] * 3)
+
+
+def test_who_gets_a_context_may_call_the_pool_at_once() -> None:
+    pool = Pool(contexts=1, queue=2)
+    context = pool.acquire()
+    for waiting in (future(pool.request()), future(pool.request())):
+        waiting.add_done_callback(lambda found: pool.release(found.result()))
+    thread = threading.Thread(target=pool.release, args=(context,), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive() and pool.state == (0, 0)
 
 
 def shape_range(low: int, best: int, high: int) -> ShapeRange:
@@ -187,7 +199,10 @@ def test_the_text_is_what_prometheus_reads() -> None:
     counters.replied(3e-5)
     odd = 'mo"del\\ \n.onnx'
     text = exposition(
-        [histogram(counters.latency), Family("e_total", "counter", "E", [("", {"kind": "usage"}, 2)])], {"model": odd}
+        labelled(
+            [histogram(counters.latency), Family("e_total", "counter", "E", [("", {"kind": "usage"}, 2)])],
+            {"model": odd},
+        )
     )
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
     found = {
@@ -197,6 +212,42 @@ def test_the_text_is_what_prometheus_reads() -> None:
     assert found["trtopt_latency_seconds_bucket", "2e-05"] == 0 and found["trtopt_latency_seconds_bucket", "4e-05"] == 1
     assert found["trtopt_latency_seconds_bucket", "+Inf"] == found["trtopt_latency_seconds_count", None] == 1
     assert families["e"].samples[0].labels == {"model": odd, "kind": "usage"}
+
+
+def test_a_text_has_each_metric_once_whatever_the_engines_are() -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus_client")
+    counters = Counters()
+    counters.replied(3e-5)
+    many = [labelled([histogram(counters.latency)], {"model": name}) for name in ("a", "b")]
+    text = exposition([family for families in many for family in families])
+    assert text.count("# TYPE") == 1 and text.count("# HELP") == 1
+    (family,) = parser.text_string_to_metric_families(text)
+    counts = [(item.labels["model"], item.value) for item in family.samples if item.name.endswith("_count")]
+    assert counts == [("a", 1), ("b", 1)]
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16, np.float16])
+def test_nan_is_found_in_every_floating_type(dtype: Any) -> None:
+    with pytest.raises(UsageError, match="'x' has 1 NaN"):
+        check_nan({"x": np.array([1, np.nan]).astype(dtype)}, outputs=False)
+    check_nan({"x": np.zeros(2, ml_dtypes.int4), "y": np.array([1, 2])}, outputs=False)
+
+
+class Elsewhere:
+    """A tensor on another GPU than the engine's: nothing of it may be read."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, 1
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise AssertionError("read")
+
+
+@pytest.mark.parametrize(("takes_gpu", "message"), [(True, "GPU 1, and the engine on GPU 0"), (False, "lies on a GPU")])
+def test_tensors_on_another_gpu_are_refused_unread(takes_gpu: bool, message: str) -> None:
+    border = Border([TensorSpec("x", np.dtype(np.float32), ("N",))], takes_gpu=takes_gpu)
+    with pytest.raises(UsageError, match=message):
+        border.check({"x": Elsewhere()})
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.int8, np.uint8, np.bool_])

@@ -7,8 +7,9 @@ not been run on a GPU yet. `trtopt doctor --selftest` runs it and compares with 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _CHANNELS_LAST = ("HWC", "HWC8")
 """Formats of inputs and outputs that `--io` gives; their channels fill the memory without gaps."""
+_MOST_MESSAGES = 32
 _ML_DTYPES = {"BF16": ml_dtypes.bfloat16, "FP8": ml_dtypes.float8_e4m3fn}
 
 
@@ -118,30 +120,44 @@ class Cuda:
     def call(self, name: str, *arguments: Any) -> Any:
         status, *values = getattr(self.api, name)(*arguments)
         if status != self.api.cudaError_t.cudaSuccess:
+            self.api.cudaGetLastError()  # else the runtime's next launch takes it for its own
             raise EngineBuildError(
                 f"CUDA failed: {status.name}", where=name, remedy="check the driver with nvidia-smi; free GPU memory"
             )
         return values[0] if values else None
 
+    @contextlib.contextmanager
+    def first_gpu(self) -> Iterator[None]:
+        """Make the first GPU the current one of this thread: the caller's package may have chosen another."""
+        before = self.call("cudaGetDevice")
+        if before:
+            self.call("cudaSetDevice", 0)
+        try:
+            yield
+        finally:
+            if before:
+                self.call("cudaSetDevice", before)
+
 
 class Buffer:
-    """Device memory that grows."""
+    """Memory that grows: of the device, or of the host, for what the runtime reads and writes there."""
 
-    def __init__(self, cuda: Cuda) -> None:
+    def __init__(self, cuda: Cuda, *, on_host: bool = False) -> None:
         self._cuda = cuda
+        self._allocate, self._release = ("cudaMallocHost", "cudaFreeHost") if on_host else ("cudaMalloc", "cudaFree")
         self._bytes = 0
         self.pointer = 0
 
     def reserve(self, size: int) -> int:
         if size > self._bytes:
             self.free()
-            self.pointer = int(self._cuda.call("cudaMalloc", size))
+            self.pointer = int(self._cuda.call(self._allocate, size))
             self._bytes = size
         return self.pointer
 
     def free(self) -> None:
         if self._bytes:
-            self._cuda.call("cudaFree", self.pointer)
+            self._cuda.call(self._release, self.pointer)
         self._bytes = self.pointer = 0
 
 
@@ -151,7 +167,7 @@ class LoadedEngine:
     Attributes:
         inputs: Names of its inputs.
         outputs: Names of its outputs.
-        on_host: Those whose values the runtime reads in the host's memory.
+        on_host: Those whose values the runtime reads or writes in the host's memory: shapes, as a rule.
         dtypes: Their numpy types.
         channels_last: Those that hold their channels last in memory.
         messages: Errors that the runtime logged.
@@ -191,6 +207,10 @@ class LoadedEngine:
             config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         return self._given(engine.create_execution_context(config))
 
+    def new_buffer(self, cuda: Cuda, name: str) -> Buffer:
+        """Memory for an input or output, where the runtime has it."""
+        return Buffer(cuda, on_host=name in self.on_host)
+
     def failed(self, shapes: str) -> EngineBuildError:
         """What is raised when the engine fails to run."""
         return EngineBuildError(
@@ -224,7 +244,7 @@ class _Runner(LoadedEngine):
         self.stream = self.cuda.call("cudaStreamCreate")
         stack.callback(self.cuda.call, "cudaStreamDestroy", self.stream)
         self.output_names = tuple(self.outputs)
-        self._buffers = {name: Buffer(self.cuda) for name in (*self.inputs, *self.outputs)}
+        self._buffers = {name: self.new_buffer(self.cuda, name) for name in (*self.inputs, *self.outputs)}
         for buffer in self._buffers.values():
             stack.callback(buffer.free)
         self._allocators = {name: output_allocator(trt, self._buffers[name]) for name in self.outputs}
@@ -298,6 +318,9 @@ class _Runner(LoadedEngine):
         if name in self.channels_last:
             shape = (shape[0], *shape[2:], shape[1])
         array = np.empty(shape, self.dtypes[name])
+        if name in self.on_host:
+            ctypes.memmove(array.ctypes.data, self._buffers[name].pointer, array.nbytes)
+            return array
         kind = self.cuda.api.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self.cuda.call("cudaMemcpy", array.ctypes.data, self._buffers[name].pointer, array.nbytes, kind)
         return np.moveaxis(array, -1, 1) if name in self.channels_last else array
@@ -305,7 +328,7 @@ class _Runner(LoadedEngine):
 
 def error_log(trt: Any, messages: list[str]) -> Any:
     class Logger(trt.ILogger):  # type: ignore[misc]
-        """Keeps the errors."""
+        """Keeps the last errors: a service may go on for long after them."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -313,6 +336,7 @@ def error_log(trt: Any, messages: list[str]) -> Any:
         def log(self, severity: Any, message: str) -> None:
             if severity.value <= trt.ILogger.Severity.ERROR.value:
                 messages.append(message)
+                del messages[:-_MOST_MESSAGES]
 
     return Logger()
 

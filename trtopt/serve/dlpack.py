@@ -21,6 +21,9 @@ from trtopt._lazy import require
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 """Device types of DLPack."""
 
+ML_FLOATS = tuple(np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
+"""Floating types of engines and models that numpy lacks."""
+
 _LEGACY_STREAM = 1
 """CUDA's default stream, as DLPack's ``stream`` says it: the producer's work is done before what follows in it."""
 
@@ -141,24 +144,36 @@ def host_array(value: Any) -> np.ndarray:
     return np.frombuffer(memoryview(memory), found.dtype).reshape(found.shape)
 
 
+def is_torch(value: Any) -> bool:
+    """Whether it is a tensor of torch, or of a class that another package derives from that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def package_of(value: Any) -> Any:
     """The package that a tensor is of: torch, cupy, ..."""
-    return sys.modules[type(value).__module__.partition(".")[0]]
+    return sys.modules["torch" if is_torch(value) else type(value).__module__.partition(".")[0]]
 
 
 def empty_like(source: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """A new tensor of torch or cupy, on the device of ``source``."""
     package = package_of(source)
-    if package.__name__ == "torch":
+    if is_torch(source):
         return package.empty(shape, dtype=getattr(package, dtype.name), device=source.device)
     return package.empty(shape, dtype=dtype)
+
+
+def on_device_of(source: Any, array: np.ndarray) -> Any:
+    """A copy of an array as a tensor of torch or cupy, on the device of ``source``."""
+    package = package_of(source)
+    return package.asarray(array, device=source.device) if is_torch(source) else package.asarray(array)
 
 
 def as_torch(array: np.ndarray) -> Any:
     """An array as a torch tensor on the same memory."""
     torch = require("torch", "torch", "give tensors back")
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype in ML_FLOATS:
+        return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trtopt.errors import TrtoptError, UsageError
+from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.serve import dlpack
 from trtopt.serve.load import Loaded, Settings, load
-from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram
+from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram, labelled
 from trtopt.serve.pool import Pool
 from trtopt.serve.tensors import Border, Given, TensorSpec, check_nan
 
@@ -31,7 +32,7 @@ class Engine:
     """A model that answers calls from any number of threads and event loops. Made by :meth:`load`; close it at the end.
 
     Attributes:
-        name: The file's name; the label ``model`` of the metrics.
+        name: The label ``model`` of the metrics: the file's name, until it is set to another.
         runtime: What runs it: ``tensorrt-rtx 1.7.1.116 on NVIDIA L4``, ``onnxruntime 1.31.1 on the CPU``.
         fallback_reason: Why the engine does not run and its model runs in its place; empty where that is not so.
         inputs: What a call gives.
@@ -45,6 +46,7 @@ class Engine:
         self.inputs: tuple[TensorSpec, ...] = loaded.inputs
         self.outputs: tuple[TensorSpec, ...] = loaded.runner.outputs
         self._runner = loaded.runner
+        self._first = self.inputs[0].name if self.inputs else ""
         self._border = Border(self.inputs, takes_gpu=loaded.runner.takes_gpu)
         self._pool = Pool(contexts, queue)
         self._counters = Counters()
@@ -102,13 +104,15 @@ class Engine:
                 of :attr:`inputs`; nothing is converted, and what is contiguous is not copied.
 
         Returns:
-            Outputs by name: torch tensors where the first input is one, else numpy arrays.
+            Outputs by name: torch tensors where the first of :attr:`inputs` is given as one, else numpy arrays;
+            strings are numpy arrays always.
 
         Raises:
             UsageError: A name, type or shape is wrong, or an input has NaN and they are refused.
             QueueFullError: As many calls as may wait do.
             ClosedError: The engine is closed.
             InvalidModelError, EngineBuildError: The model fails.
+            ResourceError: It runs for half an hour, or the process can start no thread.
         """
         began = time.perf_counter()
         try:
@@ -118,7 +122,7 @@ class Engine:
             self._counters.failed(_kind(error))
             raise
         self._counters.replied(time.perf_counter() - began)
-        return _like(inputs, outputs)
+        return _like(inputs.get(self._first), outputs)
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """As :meth:`run`, for coroutines, of any event loop: the loop is never blocked.
@@ -133,10 +137,29 @@ class Engine:
             self._counters.failed(_kind(error))
             raise
         self._counters.replied(time.perf_counter() - began)
-        return _like(inputs, outputs)
+        return _like(inputs.get(self._first), outputs)
 
-    def metrics(self) -> str:
-        """What Prometheus scrapes, in its text format: calls and their latency, errors by kind, queue and contexts."""
+    def metrics(self, *others: Engine) -> str:
+        """What Prometheus scrapes, in its text format: calls and their latency, errors by kind, queue and contexts.
+
+        Args:
+            others: Further engines of the process, whose metrics are in the same text, as the format wants it.
+
+        Raises:
+            UsageError: Two of them have the same name; or the process was forked since the engine was loaded.
+        """
+        engines = (self, *others)
+        for name, count in Counter(engine.name for engine in engines).items():
+            if count > 1:
+                raise UsageError(
+                    f"The metrics of two engines are named {name!r}",
+                    where="engine.metrics",
+                    remedy="set engine.name of one of them after loading",
+                )
+        return exposition(family for engine in engines for family in engine._families())
+
+    def _families(self) -> list[Family]:
+        self._check_process()
         busy, waiting = self._pool.state
         errors, graphs = self._counters.errors, self._runner.graph_counts
         families = [
@@ -150,7 +173,7 @@ class Engine:
         if graphs:
             help_text = "CUDA graphs captured, replayed, not captured for an error, and dropped"
             families.append(Family("trtopt_cuda_graphs_total", "counter", help_text, _by("event", graphs)))
-        return exposition(families, {"model": self.name})
+        return labelled(families, {"model": self.name})
 
     @property
     def latency(self) -> Latency:
@@ -158,7 +181,9 @@ class Engine:
         return self._counters.latency
 
     def close(self, *, drain: bool = True) -> None:
-        """Refuse new calls, wait for those that run, and free the memory. Closing twice does nothing.
+        """Refuse new calls, wait for those that run, and free the memory.
+
+        Closing twice does nothing, nor does closing in a process that was forked after loading.
 
         Args:
             drain: Whether those that wait run first; else they get :class:`~trtopt.errors.ClosedError`.
@@ -167,6 +192,8 @@ class Engine:
             UsageError: An event loop runs in this thread, and calls that may be its own are not done:
                 ``await engine.aclose()``.
         """
+        if os.getpid() != self._process:  # nothing of it is here, and a lock may be held for ever
+            return
         if _in_event_loop() and not self._pool.is_idle:
             raise UsageError(
                 "close() would block the event loop that the engine's calls need to end",
@@ -190,20 +217,23 @@ class Engine:
         self.close()
 
     def _taken(self, inputs: Mapping[str, Any]) -> dict[str, Given]:
+        self._check_process()
+        return self._border.check(inputs)
+
+    def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise UsageError(
                 "The engine was loaded before this process was forked; its threads are not here",
                 where=f"process {os.getpid()}",
                 remedy="load it in each worker process",
             )
-        return self._border.check(inputs)
 
     async def _reply(self, feeds: dict[str, Given]) -> dict[str, Any]:
         """The outputs, computed by a thread of the engine as soon as a context is free."""
         reply: Future[dict[str, Any]] = Future()
         found = self._pool.request()
         if isinstance(found, int):
-            self._executor.submit(self._answer, found, feeds, reply)
+            self._submit(found, feeds, reply)
             return await asyncio.wrap_future(reply)
         # The thread that gives the context back starts the call: by way of the event loop it would be idle meanwhile.
         found.add_done_callback(functools.partial(self._start, feeds, reply))
@@ -218,9 +248,19 @@ class Engine:
             return
         error = found.exception()
         if error is None:
-            self._executor.submit(self._answer, found.result(), feeds, reply)
+            self._submit(found.result(), feeds, reply)
         elif reply.set_running_or_notify_cancel():
             reply.set_exception(error)
+
+    def _submit(self, context: int, feeds: dict[str, Given], reply: Future[dict[str, Any]]) -> None:
+        try:
+            self._executor.submit(self._answer, context, feeds, reply)
+        except RuntimeError as error:  # no call of a coroutine can be started: the main thread has ended, as a rule
+            unserved = functools.partial(_unserved, str(error))
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(unserved())
+            self._pool.refuse(unserved)  # all at once: each of them would come here from the one before
+            self._pool.release(context)
 
     def _answer(self, context: int, feeds: dict[str, Given], reply: Future[dict[str, Any]]) -> None:
         """Compute the outputs for a coroutine; for one that was cancelled meanwhile, give the context back."""
@@ -246,6 +286,14 @@ class Engine:
             self._pool.release(context)
 
 
+def _unserved(why: str) -> ResourceError:
+    return ResourceError(
+        f"The call cannot be handed to a thread of the engine: {why}",
+        where="engine.run_async",
+        remedy="keep the main thread until the event loop has ended; or allow the process more threads",
+    )
+
+
 def _kind(error: BaseException) -> str:
     if isinstance(error, TrtoptError):
         return error.code
@@ -264,9 +312,11 @@ def _in_event_loop() -> bool:
     return True
 
 
-def _like(inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+def _like(first: Any, outputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs as what the first input is: torch tensors on the same memory, or as they are."""
-    first = next(iter(inputs.values()), None)
-    if type(first) is np.ndarray or type(first).__module__.partition(".")[0] != "torch":
+    if type(first) is np.ndarray or not dlpack.is_torch(first):
         return outputs
-    return {name: dlpack.as_torch(value) if isinstance(value, np.ndarray) else value for name, value in outputs.items()}
+    return {
+        name: dlpack.as_torch(value) if isinstance(value, np.ndarray) and value.dtype.kind != "O" else value
+        for name, value in outputs.items()
+    }

@@ -12,7 +12,7 @@ from typing import Any
 
 from trtopt._lazy import require
 from trtopt.engine.manifest import VerifiedEngine
-from trtopt.engine.run import LoadedEngine, guarded, why_not_run
+from trtopt.engine.run import Cuda, LoadedEngine, guarded, why_not_run
 from trtopt.errors import TargetError
 from trtopt.hardware.probe import probe
 from trtopt.report.manifest import ShapeRange
@@ -43,7 +43,8 @@ class GpuRunner:
         if reason:
             raise TargetError(f"The engine cannot run here: {reason}", where=backend.runtime, remedy=backend.install)
         trt = require(backend.module, "gpu", "run engines")
-        with contextlib.ExitStack() as stack:
+        self._cuda = Cuda()
+        with self._cuda.first_gpu(), contextlib.ExitStack() as stack:
             loaded = guarded(lambda: LoadedEngine(trt, engine.data))
             self._lanes = guarded(lambda: [Lane(loaded, stack, graphs) for _ in range(contexts)])
             self._stack = stack.pop_all()
@@ -60,12 +61,14 @@ class GpuRunner:
     def run(self, context: int, feeds: Mapping[str, Given]) -> dict[str, Any]:
         """Outputs by name, on the GPU where the first input is."""
         profile = choose(self._profiles, {name: tuple(feeds[name].shape) for name in self._profiles})
-        return guarded(lambda: self._lanes[context].run(profile, feeds))
+        with self._cuda.first_gpu():
+            return guarded(lambda: self._lanes[context].run(profile, feeds))
 
     def close(self) -> None:
         """Free the GPU's memory."""
-        self._lanes = []
-        self._stack.close()
+        with self._cuda.first_gpu():
+            self._lanes = []
+            self._stack.close()
 
     @property
     def graph_counts(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ not been run on a GPU yet. `tests/gpu/test_serve_runs.py` is its first run. What
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Lane:
         stack.callback(call, "cudaStreamDestroy", self._stream)
         self._event = call("cudaEventCreateWithFlags", api.cudaEventDisableTiming)
         stack.callback(call, "cudaEventDestroy", self._event)
-        self._buffers = {name: Buffer(self._cuda) for name in (*loaded.inputs, *loaded.outputs)}
+        self._buffers = {name: loaded.new_buffer(self._cuda, name) for name in (*loaded.inputs, *loaded.outputs)}
         self._scratch = Buffer(self._cuda)
         for buffer in (*self._buffers.values(), self._scratch):
             stack.callback(buffer.free)
@@ -67,7 +68,7 @@ class Lane:
         self._graphs: GraphCache[_Captured] = GraphCache(limit, self._free)
         stack.callback(self._graphs.clear)
         self._captures = limit > 0
-        self._profile = 0
+        self._allocates = False
         self.counts = self._graphs.counts
 
     def run(self, profile: int, feeds: Mapping[str, Given]) -> dict[str, Any]:
@@ -77,6 +78,14 @@ class Lane:
             UsageError: The engine refuses a shape, or a tensor on the GPU is not contiguous.
             EngineBuildError: The engine fails.
         """
+        try:
+            return self._run(profile, feeds)
+        except BaseException:  # the caller's memory may be read until the stream is done
+            with contextlib.suppress(EngineBuildError):
+                self._cuda.call("cudaStreamSynchronize", self._stream)
+            raise
+
+    def _run(self, profile: int, feeds: Mapping[str, Given]) -> dict[str, Any]:
         self._order(feeds)
         held = {name: self._ready(name, feeds[name]) for name in self._loaded.inputs}  # until the stream is done
         addresses = {name: self._place(name, given) for name, given in held.items()}
@@ -89,6 +98,8 @@ class Lane:
         found = {name: self._fetch(name, shapes, source) for name in self._loaded.outputs}
         self._cuda.call("cudaStreamSynchronize", self._stream)
         del held
+        for name in self._loaded.on_host & found.keys():
+            found[name] = self._fetch_from_host(name, found[name], source)
         return {name: self._as_model_has_it(name, value, source) for name, value in found.items()}
 
     def _order(self, feeds: Mapping[str, Given]) -> None:
@@ -162,21 +173,26 @@ class Lane:
                     where=name,
                     remedy="build with wider --min-shapes and --max-shapes",
                 )
-            context.set_tensor_address(name, address)
+            self._set_address(context, name, address)
+
+    def _set_address(self, context: Any, name: str, address: int) -> None:
+        if not context.set_tensor_address(name, address):
+            raise self._loaded.failed(f"the address of {name!r}")
 
     def _place_outputs(self) -> dict[str, tuple[int, ...]] | None:
         """Give the outputs memory; their shapes as memory has them, or None where a size depends on the data."""
         shapes = {name: tuple(self._context.get_tensor_shape(name)) for name in self._loaded.outputs}
         fixed = all(-1 not in shape for shape in shapes.values())
+        if self._allocates == fixed:
+            # not at every call: TensorRT's Python interface keeps a reference for each
+            self._allocates = not fixed
+            self._graphs.clear()  # allocators have moved the memory
+            for name in shapes:
+                self._context.set_output_allocator(name, None if fixed else self._allocators[name])
         for name, shape in shapes.items():
-            if fixed:
-                # no callback into Python where the size is known, and an address that a graph may hold
-                self._context.set_output_allocator(name, None)
-                size = int(np.prod(shape)) * self._loaded.dtypes[name].itemsize
-                self._context.set_tensor_address(name, self._reserve(name, size))
-            else:
-                self._context.set_output_allocator(name, self._allocators[name])
-                self._context.set_tensor_address(name, self._reserve(name, 1))
+            # no callback into Python where the size is known, and an address that a graph may hold
+            size = int(np.prod(shape)) * self._loaded.dtypes[name].itemsize if fixed else 1
+            self._set_address(self._context, name, self._reserve(name, size))
         return shapes if fixed else None
 
     def _launch(
@@ -209,7 +225,7 @@ class Lane:
         context.set_device_memory(self._scratch.reserve(max(size, 1)), size)
         self._set(context, profile, feeds, addresses)
         for name in self._loaded.outputs:
-            context.set_tensor_address(name, self._buffers[name].pointer)
+            self._set_address(context, name, self._buffers[name].pointer)
         self._enqueue(context, feeds)  # the first run of a context may not be captured
         call, api = self._cuda.call, self._cuda.api
         call("cudaStreamSynchronize", self._stream)
@@ -217,8 +233,8 @@ class Lane:
         try:
             self._enqueue(context, feeds)
         except EngineBuildError:  # which says more than the error that ending this capture gives
-            api.cudaStreamEndCapture(self._stream)
-            api.cudaGetLastError()
+            with contextlib.suppress(EngineBuildError):
+                call("cudaStreamEndCapture", self._stream)
             raise
         graph = call("cudaStreamEndCapture", self._stream)
         try:
@@ -235,6 +251,8 @@ class Lane:
         if name in self._loaded.channels_last:
             shape = (shape[0], *shape[2:], shape[1])
         dtype, pointer = self._loaded.dtypes[name], self._buffers[name].pointer
+        if name in self._loaded.on_host:
+            return np.empty(shape, dtype)  # filled when the stream is done
         if source is None:
             array = np.empty(shape, dtype)
             self._copy(array.ctypes.data, pointer, array.nbytes, "cudaMemcpyDeviceToHost")
@@ -244,6 +262,11 @@ class Lane:
         self._wait_for_legacy()  # its memory may have been freed there, and still be in use
         self._copy(target.pointer, pointer, target.nbytes, "cudaMemcpyDeviceToDevice")
         return tensor
+
+    def _fetch_from_host(self, name: str, array: np.ndarray, source: Any) -> Any:
+        """An output that the engine wrote in the host's memory: into ``array``, or a new tensor like ``source``."""
+        ctypes.memmove(array.ctypes.data, self._buffers[name].pointer, array.nbytes)
+        return array if source is None else dlpack.on_device_of(source, array)
 
     def _as_model_has_it(self, name: str, value: Any, source: Any) -> Any:
         if name not in self._loaded.channels_last:

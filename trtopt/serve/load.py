@@ -101,6 +101,8 @@ def load(path: Path, settings: Settings) -> Loaded:
         model = _model(path, settings.contexts)
         return Loaded(path.name, model, model.inputs)
     engine = load_engine(path, key=settings.key, allow_unverified=settings.allow_unverified)
+    if engine.manifest is not None:
+        _check_tensors(engine.manifest, path)
     try:
         check_runs_here(engine)
     except (TargetError, MissingDependencyError) as error:
@@ -116,6 +118,34 @@ def load(path: Path, settings: Settings) -> Loaded:
     if engine.manifest is not None and engine.manifest.host is not None:
         runner = _with_host(runner, engine.path, engine.manifest.host, settings.contexts)
     return Loaded(path.name, runner, runner.inputs)
+
+
+def _check_tensors(manifest: Manifest, path: Path) -> None:
+    """Check that a manifest's inputs and outputs can be those of an engine.
+
+    Raises:
+        IntegrityError: They cannot.
+    """
+    for item in (*manifest.inputs, *manifest.outputs):
+        try:
+            known = not spec_of(item).dtype.hasobject
+        except TypeError:
+            known = False
+        if not known:
+            raise _impossible(path, f"{item.name!r} has the type {item.dtype!r}")
+    dynamic = [item for item in manifest.inputs if item.ranges]
+    fit = all(
+        item.shape is None or len(shape) == len(item.shape)
+        for item in dynamic
+        for one in item.ranges
+        for shape in (one.min, one.opt, one.max)
+    )
+    if not fit or len({len(item.ranges) for item in dynamic}) > 1:
+        raise _impossible(path, "the optimization profiles of its inputs do not fit each other or the shapes")
+
+
+def _impossible(path: Path, why: str) -> IntegrityError:
+    return IntegrityError(f"The manifest is of no engine: {why}", where=str(path), remedy="build the engine again")
 
 
 def _with_host(first: Runner, path: Path, host: HostFiles, contexts: int) -> WholeRunner:

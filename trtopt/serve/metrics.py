@@ -7,6 +7,7 @@ every service for it, and a service that has the package scrapes these lines bes
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import threading
 from collections.abc import Iterable
@@ -89,19 +90,27 @@ def histogram(latency: Latency) -> Family:
     return Family("trtopt_latency_seconds", "histogram", "From a call to its reply, the queue included", samples)
 
 
-def exposition(families: Iterable[Family], labels: dict[str, str]) -> str:
-    """The text that Prometheus scrapes.
+def labelled(families: Iterable[Family], labels: dict[str, str]) -> list[Family]:
+    """Metrics with these labels before their own."""
+    return [
+        dataclasses.replace(
+            family, samples=[(suffix, {**labels, **own}, value) for suffix, own, value in family.samples]
+        )
+        for family in families
+    ]
 
-    Args:
-        families: The metrics.
-        labels: Labels of all of them.
-    """
-    lines = []
+
+def exposition(families: Iterable[Family]) -> str:
+    """The text that Prometheus scrapes, in which all values of a metric stand together."""
+    by_name: dict[str, list[Family]] = {}
     for family in families:
-        lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-        for suffix, own, value in family.samples:
-            text = ",".join(f'{name}="{_escaped(label)}"' for name, label in {**labels, **own}.items())
-            lines.append(f"{family.name}{suffix}{{{text}}} {value}")
+        by_name.setdefault(family.name, []).append(family)
+    lines = []
+    for name, parts in by_name.items():
+        lines += [f"# HELP {name} {parts[0].help}", f"# TYPE {name} {parts[0].kind}"]
+        for suffix, labels, value in itertools.chain.from_iterable(part.samples for part in parts):
+            text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
+            lines.append(f"{name}{suffix}{{{text}}} {value}")
     return "\n".join(lines) + "\n"
 
 

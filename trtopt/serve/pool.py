@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from trtopt.errors import ClosedError, QueueFullError
@@ -30,8 +31,7 @@ class Pool:
     def request(self) -> int | Future[int]:
         """A context, which goes back with :meth:`release`, or a future of one, which may :meth:`leave` until it comes.
 
-        The future's callbacks run in the thread that gives the context back, under the pool's lock: they may not call
-        the pool.
+        The future's callbacks run in the thread that gives the context back.
 
         Raises:
             QueueFullError: As many calls as may wait do.
@@ -67,24 +67,33 @@ class Pool:
     def release(self, context: int) -> None:
         """Give a context back: to the one who waits longest, if there is one."""
         with self._lock:
-            while self._waiting:
-                future = self._waiting.popleft()
-                if future.set_running_or_notify_cancel():
-                    future.set_result(context)
-                    return
-            self._free.append(context)
-            if self._closed:
-                self._changed.notify_all()
+            future = None
+            while future is None and self._waiting:
+                first = self._waiting.popleft()
+                future = first if first.set_running_or_notify_cancel() else None
+            if future is None:
+                self._free.append(context)
+                if self._closed:
+                    self._changed.notify_all()
+        if future is not None:  # without the lock: its callbacks may call the pool
+            future.set_result(context)
 
     def leave(self, future: Future[int]) -> bool:
         """Leave the queue; whether that came before the context did."""
         with self._lock:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(future)
-            left = future.cancel()
             if self._closed:
                 self._changed.notify_all()
-            return left
+        return future.cancel()
+
+    def refuse(self, error: Callable[[], Exception]) -> None:
+        """Give those that wait an error."""
+        with self._lock:
+            refused = [future for future in self._waiting if future.set_running_or_notify_cancel()]
+            self._waiting.clear()
+        for future in refused:
+            future.set_exception(error())
 
     def close(self, *, drain: bool) -> None:
         """Refuse new calls, and wait for those that run.
@@ -94,10 +103,9 @@ class Pool:
         """
         with self._lock:
             self._closed = True
-            while self._waiting and not drain:
-                future = self._waiting.popleft()
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(closed())
+        if not drain:
+            self.refuse(closed)
+        with self._lock:
             self._changed.wait_for(lambda: len(self._free) == self.contexts and not self._waiting)
 
     @property

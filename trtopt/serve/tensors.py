@@ -115,22 +115,33 @@ class Border:
                 remedy="give a numpy array, or a tensor that speaks DLPack",
             )
         try:
-            if value.__dlpack_device__()[0] in (dlpack.CPU, dlpack.CUDA_HOST):
+            kind, number = value.__dlpack_device__()
+            if kind in (dlpack.CPU, dlpack.CUDA_HOST):
+                if dlpack.is_torch(value) and value.is_neg():  # torch exports it without its sign
+                    raise BufferError("it is negated on reading (torch: tensor.resolve_neg())")
                 return dlpack.host_array(value)
-            found = dlpack.view(value)
+            self._check_gpu(name, number)
+            return dlpack.view(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise UsageError(
                 f"The input {name!r} cannot be read without a copy: {' '.join(str(error).split())[:200]}",
                 where=name,
                 remedy="give what is contiguous and needs no gradient (torch: tensor.detach().contiguous())",
             ) from error
+
+    def _check_gpu(self, name: str, number: int) -> None:
         if not self._takes_gpu:
             raise UsageError(
                 f"The input {name!r} lies on a GPU, and this engine reads the host's memory",
                 where=name,
                 remedy="move it (torch: tensor.cpu(), cupy: array.get()); engine.runtime says what runs",
             )
-        return found
+        if number != 0:
+            raise UsageError(
+                f"The input {name!r} lies on GPU {number}, and the engine on GPU 0",
+                where=name,
+                remedy="move it (torch: tensor.to('cuda:0')); CUDA_VISIBLE_DEVICES says which GPU is number 0",
+            )
 
     def _wrong_names(self, inputs: Mapping[str, Any]) -> UsageError:
         known = ", ".join(self._specs)
@@ -200,6 +211,6 @@ def check_nan(arrays: Mapping[str, Any], *, outputs: bool) -> None:
 def _nan_count(array: Any) -> int:
     """Values of an array, or of a tensor of torch or cupy, that are no number."""
     if isinstance(array, np.ndarray):
-        is_float = array.dtype.kind in "fc" or array.dtype == ml_dtypes.bfloat16
+        is_float = array.dtype.kind in "fc" or array.dtype in dlpack.ML_FLOATS
         return int(np.count_nonzero(np.isnan(array))) if is_float else 0
     return int(dlpack.package_of(array).isnan(array).sum())
