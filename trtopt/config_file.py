@@ -51,6 +51,9 @@ SWEEP, PRICES = "sweep", "prices"
 """The tables of ``trtopt sweep``: its settings, and what an hour of a GPU costs."""
 
 _MOST_BYTES = 1 << 20
+_DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
+"""A key of more parts than any option has. The time that tomllib takes grows with their square: minutes for 400 KB."""
+
 _MOST_BUILDS = 1000
 
 
@@ -182,12 +185,16 @@ def _parse(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     content = read_file(path, "The configuration file", _MOST_BYTES)
+    too_deep = UsageError(
+        "The configuration file is nested too deep", where=str(path), remedy="write tables of options"
+    )
     try:
-        return tomllib.loads(content.decode())
+        text = content.decode()
+        if _DEEP_KEY.search(text):
+            raise too_deep
+        return tomllib.loads(text)
     except RecursionError as error:
-        raise UsageError(
-            "The configuration file is nested too deep", where=str(path), remedy="write tables of options"
-        ) from error
+        raise too_deep from error
     except ValueError as error:  # also one that datetime raises, and the limit of digits
         raise UsageError(
             f"The configuration file is not valid TOML: {error}", where=str(path), remedy="correct that line"

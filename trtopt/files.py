@@ -45,7 +45,7 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"Cannot write: {error.strerror}", where=str(path), remedy="choose another name") from error
     if path.is_dir():
         raise UsageError("The output path is a folder", where=str(path), remedy="name a file")
-    place = folder.resolve()
+    place = _real(folder)
     if (is_there and not path.is_file()) or place == _DEVICES or place.is_relative_to(_PROCESSES):
         raise UsageError(
             "The output path is a device or a pipe, not a file", where=str(path), remedy="name a file, or leave it out"
@@ -71,7 +71,7 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> No
     Raises:
         UsageError: See above.
     """
-    taken = {place: what for what, path in inputs.items() for place in (_place(path), path.resolve())}
+    taken = {place: what for what, path in inputs.items() for place in (_place(path), _real(path))}
     for what, path in outputs.items():
         check_writable(path)
         place = _place(path)
@@ -84,7 +84,12 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> No
 
 def _place(path: Path) -> Path:
     """The same for every spelling of a file's path; the file itself may be a link, which writing replaces."""
-    return path.absolute().parent.resolve() / path.name
+    return _real(path.absolute().parent) / path.name
+
+
+def _real(path: Path) -> Path:
+    """Where links lead; unlike ``Path.resolve``, which raises before Python 3.13, a link to itself is left as it is."""
+    return Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from trtopt.engine.run import why_not_run
 from trtopt.engine.timing_cache import timing_for
 from trtopt.errors import TargetError
 from trtopt.events import Event
+from trtopt.files import TEMPORARY
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import probe
 from trtopt.pipeline import Compilation, engine_request
@@ -53,7 +54,7 @@ def compile_engine(artifact: ModelArtifact, job: Compilation, config: BuildConfi
     builds = check_options(config.builder, config.plugins, job.backend).search.get(SEARCH)
     if builds is None:
         return compile_as_asked(artifact, job, config, clock)
-    with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         request = engine_request(artifact, job, config, Path(folder))
         own = tuple(item for item in config.builder if key_of(item) != SEARCH)
         return fastest(replace(request, builder=own), builds, job, clock)

@@ -271,6 +271,74 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
     assert process.returncode == 0 and (tmp_path / "m.engine").exists()
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_takes_nothing_and_breaks_nothing(tmp_path: Path, closed: str) -> None:
+    """As some schedulers start their jobs: no file of the run may get the number of a stream either."""
+    save_small(tmp_path)
+    arguments = " ".join(("optimize", "model.onnx", "-o", "out.onnx", "--report", "out.json", *PLAIN))
+    script = f"{sys.executable} -m trtopt {arguments} {closed}"
+    shell = shutil.which("sh") or "sh"
+    done = subprocess.run(
+        [shell, "-c", script], cwd=tmp_path, env=_environment(tmp_path), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    onnx.load(tmp_path / "out.onnx")
+    missing = subprocess.run(
+        [shell, "-c", script.replace("model.onnx", "none.onnx")],
+        cwd=tmp_path,
+        env=_environment(tmp_path),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert missing.returncode == 2 and missing.stdout == b""
+    assert (b"does not exist" in missing.stderr) is ("2>&-" not in closed)
+
+
+def test_a_caller_that_ignores_its_children_gets_the_exit_code(tmp_path: Path) -> None:
+    """What is ignored stays so when a program starts another, and a child that is ignored leaves no status."""
+    save_small(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "trtopt", "optimize", "model.onnx", "-o", "out.onnx", *PLAIN],
+        cwd=tmp_path,
+        env=_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN) and None,
+        check=False,
+    )
+    assert done.returncode == 0 and (tmp_path / "out.onnx").exists(), done.stderr
+
+
+def test_a_terminal_that_is_closed_ends_the_command_and_leaves_no_folders(tmp_path: Path) -> None:
+    process = _start(tmp_path, *_metric(tmp_path, SLEEPS))
+    _wait_for((tmp_path / "started").exists)
+    assert list((tmp_path / "tmp").glob("trtopt-*")) != []
+    os.killpg(process.pid, signal.SIGHUP)
+    process.communicate(timeout=60)
+    assert process.returncode == 129
+    assert list((tmp_path / "tmp").glob("trtopt-*")) == [] and not (tmp_path / "m.engine").exists()
+
+
+def test_a_process_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refused)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(ResourceError, match="Resource temporarily unavailable"):
+        watch.watched(lambda arguments: 0, ["analyze"])
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+
+def test_every_temporary_folder_is_found_when_a_run_crashes() -> None:
+    for path in Path(watch.__file__).parents[1].rglob("*.py"):
+        for line in path.read_text().splitlines():
+            makes = "TemporaryDirectory(" in line or "mkdtemp(" in line
+            assert not makes or "prefix=TEMPORARY" in line or 'prefix=f"{TEMPORARY}' in line, (path, line)
+
+
 def _frames(*places: tuple[str, str]) -> str:
     lines = [f'  File "{path}", line 7 in {function}' for path, function in places]
     return "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n" + "\n".join(lines)

@@ -32,12 +32,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("cli", "unit")]  # as pytest has it
+# As pytest has it; behind what is there, since modules of its tests share names.
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("unit", "cli")]
 
-import seeds  # noqa: E402
-from mutate_files import MUTATIONS  # noqa: E402
-from targets import ARGUMENTS, OTHER_SEEDS, SHARES, TARGETS, Target  # noqa: E402
-from worker import HANG_S, Arc, Job, Outcome, serve  # noqa: E402
+import seeds
+from mutate_files import MUTATIONS
+from targets import ARGUMENTS, OTHER_SEEDS, SHARES, TARGETS, Target
+from worker import HANG_S, Arc, Job, Outcome, serve
 
 _LONGEST_INPUT = 4 << 20
 """Bytes: what grew beyond is not mutated further."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from trtopt.report.manifest import DIGEST, sealed
+from trtopt.report.manifest import DIGEST, with_digest
 from trtopt.sealed import open_line, seal_line
 
 STRINGS = (
@@ -168,7 +168,7 @@ def mutate_manifest(data: bytes, other: bytes, dice: random.Random) -> bytes:
     try:
         fields = mutate_value(json.loads(data), _parsed(other), dice)
         fields = {key: value for key, value in fields.items() if key != DIGEST}
-        return sealed(fields)
+        return with_digest(fields)
     except (ValueError, AttributeError, TypeError, RecursionError):
         return mutate_json(data, other, dice)
 

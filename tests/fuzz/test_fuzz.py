@@ -52,6 +52,7 @@ def test_malformed_files_end_in_an_error_message(
         (1, "", "error: x\n  where:  y\n  remedy: z", "exit code 1"),
         (1, 'File "/a/trtopt/b.py", line 3, in f\nKeyError: 1', "", "KeyError in trtopt/b.py 3 f"),
         (0, "", "a\x1b[2J", "control"),
+        (0, "", "a\u202eb", "control"),
         (3, "", 'Traceback (most recent call last)\nFile "/a/trtopt/b.py", line 3, in f\nE: 1', "printed"),
     ],
 )

@@ -39,7 +39,8 @@ LARGEST_GROWTH_MIB = 1024
 ADDRESS_SPACE_BYTES = 16 << 30
 """Of the process, with all libraries: what asks for more gets MemoryError in place of the machine's last page."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal acts on, and marks that reverse the direction of writing."""
 _GATE = 7
 _CODES = (0, 2, 3, 4, 5, 6, _GATE)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,20 +20,20 @@ from profile_samples import small_profile
 from trtopt.accuracy.sensitivity import Errors
 from trtopt.accuracy.sensitivity_cache import SensitivityCache
 from trtopt.api_analyze import write_page
-from trtopt.cache_folder import PRICES, damage, files
+from trtopt.cache_folder import FORMATS, PRICES, SENSITIVITY, damage, files
 from trtopt.config_file import load
 from trtopt.engine.build import _warnings
 from trtopt.engine.manifest import manifest_path, verify
 from trtopt.errors import IntegrityError, UsageError
 from trtopt.events import Event, ignore
-from trtopt.files import open_file, open_shared, read_file, read_shared
+from trtopt.files import check_outputs, open_file, open_shared, read_file, read_shared
 from trtopt.hardware.spec import find_gpu, gpu_of
 from trtopt.json_text import MOST_VALUES, decoded
 from trtopt.precision.calib_arrays import in_memory, open_arrays
 from trtopt.precision.calib_cache import check_own
 from trtopt.precision.trt_cache import is_trt_cache, read_trt_cache
 from trtopt.report.analysis import Analysis
-from trtopt.report.manifest import is_sealed, sealed
+from trtopt.report.manifest import has_digest, with_digest
 from trtopt.report.plain import plain
 from trtopt.report.read import read_report
 from trtopt.report.records import Cost
@@ -82,14 +85,14 @@ def test_prices_are_not_appended_to_what_a_link_leads_to(tmp_path: Path) -> None
     place = PriceFile(("judge",), tmp_path, ignore).path
     place.unlink()
     place.symlink_to(victim)
-    with pytest.raises(UsageError, match="cannot be written"):
-        PriceFile(("judge",), tmp_path, ignore)
+    events: list[Event] = []
+    PriceFile(("judge",), tmp_path, events.append).add("key", PRICE)
     place.unlink()
-    prices = PriceFile(("judge",), tmp_path, ignore)
+    prices = PriceFile(("judge",), tmp_path, events.append)
     place.unlink()
     place.symlink_to(victim)
-    with pytest.raises(UsageError, match="cannot be written"):
-        prices.add("key", PRICE)
+    prices.add("key", PRICE)
+    assert ["cannot be written" in event.text for event in events] == [True, True]
     assert victim.read_text() == "mine\n" and prices.load() == {}
 
 
@@ -97,8 +100,9 @@ def test_a_pipe_in_the_place_of_prices_is_refused(tmp_path: Path) -> None:
     place = PriceFile(("judge",), tmp_path, ignore).path
     place.unlink()
     os.mkfifo(place)
-    with pytest.raises(UsageError, match="cannot be written"):
-        PriceFile(("judge",), tmp_path, ignore)
+    events: list[Event] = []
+    PriceFile(("judge",), tmp_path, events.append).add("key", PRICE)
+    assert ["cannot be written (No such device" in event.text for event in events] == [True]
     with pytest.raises(OSError, match="not a regular file"):
         open_shared(place, os.O_RDONLY)
 
@@ -143,10 +147,10 @@ def test_a_manifest_is_not_parsed_before_its_hash_fits(tmp_path: Path) -> None:
     data = rtx_engine()
     path = save(tmp_path, data, manifest(data))
     content = manifest_path(path).read_bytes()
-    assert is_sealed(content) and verify(path).engine_bytes == len(data)
+    assert has_digest(content) and verify(path).engine_bytes == len(data)
     for other in (content[:-2], content.replace(b"L4", b"T4"), content[1:], b"", content * 2, b"[" + content):
-        assert not is_sealed(other)
-    manifest_path(path).write_bytes(sealed({"bomb": [[]] * (MOST_VALUES + 1)}))
+        assert not has_digest(other)
+    manifest_path(path).write_bytes(with_digest({"bomb": [[]] * (MOST_VALUES + 1)}))
     with pytest.raises(IntegrityError, match="values"):
         verify(path)
 
@@ -173,6 +177,43 @@ def test_samples_without_a_value_are_read_and_their_number_is_bounded(tmp_path: 
         open_arrays(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [f"{'a.' * 200_000}a = 1", f"[{'a . ' * 100_000}a]", "'a'." * 100_000 + "a = 1", '"a".' * 100_000 + "a = 1"],
+    ids=["bare", "table", "literal", "quoted"],
+)
+def test_keys_of_many_parts_cost_no_time(tmp_path: Path, text: str) -> None:
+    """tomllib's time grows with the square of the parts: without a bound this test does not end."""
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(UsageError, match="nested too deep"):
+        load(tmp_path / "c.toml", "build")
+
+
+def test_values_with_many_dots_are_no_deep_keys(tmp_path: Path) -> None:
+    numbers = ", ".join(["1.5"] * 1000)
+    (tmp_path / "c.toml").write_text(f'x = [{numbers}]\n# {"." * 1000}\n[build]\nprecision = "fp16"\n')
+    with pytest.raises(UsageError, match="'x'"):
+        load(tmp_path / "c.toml", "build")
+
+
+def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path: Path) -> None:
+    array = io.BytesIO()
+    np.save(array, np.zeros((2, 3), np.float32))
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            file.writestr("x.npy", array.getvalue())
+    with pytest.raises(UsageError, match="'x' twice"):
+        open_arrays(tmp_path / "x.npz")
+
+
+def test_a_link_that_leads_to_itself_is_an_input_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "loop.onnx").symlink_to("loop.onnx")
+    check_outputs({"-o": tmp_path / "out.onnx"}, {"the model": tmp_path / "loop.onnx"})
+    with pytest.raises(UsageError, match="symbolic links"):
+        read_file(tmp_path / "loop.onnx", "The model", 10)
+
+
 def test_toml_nested_too_deep_is_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "trtopt.toml"
     path.write_text("[build]\ngpu = " + "[" * 5000 + "]" * 5000)
@@ -187,7 +228,7 @@ def test_events_of_an_unreadable_price_file_say_why(tmp_path: Path, monkeypatch:
     place.unlink()
     place.mkdir()
     PriceFile(("judge",), None, events.append).add("key", PRICE)
-    assert ["prices regions again" in event.text for event in events] == [True]
+    assert ["cannot be written (Is a directory)" in event.text for event in events] == [True]
 
 
 @pytest.mark.parametrize("header", ["{'descr': '<f4', 'shape': (2,", "(((", "{'descr': '<f4'}", "\\", "0x", "'" * 3])
@@ -255,13 +296,13 @@ def test_a_forged_cache_of_sensitivities_is_measured_anew(tmp_path: Path, where:
     cache = SensitivityCache("key", folder=tmp_path, on_event=events.append)
     cache.store(Errors({"r": one}, one, 4), ())
     assert cache.load() == (Errors({"r": one}, one, 4), ()) and not events
-    identity, body = read_sealed(cache.path, "trtopt.sensitivity-cache/2", 1 << 20)
+    identity, body = read_sealed(cache.path, FORMATS[SENSITIVITY], 1 << 20)
     value = json.loads(bytes(body))
     holder = value
     for key in where[:-1]:
         holder = holder[key]
     holder[where[-1]] = {"x": [None]}
-    write_sealed(cache.path, "trtopt.sensitivity-cache/2", identity, [json.dumps(value).encode()])
+    write_sealed(cache.path, FORMATS[SENSITIVITY], identity, [json.dumps(value).encode()])
     assert cache.load() is None and "measuring anew" in events[0].text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -15,7 +16,8 @@ from typing import NoReturn
 from trtopt import __version__
 from trtopt.cli import deferred
 from trtopt.cli.parser import Parser
-from trtopt.cli.streams import say
+from trtopt.cli.stop import STOPPED
+from trtopt.cli.streams import open_streams, say
 from trtopt.config import did_you_mean
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 
@@ -39,9 +41,7 @@ COMMANDS = {
 WATCHED = ("build", "optimize", "analyze", "sensitivity", "profile", "export", "doctor")
 """Commands that run native code on files; the others are Python alone."""
 
-_INTERRUPTED = 130
 _BROKEN_PIPE = 141
-_TERMINATED = 143
 _MOST_ERROR_LINES = 20
 _DESCRIPTION = "Turns a trained PyTorch or ONNX model into a fast TensorRT engine, and says why it is as fast as it is."
 _EPILOG = """\
@@ -64,6 +64,7 @@ def entry() -> int:
         The exit code.
     """
     arguments = sys.argv[1:]
+    open_streams()
     if sys.platform != "linux" or not arguments or arguments[0] not in WATCHED:
         return main(arguments)
     from trtopt.cli.watch import watched
@@ -86,9 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     sys.excepthook = _report_bug
     deferred.install()
-    signal.signal(signal.SIGTERM, _stop)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _stop)
+    for number in STOPPED:
+        if number == signal.SIGTERM or signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _stop)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -104,20 +105,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         remedy = "free memory, or give smaller shapes or fewer samples"
         print_error(ResourceError("Memory ran out", where=f"trtopt {' '.join(argv or ())[:300]}", remedy=remedy))
         return ResourceError.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
-    except _Terminated:
-        print("terminated", file=sys.stderr)
-        return _TERMINATED
+    except (KeyboardInterrupt, _Stopped) as error:
+        code, word = STOPPED[error.number if isinstance(error, _Stopped) else signal.SIGINT]
+        with contextlib.suppress(OSError):  # the terminal may be what has gone
+            print(word, file=sys.stderr, flush=True)
+        return code
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
 
 
-class _Terminated(BaseException):
-    """SIGTERM. Not a SystemExit, which a user's script may raise and we would report as its failure."""
+class _Stopped(BaseException):
+    """A signal asked to stop. Not a SystemExit, which a user's script may raise and we would report as its failure."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -125,9 +128,9 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
     Who sends a signal to a process and to its group sends it twice.
     """
-    for both in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(both, signal.SIG_IGN)
-    raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
+    for each in STOPPED:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else _Stopped(signal.Signals(number))
 
 
 def _run(argv: list[str]) -> int:

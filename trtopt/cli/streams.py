@@ -30,6 +30,19 @@ _PIPE_WIDTH = 100
 _DETAIL_WIDTH = 100
 
 
+def open_streams() -> None:
+    """Give the process the streams that it was started without: what is written there goes nowhere.
+
+    Else the next file that is opened gets the number of a stream, and what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def safe(text: str) -> str:
     """``text`` with what a terminal would act on as escapes: names in files may hold anything.
 

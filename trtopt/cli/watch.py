@@ -25,15 +25,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trtopt.cli.stop import STOPPED
 from trtopt.errors import EngineBuildError, InvalidModelError, ResourceError, TrtoptError, UsageError
 from trtopt.files import TEMPORARY
 from trtopt.limits import limit_memory
 
 GRACE_S = 10.0
 """From a request to stop to the end by force: native code that does not return cannot be asked."""
-
-STOPPED = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
-"""Exit code and last word of a command that was asked to stop."""
 
 _NATIVE = {
     "onnxruntime": ("ONNX Runtime", InvalidModelError),
@@ -72,15 +70,26 @@ def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
         The exit code.
 
     Raises:
-        TrtoptError: In the parent: the child died, which left nothing but what it had written whole.
+        TrtoptError: In the parent: the child died, which left nothing but what it had written whole. Or it could not be
+            started.
     """
-    trace = os.memfd_create("crash")
-    # Of a group in the background of a script, interrupts are ignored, here as in the child.
-    numbers = {signal.SIGTERM, *({signal.SIGINT} if signal.getsignal(signal.SIGINT) != signal.SIG_IGN else set())}
+    # Who starts the command may ignore its children, and of a child that is ignored there is no status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Of a group in the background of a script, interrupts are ignored, and under nohup the end of the terminal is.
+    numbers = {number for number in STOPPED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *numbers})
     parent = os.getpid()
     gc.freeze()  # else both collectors write to every object, and the pages are copied: 20 ms
-    child = os.fork()
+    try:
+        trace = os.memfd_create("crash")
+        child = os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise ResourceError(
+            f"The process that works cannot be started: {error.strerror}",
+            where="fork",
+            remedy="raise the limit of processes (ulimit -u), or free memory",
+        ) from error
     if child == 0:
         _die_with(parent)
         faulthandler.enable(trace)
@@ -94,7 +103,8 @@ def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
     _tidy_up()
     if stopped or -code in STOPPED:
         exit_code, word = STOPPED[signal.Signals(stopped or -code)]
-        print(word, file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be what has gone
+            print(word, file=sys.stderr, flush=True)
         return exit_code
     os.lseek(trace, 0, os.SEEK_SET)
     with open(trace, encoding="utf-8", errors="replace") as file:

@@ -148,6 +148,12 @@ def open_arrays(path: Path) -> dict[str, ArrayReader]:
                         where=str(path),
                         remedy="write it with numpy.savez(path, **arrays)",
                     )
+                if member in readers:
+                    raise UsageError(
+                        f"The archive holds the array {member!r} twice",
+                        where=str(path),
+                        remedy="write it with numpy.savez(path, **arrays)",
+                    )
                 with archive.open(info) as stream:
                     readers[member] = _reader(stream, path, member, info.file_size)
     except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:

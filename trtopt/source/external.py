@@ -71,8 +71,8 @@ def _resolve(location: str, folder: Path, owner: str) -> Path:
     path = Path(os.path.normpath(folder / location))
     if folder not in path.parents:
         raise InvalidModelError("External data lies outside the model's folder", where=what, remedy=outside)
-    real = path.resolve()
-    if folder.resolve() not in real.parents:
+    real = Path(os.path.realpath(path))  # not Path.resolve, to which a link to itself is an error before Python 3.13
+    if Path(os.path.realpath(folder)) not in real.parents:
         raise InvalidModelError(
             "External data is a symbolic link out of the model's folder",
             where=f"{what} -> {real}",
