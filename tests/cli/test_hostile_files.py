@@ -17,7 +17,9 @@ from onnx import TensorProto, helper
 from small_models import save_small, small_model
 
 import trtopt.cli
+from trtopt.cli.main import print_error
 from trtopt.cli.streams import safe
+from trtopt.errors import InvalidModelError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 EVIL = "\x1b]0;gone\x07\x1b[2J‮‏"
@@ -40,6 +42,13 @@ def test_all_printing_of_text_goes_through_one_place() -> None:
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         printing = [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]
         assert not printing or path.name in allowed, (path.name, printing)
+
+
+def test_an_error_fits_a_screen_whatever_the_names_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(InvalidModelError("n" * 1_000_000, where="w" * 1_000_000, remedy="do that"))
+    printed = capsys.readouterr().err
+    assert len(printed) < 2500 and printed.startswith("error: nnn") and "  where:  www" in printed
+    assert printed.endswith("  remedy: do that\n")
 
 
 def evil_model(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,27 @@ def test_the_rules_see_files_that_are_left(tmp_path: Path) -> None:
     assert "no JSON" in _files(job, 0)[0] and "exit code 2" in _files(job, 2)[0]
     (tmp_path / ".x.partial").touch()
     assert "unfinished" in _files(job, 7)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("os.kill(os.getpid(), 11)", "death: exit code -11"),
+        ("numpy.ones(1200 << 20, numpy.uint8)", "memory: "),
+    ],
+    ids=["death", "memory"],
+)
+def test_an_input_that_breaks_a_rule_is_a_finding(fixtures: Path, tmp_path: Path, line: str, problem: str) -> None:
+    """A metric that does harm, in the worker as any input is."""
+    input_folder, worker = tmp_path / "input", tmp_path / "worker"
+    input_folder.mkdir(), worker.mkdir()
+    shutil.copyfile(fixtures / "model.onnx", input_folder / "model.onnx")
+    code = f"import os, numpy\n\ndef f(run):\n    {line}\n    return 1.0\n"
+    (input_folder / "m.py").write_text(code)
+    arguments = ("optimize", "model.onnx", "-o", "o.onnx", "--recipes", "none", "--no-cache", "--metric", "m.py:f")
+    process = fuzz._Process(worker)
+    try:
+        outcome = process.run(Job(input_folder, arguments, ("o.onnx",)), set())
+    finally:
+        process.stop()
+    assert [found for found in outcome.problems if found.startswith(problem)], (outcome.problems, outcome.text)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
@@ -33,6 +39,37 @@ def test_a_loop_that_does_not_end_is_stopped_and_the_session_runs_on(monkeypatch
         with pytest.raises(ResourceError, match="did not end within"):
             session.run({"x": X, "n": np.array(2**60)})
         assert session.run({"x": X, "n": np.array(3)})[0] == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_the_limit_holds_in_a_process_that_was_forked_after_a_run() -> None:
+    """As the workers of a service are, from one that has loaded the model; no thread is there any more after a fork."""
+    script = (
+        "import os, signal, sys, threading\n"
+        "import numpy as np, onnx_ir as ir\n"
+        "import trtopt.runtime as runtime\n"
+        "from trtopt.errors import ResourceError\n"
+        "model = ir.load(sys.argv[1])\n"
+        "x = np.ones(1, np.float32)\n"
+        "with runtime.OrtSession(model, threads=1) as session:\n"
+        "    session.run({'x': x, 'n': np.array(3)})\n"
+        "runtime._LIMIT._lock.acquire()  # as another thread may hold it at the fork\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "signal.alarm(20)\n"
+        "runtime.RUN_LIMIT_S = 0.3\n"
+        "with runtime.OrtSession(model, threads=1) as session:\n"
+        "    try:\n"
+        "        session.run({'x': x, 'n': np.array(2**60)})\n"
+        "    except ResourceError:\n"
+        "        os._exit(7)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "loop.onnx"
+        ir.save(LOOP, path)
+        done = subprocess.run([sys.executable, "-c", script, path], timeout=60, check=False)
+    assert done.returncode == 7
 
 
 def test_a_failure_is_no_timeout() -> None:

@@ -43,6 +43,7 @@ WATCHED = ("build", "optimize", "analyze", "sensitivity", "profile", "export", "
 
 _BROKEN_PIPE = 141
 _MOST_ERROR_LINES = 20
+_LONGEST_ERROR_LINE = 1000
 _DESCRIPTION = "Turns a trained PyTorch or ONNX model into a fast TensorRT engine, and says why it is as fast as it is."
 _EPILOG = """\
 example:
@@ -163,7 +164,8 @@ def _top_parser() -> Parser:
 
 def print_error(error: TrtoptError) -> None:
     """Print what, where and remedy on stderr, within one screen."""
-    lines = str(error).splitlines()
+    cut = _LONGEST_ERROR_LINE
+    lines = [line if len(line) <= cut else f"{line[:cut]} ..." for line in str(error).splitlines()]
     what = lines[:_MOST_ERROR_LINES]
     if len(lines) > _MOST_ERROR_LINES:
         tail = lines[-2:]
