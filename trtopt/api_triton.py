@@ -18,6 +18,7 @@ from trtopt.errors import InvalidModelError, TargetError, UsageError
 from trtopt.graph.artifact import input_spec
 from trtopt.report.manifest import EngineTensor, Manifest, ShapeRange
 from trtopt.serve import repository as repositories
+from trtopt.serve.profiles import check
 from trtopt.serve.repository import Entry
 from trtopt.serve.triton import (
     FILES,
@@ -192,6 +193,7 @@ def _engine(path: Path, name: str, config: TritonConfig) -> _Parts:
             where=str(manifest_path(path)),
             remedy="copy the manifest with the engine, or build it with `trtopt build`",
         )
+    check(manifest.inputs, manifest.outputs)
     given = [option for option in ("min_shapes", "opt_shapes", "max_shapes", "engine_cache") if getattr(config, option)]
     given += ["device"] if config.device == "cpu" else []
     if given:
@@ -261,7 +263,8 @@ def _onnx_files(path: Path) -> dict[str, bytes | Path]:
 
 
 def _tensor(value: ir.Value) -> EngineTensor:
-    dtype = "" if value.dtype is None else str(value.dtype.numpy())
+    is_tensor = value.dtype is not None and isinstance(value.type, ir.TensorType)
+    dtype = str(value.dtype.numpy()) if value.dtype is not None and is_tensor else ""
     shape = value.shape
     dims = None if shape is None else tuple(dim if isinstance(dim, int) else (dim.value or "?") for dim in shape)
     return EngineTensor(str(value.name), dtype, dims)
@@ -307,15 +310,29 @@ def _ensemble(name: str, parts: _Parts, batch: int) -> str:
     between them: Triton computes no more for it, and sends what a client asks for.
     """
     engine, host = steps = [step.model for step in parts.steps]
-    made = {tensor.name for tensor in engine.outputs}
+    made = {tensor.name: tensor.dtype for tensor in engine.outputs}
+    for tensor in host.inputs:
+        if made.get(tensor.name, tensor.dtype) != tensor.dtype:
+            raise InvalidModelError(
+                f"The first part gives {made[tensor.name]}, and the part for the host takes {tensor.dtype}",
+                where=f"tensor {tensor.name}",
+                remedy="write both parts again, with `trtopt optimize` or `trtopt build`",
+            )
     inputs = [tensor.name for tensor in engine.inputs]
     inputs += [tensor.name for tensor in host.inputs if tensor.name not in made and tensor.name not in inputs]
     every = dict.fromkeys(tensor.name for tensor in (*host.outputs, *engine.outputs))
+    for output in parts.outputs or ():
+        if output not in every:
+            raise InvalidModelError(
+                "Neither part makes an output that the manifest names",
+                where=f"output {output}",
+                remedy="build the engine again",
+            )
     return ensemble_text(name, steps, inputs, list(parts.outputs or every), batch)
 
 
 def _notes(model: ServedModel, batch: int) -> list[str]:
     least = min((shape.min[0] for tensor in model.inputs for shape in tensor.ranges if shape.min), default=1)
-    if batch and least > 1:
-        return [f"the optimization profiles begin at a batch of {least}: Triton refuses a single smaller request"]
+    if batch and least > 1 and model.runtime == "tensorrt":
+        return [f"the optimization profiles begin at a batch of {least}: a single smaller request fails"]
     return []

@@ -9,7 +9,9 @@ The model is an engine of ``trtopt build``, or an ONNX model, which ONNX Runtime
 # No `from __future__ import annotations`: FastAPI reads the types of the handlers, which are known at run time only.
 import argparse
 import asyncio
+import math
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +26,8 @@ from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from tasks import Digits, Row, Task, Texts, stacked
+from starlette.exceptions import HTTPException
+from tasks import Digits, RequestError, Row, Task, Texts, stacked
 
 import trtopt
 from trtopt.errors import ClosedError, QueueFullError, TrtoptError, UsageError
@@ -60,23 +63,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in {"max_batch": 1, "max_delay_ms": 0, "max_queue": 1, "contexts": 1, "drain_s": 0}.items():
-            if not getattr(self, name) >= least:
+            value = getattr(self, name)
+            if not least <= value < math.inf:
                 raise UsageError(
-                    f"{getattr(self, name)} is too small",
+                    f"{value} is too {'large' if value == math.inf else 'small'}",
                     where=f"--{name.replace('_', '-')}",
                     remedy=f"give at least {least}",
                 )
 
 
 class Service:
-    """The model, loaded at once, and its queue, which lives as long as the event loop serves.
+    """The model, loaded and warmed up at once, and its queue, which lives as long as the event loop serves.
 
     Args:
         task: What it does.
         settings: How.
 
     Raises:
-        TrtoptError: The model cannot be loaded.
+        TrtoptError: The model cannot be loaded, or is not one for the task.
     """
 
     def __init__(self, task: Task, settings: Settings) -> None:
@@ -95,6 +99,10 @@ class Service:
             503, f"{settings.max_queue} requests wait already", "the queue", "send the request again later"
         )
         self._busy.headers["Retry-After"] = str(RETRY_AFTER_S)
+        row = task.prepare(task.example)
+        for size in (1, settings.max_batch):
+            rows = [row] * size
+            self._split(rows, self.engine.run(self._stacked(rows)))
 
     @property
     def is_ready(self) -> bool:
@@ -103,11 +111,8 @@ class Service:
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
-        """Warm up; at the end answer what waits, and free the model."""
+        """Make batches; at the end answer what waits, and free the model."""
         settings = self.settings
-        row = self.task.prepare(self.task.example)
-        for size in (1, settings.max_batch):
-            await self._run([row] * size)
         self.batcher = Batcher(
             self._run,
             max_batch=settings.max_batch,
@@ -143,7 +148,27 @@ class Service:
         return self.task.answer(row, outputs)
 
     async def _run(self, rows: list[Row]) -> Sequence[Row]:
-        found = await self.engine.run_async(stacked(rows, [spec.name for spec in self.engine.inputs]))
+        return self._split(rows, await self.engine.run_async(self._stacked(rows)))
+
+    def _stacked(self, rows: list[Row]) -> Row:
+        names = [spec.name for spec in self.engine.inputs]
+        unknown = [name for name in names if name not in rows[0]]
+        if unknown:
+            raise UsageError(
+                f"The model has the input {unknown[0]}, and the task gives {', '.join(rows[0])}",
+                where=str(self.settings.model),
+                remedy="give the model of the task, or another task",
+            )
+        return stacked(rows, names)
+
+    def _split(self, rows: list[Row], found: Row) -> Sequence[Row]:
+        for name, array in found.items():
+            if array.shape[:1] != (len(rows),):
+                raise UsageError(
+                    f"For {len(rows)} requests the output {name} has the shape {list(array.shape)}",
+                    where=str(self.settings.model),
+                    remedy="give a model whose outputs begin with the axis of the batch",
+                )
         return [{name: array[index] for name, array in found.items()} for index in range(len(rows))]
 
 
@@ -224,6 +249,19 @@ def create_app(service: Service) -> FastAPI:
         service.requests.labels("invalid").inc()
         return error_response(422, first["msg"], where, "see /docs for what a request holds")
 
+    @app.exception_handler(HTTPException)
+    async def refused(request: Any, error: HTTPException) -> JSONResponse:
+        if error.status_code == 400:  # FastAPI cannot read the body at all
+            service.requests.labels("invalid").inc()
+        response = error_response(error.status_code, error.detail, request.url.path, "see /docs for what there is")
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestError)
+    async def unfit(request: Any, error: RequestError) -> JSONResponse:
+        service.requests.labels("invalid").inc()
+        return error_response(422, error.what, error.where, error.remedy)
+
     @app.exception_handler(TrtoptError)
     async def failed(request: Any, error: TrtoptError) -> JSONResponse:
         if isinstance(error, (QueueFullError, ClosedError)):
@@ -256,8 +294,28 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._loop.call_later, self._service.settings.drain_s, stop, sig, frame)
 
 
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at the address. Nobody can connect before the service listens there, which it does when it is ready.
+
+    Raises:
+        UsageError: The address is not to be had.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((address[0], port, *address[2:]))  # getaddrinfo takes a port above 65535 for another one
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"The service cannot have this address: {error}", where=f"{host}:{port}", remedy="give another --port"
+        ) from error
+    return found
+
+
 def main() -> None:
     """Run the service."""
+    # Until uvicorn takes signals, a process that is the first of a container would not end: it has no default action.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     default = Settings(Path())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("digits", "text"))
@@ -275,20 +333,22 @@ def main() -> None:
         parser.error("text needs --tokenizer")
     options = {name: value for name, value in vars(args).items() if name in Settings.__dataclass_fields__}
     try:
+        place = bound(args.host, args.port)
         service = Service(Digits() if args.task == "digits" else Texts(args.tokenizer), Settings(**options))
     except TrtoptError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     config = uvicorn.Config(
         Admission(create_app(service), service),
-        host=args.host,
-        port=args.port,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_STOPPING_S,
     )
-    Server(config, service).run()
+    try:
+        Server(config, service).run(sockets=[place])
+    except KeyboardInterrupt:  # uvicorn stopped in order, and passes the signal on
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -141,6 +141,7 @@ class Batcher:
         self._on_batch(len(batch))
         try:
             replies = await self._run([entry.item for entry in batch])
+            pairs = list(zip(batch, replies, strict=True))
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait for the reply get it
             if len(batch) == 1:
                 _settle(batch[0], error)
@@ -148,7 +149,7 @@ class Batcher:
             for entry in batch:  # one request's failure is not that of the others
                 await self._answer([entry])
             return
-        for entry, reply in zip(batch, replies, strict=True):
+        for entry, reply in pairs:
             _settle(entry, reply)
 
 

@@ -15,6 +15,10 @@ Row = dict[str, np.ndarray]
 """Arrays by name, without the axis of the batch."""
 
 
+class RequestError(UsageError):
+    """A request is well formed, and the task can do nothing with it."""
+
+
 class Task(Protocol):
     """A request becomes the rows of a batch, and its row of the outputs the reply.
 
@@ -31,7 +35,11 @@ class Task(Protocol):
     largest_request_bytes: int
 
     def prepare(self, body: Any) -> Row:
-        """The inputs of one request. Rows of the same shapes share a batch."""
+        """The inputs of one request. Rows of the same shapes share a batch.
+
+        Raises:
+            RequestError: There is no reply to it.
+        """
 
     def answer(self, row: Row, outputs: Row) -> BaseModel:
         """The reply, from the inputs and the outputs of one request."""
@@ -88,7 +96,7 @@ class Texts:
         longest: Tokens after which a text is cut off.
 
     Raises:
-        UsageError: The file is not there.
+        UsageError: The file is not there, or is no tokenizer.
     """
 
     request: type[BaseModel] = Text
@@ -106,13 +114,20 @@ class Texts:
         if not tokenizer.is_file():
             raise UsageError("There is no such file", where=str(tokenizer), remedy="check the path of --tokenizer")
         self._longest = longest
-        self._tokens = Tokenizer.from_file(str(tokenizer))
+        try:
+            self._tokens = Tokenizer.from_file(str(tokenizer))
+        except Exception as error:  # it has no class of its own
+            raise UsageError(
+                f"The file is not a tokenizer: {error}", where=str(tokenizer), remedy="check the path of --tokenizer"
+            ) from error
         self._tokens.enable_truncation(longest)
         self._tokens.no_padding()
 
     def prepare(self, body: Text) -> Row:
         """input_ids, attention_mask and token_type_ids [sequence], int64."""
         found = self._tokens.encode(body.text)
+        if not found.ids:
+            raise RequestError("The tokenizer finds no token in the text", where="body.text", remedy="send words")
         padded = min(-(-len(found.ids) // self._STEP) * self._STEP, self._longest)
         row = {"input_ids": found.ids, "attention_mask": found.attention_mask, "token_type_ids": found.type_ids}
         return {name: np.pad(np.array(ids, np.int64), (0, padded - len(ids))) for name, ids in row.items()}

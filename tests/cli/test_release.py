@@ -121,3 +121,15 @@ def test_docker_files_are_clean() -> None:
     files = sorted(str(path) for path in ROOT.glob("Dockerfile*"))
     done = subprocess.run([hadolint, *files], capture_output=True, text=True, check=False)
     assert files and done.returncode == 0, done.stdout
+
+
+def test_the_docker_files_get_what_they_copy() -> None:
+    """.dockerignore leaves out everything but what is named."""
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for file in ROOT.glob("Dockerfile*"):
+        lines = [line.split()[1:-1] for line in file.read_text().splitlines() if line.startswith("COPY ")]
+        copied = [part for parts in lines if not parts[0].startswith("--from") for part in parts]
+        assert copied
+        for part in copied:
+            assert (ROOT / part).exists()
+            assert {part, *map(str, Path(part).parents)} & let_through, f"{file.name}: {part}"

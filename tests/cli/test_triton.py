@@ -75,6 +75,15 @@ def test_a_model_that_optimize_cut_becomes_an_ensemble(trtopt: Run, tmp_path: Pa
     assert {tensor.name for tensor in host.input} == {"boxes", "scores"}
 
 
+def test_what_a_terminal_acts_on_is_shown_as_escapes(trtopt: Run, tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> g (float[N] x) => (float[N] y) { y = Relu(x) }')  # fmt: skip # noqa: E501
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N\x1b[2J"
+    onnx.save(proto, tmp_path / "odd.onnx")
+    done = trtopt("triton", "odd.onnx", "-o", "repo")
+    assert done.returncode == 0 and "along the axis N\\x1b[2J" in done.stdout and "\x1b" not in done.stdout
+
+
 def test_the_page_has_each_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
     rows = "".join(line for line in page.splitlines() if line.startswith("| `--"))

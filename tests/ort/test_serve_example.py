@@ -27,8 +27,11 @@ for package in ("onnxruntime", "fastapi", "uvicorn", "prometheus_client"):
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "examples" / "serve"), str(ROOT / "benchmarks" / "serve")]
 
+from app import Service, Settings  # noqa: E402
 from generator import Load  # noqa: E402
-from tasks import Digits, Pixels, Text, Texts  # noqa: E402
+from tasks import Digits, Pixels, RequestError, Text, Texts  # noqa: E402
+
+from trtopt.errors import UsageError  # noqa: E402
 
 APP = ROOT / "examples" / "serve" / "app.py"
 MAX_QUEUE = 4
@@ -61,13 +64,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Running:
     """The service in a process of its own."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, stderr: int | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         options = f"--max-batch 4 --max-queue {MAX_QUEUE} --drain-s 0.3 --port {self.port}".split()
         self.process = subprocess.Popen(
-            [sys.executable, str(APP), "digits", str(model), *options], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(APP), "digits", str(model), *options], stdout=subprocess.PIPE, stderr=stderr, text=True
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith("ready: slow.onnx in onnxruntime")
@@ -161,6 +164,8 @@ def test_what_is_no_request_is_refused_before_it_joins_a_batch(service: Running)
         (b'{"text": "a"}', 422, "body.pixels"),
         (b"{", 422, "body"),
         (b" " * 5000, 413, "the body"),
+        (b'{"pixels": "\xff"}', 400, "/predict"),
+        (b"[" * 4000, 400, "/predict"),
     ):
         found, reply = service.ask("/predict", body)
         assert found == status and where in reply["error"]["where"] and reply["error"]["remedy"], reply
@@ -169,7 +174,10 @@ def test_what_is_no_request_is_refused_before_it_joins_a_batch(service: Running)
         assert chunked.recv(99).startswith(b"HTTP/1.1 411")
     assert service.ask("/health/live") == (200, '{"status":"live"}')
     assert service.ask("/health/ready") == (200, '{"status":"ready"}')
-    assert (service.count("accepted") - accepted, service.count("invalid") - invalid) == (1, 5)
+    assert (service.count("accepted") - accepted, service.count("invalid") - invalid) == (1, 7)
+    for path, body, status in (("/predict", None, 405), ("/metrics", b"{}", 405), ("/none", None, 404)):
+        found, reply = service.ask(path, body)
+        assert found == status and reply["error"]["where"] == path, reply
     _, metrics = service.ask("/metrics")
     assert "queue_length 0.0" in metrics and "trtopt_engine_info" in metrics
 
@@ -226,6 +234,8 @@ def test_a_text_is_embedded_without_its_padding(tmp_path: Path) -> None:
     mean = states[:4].mean(axis=0)
     found = task.answer(row, {"last_hidden_state": states}).model_dump()["embedding"]
     np.testing.assert_allclose(found, mean / np.linalg.norm(mean), rtol=1e-6)
+    with pytest.raises(RequestError, match="no token"):
+        task.prepare(Text(text=" \n"))
     assert task.prepare(Text(text="a " * 17))["input_ids"].shape == (32,)
     assert task.prepare(Text(text="a " * 99))["input_ids"].shape == (40,)
 
@@ -236,7 +246,10 @@ def test_a_text_is_embedded_without_its_padding(tmp_path: Path) -> None:
         (("digits", "none.onnx"), "cannot be read"),
         (("digits", "MODEL", "--max-queue", "0"), "0 is too small"),
         (("digits", "MODEL", "--max-delay-ms", "nan"), "nan is too small"),
+        (("digits", "MODEL", "--max-delay-ms", "inf"), "inf is too large"),
+        (("digits", "MODEL", "--port", "70000"), "cannot have this address"),
         (("text", "MODEL", "--tokenizer", "none.json"), "There is no such file"),
+        (("text", "MODEL", "--tokenizer", "MODEL"), "The file is not a tokenizer"),
     ],
 )
 def test_it_does_not_start_with_what_is_wrong(arguments: tuple[str, ...], message: str, model: Path) -> None:
@@ -244,3 +257,42 @@ def test_it_does_not_start_with_what_is_wrong(arguments: tuple[str, ...], messag
     done = subprocess.run([sys.executable, str(APP), *given], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and message in done.stderr and "remedy:" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        ("(float[b, 1, 8, 8] image) => (float[b, 64] y) { y = Flatten(image) }", "the input image, and the task gives"),
+        ("(float[1, 1, 8, 8] input) => (float[1, 64] y) { y = Flatten(input) }", "the model takes [1, 1, 8, 8]"),
+        (
+            "(float[b, 1, 8, 8] input) => (float y) { y = ReduceSum<keepdims = 0>(input) }",
+            "output y has the shape []",
+        ),
+        (
+            "(float[b, 1, 8, 8] input) => (float[c, 64] y) { x = Flatten(input) y = Concat <axis = 0> (x, x) }",
+            "[2, 64]",
+        ),
+    ],
+)
+def test_a_model_that_is_not_one_for_the_task_is_refused(graph: str, message: str, tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}'), tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Service(Digits(), Settings(tmp_path / "m.onnx"))
+
+
+def test_an_address_in_use_is_one_error_before_the_model_is_loaded(service: Running) -> None:
+    done = subprocess.run(
+        [sys.executable, str(APP), "digits", "none.onnx", "--port", str(service.port)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "address" in done.stderr.lower() and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("given", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_without_a_traceback(given: signal.Signals, model: Path) -> None:
+    running = Running(model, stderr=subprocess.STDOUT)
+    assert running.process.stdout is not None
+    running.process.send_signal(given)
+    said = running.process.stdout.read()
+    assert "stopped: 0 requests accepted" in said and "Traceback" not in said
+    assert running.process.wait(30) == 128 + given

@@ -154,6 +154,21 @@ def test_an_item_that_fails_fails_alone() -> None:
     asyncio.run(main())
 
 
+def test_replies_that_are_too_few_are_an_error_and_the_queue_lives() -> None:
+    async def main() -> None:
+        async def too_few(items: list[Any]) -> list[Any]:
+            return [] if "bad" in items else items
+
+        queue = batcher(too_few)
+        replies = asyncio.gather(*map(queue.submit, (1, "bad", 2)), return_exceptions=True)
+        found = await asyncio.wait_for(replies, 10)
+        assert found[0] == 1 and isinstance(found[1], ValueError) and found[2] == 2
+        assert await asyncio.wait_for(queue.submit(3), 10) == 3
+        await queue.close()
+
+    asyncio.run(main())
+
+
 def test_as_many_batches_run_at_a_time_as_there_are_calls() -> None:
     async def main() -> None:
         gate = Gate()

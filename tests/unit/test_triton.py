@@ -145,6 +145,13 @@ def test_a_type_that_triton_has_not_is_an_error(tmp_path: Path) -> None:
     assert caught.value.where == "tensor x" and not (tmp_path / "repo").exists()
 
 
+def test_an_output_that_is_no_tensor_is_an_error(tmp_path: Path) -> None:
+    path = save(tmp_path / "net.onnx", "g (float[N, 3] x) => (seq(float[N, 3]) y) { y = SequenceConstruct(x) }")
+    with pytest.raises(InvalidModelError, match="no tensors") as caught:
+        trtopt.triton(path, tmp_path / "repo")
+    assert caught.value.where == "tensor y" and not (tmp_path / "repo").exists()
+
+
 def test_names_are_quoted(tmp_path: Path) -> None:
     odd = "".join(map(chr, range(0x300))) + "0\U0001f600"
     model = ServedModel("m", "onnxruntime", (EngineTensor(odd, "float32", (2,)),), (EngineTensor("y", "bool", (2,)),))
@@ -176,7 +183,51 @@ def test_an_engine_has_its_profiles(tmp_path: Path) -> None:
     assert [list(tensor.dims) for tensor in (*config.input, *config.output)] == [[4], [-1]]
     assert triton_schema.type_name(config.input[0].data_type) == "TYPE_FP16"
     assert not config.HasField("optimization")
-    assert {sample.name for sample in config.model_warmup} >= {"profile_0_batch_1", "profile_1_batch_64"}
+    assert [(sample.name, sample.batch_size) for sample in config.model_warmup] == [
+        ("profile_0_batch_1", 1), ("profile_0_batch_8", 8), ("profile_0_batch_16", 16),
+        ("profile_1_batch_16", 16), ("profile_1_batch_32", 32), ("profile_1_batch_64", 64),
+    ]  # fmt: skip
+
+
+def test_warm_up_stays_inside_the_profiles(tmp_path: Path) -> None:
+    """A request that no profile takes fails, and a model whose warm-up fails is not loaded."""
+    ids = EngineTensor("ids", "int64", ("N", "S"), "chw", (ranges((1, 1), (1, 128), (4, 512)), ranges((4, 1), (16, 16), (64, 32))))  # fmt: skip # noqa: E501
+    mask = dataclasses.replace(ids, name="mask", ranges=(ids.ranges[0], ranges((8, 1), (16, 16), (32, 32))))
+    trtopt.triton(engine(tmp_path, inputs=(ids, mask)), tmp_path / "repo", max_batch=24)
+    config = triton_schema.read(tmp_path / "repo/m")
+    assert [(sample.batch_size, list(sample.inputs["ids"].dims)) for sample in config.model_warmup] == [
+        (1, [128]), (4, [128]), (8, [16]), (16, [16]), (24, [16]),
+    ]  # fmt: skip
+
+
+def test_a_batch_that_no_profile_takes_is_refused(tmp_path: Path) -> None:
+    least = dataclasses.replace(X, ranges=(ranges((8, 4), (8, 4), (16, 4)),))
+    with pytest.raises(UsageError, match="The smallest batch of the optimization profiles is 8"):
+        trtopt.triton(engine(tmp_path, inputs=(least,)), tmp_path / "repo", max_batch=4)
+    report = trtopt.triton(engine(tmp_path, inputs=(least,)), tmp_path / "repo")
+    assert "begin at a batch of 8" in report.notes[1]
+    config = triton_schema.read(tmp_path / "repo/m")
+    assert [sample.batch_size for sample in config.model_warmup] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (X, dataclasses.replace(X, name="z", ranges=X.ranges[:1])),
+        (dataclasses.replace(X, ranges=(ranges((), (), ()),)),),
+        (dataclasses.replace(X, ranges=(ranges((1,), (8,), (16,)),)),),
+        (dataclasses.replace(X, ranges=(ranges((-1, 4), (8, 4), (16, 4)),)),),
+        (dataclasses.replace(X, ranges=(ranges((1, 4), (8, 4), (4, 4)),)),),
+        (dataclasses.replace(X, ranges=(ranges((1, 4), (8, 4), (2**40, 4)),)),),
+        (dataclasses.replace(X, shape=(-3, 4), ranges=()),),
+        (X, X),
+    ],
+    ids="uneven empty short negative disordered huge shape names".split(),
+)
+def test_a_manifest_that_cannot_be_is_refused(inputs: tuple[EngineTensor, ...], tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="in the manifest"):
+        trtopt.triton(engine(tmp_path, inputs=inputs), tmp_path / "repo")
+    assert not (tmp_path / "repo").exists()
 
 
 def test_another_memory_layout_is_said(tmp_path: Path) -> None:
@@ -229,6 +280,29 @@ def check_ensemble(configs: dict[str, Any], name: str) -> None:
         assert (known[tensor.name].data_type, list(known[tensor.name].dims)) == (tensor.data_type, list(tensor.dims))
 
 
+def test_a_cut_model_with_scalars_in_a_batch(tmp_path: Path) -> None:
+    """Triton holds the reshaped dimensions of an ensemble against the plain ones of its steps, which differ."""
+    save(tmp_path / "net.onnx", "g (float[N, 4] x, float[N] s) => (float[N, 4] y) { y = Relu(x) }")
+    save(tmp_path / "net.host.onnx", "g (float[N, 4] y, float[N] s) => (float[N] z) { z = Identity(s) }")
+    trtopt.triton(tmp_path / "net.onnx", tmp_path / "repo", device="cpu")
+    configs = {name: triton_schema.read(tmp_path / "repo" / name) for name in ("net_engine", "net_host", "net")}
+    assert configs["net_host"].input[1].HasField("reshape")
+    assert not any(tensor.HasField("reshape") for tensor in (*configs["net"].input, *configs["net"].output))
+    check_ensemble(configs, "net")
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    for kind, made, message in (
+        ("double", ("z",), "gives float32, and the part for the host takes float64"),
+        ("float", ("z", "x"), "Neither part makes an output"),
+    ):
+        host = save(tmp_path / "net.host.onnx", f"g ({kind}[N, boxes] y) => ({kind}[N, boxes] z) {{ z = Relu(y) }}")
+        part = HostFiles((file_hash(host.name, host.read_bytes()),), ("y",), ("z",), made)
+        with pytest.raises(InvalidModelError, match=message):
+            trtopt.triton(engine(tmp_path, host=part), tmp_path / "repo")
+    assert not (tmp_path / "repo").exists()
+
+
 def test_the_end_of_another_model_is_left_out(images: Path, tmp_path: Path) -> None:
     save(tmp_path / "net.host.onnx", "g (float[N, 4] boxes) => (float[N, 4] z) { z = Relu(boxes) }")
     report = trtopt.triton(images, tmp_path / "repo")
@@ -257,6 +331,8 @@ def test_an_engine_of_tensorrt_for_rtx_is_refused_with_the_way_out(tmp_path: Pat
         ({"instances": -1}, "-1 is not a whole number from 1"),
         ({"device": "tpu"}, "There is no device 'tpu'"),
         ({"batch": 4}, "There is no option 'batch'"),
+        ({"max_batch": True}, "True is not a whole number from 0"),
+        ({"name": 3}, "Not a name for a model"),
     ],
 )
 def test_what_does_not_fit_an_engine_writes_nothing(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -271,6 +347,7 @@ def test_what_does_not_fit_an_engine_writes_nothing(options: dict[str, Any], mes
         ({"max_batch": 4}, "takes no batches: the first axis of x is not dynamic"),
         ({"max_queue": 4}, "the queue in which Triton makes batches"),
         ({"device": "cpu", "engine_cache": "/cache"}, "There are no engines to keep"),
+        ({"engine_cache": "/caf\udce9"}, "is not UTF-8"),
         ({"opt_shapes": {"x": (1, 3)}}, "x"),
     ],
 )
@@ -318,6 +395,30 @@ def test_a_failed_write_leaves_nothing(images: Path, tmp_path: Path, monkeypatch
     with pytest.raises(UsageError, match="cannot be written: No space left on device"):
         trtopt.triton(images, tmp_path / "repo")
     assert list((tmp_path / "repo").iterdir()) == []
+
+
+def test_of_models_that_belong_together_all_appear_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "net.onnx", "g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")
+    save(tmp_path / "net.host.onnx", "g (float[N, 4] y) => (float[N, 4] z) { z = Relu(y) }")
+    room, sync = [2], os.fsync
+
+    def full(handle: int) -> None:
+        room[0] -= 1
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for room[0] in range(2, 6):
+            with pytest.raises(UsageError, match="No space left on device"):
+                trtopt.triton(tmp_path / "net.onnx", tmp_path / "repo")
+            assert list((tmp_path / "repo").iterdir()) == []
+    order: list[str] = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda old, new: (order.append(Path(new).name), rename(old, new)))
+    assert trtopt.triton(tmp_path / "net.onnx", tmp_path / "repo").version == 1
+    assert order == ["net_engine", "net_host", "net"]  # what the ensemble needs is there before it
 
 
 def test_a_repository_that_is_a_file_is_an_error(images: Path, tmp_path: Path) -> None:

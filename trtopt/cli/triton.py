@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.parser import Parser, one_of
-from trtopt.cli.streams import print_json
+from trtopt.cli.streams import print_json, say
 
 if TYPE_CHECKING:
     from trtopt.api_triton import TritonReport
@@ -79,13 +79,13 @@ def _parser() -> Parser:
 
 def _print(report: TritonReport) -> None:
     for model in report.models:
-        print(f"{model.path}: version {report.version}, {model.backend}")
+        say(f"{model.path}: version {report.version}, {model.backend}")
     if report.max_batch:
         axis = "the first axis" if report.batch_axis is None else f"the axis {report.batch_axis}"
-        print(f"batches of up to {report.max_batch} along {axis}")
+        say(f"batches of up to {report.max_batch} along {axis}")
     else:
-        print("no batching: each request is one call of the model")
+        say("no batching: each request is one call of the model")
     if report.profiles > 1:
-        print(f"{report.profiles} optimization profiles")
+        say(f"{report.profiles} optimization profiles")
     for note in report.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from trtopt.errors import UsageError
-from trtopt.report.manifest import ShapeRange
+from trtopt.errors import IntegrityError, UsageError
+from trtopt.report.manifest import EngineTensor, ShapeRange
 
 Profiles = Mapping[str, Sequence[ShapeRange]]
 """By the name of a dynamic input, its range in each optimization profile."""
@@ -37,6 +37,34 @@ def choose(profiles: Profiles, shapes: Shapes) -> int:
     if not fitting:
         raise _outside(profiles, shapes)
     return min(fitting, key=lambda index: sum(_distance(shapes[n], r[index].opt) for n, r in profiles.items()))
+
+
+def check(inputs: Sequence[EngineTensor], outputs: Sequence[EngineTensor]) -> None:
+    """Check that tensors of a manifest can be those of an engine: another program may have written it.
+
+    Raises:
+        IntegrityError: Two have one name, a size is negative or above 2147483647, a profile has not the rank of its
+            input, or is upside down, or not all inputs that have profiles have the same number.
+    """
+    count = max((len(tensor.ranges) for tensor in inputs), default=0)
+    for tensors in (inputs, outputs):
+        names = [tensor.name for tensor in tensors]
+        for tensor in tensors:
+            shape = tensor.shape or ()
+            sound = all(0 <= dim < 2**31 for dim in shape if isinstance(dim, int)) and names.count(tensor.name) == 1
+            if not sound or len(tensor.ranges) not in (0, count) or not all(_fits(one, shape) for one in tensor.ranges):
+                raise IntegrityError(
+                    "The shapes, profiles or names in the manifest are not those of an engine",
+                    where=f"tensor {tensor.name}",
+                    remedy="build the engine again",
+                )
+
+
+def _fits(one: ShapeRange, shape: Sequence[int | str]) -> bool:
+    sizes = (one.min, one.opt, one.max)
+    return all(len(size) == len(shape) for size in sizes) and all(
+        0 <= low <= best <= high < 2**31 for low, best, high in zip(*sizes, strict=True)
+    )
 
 
 def _inside(shape: tuple[int, ...], one: ShapeRange) -> bool:

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def check_name(name: str) -> None:
     Raises:
         UsageError: It is no plain name.
     """
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
             f"Not a name for a model: {name!r}",
             where="--name",
@@ -50,10 +50,10 @@ def check_name(name: str) -> None:
 
 
 def write(repository: Path, entries: Sequence[Entry], version: int | None) -> int:
-    """Write models as one version each, in order.
+    """Write models as one version each.
 
-    A new model appears with its version, a new version with its files. A model of the same name must have the same
-    configuration already.
+    A new model appears with its version, a new version with its files, in order, when all are written. A model of the
+    same name must have the same configuration already.
 
     Args:
         repository: The folder; it is made if it is not there.
@@ -80,8 +80,9 @@ def write(repository: Path, entries: Sequence[Entry], version: int | None) -> in
         )
     try:
         repository.mkdir(parents=True, exist_ok=True)
-        for entry in entries:
-            _write_one(repository, entry, str(number))
+        with ExitStack() as staged:  # which renames the last one first
+            for entry in reversed(entries):
+                _write_one(staged, repository, entry, str(number))
     except OSError as error:
         raise UsageError(
             f"The repository cannot be written: {error.strerror}",
@@ -111,16 +112,15 @@ def _versions(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if _VERSION.fullmatch(path.name)] if folder.is_dir() else []
 
 
-def _write_one(repository: Path, entry: Entry, version: str) -> None:
+def _write_one(staged: ExitStack, repository: Path, entry: Entry, version: str) -> None:
     model = repository / entry.name
     if model.is_dir():
-        with _staged(model, model / version) as staged:
-            _fill(staged, entry)
+        _fill(staged.enter_context(_staged(model, model / version)), entry)
         return
-    with _staged(repository, model) as staged:
-        (staged / version).mkdir()
-        _fill(staged / version, entry)
-        _store(staged / CONFIG, entry.config.encode())
+    folder = staged.enter_context(_staged(repository, model))
+    (folder / version).mkdir()
+    _fill(folder / version, entry)
+    _store(folder / CONFIG, entry.config.encode())
 
 
 def _fill(folder: Path, entry: Entry) -> None:

@@ -86,7 +86,7 @@ class TritonConfig:
         limits = {"version": 1, "max_batch": 0, "max_delay_us": 0, "max_queue": 0, "instances": 1}
         for name, least in limits.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or not least <= value < 2**31):
+            if value is not None and (type(value) is not int or not least <= value < 2**31):
                 raise UsageError(
                     f"{value} is not a whole number from {least} to 2147483647",
                     where=f"--{name.replace('_', '-')}",
@@ -97,6 +97,12 @@ class TritonConfig:
         if self.engine_cache is not None and (not self.engine_cache or self.device == "cpu"):
             raise UsageError(
                 "There are no engines to keep", where="--engine-cache", remedy="name a folder, with --device gpu"
+            )
+        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in self.engine_cache or ""):
+            raise UsageError(
+                "The name of the folder is not UTF-8, which config.pbtxt is",
+                where="--engine-cache",
+                remedy="give another folder",
             )
 
 
@@ -149,8 +155,8 @@ def max_batch(models: Sequence[ServedModel], asked: int | None) -> int:
     if asked == 0:
         return 0
     tensors = [tensor for model in models for tensor in model.tensors]
-    least = [_largest_batch(model) for model in models if model.profiles]
-    limit = min(least) if least else None
+    spans = [_batches(model, index) for model in models for index in range(model.profiles)]
+    limit = max((high for _, high in spans), default=None)
     fixed = next((item for item in tensors if not item.shape or isinstance(item.shape[0], int)), None)
     if asked is None:
         return 0 if fixed is not None or batch_axis(tensors) is None else (limit or BATCH_RANGE[2])
@@ -159,6 +165,13 @@ def max_batch(models: Sequence[ServedModel], asked: int | None) -> int:
             f"The model takes no batches: the first axis of {fixed.name} is not dynamic",
             where=f"--max-batch {asked}",
             remedy="leave it out, or export the model with a dynamic first axis on every input and output",
+        )
+    least = min((low for low, _ in spans), default=1)
+    if asked < least:
+        raise UsageError(
+            f"The smallest batch of the optimization profiles is {least}",
+            where=f"--max-batch {asked}",
+            remedy="give a larger number, or --min-shapes with a smaller one when the engine is built",
         )
     if limit is not None and asked > limit:
         raise UsageError(
@@ -169,10 +182,10 @@ def max_batch(models: Sequence[ServedModel], asked: int | None) -> int:
     return asked
 
 
-def _largest_batch(model: ServedModel) -> int:
-    """Over the profiles, the largest batch that all inputs take."""
-    ranged = [tensor.ranges for tensor in model.inputs if tensor.ranges]
-    return max(min(ranges[index].max[0] for ranges in ranged if ranges[index].max) for index in range(model.profiles))
+def _batches(model: ServedModel, index: int) -> tuple[int, int]:
+    """The smallest and the largest batch that all inputs take in a profile."""
+    ranges = [tensor.ranges[index] for tensor in model.inputs if tensor.ranges and tensor.ranges[index].max]
+    return max((one.min[0] for one in ranges), default=1), min((one.max[0] for one in ranges), default=1)
 
 
 def config_text(model: ServedModel, batch: int, config: TritonConfig) -> str:
@@ -222,14 +235,14 @@ def ensemble_text(
         outputs: Names of its outputs, each an output of a step.
         batch: As of :func:`config_text`.
     """
-    taken = {tensor.name: (tensor, step.runtime) for step in reversed(steps) for tensor in step.inputs}
-    given = {tensor.name: (tensor, step.runtime) for step in steps for tensor in step.outputs}
+    taken = {tensor.name: _plain(tensor, batch, step.runtime) for step in reversed(steps) for tensor in step.inputs}
+    given = {tensor.name: _plain(tensor, batch, step.runtime) for step in steps for tensor in step.outputs}
     message = {
         "name": name,
         "platform": "ensemble",
         "max_batch_size": batch,
-        "input": [_io(taken[item][0], batch, taken[item][1]) for item in inputs],
-        "output": [_io(given[item][0], batch, given[item][1]) for item in outputs],
+        "input": [taken[item] for item in inputs],
+        "output": [given[item] for item in outputs],
         "ensemble_scheduling": {
             "step": [
                 {
@@ -245,11 +258,11 @@ def ensemble_text(
     return text(message)
 
 
-def _io(tensor: EngineTensor, batch: int, runtime: Runtime) -> dict[str, Any]:
-    """Name, type and dimensions of a tensor.
+def _plain(tensor: EngineTensor, batch: int, runtime: Runtime) -> dict[str, Any]:
+    """Name, type and dimensions of a tensor, as a client sees it.
 
-    Triton wants at least one dimension. With batching, that of a tensor of rank 1 is added by a reshape; without, ONNX
-    Runtime's backend takes [1] for a scalar.
+    Triton wants at least one dimension; without batches ONNX Runtime's backend takes [1] for a scalar. An ensemble has
+    these dimensions and no reshape: they must be those of its steps before theirs (``ensemble_utils.cc`` of the core).
     """
     types = TYPES[runtime]
     if tensor.dtype not in types:
@@ -259,14 +272,14 @@ def _io(tensor: EngineTensor, batch: int, runtime: Runtime) -> dict[str, Any]:
     dims = [dim if isinstance(dim, int) else -1 for dim in tensor.shape[1 if batch else 0 :]]
     if not dims and runtime == "tensorrt" and not batch:
         raise _unsupported(tensor, runtime, "that are scalars", "give it one dimension")
-    found: dict[str, Any] = {"name": tensor.name, "data_type": Word(types[tensor.dtype]), "dims": dims or [1]}
-    if not dims and batch:
-        found["reshape"] = {"shape": []}
-    return found
+    return {"name": tensor.name, "data_type": Word(types[tensor.dtype]), "dims": dims or [1]}
 
 
 def _tensor(tensor: EngineTensor, batch: int, runtime: Runtime) -> dict[str, Any]:
-    found = _io(tensor, batch, runtime)
+    """A tensor of a model. Of rank 1, the batch is all it has, and the reshape takes the dimension away again."""
+    found = _plain(tensor, batch, runtime)
+    if batch and len(tensor.shape or ()) == 1:
+        found["reshape"] = {"shape": []}
     if tensor.layout != "chw":
         if len(found["dims"]) != _NON_LINEAR_RANK:
             raise _unsupported(
@@ -331,7 +344,8 @@ def _optimization(model: ServedModel, config: TritonConfig) -> dict[str, Any] | 
 
 
 def _warmups(model: ServedModel, batch: int) -> list[dict[str, Any]]:
-    """One request of zeros for each batch size worth it and each profile; none where a size is not known."""
+    """One request of zeros for each profile and each batch size worth it that the profile takes, because a model whose
+    warm-up fails is not loaded; none where a size is not known."""
     found: dict[str, dict[str, Any]] = {}
     for index in range(max(model.profiles, 1)):
         inputs = {}
@@ -342,8 +356,9 @@ def _warmups(model: ServedModel, batch: int) -> list[dict[str, Any]]:
                 return []
             data_type = Word(TYPES[model.runtime][tensor.dtype])
             inputs[tensor.name] = {"data_type": data_type, "dims": list(dims) or [1], "zero_data": True}
-        sizes = sorted({1, *_best_batches(model, batch), batch}) if batch else [1]
-        for size in sizes:
+        low, high = _batches(model, index) if model.profiles and batch else (1, max(batch, 1))
+        high = min(high, max(batch, 1))
+        for size in sorted(size for size in {low, *_best_batches(model, batch), high} if low <= size <= high):
             name = f"batch_{size}" if model.profiles < 2 else f"profile_{index}_batch_{size}"
             found[name] = {"name": name, "batch_size": size, "inputs": entries(inputs)}
     return list(found.values())
