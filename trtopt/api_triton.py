@@ -29,6 +29,7 @@ from trtopt.serve.triton import (
     ensemble_text,
     max_batch,
 )
+from trtopt.source.check import all_tensors
 from trtopt.source.external import check_external_data
 from trtopt.source.onnx_file import load
 
@@ -248,8 +249,17 @@ def _host_step(path: Path, name: str) -> _Step:
 def _onnx_files(path: Path) -> dict[str, bytes | Path]:
     """The model's file under Triton's name, and the files of its weights under their own."""
     folder = Path(os.path.abspath(path)).parent
-    weights = check_external_data(onnx.load(path, load_external_data=False), folder)
+    proto = onnx.load(path, load_external_data=False)
+    weights = check_external_data(proto, folder)
     found: dict[str, bytes | Path] = {FILES["onnxruntime"]: path}
+    for tensor, owner in all_tensors(proto):
+        for item in tensor.external_data:
+            if item.key == "location" and ".." in item.value.split("/"):
+                raise InvalidModelError(
+                    f"The way to the weights leads through another folder: {item.value}",
+                    where=owner,
+                    remedy="save the model again, with its weights beside it",
+                )
     for file in weights:
         name = file.relative_to(folder).as_posix()
         if name in found:

@@ -170,6 +170,18 @@ def test_weights_in_other_files_come_along(tmp_path: Path) -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(copied.graph.initializer[0]), np.ones((64, 64)))
 
 
+def test_weights_by_a_way_that_the_repository_has_not_are_an_error(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(HEADER + "g (float[N, 64] x) => (float[N, 64] y) { y = MatMul(x, w) }")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), "w"))
+    onnx.save(proto, tmp_path / "net.onnx", save_as_external_data=True, location="net.weights")
+    (tmp_path / "folder").mkdir()
+    proto = onnx.load(tmp_path / "net.onnx", load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = "folder/../net.weights"
+    (tmp_path / "net.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(InvalidModelError, match="through another folder"):
+        trtopt.triton(tmp_path / "net.onnx", tmp_path / "repo")
+
+
 def test_an_engine_has_its_profiles(tmp_path: Path) -> None:
     path = engine(tmp_path)
     report = trtopt.triton(path, tmp_path / "repo")
@@ -421,7 +433,8 @@ def test_of_models_that_belong_together_all_appear_or_none(tmp_path: Path, monke
     assert order == ["net_engine", "net_host", "net"]  # what the ensemble needs is there before it
 
 
-def test_a_repository_that_is_a_file_is_an_error(images: Path, tmp_path: Path) -> None:
+def test_a_repository_that_cannot_be_is_an_error(images: Path, tmp_path: Path) -> None:
     (tmp_path / "repo").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        trtopt.triton(images, tmp_path / "repo")
+    for name in ("repo", "x" * 300, "a\0b"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            trtopt.triton(images, tmp_path / name)

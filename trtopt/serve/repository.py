@@ -69,6 +69,18 @@ def write(repository: Path, entries: Sequence[Entry], version: int | None) -> in
     """
     for entry in entries:
         check_name(entry.name)
+    try:
+        return _write_all(repository, entries, version)
+    except (OSError, ValueError) as error:  # a name may hold what no file system takes
+        raise UsageError(
+            f"The repository cannot be written: {error.strerror if isinstance(error, OSError) else error}",
+            where=repr(str((error.filename if isinstance(error, OSError) else None) or repository))[1:-1],
+            remedy="choose a folder that is writable, with room for the model",
+        ) from error
+
+
+def _write_all(repository: Path, entries: Sequence[Entry], version: int | None) -> int:
+    for entry in entries:
         _check_config(repository / entry.name, entry.config)
     present = {number for entry in entries for number in _versions(repository / entry.name)}
     number = version if version is not None else max(present, default=0) + 1
@@ -78,17 +90,10 @@ def write(repository: Path, entries: Sequence[Entry], version: int | None) -> in
             where=str(repository / entries[0].name),
             remedy="give another --version, or leave it out",
         )
-    try:
-        repository.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as staged:  # which renames the last one first
-            for entry in reversed(entries):
-                _write_one(staged, repository, entry, str(number))
-    except OSError as error:
-        raise UsageError(
-            f"The repository cannot be written: {error.strerror}",
-            where=str(error.filename or repository),
-            remedy="choose a folder that is writable, with room for the model",
-        ) from error
+    repository.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as staged:  # which renames the last one first
+        for entry in reversed(entries):
+            _write_one(staged, repository, entry, str(number))
     return number
 
 
