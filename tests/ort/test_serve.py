@@ -41,6 +41,7 @@ from trtopt.errors import (
 from trtopt.hardware.probe import probe
 from trtopt.report.manifest import EngineTensor, ShapeRange
 from trtopt.runtime import _LIMIT
+from trtopt.serve.pool import Turn
 
 NET = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -129,7 +130,7 @@ def test_a_full_queue_refuses_at_once_and_a_cancelled_call_leaves_it(net: Path) 
         expected = engine.run(given)
 
         async def main() -> None:
-            context = engine._pool.acquire()  # a call that runs
+            context = engine._pool.acquire(Turn())  # a call that runs
             waiting = [asyncio.create_task(engine.run_async(given)) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(QueueFullError):
@@ -200,6 +201,38 @@ def test_wrong_inputs_are_refused_by_name(what: str, net: Path) -> None:
                 call(given)
             assert error.value.where and error.value.remedy
         assert 'kind="usage"} 2' in engine.metrics() and engine._pool.is_idle
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
+def test_a_signal_handler_that_raises_at_any_moment_loses_no_context(net: Path) -> None:
+    class Raised(BaseException):
+        pass
+
+    armed = False
+
+    def handler(*_: object) -> None:
+        if armed:
+            raise Raised
+
+    rng, raised = np.random.default_rng(0), 0
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with trtopt.Engine.load(net, contexts=2, queue=4) as engine:
+            for _ in range(1000):
+                try:
+                    armed = True
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 6e-4))
+                    while True:
+                        engine.run(feeds(0))
+                except Raised:
+                    raised += 1
+                finally:
+                    armed = False
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                assert engine._pool.state == (0, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert raised == 1000
 
 
 def test_a_model_that_fails_gives_its_context_back(tmp_path: Path) -> None:
@@ -327,7 +360,7 @@ def test_closing_under_load_serves_or_refuses_what_waits(net: Path, drain: bool)
     expected = engine.run(given)
 
     async def main() -> list[Any]:
-        context = engine._pool.acquire()
+        context = engine._pool.acquire(Turn())
         tasks = [asyncio.create_task(engine.run_async(given)) for _ in range(40)]
         await asyncio.sleep(0)
         with pytest.raises(UsageError, match="aclose"):
@@ -417,7 +450,7 @@ def test_a_forked_process_can_load_its_own_and_is_not_held_up_by_its_parents(net
     given = feeds(0)
     with trtopt.Engine.load(net, contexts=2) as engine:
         expected = engine.run(given)
-        running = engine._pool.acquire()
+        running = engine._pool.acquire(Turn())
 
         def act() -> None:
             with trtopt.Engine.load(net) as own:
@@ -439,7 +472,7 @@ import numpy as np, trtopt
 
 engine = trtopt.Engine.load(sys.argv[1], contexts=1, queue=2000)
 given = {"x": np.ones((1, 1), np.float32), "mask": np.ones((1, 1), np.float32)}
-context = engine._pool.acquire()
+context = engine._pool.request()
 
 async def serve():
     waiting = [asyncio.create_task(engine.run_async(given)) for _ in range(2000)]

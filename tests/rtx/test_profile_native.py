@@ -137,7 +137,7 @@ def test_without_a_gpu_the_runtime_loads_no_engine_so_that_there_is_no_inspector
     if probe().gpu is not None:
         pytest.skip("there is a GPU")
     messages: list[str] = []
-    runtime = trt.Runtime(run._error_log(trt, messages))
+    runtime = trt.Runtime(run.error_log(trt, messages))
     assert runtime.deserialize_cuda_engine(engine) is None
     assert any("cuda" in message.lower() for message in messages)
 

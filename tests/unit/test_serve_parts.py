@@ -16,7 +16,7 @@ from trtopt.report.manifest import ShapeRange
 from trtopt.serve import dlpack
 from trtopt.serve.graphs import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram, labelled
-from trtopt.serve.pool import Pool
+from trtopt.serve.pool import Pool, Turn
 from trtopt.serve.profiles import choose
 from trtopt.serve.tensors import Border, TensorSpec, check_nan
 
@@ -45,7 +45,7 @@ def test_contexts_are_lent_out_and_the_queue_is_served_in_order() -> None:
 
 def test_a_call_that_left_the_queue_gets_nothing_and_keeps_nothing() -> None:
     pool = Pool(contexts=1, queue=2)
-    context = pool.acquire()
+    context = pool.acquire(Turn())
     gone, stays = future(pool.request()), future(pool.request())
     assert pool.leave(gone) and pool.state == (1, 1)
     pool.release(context)
@@ -57,7 +57,7 @@ def test_a_call_that_left_the_queue_gets_nothing_and_keeps_nothing() -> None:
 
 def test_a_future_cancelled_from_outside_is_passed_over() -> None:
     pool = Pool(contexts=1, queue=2)
-    context = pool.acquire()
+    context = pool.acquire(Turn())
     gone, stays = future(pool.request()), future(pool.request())
     assert gone.cancel()  # as asyncio.wrap_future does
     pool.release(context)
@@ -67,12 +67,12 @@ def test_a_future_cancelled_from_outside_is_passed_over() -> None:
 @pytest.mark.parametrize("drain", [True, False])
 def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: bool) -> None:
     pool = Pool(contexts=1, queue=4)
-    context = pool.acquire()
+    context = pool.acquire(Turn())
     got: list[object] = []
 
     def wait() -> None:
         try:
-            mine = pool.acquire()
+            mine = pool.acquire(Turn())
             got.append("ran")
             pool.release(mine)
         except ClosedError as error:
@@ -99,7 +99,7 @@ def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: boo
 
 def test_who_gets_a_context_may_call_the_pool_at_once() -> None:
     pool = Pool(contexts=1, queue=2)
-    context = pool.acquire()
+    context = pool.acquire(Turn())
     for waiting in (future(pool.request()), future(pool.request())):
         waiting.add_done_callback(lambda found: pool.release(found.result()))
     thread = threading.Thread(target=pool.release, args=(context,), daemon=True)

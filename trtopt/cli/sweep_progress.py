@@ -8,6 +8,8 @@ from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from trtopt.cli.streams import safe, say
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
@@ -84,9 +86,9 @@ class SweepProgress:
 
     def _print(self, text: str) -> None:
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(safe(text), markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text, sys.stderr)
 
     def _table(self) -> RenderableType:
         from rich.console import Group

@@ -19,7 +19,7 @@ from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.serve import dlpack
 from trtopt.serve.load import Loaded, Settings, load
 from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram, labelled
-from trtopt.serve.pool import Pool
+from trtopt.serve.pool import Pool, Turn
 from trtopt.serve.tensors import Border, Given, TensorSpec, check_nan
 
 if TYPE_CHECKING:
@@ -115,12 +115,18 @@ class Engine:
             ResourceError: It runs for half an hour, or the process can start no thread.
         """
         began = time.perf_counter()
+        turn = Turn()
         try:
             feeds = self._taken(inputs)
-            outputs = self._with_context(self._pool.acquire(), feeds)
+            outputs = self._computed(self._pool.acquire(turn), feeds)
         except BaseException as error:
             self._counters.failed(_kind(error))
             raise
+        finally:
+            try:
+                self._pool.end(turn)
+            finally:  # a signal handler may have raised in there
+                self._pool.end(turn)
         self._counters.replied(time.perf_counter() - began)
         return _like(inputs.get(self._first), outputs)
 
@@ -268,22 +274,22 @@ class Engine:
             self._pool.release(context)
             return
         try:
-            outputs = self._with_context(context, feeds)
+            try:
+                outputs = self._computed(context, feeds)
+            finally:
+                self._pool.release(context)
         except BaseException as error:  # noqa: BLE001 - the coroutine raises it
             reply.set_exception(error)
         else:
             reply.set_result(outputs)
 
-    def _with_context(self, context: int, feeds: dict[str, Given]) -> dict[str, Any]:
-        try:
-            if self._refuses_nan:
-                check_nan(feeds, outputs=False)
-            outputs = self._runner.run(context, feeds)
-            if self._refuses_nan:
-                check_nan(outputs, outputs=True)
-            return outputs
-        finally:
-            self._pool.release(context)
+    def _computed(self, context: int, feeds: dict[str, Given]) -> dict[str, Any]:
+        if self._refuses_nan:
+            check_nan(feeds, outputs=False)
+        outputs = self._runner.run(context, feeds)
+        if self._refuses_nan:
+            check_nan(outputs, outputs=True)
+        return outputs
 
 
 def _unserved(why: str) -> ResourceError:

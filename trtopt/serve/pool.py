@@ -7,8 +7,22 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from trtopt.errors import ClosedError, QueueFullError
+
+
+@dataclass
+class Turn:
+    """What a call of :meth:`Pool.acquire` has, for :meth:`Pool.end` to give back.
+
+    Attributes:
+        context: Its context.
+        place: Its place in the queue, until it has one.
+    """
+
+    context: int | None = None
+    place: Future[int] | None = None
 
 
 class Pool:
@@ -37,46 +51,71 @@ class Pool:
             QueueFullError: As many calls as may wait do.
             ClosedError: The pool is closed.
         """
+        return self._request(Turn())
+
+    def acquire(self, turn: Turn) -> int:
+        """A context; waits for one. Whatever comes of it, :meth:`end` has to follow. Raises as :meth:`request`.
+
+        In the main thread a signal handler may raise in here. CPython calls handlers after calls and jumps backwards:
+        what is taken in one statement and noted in the next, with no call between, is not lost.
+        """
+        found = self._request(turn)
+        if isinstance(found, int):
+            return found
+        context = turn.context = found.result()
+        turn.place = None
+        return context
+
+    def _request(self, turn: Turn) -> int | Future[int]:
         with self._lock:
             if self._closed:
                 raise closed()
             if self._free:
-                return self._free.pop()
+                context = turn.context = self._free[-1]
+                del self._free[-1]
+                return context
             if len(self._waiting) >= self._queue:
                 raise QueueFullError(
                     f"{self.contexts} calls run and {self._queue} wait: the queue is full",
                     where="queue",
                     remedy="try again later, send fewer calls at once, or load with more contexts or a longer queue",
                 )
-            future: Future[int] = Future()
-            self._waiting.append(future)
-            return future
+            place: Future[int] = Future()
+            turn.place = place
+            self._waiting.append(place)
+            return place
 
-    def acquire(self) -> int:
-        """A context; waits for one. Raises as :meth:`request`."""
-        found = self.request()
-        if isinstance(found, int):
-            return found
-        try:
-            return found.result()
-        except BaseException:
-            if not self.leave(found) and found.exception() is None:
-                self.release(found.result())
-            raise
-
-    def release(self, context: int) -> None:
-        """Give a context back: to the one who waits longest, if there is one."""
+    def end(self, turn: Turn) -> None:
+        """Give back what a turn has; does nothing the second time."""
+        place = turn.place
+        if place is not None:
+            if not self.leave(place) and place.exception() is None:
+                turn.context = place.result()
+            turn.place = None
         with self._lock:
-            future = None
-            while future is None and self._waiting:
-                first = self._waiting.popleft()
-                future = first if first.set_running_or_notify_cancel() else None
-            if future is None:
+            context = turn.context
+            if context is None:
+                return
+            first = self._first()
+            turn.context = None
+            if first is None:
                 self._free.append(context)
                 if self._closed:
                     self._changed.notify_all()
-        if future is not None:  # without the lock: its callbacks may call the pool
-            future.set_result(context)
+        if first is not None:  # without the lock: its callbacks may call the pool
+            first.set_result(context)
+
+    def release(self, context: int) -> None:
+        """Give a context back: to the one who waits longest, if there is one."""
+        self.end(Turn(context))
+
+    def _first(self) -> Future[int] | None:
+        """Who waits longest, taken out of the queue."""
+        while self._waiting:
+            first = self._waiting.popleft()
+            if first.set_running_or_notify_cancel():
+                return first
+        return None
 
     def leave(self, future: Future[int]) -> bool:
         """Leave the queue; whether that came before the context did."""
