@@ -374,6 +374,15 @@ def test_the_facts_of_a_build_come_from_its_engine() -> None:
     assert found.synthetic is False and found.own_failures == ()
 
 
+@pytest.mark.parametrize(("precision", "synthetic"), [("fp16", None), ("fp32", None), ("int8", True), ("auto", True)])
+def test_random_data_is_judged_where_it_gives_8_bit_ranges(precision: str, synthetic: bool | None) -> None:
+    """An FP16 build runs samples too, to find what overflows, and has no range from them."""
+    report = full_report(model=_model(), precision=PrecisionRecord(precision))
+    assert report.calibration is not None
+    calibration = dataclasses.replace(report.calibration, source="synthetic")
+    assert facts_of(dataclasses.replace(report, calibration=calibration), Path("r.json")).synthetic is synthetic
+
+
 def test_shares_are_of_time_where_flop_is_not_known() -> None:
     achieved = {"int8": Achieved(2, 0.0, 0.3), "fp16": Achieved(1, 0.0, 0.7)}
     found = facts_of(full_report(model=_model(), precision=PrecisionRecord("int8", achieved)), Path("r.json"))

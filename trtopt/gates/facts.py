@@ -19,6 +19,9 @@ from trtopt.report.sweep import SweepReport
 EIGHT_BIT = "8-bit"
 """The type of a share that is known for all 8-bit types together only."""
 
+_WITHOUT_RANGES = ("fp32", "tf32", "fp16", "bf16")
+"""Precisions of ``config.PRECISIONS`` for which samples say what overflows, and give no ranges."""
+
 
 @dataclass(frozen=True)
 class ModelInput:
@@ -79,7 +82,7 @@ class Facts:
         accuracy_samples: How many samples accuracy was measured on, which, and what ran.
         own_failures: The gates of the build that failed.
         allowed: Those that ``--allow-accuracy-loss`` made warnings.
-        synthetic: Whether ranges come from random data; None where nothing was calibrated.
+        synthetic: Whether ranges come from random data; None where there are none.
     """
 
     checked: Checked
@@ -158,7 +161,9 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         else f"{accuracy.samples} samples ({accuracy.source}, {accuracy.verified})",
         own_failures=() if allowed else report.gate_failures,
         allowed=report.gate_failures if allowed else (),
-        synthetic=None if report.calibration is None else report.calibration.source == "synthetic",
+        synthetic=None
+        if report.calibration is None or precision.requested in _WITHOUT_RANGES
+        else report.calibration.source == "synthetic",
     )
 
 
