@@ -45,6 +45,10 @@ def test_a_cut_model_answers_as_the_original(tmp_path: Path) -> None:
                 np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
     with pytest.raises(IntegrityError, match="hash"):
         trtopt.Engine.load(report.engine.path, fallback=tmp_path / "det.onnx")
+    # Beside the whole model, as a build of it leaves it there, the part for the host is not its part.
+    (tmp_path / "det.host.onnx").write_bytes((tmp_path / manifest.host.files[0].name).read_bytes())
+    with trtopt.Engine.load(tmp_path / "det.onnx") as whole:
+        assert list(whole.run({"image": detectors.images(1)})) == list(original.output_names)
 
 
 def test_without_save_onnx_the_manifest_has_no_hash_of_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.cli.parser import Parser, one_of
-from trtopt.cli.streams import own_stdout, print_json, print_renderable
+from trtopt.cli.streams import own_stdout, print_json, print_renderable, say
 from trtopt.errors import UsageError
 from trtopt.files import check_outputs
 
@@ -99,7 +99,7 @@ def _print_plan(plan: SweepPlan, *, as_json: bool) -> None:
         return
     print_renderable(plan_table(plan))
     for line in plan_lines(plan):
-        print(line)
+        say(line)
 
 
 def _write(report: SweepReport, outputs: dict[str, Path]) -> None:

@@ -166,13 +166,22 @@ def _check_no_engine_settings(path: Path, settings: Settings) -> None:
 
 
 def _model(path: Path, contexts: int) -> Runner:
-    """A model and, where it lies beside it, its part for the host."""
+    """A model and, where it lies beside it, its part for the host.
+
+    A build of ``det.onnx`` leaves ``det.host.onnx`` beside the whole model, whose part it is not.
+    """
     first = CpuRunner(load_model(path).model, contexts)
     host = path.with_name(path.stem + _HOST_SUFFIX)
     if not host.exists():
         return first
+    behind = CpuRunner(load_model(host).model, contexts)
+    known = {spec.name for spec in (*first.inputs, *first.outputs)}
+    if unknown := [spec.name for spec in behind.inputs if spec.name not in known]:
+        behind.close()
+        _LOG.info("%s is not of %s, which has no %s: the model runs alone", host.name, path.name, ", ".join(unknown))
+        return first
     _LOG.info("the part of %s for the host runs behind it: %s", path.name, host.name)
-    return WholeRunner(first, CpuRunner(load_model(host).model, contexts))
+    return WholeRunner(first, behind)
 
 
 def _fallback(engine: VerifiedEngine, path: Path, contexts: int, reason: str) -> Loaded:
