@@ -20,6 +20,7 @@ from trtopt.graph.edit import all_graphs, all_nodes, subgraphs_of
 from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.records import StepRecord
 from trtopt.source.check import check_model, graphs_of
+from trtopt.source.endless import check_loops
 from trtopt.source.external import check_external_data, sha256_of
 from trtopt.source.names import name_everything
 from trtopt.source.opset import TARGET, convert
@@ -152,6 +153,7 @@ def _normalize(model: ir.Model, where: str) -> list[str]:
     details = _drop_constant_inputs(model)
     _sort(model, where)
     details += _inline_functions(model, where)
+    check_loops(model)
     opset = model.graph.opset_imports[""]
     if opset < TARGET:
         _copy_types(infer_shapes(model), model)
