@@ -56,12 +56,13 @@ def _divides_lowest(path: Path) -> None:
 def _never_ends(path: Path) -> None:
     info = helper.make_tensor_value_info
     body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["v", "one"], ["w"])],
+        [helper.make_node("GreaterOrEqual", ["i", "zero"], ["on"]), helper.make_node("Add", ["v", "one"], ["w"])],
         "body",
         [info("i", INT64, []), info("go", BOOL, []), info("v", FLOAT, [1, 4])],
         [info("on", BOOL, []), info("w", FLOAT, [1, 4])],
     )
-    _save(path, [helper.make_node("Loop", ["", "true", "x"], ["y"], body=body)], {"true": True, "one": np.float32(1)})
+    constants = {"true": True, "one": np.float32(1), "zero": np.int64(0)}
+    _save(path, [helper.make_node("Loop", ["", "true", "x"], ["y"], body=body)], constants)
 
 
 def _expands(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -190,3 +192,11 @@ def test_a_damaged_table_is_refused(damage: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("trtopt.precision.ranges.STATISTICS_VERSION", 999)
     with pytest.raises(ValueError, match=r"version|damaged|table|file|CRC|Bad|zip"):
         RangeTable.from_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("wrong", [None, "1", [1], True])
+@pytest.mark.parametrize("field", ["count", "minimum", "maximum", "nonfinite", "smallest_nonzero"])
+def test_a_table_whose_numbers_are_none_is_refused(field: str, wrong: object) -> None:
+    stats = {name: replace(item, **{field: wrong}) for name, item in table().stats.items()}
+    with pytest.raises(ValueError, match="among the statistics"):
+        RangeTable.from_bytes(RangeTable(stats).to_bytes())

@@ -422,3 +422,9 @@ def test_the_name_of_a_file_is_not_in_the_hash_and_those_in_a_folder_are(tmp_pat
     of = {name: open_samples(tmp_path / name, IMAGE).sha256 for name in names}
     assert of["a/1.npz"] == of["b/2.npz"] != of["b/1.npz"]
     assert len({of["a"], of["b"], of["c"]}) == 3
+
+
+def test_synthetic_samples_beyond_any_memory_are_refused() -> None:
+    with pytest.raises(UsageError, match="would hold 36893488147419103232 numbers") as caught:
+        open_samples("synthetic", [InputSpec("x", np.dtype("float32"), (8, 1 << 62))])
+    assert "--opt-shapes" in caught.value.remedy

@@ -16,7 +16,7 @@ import filelock
 
 from trtopt._lazy import require
 from trtopt.errors import UsageError
-from trtopt.files import atomic_path
+from trtopt.files import TEMPORARY, atomic_path
 from trtopt.fleet.task import Outcome, Survey, Task, survey
 from trtopt.report.sweep import Failure
 from trtopt.runtime import share_cores
@@ -53,7 +53,7 @@ def run(function: str, task: Task, inputs: Parts, folder: str) -> tuple[Outcome,
     except (UsageError, OSError) as error:
         failure = Failure(f"The inputs cannot be written: {error}", tempfile.gettempdir(), "make room there", 2)
         return Outcome(0.0, "", failure), {}
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as results:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as results:
         outcome = execute(_placed(task, root), Path(results))
         files = sorted(path for path in Path(results).iterdir() if path.is_file())
         return outcome, {path.name: path.read_bytes() for path in files}

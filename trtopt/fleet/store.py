@@ -22,7 +22,7 @@ import msgspec
 
 from trtopt._lazy import require
 from trtopt.errors import MissingDependencyError, UsageError
-from trtopt.files import check_writable
+from trtopt.files import TEMPORARY, check_writable
 from trtopt.report.sweep import Result
 from trtopt.sealed import read_sealed, write_sealed
 from trtopt.source.external import sha256_of
@@ -191,7 +191,7 @@ class RemoteStore:
         try:
             if self._fs.size(place) > _MOST_ENTRY_BYTES:
                 return None
-            with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
                 Path(folder, ENTRY).write_bytes(self._fs.cat_file(place))
                 identity, content = read_sealed(Path(folder, ENTRY), _FORM, _MOST_ENTRY_BYTES)
             found = _entry(identity, bytes(content), key)
@@ -203,7 +203,7 @@ class RemoteStore:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """As of :class:`Store`; on this machine."""
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             yield Path(folder)
 
     def commit(self, key: str, folder: Path, result: Result) -> None:

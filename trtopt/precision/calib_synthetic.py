@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,6 +18,9 @@ SYNTHETIC_COUNT = 16
 
 _ROWS = 8
 """So many rows are enough where a sample is a batch of several."""
+
+_MOST_ELEMENTS = 1 << 40
+"""Of an input: 4 TiB, more than a machine without a GPU has memory for."""
 
 Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
@@ -41,11 +45,18 @@ def synthetic_groups(
         A function that starts the stream, and for each sample its shapes without its data.
 
     Raises:
-        UsageError: A dynamic dimension has no size, or a shape does not fit its input.
+        UsageError: A dynamic dimension has no size, a shape does not fit its input, or is beyond any machine's memory.
     """
     if count < 1:
         raise UsageError("There are no samples", where=SYNTHETIC, remedy="give at least one sample")
     resolved = _resolve(inputs, shapes)
+    for name, shape in resolved.items():
+        if math.prod(shape) > _MOST_ELEMENTS:
+            raise UsageError(
+                f"A synthetic sample of the input {name!r} would hold {math.prod(shape)} numbers",
+                where=f"shape {list(shape)}",
+                remedy="give --opt-shapes with a smaller shape, or real samples with --calib",
+            )
 
     def make() -> Iterator[Group]:
         for index in range(count):

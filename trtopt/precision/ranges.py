@@ -11,9 +11,10 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -275,7 +276,21 @@ class RangeTable:
             for name, scalars in header["tensors"].items():
                 part = slice(ends[name] - lengths[name], ends[name]) if name in lengths else None
                 histogram = (None, None) if part is None else (bins[part], counts[part])
-                stats[name] = TensorStats(*scalars, *histogram)
+                stats[name] = TensorStats(*_numbers(scalars), *histogram)
             return cls(stats)
         except (KeyError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"not a table of statistics: {error}") from error
+
+
+def _numbers(scalars: Any) -> Iterator[Any]:
+    """The fields of a tensor's statistics but its histogram; the fourth is missing where that is.
+
+    Raises:
+        ValueError: One is of another kind.
+    """
+    number = (int, float)
+    kinds: list[Any] = [int, number, number, (int, type(None)), int, number]
+    for value, kind in zip(scalars, kinds, strict=True):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{value!r} among the statistics of a tensor")
+        yield value
