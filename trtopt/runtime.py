@@ -180,26 +180,29 @@ class _RunLimit:
 
     @contextlib.contextmanager
     def on(self, options: Any) -> Iterator[None]:
-        """Limit the run that gets these options."""
-        with self._lock:
-            self._deadlines[id(options)] = (time.monotonic() + RUN_LIMIT_S, options)
-            if not self._watching:
-                threading.Thread(target=self._watch, name="run limit", daemon=True).start()
-                self._watching = True
+        """Limit the run that gets these options.
+
+        The lock is for the thread's start only: one step of a dictionary needs none, and threads that serve would wait
+        for each other.
+        """
+        if not self._watching:
+            with self._lock:
+                if not self._watching:
+                    threading.Thread(target=self._watch, name="run limit", daemon=True).start()
+                    self._watching = True
+        self._deadlines[id(options)] = (time.monotonic() + RUN_LIMIT_S, options)
         try:
             yield
         finally:
-            with self._lock:
-                del self._deadlines[id(options)]
+            self._deadlines.pop(id(options), None)
 
     def _watch(self) -> None:
         while True:
             time.sleep(_TICK_S)
             now = time.monotonic()
-            with self._lock:
-                for deadline, options in self._deadlines.values():
-                    if now > deadline:
-                        options.terminate = True
+            for deadline, options in list(self._deadlines.values()):
+                if now > deadline:
+                    options.terminate = True
 
 
 _LIMIT = _RunLimit()

@@ -87,6 +87,8 @@ class Pool:
 
     def end(self, turn: Turn) -> None:
         """Give back what a turn has; does nothing the second time."""
+        if turn.context is None and turn.place is None:
+            return
         place = turn.place
         if place is not None:
             if not self.leave(place) and place.exception() is None:
