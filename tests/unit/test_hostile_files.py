@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from analysis_samples import full_analysis
 from engine_files import manifest, rtx_engine, save
@@ -24,9 +25,10 @@ from trtopt.cache_folder import FORMATS, PRICES, SENSITIVITY, damage, files
 from trtopt.config_file import load
 from trtopt.engine.build import _warnings
 from trtopt.engine.manifest import manifest_path, verify
-from trtopt.errors import IntegrityError, UsageError
+from trtopt.errors import IntegrityError, InvalidModelError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.files import check_outputs, open_file, open_shared, read_file, read_shared
+from trtopt.graph.artifact import input_spec
 from trtopt.hardware.spec import find_gpu, gpu_of
 from trtopt.json_text import MOST_VALUES, decoded
 from trtopt.precision.calib_arrays import in_memory, open_arrays
@@ -309,3 +311,8 @@ def test_a_forged_cache_of_sensitivities_is_measured_anew(tmp_path: Path, where:
 def test_warnings_of_a_forged_entry_may_be_empty() -> None:
     messages = (("WARNING", ""), ("WARNING", "\n"), ("WARNING", " a\nb"), ("ERROR", "c"), ("WARNING", "a"))
     assert _warnings(messages) == ["a"]
+
+
+def test_an_input_without_a_rank_is_an_error() -> None:
+    with pytest.raises(InvalidModelError, match="no type or no rank"):
+        input_spec(ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT)))

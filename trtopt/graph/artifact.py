@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.errors import InvalidModelError
 from trtopt.report.records import StepRecord
 
 
@@ -70,9 +71,15 @@ class ModelArtifact:
 
 
 def input_spec(value: ir.Value) -> InputSpec:
-    """Describe a graph input. Its dtype and rank are checked at load."""
+    """Describe a graph input.
+
+    Raises:
+        InvalidModelError: It has no type or no rank; the loader checks them where it can tell.
+    """
     dtype = value.dtype
     if dtype is None or value.shape is None:
-        raise ValueError(f"graph input {value.name} has no dtype or rank")
+        raise InvalidModelError(
+            "The input has no type or no rank", where=f"input {value.name}", remedy="export the model with both"
+        )
     dims = tuple(dim if isinstance(dim, int) else (dim.value or "?") for dim in value.shape)
     return InputSpec(str(value.name), np.dtype(dtype.numpy()), dims)
