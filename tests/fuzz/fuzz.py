@@ -198,8 +198,9 @@ class Fuzzer:
         """Run every target on its whole files, which has to work, and count what that reaches as known."""
         for target in self._targets:
             outcome = self._outcome(target, "", b"")
-            if outcome.problems:
-                raise RuntimeError(f"{target.line}: {outcome.problems} on whole files\n{outcome.text}")
+            if outcome.problems or outcome.code != target.code:
+                what = f"{outcome.problems}, exit code {outcome.code}"
+                raise RuntimeError(f"{target.line}: {what} on whole files\n{outcome.text}")
             self.run.arcs |= outcome.arcs
         self.run.start_lines = self.run.lines()
 
@@ -267,8 +268,6 @@ class Fuzzer:
                 shutil.copytree(source, place, dirs_exist_ok=True)
             else:
                 shutil.copyfile(source, place)
-        for name in self._companions(target):
-            shutil.copyfile(self._fixtures / name, folder / name)
         arguments = target.line.split()
         if slot == ARGUMENTS:
             arguments += [
@@ -277,10 +276,6 @@ class Fuzzer:
         elif slot:
             (folder / slot).write_bytes(content)
         return self._process.run(Job(folder, tuple(arguments), target.outputs), self.run.arcs)
-
-    def _companions(self, target: Target) -> list[str]:
-        """A configuration file's models."""
-        return ["model.onnx"] if "matrix.toml" in target.line else []
 
     def _note(self, problem: str, target: Target, slot: str, content: bytes, outcome: Outcome) -> None:
         known = self.run.findings.get(problem)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from engine_files import manifest, rtx_engine, save
+from engine_files import manifest, rtx_engine, save, tensorrt_engine, tensorrt_manifest
 from onnx import TensorProto, helper, numpy_helper
 from small_models import samples, save_small
 from trtexec_files import CONVOLUTION_10, FOREIGN, GEMM_10, GEMM_11, IO_11, layer_info, profile_text, row, time_record
 
 from trtopt.engine.signature import Signer
+from trtopt.report.manifest import EngineTensor, ShapeRange
 
 CONFIG = """\
 [build]
@@ -24,7 +25,7 @@ precision = "int8"
 gpu = "L4"
 max_accuracy_drop = 0.5
 builder = ["builder_optimization_level=3"]
-recipes = ["none"]
+recipes = "none"
 
 [analyze]
 gpu = "L4"
@@ -35,7 +36,22 @@ base = "L4"
 sm = 40
 source = "a test"
 """
-MATRIX = '[optimize]\nrecipes = ["none"]\n\n[matrix]\nmodel = ["model.onnx"]\nprecision = ["fp32", "fp16"]\n'
+MATRIX = '[optimize]\nrecipes = "none"\n\n[matrix]\nmodel = ["model.onnx"]\nprecision = ["fp32", "fp16"]\n'
+FLEET = """\
+[build]
+recipes = "none"
+
+[matrix]
+model = ["model.onnx"]
+precision = ["fp32", "fp16"]
+
+[sweep]
+store = "store"
+workers = 1
+
+[prices]
+L4 = 0.71
+"""
 GPUS = """\
 [gpu."Mine"]
 base = "L4"
@@ -55,6 +71,7 @@ _QUICK = (
     "analyze model.onnx --report analysis.json",
     "analyze dynamic.onnx --report sweep.json --batch-sweep 1,2,4",
     "profile --layer-info layers.json --layer-profile times.json --times runs.json --gpu A100 --report trtexec.json",
+    "profile --layer-info layers.json --layer-profile times.json --gpu A100 --report other.json",
 )
 _SLOW = (
     "build model.onnx -o m.engine --int8 --calib calib.npz --eval calib.npz --cache-dir cache --report build.json"
@@ -64,6 +81,7 @@ _SLOW = (
     "optimize model.onnx -o auto.onnx --auto --calib calib.npz --cache-dir cache --max-accuracy-drop 0.1",
     "sensitivity model.onnx --calib calib.npz --cache-dir cache --report sens.json",
     "profile model.onnx --backend onnxruntime --report profile.json",
+    "sweep fleet.toml --report fleet.json",
 )
 _COMMANDS = """import sys
 from trtopt.cli.main import main
@@ -110,6 +128,20 @@ def function_model() -> onnx.ModelProto:
     )
 
 
+def named_model() -> onnx.ModelProto:
+    """A network with the names of nodes that the layers of ``trtexec_files`` were made from."""
+    names = {"conv1/Conv": "Conv", "relu/Relu": "Relu"}
+    inputs = (["x", "w"], ["h"])
+    nodes = [
+        helper.make_node(kind, given, [output], f"/{name}")
+        for (name, kind), given, output in zip(names.items(), inputs, "hy", strict=True)
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 8, 8]) for name in "xy"]
+    weight = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def make_quick(folder: Path) -> None:
     """Write seeds into ``folder`` that take seconds: no engine is built, those here have real headers only.
 
@@ -153,12 +185,16 @@ def _inputs(folder: Path) -> None:
     save_small(folder, "dynamic.onnx", channels=8)
     onnx.save(attention_model(), folder / "attention.onnx")
     onnx.save(function_model(), folder / "function.onnx")
+    onnx.save(named_model(), folder / "named.onnx")
+    batch = EngineTensor("x", "float16", ("N", 4), "chw", (ShapeRange((1, 4), (8, 4), (16, 4)),))
+    found = tensorrt_manifest(tensorrt_engine(), inputs=(batch,), outputs=(EngineTensor("y", "float32", ("N", 4)),))
+    save(folder, tensorrt_engine(), found, name="trt.engine")
     np.savez(folder / "calib.npz", x=samples(2))
     np.savez_compressed(folder / "labels.npz", x=samples(4), __labels__=np.arange(4))
     np.save(folder / "x.npy", samples(2))
     (folder / "plain.npz").write_bytes(_stored(folder / "x.npy"))
-    texts = {"config.toml": CONFIG, "matrix.toml": MATRIX, "gpus.toml": GPUS, "args.txt": ARGUMENTS}
-    for name, text in {**texts, "trt.cache": TRT_CACHE}.items():
+    tables = {"config.toml": CONFIG, "matrix.toml": MATRIX, "fleet.toml": FLEET, "gpus.toml": GPUS}
+    for name, text in {**tables, "args.txt": ARGUMENTS, "trt.cache": TRT_CACHE}.items():
         (folder / name).write_text(text)
     _trtexec(folder)
     key = Ed25519PrivateKey.generate()

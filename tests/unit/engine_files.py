@@ -90,9 +90,9 @@ def tensorrt_manifest(data: bytes, **changes: Any) -> Manifest:
     return manifest(data, **{**own, **changes})
 
 
-def save(folder: Path, data: bytes, found: Manifest, *, signer: Signer | None = None) -> Path:
+def save(folder: Path, data: bytes, found: Manifest, *, signer: Signer | None = None, name: str = "m.engine") -> Path:
     """Write an engine and its manifest; gives the engine's path."""
-    path = folder / "m.engine"
+    path = folder / name
     path.write_bytes(data)
     write_manifest(path, found, signer)
     return path
