@@ -167,6 +167,8 @@ def test_a_report_with_a_gpu_that_is_none_is_refused() -> None:
     for changes in ({"sm": "x"}, {"tflops": {"fp16": 0.0}}, {"clock_cuda_mhz": -1}, {"fma_per_clock_per_sm": None}):
         with pytest.raises(UsageError, match="wrong GPU"):
             gpu_of({**vars(gpu), **changes}, "r.json")
+    with pytest.raises(UsageError, match="wrong GPU: no rate of FP32"):
+        gpu_of({**vars(gpu), "tflops": {}}, "r.json")
     with pytest.raises(UsageError, match="wrong GPU"):
         gpu_of({"name": "L4"}, "r.json")
 
@@ -250,7 +252,9 @@ def edited(path: Path, report: Any, edit: Callable[[dict[str, Any]], None]) -> P
     return path
 
 
-@pytest.mark.parametrize("gpu", [{}, {"tflops": []}, {"tflops": {"fp16": "x"}}, {"tflops": {"fp16": 0}}, {"name": 3}])
+@pytest.mark.parametrize(
+    "gpu", [{}, {"tflops": []}, {"tflops": {}}, {"tflops": {"fp16": "x"}}, {"tflops": {"fp16": 0}}, {"name": 3}]
+)
 def test_a_profile_of_a_device_that_is_none_is_refused(tmp_path: Path, gpu: dict[str, Any]) -> None:
     def edit(fields: dict[str, Any]) -> None:
         fields["gpu"] = {**fields["gpu"], **gpu} if gpu else {}

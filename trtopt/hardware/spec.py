@@ -93,21 +93,21 @@ def gpu_of(fields: Mapping[str, Any], where: str) -> GpuSpec:
         where: The report.
 
     Raises:
-        UsageError: One is missing, or of another type; or a figure is not above zero.
+        UsageError: One is missing, or of another type; or a figure is not above zero; or FP32 has no rate.
     """
     import msgspec
+
+    remedy = "write it again with --report"
 
     try:
         gpu = msgspec.convert(fields, GpuSpec)
     except msgspec.ValidationError as error:
-        raise UsageError(
-            f"The report has a wrong GPU: {error}", where=where, remedy="write it again with --report"
-        ) from error
+        raise UsageError(f"The report has a wrong GPU: {error}", where=where, remedy=remedy) from error
     figures = (gpu.sm, gpu.clock_cuda_mhz, gpu.clock_tensor_mhz, gpu.memory_gb, gpu.bandwidth_gbs, gpu.l2_mib)
     if not all(figure > 0 for figure in (*figures, *gpu.tflops.values())):
-        raise UsageError(
-            "The report has a wrong GPU: a figure is not above zero", where=where, remedy="write it again with --report"
-        )
+        raise UsageError("The report has a wrong GPU: a figure is not above zero", where=where, remedy=remedy)
+    if "fp32" not in gpu.tflops:
+        raise UsageError("The report has a wrong GPU: no rate of FP32", where=where, remedy=remedy)
     return gpu
 
 

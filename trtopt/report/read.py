@@ -58,7 +58,7 @@ class _Device:
     """What the forms of a profile show of its device, a GPU or a CPU."""
 
     name: str
-    tflops: dict[str, _Rate]
+    tflops: Annotated[dict[str, _Rate], msgspec.Meta(min_length=1)]
     bandwidth_gbs: _Rate
 
 
