@@ -147,10 +147,13 @@ def read_file(path: Path, what: str, at_most: int) -> bytes:
     """The content of a regular file of bounded size.
 
     Raises:
-        UsageError: As of :func:`open_file`.
+        UsageError: As of :func:`open_file`; or it is larger than the memory.
     """
     with open_file(path, what, at_most) as file:
-        return file.read(os.fstat(file.fileno()).st_size)
+        size = os.fstat(file.fileno()).st_size
+        with contextlib.suppress(MemoryError):
+            return file.read(size)
+    raise UsageError(f"{what} has {size} bytes, more than there is memory", where=str(path), remedy="free memory")
 
 
 def open_shared(path: Path, flags: int) -> int:

@@ -6,7 +6,6 @@ old one or missing, so that no mixture of old and new files fits it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
@@ -19,7 +18,7 @@ from trtopt._lazy import is_available, require
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend, EngineHeader, describe, identify
 from trtopt.engine.signature import Signer, Verifier
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
-from trtopt.files import atomic_write, hash_file, open_file
+from trtopt.files import atomic_write, hash_file, open_file, read_file
 from trtopt.hardware.probe import Probe, probe
 from trtopt.json_text import decoded
 from trtopt.report.manifest import SCHEMA, FileHash, Manifest, has_digest, with_digest
@@ -249,25 +248,7 @@ def _no_manifest(path: Path) -> UsageError:
 def _content_of_manifest(path: Path) -> bytes | None:
     """The manifest's bytes; None where there is none."""
     place = manifest_path(path)
-    return _read(place, "The manifest", LARGEST_MANIFEST_BYTES) if os.path.lexists(place) else None
-
-
-def _read(path: Path, what: str, limit: int) -> bytes:
-    """A file's content.
-
-    Raises:
-        UsageError: It cannot be read, or is larger than ``limit`` or than memory.
-    """
-    with open_file(path, what) as file:
-        size = os.fstat(file.fileno()).st_size
-        with contextlib.suppress(MemoryError):
-            if size <= limit:
-                return file.read(size + 1)
-    raise UsageError(
-        f"{what} has {size} bytes, too many to read",
-        where=str(path),
-        remedy=f"give a file of at most {limit} bytes, and free memory for it",
-    )
+    return read_file(place, "The manifest", LARGEST_MANIFEST_BYTES) if os.path.lexists(place) else None
 
 
 def _signature(path: Path) -> bytes:
@@ -276,7 +257,7 @@ def _signature(path: Path) -> bytes:
         raise IntegrityError(
             "The manifest is not signed, and a key was given", where=str(place), remedy="build with --sign KEY.pem"
         )
-    return _read(place, "The signature", LARGEST_MANIFEST_BYTES)
+    return read_file(place, "The signature", LARGEST_MANIFEST_BYTES)
 
 
 def _manifest(content: bytes, place: Path) -> Manifest:
@@ -315,7 +296,7 @@ def _engine_bytes(path: Path, manifest: Manifest) -> bytes:
     with open_file(path, "The engine") as file:
         size = os.fstat(file.fileno()).st_size
     if size == manifest.engine_bytes or size > LARGEST_ENGINE_BYTES:
-        data = _read(path, "The engine", LARGEST_ENGINE_BYTES)
+        data = read_file(path, "The engine", LARGEST_ENGINE_BYTES)
         if len(data) == size and hashlib.sha256(data).hexdigest() == manifest.engine_sha256:
             return data
     raise _altered(f"The engine is not the one that its manifest describes, which was built by {_said(manifest)}", path)
@@ -338,7 +319,7 @@ def _header(path: Path, data: bytes, manifest: Manifest) -> tuple[Backend, Engin
 
 
 def _unverified(path: Path) -> VerifiedEngine:
-    data = _read(path, "The engine", LARGEST_ENGINE_BYTES)
+    data = read_file(path, "The engine", LARGEST_ENGINE_BYTES)
     return VerifiedEngine(path, data, *identify(data), None)
 
 
