@@ -265,10 +265,11 @@ def test_a_profile_of_a_device_that_is_none_is_refused(tmp_path: Path, gpu: dict
 
 
 @pytest.mark.parametrize("field", ["gemm", "tile"])
-def test_a_layer_whose_product_has_no_sizes_is_refused(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize("sizes", [{}, {"m": 3}])
+def test_a_layer_whose_product_has_no_sizes_is_refused(tmp_path: Path, field: str, sizes: dict[str, int]) -> None:
     def edit(fields: dict[str, Any]) -> None:
         layer = next(layer for layer in fields["layers"] if layer[field])
-        layer[field] = {"m": 3}
+        layer[field] = sizes
 
     with pytest.raises(UsageError, match=r"m, n and k.*layers"):
         read_report(edited(tmp_path / "r.json", full_analysis(), edit))

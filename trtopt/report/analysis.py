@@ -20,10 +20,6 @@ Severity = Literal["error", "warning", "hint", "info"]
 Level = Literal["onnx", "engine"]
 
 
-_PRODUCT = {"m": 1, "n": 1, "k": 1}
-"""Stands for a layer that has none."""
-
-
 @dataclass(frozen=True)
 class LayerRow:
     """A layer and its predicted time.
@@ -75,7 +71,8 @@ class LayerRow:
 
     def __post_init__(self) -> None:
         # Of a report that is read back: what shows a layer relies on it.
-        if not {"m", "n", "k"} <= (self.gemm or _PRODUCT).keys() or not {"m", "n"} <= (self.tile or _PRODUCT).keys():
+        sized = self.gemm is None or {"m", "n", "k"} <= self.gemm.keys()
+        if not sized or not (self.tile is None or {"m", "n"} <= self.tile.keys()):
             raise ValueError("a product has m, n and k, a tile m and n")
 
 
