@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from trtopt.config import BuildConfig
 from trtopt.errors import TargetError
 from trtopt.fleet.executor import Ended, LocalExecutor, Lost, Order
+from trtopt.fleet.inputs import Hashes, inputs_of
 from trtopt.fleet.plan import Job
 from trtopt.fleet.schedule import Finished, Scheduler
 from trtopt.fleet.task import Outcome, Survey
@@ -168,6 +172,133 @@ def test_closing_ends_workers_in_the_middle_of_a_job(tmp_path: Path, monkeypatch
         pass
     executor.close()
     assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+ODD = """
+import tempfile
+from trtopt.report.sweep import Failure
+def execute(task, folder):
+    kind = task.options["gpu"]
+    if kind == "surrogate":
+        return Outcome(0.1, "here", Failure("\\udcff", "", "", 1))
+    if kind == "closes":
+        os.closerange(3, 64)
+    if kind == "reads":
+        return Outcome(0.1, "here", Failure(repr(sys.stdin.read()), "", "", 1))
+    if kind == "shadowed":
+        import statistics
+    return Outcome(0.1, tempfile.gettempdir())
+"""
+
+
+@pytest.mark.parametrize("kind", ["surrogate", "closes", "reads", "shadowed"])
+def test_no_job_stops_its_worker_from_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Names that are no UTF-8, closed descriptors, ``input()``, a module of Python's name where the user stands."""
+    function = _tasks(tmp_path, ODD, monkeypatch)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "statistics.py").write_text("raise RuntimeError('the wrong one')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    executor = LocalExecutor(1, function=function)
+    try:
+        executor.submit(Order(0, Job({}, "net", BuildConfig(gpu=kind), (), "L4", "", False), tmp_path))
+        ((_, ended),) = executor.wait()
+    finally:
+        executor.close()
+    if kind == "closes":
+        assert isinstance(ended, Lost)
+        return
+    assert isinstance(ended, Outcome), ended
+    said = None if ended.failure is None else ended.failure.what
+    assert said == {"surrogate": "\udcff", "reads": "''", "shadowed": None}[kind]
+
+
+LEAVES = """
+import tempfile, time
+def execute(task, folder):
+    Path(tempfile.mkdtemp(), "weights").write_text("")
+    (folder / "pid").write_text(str(os.getpid()))
+    if task.options["gpu"] == "dies":
+        os._exit(3)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["dies", "closed"])
+def test_workers_that_end_early_leave_no_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    executor = LocalExecutor(1, function=_tasks(tmp_path, LEAVES, monkeypatch))
+    try:
+        executor.submit(Order(0, Job({}, "net", BuildConfig(gpu=kind), (), "L4", "", False), tmp_path))
+        if kind == "dies":
+            ((_, ended),) = executor.wait()
+            assert isinstance(ended, Lost)
+        while not (tmp_path / "pid").exists():
+            pass
+    finally:
+        executor.close()
+    assert not list(temporary.iterdir())
+
+
+ORPHAN = """
+import sys
+from pathlib import Path
+from trtopt.config import BuildConfig
+from trtopt.fleet.executor import LocalExecutor, Order
+from trtopt.fleet.plan import Job
+executor = LocalExecutor(1, function="odd_tasks:execute")
+executor.submit(Order(0, Job({}, "net", BuildConfig(gpu="stays"), (), "L4", "", False), Path(sys.argv[1])))
+executor.wait()
+"""
+
+
+def test_a_worker_whose_sweep_was_killed_goes_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tasks(tmp_path, LEAVES, monkeypatch)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with subprocess.Popen([sys.executable, "-c", ORPHAN, str(tmp_path)]) as sweep:
+        pid = tmp_path / "pid"
+        while not pid.exists() or not pid.read_text():
+            time.sleep(0.01)
+        sweep.kill()
+    deadline = time.monotonic() + 30
+    while (Path(f"/proc/{pid.read_text()}").exists() or list(temporary.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid.read_text()}").exists() and not list(temporary.iterdir())
+
+
+def test_an_input_that_changes_during_a_job_fails_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def execute(task, folder):\n    Path(task.model).write_text('other')\n    return Outcome(0.1, 'here')\n"
+    function = _tasks(tmp_path, source, monkeypatch)
+    model = tmp_path / "model.onnx"
+    model.write_text("one")
+    job = Job({}, "net", BuildConfig(), inputs_of(model, BuildConfig(), Hashes()), "L4", "", False)
+    executor = LocalExecutor(1, function=function)
+    try:
+        executor.submit(Order(0, job, tmp_path))
+        ((_, ended),) = executor.wait()
+    finally:
+        executor.close()
+    assert isinstance(ended, Outcome) and ended.failure is not None
+    assert ended.failure.what == "The file changed since the sweep was planned"
+
+
+def test_a_worker_that_cannot_be_started_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    executor = LocalExecutor(1)
+    try:
+        executor.submit(Order(0, _job(), tmp_path))
+        ((_, ended),) = executor.wait()
+    finally:
+        executor.close()
+    assert isinstance(ended, Lost) and "No such file" in ended.reason
 
 
 def test_this_machine_has_no_gpu_that_it_does_not_have() -> None:

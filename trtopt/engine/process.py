@@ -8,8 +8,13 @@ from types import TracebackType
 
 from trtopt.errors import EngineBuildError
 
-START = "import os, sys; os.environ.pop('NVIDIA_TF32_OVERRIDE', None); sys.path.append(sys.argv[1]); "
+START = (
+    "import os, sys; os.environ.pop('NVIDIA_TF32_OVERRIDE', None); "
+    "sys.path[:] = [*filter(None, sys.path), sys.argv[1]]; "
+)
 """What it runs first; its first argument is the folder that holds trtopt.
+
+``''`` in ``sys.path`` is the folder that the user stands in: a ``json.py`` there is not Python's.
 
 ``NVIDIA_TF32_OVERRIDE`` turns TF32 on or off in every build, behind the options' back: ``--tf32`` is the option, and
 the key of the cache knows no other. ``CUDA_MODULE_LOADING`` and ``TRT_INTERNAL_OPTIONS`` left the engines of TensorRT

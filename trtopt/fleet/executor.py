@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -9,16 +10,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Protocol
 
 import msgspec
 
 import trtopt
 from trtopt.engine.process import START
 from trtopt.errors import TargetError, UsageError
+from trtopt.files import TEMPORARY
 from trtopt.fleet.inputs import check_unchanged
 from trtopt.fleet.plan import Job
 from trtopt.fleet.task import Outcome, Survey, survey
@@ -28,13 +30,15 @@ EXECUTE = "trtopt.fleet.task:execute"
 """What runs a job: called with a :class:`~trtopt.fleet.task.Task` and a folder."""
 
 _START = (
-    "import os; os.environ.update(dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'], '{threads}')); "
-    + START
-    + "from trtopt.fleet.worker import main; main(sys.argv[2], {threads})"
+    START
+    + "os.environ.update(OMP_NUM_THREADS='{threads}', OPENBLAS_NUM_THREADS='{threads}', TMPDIR=sys.argv[3]); "
+    + "from trtopt.fleet.worker import main; main(sys.argv[2], {threads}, sys.argv[3])"
 )
 """Threads of matrix products are read from the environment when numpy is loaded."""
 
 _LAST_CHARACTERS = 400
+_ENDS_S = 5.0
+"""For a process that answers no more to end by itself, so that its exit code is known."""
 
 
 @dataclass(frozen=True)
@@ -161,56 +165,68 @@ class LocalExecutor:
             loop.join()
 
     def _loop(self) -> None:
-        """One worker: its process, and the jobs it gets."""
-        process: subprocess.Popen[str] | None = None
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
-            while (order := self._orders.get()) is not None and not self._closed.is_set():
-                if process is None or process.poll() is not None:
-                    process = self._started(stderr)
-                ended = self._run(process, order, stderr)
-                if isinstance(ended, Lost):
-                    self._end(process)
-                    process = None
-                self._ended.put((order.number, ended))
-            if process is not None:
-                self._end(process)
+        """One worker: the jobs it gets, by one process until that is lost."""
+        while (order := self._orders.get()) is not None and not self._closed.is_set():
+            try:
+                with self._process() as (process, stderr):
+                    while isinstance(ended := self._run(process, order, stderr), Outcome):
+                        self._ended.put((order.number, ended))
+                        following = self._orders.get()
+                        if following is None or self._closed.is_set():
+                            return
+                        order = following
+            except OSError as error:
+                ended = Lost(f"its process cannot be started: {error}")
+            self._ended.put((order.number, ended))
 
-    def _started(self, stderr: Any) -> subprocess.Popen[str]:
-        root = Path(trtopt.__file__).resolve().parent.parent
-        command = [sys.executable, "-c", _START.format(threads=self._threads), str(root), self._function]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, encoding="utf-8")
-        self._processes.add(process)
-        return process
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+        """A process for jobs and what it says on standard error; its temporary files go with it."""
+        root, pipe = Path(trtopt.__file__).resolve().parent.parent, subprocess.PIPE
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
+            tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True) as folder,
+        ):
+            command = [sys.executable, "-c", _START.format(threads=self._threads), str(root), self._function, folder]
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, encoding="utf-8")
+            self._processes.add(process)
+            try:
+                if self._closed.is_set():  # too late for close to see it
+                    process.kill()
+                yield process, stderr
+            finally:
+                self._processes.discard(process)
+                process.kill()
+                process.wait()
+                for end in (process.stdin, process.stdout):
+                    if end is not None:
+                        with contextlib.suppress(BrokenPipeError):  # an order that it did not live to read
+                            end.close()
 
-    def _run(self, process: subprocess.Popen[str], order: Order, stderr: Any) -> Outcome | Lost:
-        try:
-            check_unchanged(order.job.inputs)
-        except UsageError as error:
-            return Outcome(0.0, "", Failure(error.what, error.where, error.remedy, error.exit_code))
-        answer = ""
+    def _run(self, process: subprocess.Popen[str], order: Order, stderr: IO[str]) -> Outcome | Lost:
         stderr.seek(0)  # for the process too: the offset is shared
         stderr.truncate()
         try:
-            if process.stdin is not None and process.stdout is not None:
-                task = {"folder": str(order.folder), "task": asdict(order.job.task())}
-                process.stdin.write(json.dumps(task) + "\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            return msgspec.json.decode(answer, type=Outcome)
+            check_unchanged(order.job.inputs)
+            if process.stdin is None or process.stdout is None:
+                raise OSError("it has no pipes")
+            task = {"folder": str(order.folder), "task": asdict(order.job.task())}
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            # Not by msgspec alone, which refuses names of files that are no UTF-8.
+            outcome = msgspec.convert(json.loads(process.stdout.readline()), Outcome)
+            check_unchanged(order.job.inputs)
+            return outcome
+        except UsageError as error:
+            return Outcome(0.0, "", Failure(error.what, error.where, error.remedy, error.exit_code))
         except (OSError, ValueError):  # its pipe is closed, or what it wrote last is not whole
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDS_S)
+            process.kill()
             code = process.wait()
             stderr.seek(0)
             said = " ".join(stderr.read()[-_LAST_CHARACTERS:].split())
             return Lost(f"its process ended with exit code {code}{f': {said}' if said else ''}")
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        self._processes.discard(process)
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 def available_cores() -> int:

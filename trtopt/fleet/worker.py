@@ -7,8 +7,9 @@ import importlib
 import json
 import os
 import queue
-import sys
+import shutil
 import threading
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -17,21 +18,24 @@ from trtopt.fleet.task import Task
 from trtopt.runtime import share_cores
 
 
-def main(function: str, threads: int) -> NoReturn:
+def main(function: str, threads: int, temporary: str) -> NoReturn:
     """Run jobs until standard input ends.
 
     Args:
         function: What runs one, ``module:function``.
         threads: Threads that ONNX Runtime takes.
+        temporary: The folder of its temporary files, which goes with it.
     """
     share_cores(threads)
     module, _, name = function.partition(":")
     execute = getattr(importlib.import_module(module), name)
-    # What native libraries and users' metrics print is no answer.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What native libraries and users' metrics print is no answer, and what they read no order.
+    answers, orders = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.fdopen(os.dup(0), encoding="utf-8")
     os.dup2(2, 1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    threading.Thread(target=_read, args=(orders, lines, temporary), daemon=True).start()
     while True:
         order = json.loads(lines.get())
         outcome = execute(Task(**order["task"]), Path(order["folder"]))
@@ -39,7 +43,8 @@ def main(function: str, threads: int) -> NoReturn:
         answers.flush()
 
 
-def _read(lines: queue.SimpleQueue[str]) -> None:
-    for line in sys.stdin:
+def _read(orders: Iterable[str], lines: queue.SimpleQueue[str], temporary: str) -> None:
+    for line in orders:
         lines.put(line)
+    shutil.rmtree(temporary, ignore_errors=True)
     os._exit(0)  # whoever asked is gone, also in the middle of a build
