@@ -43,6 +43,19 @@ def test_what_is_committed_is_found_and_nothing_else(store: Store) -> None:
     assert store.location(KEY, "model.rtx.engine").endswith(f"{KEY}/model.rtx.engine")
 
 
+def test_what_scripts_leave_beside_the_results_is_not_kept(store: Store) -> None:
+    store.check()
+    with store.scratch() as folder:
+        (folder / "model.rtx.engine").write_bytes(b"engine")
+        (folder / "my debug.txt").write_text("seen")
+        (folder / "seen").mkdir()
+        (folder / "seen" / "more").touch()
+        (folder / "link").symlink_to(folder / "model.rtx.engine")
+        store.commit(KEY, folder, result())
+    found = store.entry(KEY)
+    assert found is not None and list(found.files) == ["model.rtx.engine"]
+
+
 def test_names_cannot_leave_the_store(store: Store) -> None:
     for key, name in (("../" + KEY, "engine"), (KEY, "../engine"), (KEY, ".hidden"), (KEY, "a/b"), ("", "engine")):
         with pytest.raises(ValueError, match="is no"):
@@ -92,11 +105,40 @@ def test_an_entry_of_another_job_is_none(tmp_path: Path) -> None:
     assert store.entry(OTHER) is None
 
 
-def test_of_two_that_commit_the_first_stays(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path)
+def test_of_two_that_commit_the_first_stays(store: Store) -> None:
+    store.check()
     _fill(store, KEY, b"first!")
+    before = store.entry(KEY)
     _fill(store, KEY, b"second")
-    assert (tmp_path / KEY / "model.rtx.engine").read_bytes() == b"first!"
+    assert store.entry(KEY) == before is not None
+
+
+def test_a_store_that_goes_away_is_refused(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store")
+    store.check()
+    (tmp_path / "store").rmdir()
+    with pytest.raises(UsageError, match="The store cannot be written: No such file"), store.scratch():
+        pass
+
+
+class OddError(Exception):
+    """Of a kind of URL that has errors of its own."""
+
+
+def test_errors_of_any_kind_of_url_are_those_of_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="needs fsspec")
+    with pytest.raises(UsageError, match="The store cannot be used"):
+        open_store("reference://x")
+    store = open_store(f"memory://{tmp_path.name}")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OddError("the line is dead")
+
+    for name in ("makedirs", "size"):
+        monkeypatch.setattr(fsspec.filesystem("memory"), name, fail)
+    for ask in (store.check, lambda: store.entry(KEY), lambda: _fill(store, KEY)):
+        with pytest.raises(UsageError, match=r"The store cannot be (read|written): the line is dead"):
+            ask()
 
 
 def test_a_job_that_ends_early_leaves_nothing(tmp_path: Path) -> None:

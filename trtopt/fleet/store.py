@@ -63,13 +63,21 @@ class Store(Protocol):
         """
 
     def entry(self, key: str) -> Entry | None:
-        """The entry of a job; None where there is none, or not all of it."""
+        """The entry of a job; None where there is none, or not all of it.
+
+        Raises:
+            UsageError: What is far away cannot be asked.
+        """
 
     def scratch(self) -> contextlib.AbstractContextManager[Path]:
-        """A folder for the files of one job, gone afterwards."""
+        """A folder for the files of one job, gone afterwards.
+
+        Raises:
+            UsageError: It cannot be made.
+        """
 
     def commit(self, key: str, folder: Path, result: Result) -> None:
-        """Keep the files in ``folder``.
+        """Keep the files in ``folder``. Where a whole entry is there by now, that one stays.
 
         Raises:
             UsageError: They cannot be written.
@@ -128,14 +136,17 @@ class FolderStore:
     def scratch(self) -> Iterator[Path]:
         """As of :class:`Store`; in the store, so that keeping it is one rename."""
         folder = self._root / f".{secrets.token_hex(8)}.partial"
-        folder.mkdir()
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise _refused(str(self._root), error.strerror or str(error)) from error
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, key: str, folder: Path, result: Result) -> None:
-        """As of :class:`Store`: the folder is renamed. Where a whole entry is there by now, that one stays."""
+        """As of :class:`Store`: the folder is renamed."""
         _seal(folder, key, result)
         target = self._folder(key)
         try:
@@ -171,19 +182,17 @@ class RemoteStore:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
             raise MissingDependencyError(str(error), where=url, remedy="install what it names") from error
-        except (ValueError, OSError) as error:
+        except Exception as error:  # each kind of URL has errors of its own
             raise UsageError(f"The store cannot be used: {error}", where=url, remedy="see docs/sweep.md") from error
         self._url = url.rstrip("/")
 
     def check(self) -> None:
         """As of :class:`Store`: writes a file and removes it."""
         name = f"{self._root.rstrip('/')}/.{secrets.token_hex(8)}.partial"
-        try:
+        with self._writing():
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(name, b"")
             self._fs.rm_file(name)
-        except (OSError, ValueError) as error:
-            raise _refused(self._url, str(error)) from error
 
     def entry(self, key: str) -> Entry | None:
         """As of :class:`Store`; sizes are checked, not hashes."""
@@ -196,43 +205,60 @@ class RemoteStore:
                 identity, content = read_sealed(Path(folder, ENTRY), _FORM, _MOST_ENTRY_BYTES)
             found = _entry(identity, bytes(content), key)
             sizes = {name: self._fs.size(self._place(key, name)) for name in found.files}
-        except (OSError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
             return None
+        except Exception as error:  # as in __init__; what cannot be asked is not missing
+            remedy = "try again; without the right to list, a missing file is an error"
+            raise UsageError(f"The store cannot be read: {_said(error)}", where=self._url, remedy=remedy) from error
         return found if sizes == {name: kept.bytes for name, kept in found.files.items()} else None
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """As of :class:`Store`; on this machine."""
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-            yield Path(folder)
+        try:
+            folder = tempfile.TemporaryDirectory(prefix=TEMPORARY)
+        except OSError as error:
+            raise _refused(tempfile.gettempdir(), error.strerror or str(error)) from error
+        with folder as name:
+            yield Path(name)
 
     def commit(self, key: str, folder: Path, result: Result) -> None:
         """As of :class:`Store`: the sealed file is sent last."""
         entry = _seal(folder, key, result)
-        try:
+        if self.entry(key) is not None:
+            return
+        with self._writing():
             for name in (*entry.files, ENTRY):
                 self._fs.makedirs(self._fs._parent(self._place(key, name)), exist_ok=True)
                 self._fs.put_file(str(folder / name), self._place(key, name))
-        except (OSError, ValueError) as error:
-            raise _refused(self._url, str(error)) from error
 
     def location(self, key: str, name: str) -> str:
         """As of :class:`Store`."""
         return f"{self._url}/{_checked_key(key)}/{_checked_name(name)}"
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # as in __init__
+            raise _refused(self._url, _said(error)) from error
 
     def _place(self, key: str, name: str) -> str:
         return f"{self._root.rstrip('/')}/{_checked_key(key)}/{_checked_name(name)}"
 
 
 def _seal(folder: Path, key: str, result: Result) -> Entry:
-    """Write the sealed file of an entry."""
-    files = {
-        _checked_name(path.name): Kept(path.stat().st_size, sha256_of([path]))
-        for path in sorted(folder.iterdir())
-        if path.name != ENTRY
-    }
-    entry = Entry(files, result)
+    """Write the sealed file of an entry; what users' scripts left that is no file with a plain name is removed."""
     try:
+        files = {}
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.is_symlink() or not path.is_file() or not _NAME.fullmatch(path.name):
+                path.unlink()
+            elif path.name != ENTRY:
+                files[path.name] = Kept(path.stat().st_size, sha256_of([path]))
+        entry = Entry(files, result)
         write_sealed(folder / ENTRY, _FORM, key, [json.dumps(asdict(entry), allow_nan=False).encode()])
     except OSError as error:
         raise _refused(str(folder), error.strerror or str(error)) from error
@@ -267,6 +293,10 @@ def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a result")
     return name
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _refused(where: str, why: str) -> UsageError:
