@@ -109,6 +109,8 @@ def test_more_jobs_than_the_limit_need_a_yes(trtopt: Run, folder: Path) -> None:
         (("--workers", "0"), ("", ""), 2, "give 1 or more"),
         (("--executor", "slurm"), ("", ""), 2, "'slurm' is not one of local, ray"),
         (("--report", "sweep.toml"), ("", ""), 2, "would overwrite the sweep's file"),
+        (("--report", "model.onnx"), ("", ""), 2, "would overwrite the model"),
+        (("--csv", "calib.npz"), ("", ""), 2, "would overwrite --calib"),
         (("--report", "none/r.json"), ("", ""), 2, "The output folder does not exist"),
         ((), ('"L4", "V100"', '"L4", "nvidia l4"'), 2, "have one output"),
         ((), ('store = "store"', 'store = "/proc/store"'), 2, "The store cannot be written"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.cli.parser import Parser, one_of
 from trtopt.cli.streams import own_stdout, print_json, print_renderable, say
+from trtopt.config import flag
+from trtopt.config_file import MODEL
 from trtopt.errors import UsageError
 from trtopt.files import check_outputs
 
@@ -31,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the largest exit code of a job."""
     args = _arguments(argv)
     outputs = {name: Path(value) for name in ("report", "html", "markdown", "csv") if (value := getattr(args, name))}
-    check_outputs({f"--{name}": path for name, path in outputs.items()}, {"the sweep's file": Path(args.sweep)})
+    _check_outputs(outputs, {"the sweep's file": Path(args.sweep)})
     if "html" in outputs:
         from trtopt.report.html_page import check_html
 
@@ -49,10 +51,29 @@ def run(argv: Sequence[str]) -> int:
     from trtopt.cli.sweep_progress import SweepProgress
 
     with own_stdout(quiet=args.json), SweepProgress() as shown:
-        report = api_sweep.sweep(args.sweep, **where, yes=args.yes, on_plan=shown.plan, on_progress=shown.progress)
+
+        def on_plan(plan: SweepPlan) -> None:
+            _check_outputs(outputs, _files_read(plan))
+            shown.plan(plan)
+
+        report = api_sweep.sweep(args.sweep, **where, yes=args.yes, on_plan=on_plan, on_progress=shown.progress)
     _write(report, outputs)
     _print(report, as_json=args.json)
     return max((_exit_code(row.failure.exit_code if row.failure else 0, row.status) for row in report.rows), default=0)
+
+
+def _check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> None:
+    check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
+
+
+def _files_read(plan: SweepPlan) -> dict[str, Path]:
+    """What the jobs read, by what messages call it."""
+    inputs = {(item.option, item.path): item for planned in plan.jobs for item in planned.job.inputs}
+    return {
+        f"{'the model' if item.option == MODEL else flag(item.option)} {file.path}": file.path
+        for item in inputs.values()
+        for file in item.files
+    }
 
 
 def _exit_code(failed: int, status: str) -> int:
