@@ -104,6 +104,17 @@ def test_models_of_one_name_are_told_apart_by_their_folders_and_find_their_sampl
     assert model_names(["/a/x.onnx", "/b/y.onnx"]) == {"/a/x.onnx": "x", "/b/y.onnx": "y"}
 
 
+def test_models_find_samples_by_their_names_as_they_stand_and_are_told_apart(folder: Path) -> None:
+    os.rename(folder / "a.onnx", folder / "my net.onnx")
+    np.savez(folder / "my net.npz", x=np.zeros((1, 4), np.float32))
+    (job,) = _jobs(folder, 'model = ["my net.onnx"]', 'calib = "{model}.npz"')
+    assert Path(str(job.config.calib)).name == "my net.npz" and job.model == "my-net"
+    os.rename(folder / "b.onnx", folder / "my-net.onnx")
+    with pytest.raises(UsageError, match="Two models have one name"):
+        _jobs(folder, 'model = ["my net.onnx", "my-net.onnx"]')
+    assert len(_jobs(folder, 'model = ["my net.onnx", "./my net.onnx"]')) == 2, "that they are one is said later"
+
+
 def test_two_jobs_with_one_output_are_refused(folder: Path) -> None:
     jobs = _jobs(folder, 'model = ["a.onnx"]\ngpu = ["L4", "NVIDIA L4"]')
     with pytest.raises(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,19 +118,28 @@ def load_plan(path: Path) -> Plan:
         raise UsageError(f"{flag(wrong)} has no place in a sweep", where=f"{path}: {wrong}", remedy=remedy)
     if any(MODEL not in item for item in combinations):
         raise UsageError("There is no model", where=str(path), remedy=f'give model = ["model.onnx"] in [{MATRIX}]')
-    names = model_names(item[MODEL] for item in combinations)
+    names = model_names(list({item[MODEL]: None for item in combinations}))
     made = _Made(path, given, settings, tables, names, Hashes())
     return Plan(path, settings, tuple(made.job(item) for item in combinations))
 
 
-def model_names(paths: Iterable[str]) -> dict[str, str]:
-    """A name for each model: its file name without the suffix, behind as many folders as tell them apart."""
+def model_names(paths: Sequence[str]) -> dict[str, str]:
+    """A name for each model: its file name without the suffix, behind as many folders as tell them apart.
+
+    Raises:
+        UsageError: No folder tells two of them apart: ``my net.onnx`` and ``my-net.onnx``.
+    """
     parts = {path: (*Path(path).absolute().parent.parts[1:], Path(path).stem) for path in paths}
+    models = len({Path(path).absolute() for path in paths})
     for length in range(1, max(map(len, parts.values())) + 1):
-        names = {path: matrix_word("-".join(words[-length:])) for path, words in parts.items()}
-        if len(set(names.values())) == len(names):
+        names = {path: "-".join(words[-length:]) for path, words in parts.items()}
+        if len({matrix_word(name) for name in names.values()}) == models:
             return names
-    return {path: matrix_word("-".join(words)) for path, words in parts.items()}
+    raise UsageError(
+        "Two models have one name, in the report and for {model}",
+        where=f"[{MATRIX}] {MODEL}",
+        remedy="rename one: suffixes do not count, nor which character stands between words",
+    )
 
 
 @dataclass(frozen=True)
@@ -154,10 +163,11 @@ class _Made:
         if gpu is None and needs:
             remedy = "name a GPU, or leave on_gpu and measure out and use the backend tensorrt-rtx"
             raise UsageError("A portable engine belongs to no machine's GPU", where=f"{self.path}: gpu", remedy=remedy)
-        words = {axis: self.names[model] if axis == MODEL else matrix_word(item) for axis, item in varied.items()}
+        called = matrix_word(self.names[model])
+        words = {axis: called if axis == MODEL else matrix_word(item) for axis, item in varied.items()}
         name = str(config.gpu)
         inputs = inputs_of(Path(model), config, self.hashes)
-        return Job(words, self.names[model], config, inputs, name, name if needs else "", settings.measure)
+        return Job(words, called, config, inputs, name, name if needs else "", settings.measure)
 
 
 def _config(
