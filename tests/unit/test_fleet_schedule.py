@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -299,6 +300,17 @@ def test_a_worker_that_cannot_be_started_is_lost(tmp_path: Path, monkeypatch: py
     finally:
         executor.close()
     assert isinstance(ended, Lost) and "No such file" in ended.reason
+
+
+def test_workers_are_no_more_than_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, function = threading.active_count(), _tasks(tmp_path, ODD, monkeypatch)
+    executor = LocalExecutor(1_000_000, function=function)
+    try:
+        executor.submit(Order(0, Job({}, "net", BuildConfig(gpu="L4"), (), "L4", "", False), tmp_path))
+        ((_, ended),) = executor.wait()
+        assert isinstance(ended, Outcome) and threading.active_count() == before + 1
+    finally:
+        executor.close()
 
 
 def test_this_machine_has_no_gpu_that_it_does_not_have() -> None:

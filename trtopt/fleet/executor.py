@@ -120,9 +120,7 @@ class LocalExecutor:
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._processes: set[subprocess.Popen[str]] = set()
         self._closed = threading.Event()
-        self._loops = [threading.Thread(target=self._loop, daemon=True) for _ in range(self._count)]
-        for loop in self._loops:
-            loop.start()
+        self._loops: list[threading.Thread] = []
 
     @property
     def workers(self) -> int:
@@ -149,6 +147,9 @@ class LocalExecutor:
     def submit(self, order: Order) -> None:
         """As of :class:`Executor`."""
         self._orders.put(order)
+        if len(self._loops) < self._count:  # no more of them than jobs
+            self._loops.append(threading.Thread(target=self._loop, daemon=True))
+            self._loops[-1].start()
 
     def wait(self) -> Sequence[Ended]:
         """As of :class:`Executor`."""
