@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,22 +235,28 @@ def _key(job: Job, surveys: Mapping[str, Survey]) -> str:
             where=f"backend {backend}",
             remedy='pip install "trtopt[rtx,cpu]", or "trtopt[gpu]" on the machines with GPUs',
         )
-    return job_key(job, there.trtopt, version)
+    return job_key(job, there.trtopt, version, there.packs)
 
 
 def _estimate(jobs: tuple[Planned, ...], workers: int) -> float | None:
     """Seconds of the missing jobs: the mean of those of the same model and precision that the store has, else of the
     model's, else of all."""
-    known = [(item.job.model, item.job.precision, item.entry.result.seconds) for item in jobs if item.entry is not None]
+    took: dict[tuple[str, ...], list[float]] = defaultdict(list)
     missing = [item.job for item in jobs if item.entry is None]
-    if not missing or not known:
+    for item in jobs:
+        if item.entry is not None:
+            for group in _groups(item.job):
+                took[group].append(item.entry.result.seconds)
+    if not missing or not took:
         return None if missing else 0.0
-    total = 0.0
-    for job in missing:
-        same = [seconds for model, precision, seconds in known if (model, precision) == (job.model, job.precision)]
-        same = same or [seconds for model, _, seconds in known if model == job.model] or [item[2] for item in known]
-        total += sum(same) / len(same)
+    means = {group: statistics.fmean(seconds) for group, seconds in took.items()}
+    total = sum(next(means[group] for group in _groups(job) if group in means) for job in missing)
     return total / min(workers, len(missing))
+
+
+def _groups(job: Job) -> tuple[tuple[str, ...], ...]:
+    """Jobs like it, the most alike first."""
+    return (job.model, job.precision), (job.model,), ()
 
 
 @contextlib.contextmanager

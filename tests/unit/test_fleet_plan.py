@@ -13,6 +13,7 @@ from trtopt.errors import UsageError
 from trtopt.fleet.inputs import check_unchanged
 from trtopt.fleet.plan import Job, check_distinct, job_key, load_plan, model_names
 from trtopt.fleet.ray_executor import _fits
+from trtopt.rewrite.registry import pack_hashes
 
 MODEL = "<ir_version: 8, opset_import: ['': 17]> net (float[N,4] x) => (float[N,4] y) { y = Relu(x) }".replace("'", '"')
 
@@ -34,7 +35,7 @@ def _jobs(folder: Path, matrix: str, build: str = "", sweep: str = "") -> tuple[
 
 
 def _key(job: Job) -> str:
-    return job_key(job, "0.1.0", "1.7")
+    return job_key(job, "0.1.0", "1.7", {})
 
 
 def test_the_matrix_gives_a_job_for_each_combination(folder: Path) -> None:
@@ -70,7 +71,27 @@ def test_keys_are_of_contents_and_options_not_of_names(folder: Path) -> None:
     assert _key(_jobs(folder, 'model = ["other.onnx"]', 'calib = "calib.npz"\nmetric = "moved.py:score"')[0]) != _key(
         after
     )
-    assert job_key(after, "0.1.1", "1.7") != _key(after) != job_key(after, "0.1.0", "1.8")
+    assert job_key(after, "0.1.1", "1.7", {}) != _key(after) != job_key(after, "0.1.0", "1.8", {})
+
+
+def test_others_recipes_are_in_the_key_by_their_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (with_recipes,) = _jobs(folder, 'model = ["a.onnx"]')
+    (without,) = _jobs(folder, 'model = ["a.onnx"]', 'recipes = "none"')
+    pack, info = folder / "site" / "their_pack", folder / "site" / "their_pack-1.0.dist-info"
+    pack.mkdir(parents=True)
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their_pack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[trtopt.recipes]\ntheirs = their_pack.recipes:PACK\n")
+    monkeypatch.syspath_prepend(folder / "site")
+    keys = [_key(with_recipes)]
+    for code in ("raise RuntimeError", "PACK = ()"):
+        (pack / "__init__.py").write_text("")
+        (pack / "recipes.py").write_text(code)
+        packs = pack_hashes()
+        assert list(packs) == ["theirs"], "nothing of it is run"
+        keys.append(job_key(with_recipes, "0.1.0", "1.7", packs))
+        assert job_key(without, "0.1.0", "1.7", packs) == _key(without)
+    assert len(set(keys)) == 3
 
 
 def test_the_cache_and_the_number_of_workers_are_not_in_the_key(folder: Path) -> None:

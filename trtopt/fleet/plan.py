@@ -193,13 +193,14 @@ def _config(
     return dataclasses.replace(config, gpu=name, backend=backend), gpu
 
 
-def job_key(job: Job, trtopt_version: str, backend_version: str) -> str:
+def job_key(job: Job, trtopt_version: str, backend_version: str, packs: Mapping[str, str]) -> str:
     """The SHA-256, hex, of what the results depend on: contents of files, options, versions; no names of files.
 
     Args:
         job: The job.
         trtopt_version: Of the machine it runs on.
         backend_version: Of the compiler there.
+        packs: Hashes of the packs of recipes there, trtopt's own apart.
     """
     parts = {
         "format": _FORMAT,
@@ -209,6 +210,7 @@ def job_key(job: Job, trtopt_version: str, backend_version: str) -> str:
         "inputs": [(item.option, item.function, [file.sha256 for file in item.files]) for item in job.inputs],
         "measure": job.measure,
         "on_gpu": job.place,
+        **({"packs": dict(packs)} if packs and job.config.recipes != "none" else {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -22,6 +22,7 @@ from trtopt.errors import TrtoptError
 from trtopt.hardware.probe import present_gpu
 from trtopt.report.records import BuildReport
 from trtopt.report.sweep import Failure
+from trtopt.rewrite.registry import pack_hashes
 
 REPORT, PROFILE = "report.json", "profile.json"
 """Files of a result, beside the engine and its manifest."""
@@ -61,18 +62,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a machine has: versions of trtopt and of the compilers, and the name of its GPU (empty without one)."""
+    """What a machine has: versions of trtopt and of the compilers, the name of its GPU (empty without one), and hashes
+    of others' packs of recipes."""
 
     trtopt: str
     backends: dict[str, str]
     gpu: str
+    packs: dict[str, str]
 
 
 def survey() -> Survey:
     """What this machine has."""
     gpu = present_gpu()
     versions = {name: installed_version(backend) for name, backend in BACKENDS.items()}
-    return Survey(trtopt.__version__, versions, "" if gpu is None else gpu.name)
+    return Survey(trtopt.__version__, versions, "" if gpu is None else gpu.name, pack_hashes())
 
 
 def execute(task: Task, folder: Path) -> Outcome:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Container
+from pathlib import Path
 
 from trtopt.errors import UsageError
+from trtopt.files import hash_file
 from trtopt.rewrite.protocol import Recipe, Refusal
 
 GROUP = "trtopt.recipes"
@@ -27,6 +31,21 @@ def all_recipes() -> tuple[Recipe, ...]:
 def broken_packs() -> tuple[Refusal, ...]:
     """Packs that are installed and cannot be used, each with the reason."""
     return tuple(Refusal(f"pack {name}", reason) for name, _, reason in _packs() if reason)
+
+
+def pack_hashes() -> dict[str, str]:
+    """The packs of others by name, each with the SHA-256, hex, of the Python files of its package; none is run."""
+    found = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.name != _BUILTIN:
+            spec = importlib.util.find_spec(entry.value.partition(":")[0].partition(".")[0])
+            folders = [] if spec is None else spec.submodule_search_locations or []
+            files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+            if spec is not None and spec.origin is not None and not files:
+                files = [Path(spec.origin)]
+            hashes = [hash_file(path, "A pack of recipes")[1] for path in files]
+            found[entry.name] = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return found
 
 
 def _packs() -> list[tuple[str, tuple[Recipe, ...], str]]:
