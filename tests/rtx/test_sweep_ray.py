@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +63,24 @@ def _busy(raylet: int) -> bool:
     return False
 
 
-def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(tmp_path: Path, cluster: Any) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files, of the nodes too."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # its sockets need short names
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def _left(temporary: Path) -> list[str]:
+    return sorted(path.name for path in temporary.glob("trtopt-*"))
+
+
+def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(
+    tmp_path: Path, temporary: Path, cluster: Any
+) -> None:
     doomed = _started(lambda: cluster.add_node(**_node("L4"), wait=False))
     cluster.wait_for_nodes()
     raylet = doomed.all_processes["raylet"][0].process.pid
@@ -83,6 +101,20 @@ def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(t
     assert sorted(ended) == sorted(row.key for row in report.rows) and len(set(ended)) == 24
     assert sum(row.attempts for row in report.rows) > 24 and "the worker was lost" in report.warnings[0]
     assert sorted(path.name for path in (tmp_path / "ray").iterdir()) == sorted(ended)
+    assert _left(temporary) == [], "also of the node that was killed at a job"
+
+    def stop(event: Any) -> None:
+        if event.kind == "end":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trtopt.sweep(
+            write_sweep(tmp_path / "s.toml", store="stopped"),
+            executor="ray",
+            address=cluster.address,
+            on_progress=stop,
+        )
+    assert _left(temporary) == [] and len(list((tmp_path / "stopped").iterdir())) == 1
 
     with pytest.raises(TargetError, match="No node of the cluster has the GPU RTX-4090") as caught:
         on_ray.write_text(on_ray.read_text().replace('"L4", "A10"', '"L4", "RTX 4090"'))

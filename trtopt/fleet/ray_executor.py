@@ -24,6 +24,7 @@ from typing import Any
 import trtopt
 from trtopt._lazy import require
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
+from trtopt.files import open_file
 from trtopt.fleet import ray_task
 from trtopt.fleet.executor import EXECUTE, Ended, Lost, Order, available_cores
 from trtopt.fleet.inputs import Input, check_unchanged
@@ -153,9 +154,11 @@ class RayExecutor:
 
     def close(self) -> None:
         """As of :class:`~trtopt.fleet.executor.Executor`; the folders of inputs are removed."""
-        for reference in self._given:
-            self._ray.cancel(reference, force=True)
         with contextlib.suppress(self._ray.exceptions.RayError):
+            for reference in self._given:
+                self._ray.cancel(reference, force=True)
+            if self._given:  # else they write while their folders are removed
+                self._ray.wait(list(self._given), num_returns=len(self._given), timeout=_CLEANS_S)
             self._clean()
         self._shipped.clear()
         self._ray.shutdown()
@@ -173,20 +176,25 @@ class RayExecutor:
         except exceptions.RayError as error:
             self._count()
             return given.number, Lost(f"{type(error).__name__}: {_first_line(error)}")
-        for name, content in files.items():
-            (given.folder / Path(name).name).write_bytes(content)
+        try:
+            for name, content in files.items():
+                (given.folder / Path(name).name).write_bytes(content)
+        except OSError as error:
+            what = f"The results cannot be written: {error.strerror}"
+            outcome = Outcome(outcome.seconds, outcome.node, Failure(what, str(given.folder), "make room there", 2))
         return given.number, outcome
 
     def _ship(self, item: Input) -> list[tuple[str, list[Any]]]:
         """The input's files in Ray's object store, put there once: their names, and references to their parts."""
         if item.sha256 not in self._shipped:
-            check_unchanged([item])
-            self._shipped[item.sha256] = [(file.name, self._parts(file.path)) for file in item.files]
+            parts = [(file.name, self._parts(file.path)) for file in item.files]
+            check_unchanged([item])  # while it was read, too
+            self._shipped[item.sha256] = parts
         return self._shipped[item.sha256]
 
     def _parts(self, path: Path) -> list[Any]:
         numpy = require("numpy", "cpu", "send files")
-        with open(path, "rb") as file:
+        with open_file(path, "An input") as file:
             # An array, not bytes: Ray maps it into the memory of its readers instead of copying it.
             parts = iter(lambda: file.read(_CHUNK_BYTES), b"")
             return [self._ray.put(numpy.frombuffer(part, dtype=numpy.uint8)) for part in parts]

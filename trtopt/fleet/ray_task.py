@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,25 @@ def run(function: str, task: Task, inputs: Parts, folder: str) -> tuple[Outcome,
     except (UsageError, OSError) as error:
         failure = Failure(f"The inputs cannot be written: {error}", tempfile.gettempdir(), "make room there", 2)
         return Outcome(0.0, "", failure), {}
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as results:
+    with _temporary_files_in(root), tempfile.TemporaryDirectory(prefix=TEMPORARY) as results:
         outcome = execute(_placed(task, root), Path(results))
         files = sorted(path for path in Path(results).iterdir() if path.is_file())
         return outcome, {path.name: path.read_bytes() for path in files}
 
 
 def clean(folder: str) -> None:
-    """Remove the inputs from this machine."""
+    """Remove the inputs, and what jobs that were ended left, from this machine."""
     shutil.rmtree(Path(tempfile.gettempdir(), folder), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Where Python makes temporary files: who is killed leaves them where ``clean`` looks."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _placed(task: Task, root: Path) -> Task:
