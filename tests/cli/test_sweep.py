@@ -90,6 +90,19 @@ def test_a_failed_gate_is_kept_and_not_tried_again(trtopt: Run, folder: Path) ->
     assert row["attempts"] == 0 and "0 to build" in done.stderr
 
 
+def test_scripts_of_one_worker_import_the_modules_beside_themselves(trtopt: Run, folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "helper.py").write_text(f"NAME = {name!r}\n")
+        score = "def score(run):\n    assert __file__.split('/')[-2] == helper.NAME, helper.NAME\n    return 1.0\n"
+        (folder / name / "metric.py").write_text(f"import helper\n# of {name}\n{score}")
+    matrix = 'model = ["model.onnx"]\nmetric = ["one/metric.py:score", "two/metric.py:score"]\n[sweep]\nworkers = 1\n'
+    build = '[build]\nrecipes = "none"\nopt_shapes = ["x:1x3x8x8"]\ncalib = "calib.npz"\n'
+    (folder / "sweep.toml").write_text(f"{build}[matrix]\n{matrix}", encoding="utf-8")
+    done = trtopt("sweep", "sweep.toml")
+    assert done.returncode == 0, done.stdout
+
+
 def test_more_jobs_than_the_limit_need_a_yes(trtopt: Run, folder: Path) -> None:
     (folder / "sweep.toml").write_text(SWEEP.replace("[sweep]", "[sweep]\nlimit = 3"), encoding="utf-8")
     refused = trtopt("sweep", "sweep.toml")

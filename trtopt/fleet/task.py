@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import platform
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ from typing import Any
 
 import trtopt
 from trtopt import api
+from trtopt._script import is_script
 from trtopt.api_profile import profile
 from trtopt.config import BuildConfig, ProfileConfig
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, installed_version
 from trtopt.errors import TrtoptError
 from trtopt.hardware.probe import present_gpu
+from trtopt.outputs import source_file
 from trtopt.report.records import BuildReport
 from trtopt.report.sweep import Failure
 from trtopt.rewrite.registry import pack_hashes
@@ -85,7 +88,7 @@ def execute(task: Task, folder: Path) -> Outcome:
         task: The job.
         folder: Gets the engine, its manifest and the report; an empty one.
     """
-    began = time.perf_counter()
+    began, modules = time.perf_counter(), set(sys.modules)
     failure: Failure | None = None
     try:
         with _inside(folder):
@@ -98,7 +101,22 @@ def execute(task: Task, folder: Path) -> Outcome:
         where = "".join(traceback.format_exception(error)[-2:]).strip()
         what = f"A bug in trtopt: {type(error).__name__}: {error}"
         failure = Failure(what, where, "report it with the output of `trtopt doctor`", _BUG)
+    finally:
+        _forget(task, modules)
     return Outcome(time.perf_counter() - began, platform.node(), failure)
+
+
+def _forget(task: Task, before: set[str]) -> None:
+    """Drop the modules beside the job's scripts: those of the next job may have the same names."""
+    scripts = [value for value in task.options.values() if isinstance(value, str) and is_script(value)]
+    folders = {source_file(value).resolve().parent for value in scripts}
+    new = sorted(set(sys.modules) - before, reverse=True)  # parts of a package before the package
+    for name in new:
+        file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or ""
+        # Beside, not below: an environment may lie there, and its compiled modules are loaded once only.
+        beside = Path(file).parent.parent if Path(file).name == "__init__.py" else Path(file).parent
+        if file and beside in folders:
+            sys.modules.pop(name, None)
 
 
 def _execute(task: Task) -> None:
