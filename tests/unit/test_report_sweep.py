@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
+import re
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from sweep_samples import failed, report, row
 
 from trtopt.errors import UsageError
@@ -19,6 +25,7 @@ from trtopt.report.read import read_report
 from trtopt.report.sweep import SweepReport, SweepRow, cost_per_million, with_front
 from trtopt.report.sweep_forms import Limits, choices_json, choose, sweep_csv, sweep_markdown
 from trtopt.report.sweep_html import html_page
+from trtopt.report.sweep_terminal import render_choices
 
 
 def test_the_cost_of_a_million_inferences() -> None:
@@ -51,6 +58,25 @@ def test_without_a_price_only_engines_of_the_same_gpu_are_compared() -> None:
     assert _front(row("a", "T4", latency_us=900.0), row("b", "T4", latency_us=10.0)) == ["b"]
 
 
+def test_without_a_price_the_time_of_an_inference_stands_for_the_cost() -> None:
+    """A batch of 8 takes longer than one inference, and less for each: at any price it is the cheaper."""
+    rows = row("one", "T4", latency_us=800.0), row("eight", "T4", latency_us=1600.0, batch=8)
+    assert _front(*rows) == ["one", "eight"]
+    (choice,) = choose(report(*rows), Limits())
+    assert choice.best is not None and choice.best.key == "eight" and choice.best.on_front
+
+
+def test_equals_are_on_the_front_together() -> None:
+    assert _front(row("a"), row("b"), row("c", drop=0.1)) == ["a", "b"]
+
+
+def test_the_front_of_ten_thousand_jobs_takes_seconds() -> None:
+    rows = [row(str(index), latency_us=100.0 + index, drop=1.0 - index / 1e5) for index in range(10_000)]
+    began = time.process_time()
+    assert len(_front(*rows)) == len(rows)
+    assert time.process_time() - began < 60
+
+
 def test_other_models_and_other_measures_are_not_compared() -> None:
     rows = row("a"), row("b", latency_us=2000.0, model_sha256="2" * 64), row("c", latency_us=3000.0, measure="cosine")
     assert _front(*rows) == ["a", "b", "c"]
@@ -71,7 +97,7 @@ def test_what_is_off_the_front_is_beaten_by_something_on_it(figures: list[tuple[
     def values(item: SweepRow) -> tuple[float, ...]:
         found = item.result
         assert found is not None and found.latency_us is not None and found.drop is not None
-        return (found.latency_us, found.drop, found.engine_bytes, *(() if item.cost is None else (item.cost,)))
+        return (found.latency_us, found.drop, found.engine_bytes, found.latency_us if item.cost is None else item.cost)
 
     for item in rows:
         rivals = [other for other in rows if (other.cost is None) == (item.cost is None)]
@@ -116,6 +142,70 @@ def test_an_engine_whose_accuracy_nobody_knows_is_within_no_limit_of_it() -> Non
     assert choose(found, Limits(drop=1.0))[0].others[0][1] == "its accuracy is not known"
 
 
+def test_an_unknown_drop_wins_no_tie() -> None:
+    (choice,) = choose(report(row("unknown", drop=None), row("known", drop=0.001)), Limits())
+    assert choice.best is not None and choice.best.key == "known"
+
+
+def test_a_drop_is_within_its_limit_as_it_is_for_a_build() -> None:
+    (choice,) = choose(report(row("a", drop=0.9 - 0.895)), Limits(drop=0.005))
+    assert choice.best is not None and choice.others == ()
+
+
+def test_where_nothing_fits_the_nearest_is_named_with_all_that_it_exceeds() -> None:
+    near = row("near", latency_us=6000.0, drop=0.011)
+    found = report(near, row("lossy", latency_us=1000.0, drop=0.2), row("unknown", drop=None, latency_us=5001.0))
+    (choice,) = choose(found, Limits(latency_ms=5, drop=0.01))
+    assert choice.best is None and choice.nearest is not None and choice.nearest.key == "near"
+    assert choice.others[0][1] == "takes 6.00 ms; accuracy drops by 0.0110"
+    assert choices_json([choice])["models"][0]["nearest"]["key"] == "near"
+    assert "nearest: gpu L4, precision fp16" in _shown(found, Limits(latency_ms=5, drop=0.01))
+    assert choose(report(row("a", drop=None)), Limits(drop=0.0))[0].nearest is None
+    assert choose(report(failed("a")), Limits(drop=0.0))[0].nearest is None
+    assert choose(found, Limits(latency_ms=0, drop=0))[0].nearest is not None
+
+
+def _shown(found: SweepReport, limits: Limits) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(render_choices(found, choose(found, limits)))
+    return out.getvalue()
+
+
+def test_a_metric_that_rose_a_lot_is_asked_about() -> None:
+    """Of a loss, where less is better, a rise is a loss of accuracy; it shows as no drop."""
+    assert "rose by up to 45" in sweep_markdown(report(row("a", drop=-45.0)))
+    assert "rose" not in sweep_markdown(report(row("a", drop=-0.01)))
+
+
+def test_the_forms_say_where_accuracy_was_verified() -> None:
+    assert "against FP32, verified: onnx\\-only" in sweep_markdown(report(row("a")))
+
+
+_WRONG = {
+    "batch of 0": lambda data: data["rows"][0]["result"].update(batch=0),
+    "negative time": lambda data: data["rows"][0]["result"].update(latency_us=-1.0),
+    "time of an age": lambda data: data["rows"][0]["result"].update(latency_us=1e300),
+    "negative size": lambda data: data["rows"][0]["result"].update(engine_bytes=-1),
+    "negative cost": lambda data: data["rows"][0].update(cost=-1.0),
+    "negative price": lambda data: data["prices"].update(L4=-1.0),
+    "no jobs": lambda data: data.update(rows=[]),
+    "another matrix": lambda data: data["rows"][1]["varied"].update(more="1"),
+    "a key twice": lambda data: data["rows"][1].update(key="a"),
+    "built without a result": lambda data: data["rows"][0].update(result=None),
+    "failed without a reason": lambda data: data["rows"][2].update(failure=None),
+    "failed with a result": lambda data: data["rows"][0].update(status="failed"),
+}
+
+
+@pytest.mark.parametrize("change", _WRONG.values(), ids=_WRONG)
+def test_an_altered_report_is_one_clear_error(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = json.loads(json.dumps(report(row("a"), row("b"), failed("c")).to_json_dict()))
+    change(data)
+    (tmp_path / "sweep.json").write_text(json.dumps(data))
+    with pytest.raises(UsageError, match="wrong field"):
+        read_report(tmp_path / "sweep.json")
+
+
 def test_the_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     found = report(row("a"), row("b", drop=None, latency_us=None), failed("c"), warnings=("careful",))
     write_report(found, tmp_path / "sweep.json")
@@ -132,12 +222,39 @@ def _hostile() -> SweepReport:
     return report(row("a", model=HOSTILE), row("b", model=HOSTILE, latency_us=2000.0, drop=0.1), failed("c"))
 
 
+def test_the_page_names_the_engine_by_all_that_the_sweep_varies() -> None:
+    rows = [row("a", latency_us=5.0), row("b")]
+    rows = [dataclasses.replace(item, varied={**item.varied, "opt_shapes": f"x-{item.key}"}) for item in rows]
+    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(report(*rows)))
+    assert "L4 fp16" in tile and "opt_shapes" in tile and "x-a" in tile
+
+
 def test_the_csv_has_a_line_for_each_job_and_no_formula() -> None:
     lines = list(csv.DictReader(io.StringIO(sweep_csv(_hostile()))))
     assert [line["status"] for line in lines] == ["done", "done", "failed"]
     assert lines[0]["model"] == f"'{HOSTILE}"
     assert lines[1]["drop"] == "0.1" and float(lines[0]["cost_per_million"]) == pytest.approx(0.2)
     assert lines[2]["exit_code"] == "4" and lines[2]["latency_us"] == ""
+
+
+def test_the_csv_has_one_line_for_a_job_whatever_its_texts_hold() -> None:
+    job = failed("c")
+    assert job.failure is not None
+    job = dataclasses.replace(
+        job,
+        varied={"=axis": "a\rb", **job.varied},
+        failure=dataclasses.replace(job.failure, what="one\rtwo\nthree\x1b[31m"),
+    )
+    lines = sweep_csv(report(job)).encode().splitlines()
+    assert len(lines) == 2 and lines[0].startswith(b"'=axis,")
+    assert b"one\\rtwo\\nthree\\x1b[31m" in lines[1]
+
+
+def test_headings_of_a_markdown_table_are_no_markup() -> None:
+    job = row("a")
+    job = dataclasses.replace(job, varied={"<b>|": "1", **job.varied})
+    head = sweep_markdown(report(job, currency="<i>|")).splitlines()[2]
+    assert "\\<b\\>\\|" in head and "\\<i\\>\\|/million" in head
 
 
 def test_markdown_and_page_take_nothing_for_markup() -> None:

@@ -78,4 +78,10 @@ def markdown_table(rows: Rows) -> str:
         return "| " + " | ".join(cells) + " |"
 
     rule = ["---:" if index in rows.right else "---" for index in range(len(rows.head))]
-    return "\n".join([line(rows.head), line(rule), *(line([text(cell) for cell in cells]) for cells in rows.cells)])
+    return "\n".join(
+        [
+            line([text(cell) for cell in rows.head]),
+            line(rule),
+            *(line([text(cell) for cell in cells]) for cells in rows.cells),
+        ]
+    )

@@ -148,7 +148,38 @@ def _read(data: dict[str, Any], kind: type[_T], path: Path) -> _T:
         _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
     if isinstance(found, analysis.Analysis):
         _check_rows(found.layers, path)
+    if isinstance(found, sweep.SweepReport):
+        _check_sweep(found, path)
     return found
+
+
+def _check_sweep(report: sweep.SweepReport, path: Path) -> None:
+    """Check that the jobs are those of one sweep, and the figures they are compared by."""
+    keys: set[str] = set()
+    wrong = "" if report.rows else "there is no job - at `$.rows`"
+    if not all(price >= 0 for price in report.prices.values()):
+        wrong = "a price is negative - at `$.prices`"
+    for index, row in enumerate(report.rows):
+        here = f" - at `$.rows[{index}]`"
+        if row.key in keys or row.varied.keys() != report.rows[0].varied.keys():
+            wrong = f"it is no other job of the same sweep{here}"
+        elif not (row.status == "failed") == (row.result is None) == (row.failure is not None):
+            wrong = f"a job that failed has a failure, any other a result{here}"
+        elif not _is_possible(row):
+            wrong = f"a figure is negative or too large{here}"
+        keys.add(row.key)
+    if wrong:
+        raise UsageError(
+            f"The report has a wrong field: {wrong}", where=str(path), remedy="write it again with --report"
+        )
+
+
+def _is_possible(row: sweep.SweepRow) -> bool:
+    found = row.result
+    figures = [row.cost or 0.0]
+    if found is not None:
+        figures += [found.latency_us or 0.0, found.engine_bytes, found.kernels, found.batch - 1, abs(found.drop or 0.0)]
+    return all(0 <= figure < _LONGEST_US for figure in figures)
 
 
 def _check_rows(rows: Sequence[analysis.LayerRow], path: Path) -> None:

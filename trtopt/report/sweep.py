@@ -17,6 +17,9 @@ Status = Literal["done", "cached", "gate", "failed"]
 
 _SECONDS_PER_HOUR = 3600.0
 
+_Figures = tuple[float, float, float, float]
+"""Drop, microseconds, bytes and cost: less is better in each."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -145,35 +148,34 @@ def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
     """The rows with those marked that are on the Pareto front of their model.
 
     Compared are rows of one model with an engine, whose drops are of the same measure and whose times came about in the
-    same way: a predicted time is never compared with a measured one. Where one of two has no price, they are compared
-    only on the same GPU, without cost.
+    same way: a predicted time is never compared with a measured one. Those of a GPU without a price are compared with
+    each other only; what an inference takes stands for its cost, which any price would make proportional to it.
     """
-    groups: dict[tuple[str, str, str], list[SweepRow]] = {}
-    for row in rows:
-        if _comparable(row) and row.result is not None:
-            groups.setdefault((row.result.model_sha256, row.result.measure, row.result.latency), []).append(row)
-    best = {row.key for group in groups.values() for row in group if not any(_beats(other, row) for other in group)}
-    return tuple(dataclasses.replace(row, on_front=row.key in best) for row in rows)
+    groups: dict[tuple[str, str, str, str], list[tuple[_Figures, int]]] = {}
+    for number, row in enumerate(rows):
+        found = row.result
+        if found is None or not row.engine or found.drop is None or found.latency_us is None:
+            continue
+        gpu, cost = (row.gpu, found.latency_us / found.batch) if row.cost is None else ("", row.cost)
+        figures = (max(found.drop, 0.0), found.latency_us, float(found.engine_bytes), cost)
+        groups.setdefault((found.model_sha256, found.measure, found.latency, gpu), []).append((figures, number))
+    best = {number for group in groups.values() for number in _unbeaten(group)}
+    return tuple(dataclasses.replace(row, on_front=number in best) for number, row in enumerate(rows))
 
 
-def _comparable(row: SweepRow) -> bool:
-    found = row.result
-    return bool(found and row.engine and found.drop is not None and found.latency_us is not None)
+def _unbeaten(group: list[tuple[_Figures, int]]) -> list[int]:
+    """The rows that none beats: nowhere worse and somewhere better. Equal ones do not beat each other.
 
-
-def _beats(one: SweepRow, other: SweepRow) -> bool:
-    """Whether ``one`` is nowhere worse and somewhere better."""
-    if one.cost is None or other.cost is None:
-        if one.gpu != other.gpu:
-            return False
-        pairs = list(zip(_figures(one), _figures(other), strict=True))
-    else:
-        pairs = list(zip((*_figures(one), one.cost), (*_figures(other), other.cost), strict=True))
-    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
-
-
-def _figures(row: SweepRow) -> tuple[float, float, float]:
-    found = row.result
-    if found is None or found.drop is None or found.latency_us is None:
-        raise ValueError("a row without figures")
-    return max(found.drop, 0.0), found.latency_us, float(found.engine_bytes)
+    In the order of its figures a row is beaten only by those before it, and then also by one of them that is unbeaten;
+    in the first figure those are no worse.
+    """
+    front: list[_Figures] = []
+    found: list[int] = []
+    for figures, number in sorted(group):
+        if not front or figures != front[-1]:
+            _, latency, size, cost = figures
+            if any(a <= latency and b <= size and c <= cost for _, a, b, c in front):
+                continue
+            front.append(figures)
+        found.append(number)
+    return found

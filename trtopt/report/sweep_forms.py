@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ _CSV = (
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula."""
+_ROUNDING = 1e-9
+"""Of a drop, a difference of two shares, as the gate of a build allows it: 0.9 - 0.895 is a little more than 0.005."""
+_LARGE_RISE = 0.05
 
 
 def headline(report: SweepReport) -> str:
@@ -80,7 +84,7 @@ def sweep_rows(report: SweepReport) -> Rows:
         varied = (visible(row.varied[axis]) for axis in axes)
         state = state_text(row) if row.failure is None else f"failed, exit code {row.failure.exit_code}"
         cells.append((*varied, *figures, "*" if row.on_front else "", state))
-    head = (*axes, *_FIGURES, *cost, "front", "")
+    head = (*map(visible, axes), *_FIGURES, *cost, "front", "")
     return Rows(head, tuple(cells), tuple(range(len(axes), len(head) - 2)))
 
 
@@ -90,9 +94,16 @@ def notes(report: SweepReport) -> list[str]:
     measures = sorted({row.result.measure for row in report.rows if row.result is not None and row.result.measure})
     lines = [f"latency: {' and '.join(kinds)}, of one run at the optimal shapes"] if kinds else []
     if measures:
-        lines.append(f"drop: of {', '.join(map(visible, measures))}, against FP32")
+        verified = sorted(
+            {row.result.verified for row in report.rows if row.result is not None and row.result.verified}
+        )
+        where = f", verified: {', '.join(map(visible, verified))}" if verified else ""
+        lines.append(f"drop: of {', '.join(map(visible, measures))}, against FP32{where}")
+    rise = max((-row.result.drop for row in report.rows if row.result is not None and row.result.drop), default=0.0)
+    if rise > _LARGE_RISE:
+        lines.append(f"accuracy rose by up to {rise:.3g}: more must be better; negate a metric of which less is better")
     lines.append("*: no other engine of the model is better in one figure and as good in the others")
-    unpriced = sorted({row.gpu for row in report.rows if row.gpu not in report.prices})
+    unpriced = sorted({visible(row.gpu) for row in report.rows if row.gpu not in report.prices})
     if report.prices and unpriced:
         lines.append(f"without a price, compared only with engines of the same GPU: {', '.join(unpriced)}")
     if report.prices:
@@ -105,7 +116,7 @@ def failures(report: SweepReport) -> list[tuple[str, str]]:
     found = []
     for row in report.rows:
         if row.failure is not None:
-            job = ", ".join(f"{axis} {visible(row.varied[axis])}" for axis in axes_of(report.rows))
+            job = ", ".join(visible(f"{axis} {row.varied[axis]}") for axis in axes_of(report.rows))
             parts = (row.failure.what, row.failure.where, row.failure.remedy)
             found.append((job, "; ".join(" ".join(visible(part).split()) for part in parts if part)))
     return found
@@ -126,7 +137,7 @@ def sweep_csv(report: SweepReport) -> str:
     axes = [axis for axis in (report.rows[0].varied if report.rows else ()) if axis not in _CSV]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*axes, *_CSV])
+    writer.writerow([*map(_safe, axes), *_CSV])
     for row in report.rows:
         found, failure = row.result, row.failure
         values = {
@@ -142,10 +153,10 @@ def sweep_csv(report: SweepReport) -> str:
 
 
 def _safe(value: object) -> object:
-    """A text that no spreadsheet runs; numbers stay numbers."""
-    if value is None:
-        return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    """A text of one line that no spreadsheet runs; numbers stay numbers."""
+    if not isinstance(value, str):
+        return "" if value is None else value
+    return visible(f"'{value}" if value.startswith(_FORMULA) else value)
 
 
 @dataclass(frozen=True)
@@ -166,12 +177,15 @@ class Choice:
             is none.
         by: What it is best in: ``cost`` or ``latency``.
         others: The jobs that are not it, and why.
+        nearest: Where none is within the limits, the engine that exceeds one by the smallest factor;
+            None where there is no engine of which all is known that a limit asks for.
     """
 
     model: str
     best: SweepRow | None
     by: str
     others: tuple[tuple[SweepRow, str], ...]
+    nearest: SweepRow | None = None
 
 
 def choose(report: SweepReport, limits: Limits, model: str | None = None) -> list[Choice]:
@@ -194,6 +208,7 @@ def choices_json(choices: Sequence[Choice]) -> dict[str, Any]:
             {
                 "model": choice.model,
                 "best": None if choice.best is None else plain(dataclasses.asdict(choice.best)),
+                "nearest": None if choice.nearest is None else plain(dataclasses.asdict(choice.nearest)),
                 "by": choice.by,
                 "others": [{"key": row.key, "varied": row.varied, "why": why} for row, why in choice.others],
             }
@@ -213,21 +228,38 @@ def _choice(model: str, rows: Sequence[SweepRow], limits: Limits) -> Choice:
     ranked = sorted(within, key=lambda row: _rank(row, by))
     others = [(row, _behind(row, ranked[0], by)) for row in ranked[1:]]
     others += [(row, out[row.key]) for row in rows if row.key in out]
-    return Choice(model, ranked[0] if ranked else None, by, tuple(others))
+    nearest = None if ranked else _nearest(rows, limits)
+    return Choice(model, ranked[0] if ranked else None, by, tuple(others), nearest)
 
 
 def _is_measured(row: SweepRow) -> bool:
     return row.result is not None and row.result.latency == "measured"
 
 
-def _rank(row: SweepRow, by: str) -> tuple[float, float, float]:
+def _nearest(rows: Sequence[SweepRow], limits: Limits) -> SweepRow | None:
+    def excess(value: float, limit: float | None) -> float:
+        if limit is None:
+            return 0.0
+        return value / limit if limit else (math.inf if value > 0 else 0.0)
+
+    found = []
+    for row in rows:
+        known = row.result
+        if known is None or not row.engine or known.latency_us is None:
+            continue
+        if limits.drop is None or known.drop is not None:
+            over = excess(known.latency_us / 1e3, limits.latency_ms), excess(known.drop or 0.0, limits.drop)
+            found.append(((max(over), _rank(row, "latency")), row))
+    return min(found, key=lambda item: item[0])[1] if found else None
+
+
+def _rank(row: SweepRow, by: str) -> tuple[float, float, float, float]:
     found = row.result
     if found is None:
-        return (0.0, 0.0, 0.0)
-    latency, drop = found.latency_us or 0.0, found.drop or 0.0
-    if by == "cost":
-        return row.cost or 0.0, latency, drop
-    return latency / found.batch, drop, float(found.engine_bytes)
+        return (0.0, 0.0, 0.0, 0.0)
+    latency = found.latency_us or 0.0
+    drop = math.inf if found.drop is None else max(found.drop, 0.0)
+    return (row.cost or 0.0) if by == "cost" else latency / found.batch, drop, latency, float(found.engine_bytes)
 
 
 def _behind(row: SweepRow, best: SweepRow, by: str) -> str:
@@ -243,10 +275,13 @@ def _excluded(row: SweepRow, limits: Limits) -> str:
     found = row.result
     if found is None or not row.engine:
         return state_text(row)
-    if limits.drop is not None and (found.drop is None or found.drop > limits.drop):
-        return f"accuracy drops by {drop_text(row)}" if found.drop is not None else "its accuracy is not known"
+    if limits.drop is not None and found.drop is None:
+        return "its accuracy is not known"
     if found.latency_us is None:
         return "its latency is not known"
+    over = []
     if limits.latency_ms is not None and found.latency_us > 1e3 * limits.latency_ms:
-        return f"takes {latency_text(row)}"
-    return ""
+        over.append(f"takes {latency_text(row)}")
+    if limits.drop is not None and found.drop is not None and found.drop > limits.drop + _ROUNDING:
+        over.append(f"accuracy drops by {drop_text(row)}")
+    return "; ".join(over)

@@ -51,11 +51,14 @@ def _tile(report: SweepReport, choice: forms.Choice) -> str:
     if best is None or best.result is None:
         return f'<div class="tile"><span>{tables.name(choice.model, 40)}</span><b>no engine</b></div>'
     cost = f", {forms.cost_text(best.cost)} {report.currency} per million" if best.cost is not None else ""
-    word = "cheapest" if choice.by == "cost" else "fastest"
+    word = "cheapest" if choice.by == "cost" else "fastest an inference"
     drop = forms.drop_text(best) or "not known"
     figures = f"the {word}: {forms.latency_text(best)} {best.result.latency}, drop {drop}{cost}"
     engine = f"{text(best.gpu)} {text(best.precision)}"
-    return f'<div class="tile">{tables.name(choice.model, 40)}<b>{engine}</b><span>{text(figures)}</span></div>'
+    others = (axis for axis in forms.axes_of(report.rows) if axis not in ("model", "gpu", "precision"))
+    varied = "".join(f"<span>{text(axis)} {tables.name(best.varied[axis], 40)}</span>" for axis in others)
+    what = f"<b>{engine}</b>{varied}<span>{text(figures)}</span>"
+    return f'<div class="tile">{tables.name(choice.model, 40)}{what}</div>'
 
 
 def _plots(report: SweepReport, draw: Draw) -> str:
@@ -155,7 +158,7 @@ def _cells(report: SweepReport, row: SweepRow, axes: Sequence[str]) -> list[Cell
         cells += [
             Cell(forms.drop_text(row), last if found.drop is None else found.drop),
             Cell(text(forms.latency_text(row)), found.latency_us or last),
-            Cell(bytes_text(found.engine_bytes) if row.engine else "", found.engine_bytes),
+            Cell(bytes_text(found.engine_bytes) if row.engine else "", found.engine_bytes if row.engine else last),
             Cell(str(found.kernels), found.kernels),
             Cell(str(found.batch), found.batch),
         ]

@@ -43,28 +43,33 @@ def render_choices(report: SweepReport, choices: Sequence[forms.Choice]) -> Grou
         shown = choice.others[:_MOST_OTHERS]
         rows = [(_job(row), why) for row, why in shown]
         if rows:
-            parts.append(table(("instead of", ""), rows))
+            parts.append(table(("instead of" if choice.best else "not within", ""), rows))
         if len(choice.others) > len(shown):
             parts.append(Text(f"and {len(choice.others) - len(shown)} more; the JSON has all"))
     return Group(*parts)
 
 
 def _answer(report: SweepReport, choice: forms.Choice) -> str:
-    best = choice.best
-    if best is None or best.result is None:
-        return f"{visible(choice.model)}: no engine of the sweep is within the limits"
-    figures = [
-        f"{forms.latency_text(best)} {best.result.latency}",
-        f"accuracy drop {forms.drop_text(best) or 'not known'}",
-        bytes_text(best.result.engine_bytes),
-    ]
-    if best.cost is not None:
-        figures.append(f"{forms.cost_text(best.cost)} {visible(report.currency)} per million inferences")
+    best, name = choice.best, visible(choice.model)
+    if best is None:
+        none = f"{name}: no engine of the sweep is within the limits"
+        near = choice.nearest
+        return none if near is None else f"{none}\n  nearest: {_job(near)}: {_figures(report, near)}"
     how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by]
-    lines = f"{visible(choice.model)}: {_job(best)} ({how} within the limits)", ", ".join(figures), visible(best.engine)
+    lines = f"{name}: {_job(best)} ({how} within the limits)", _figures(report, best), visible(best.engine)
     return "\n  ".join(lines)
+
+
+def _figures(report: SweepReport, row: SweepRow) -> str:
+    figures = [f"accuracy drop {forms.drop_text(row) or 'not known'}"]
+    if row.result is not None:
+        figures.insert(0, f"{forms.latency_text(row)} {row.result.latency}")
+        figures.append(bytes_text(row.result.engine_bytes))
+    if row.cost is not None:
+        figures.append(f"{forms.cost_text(row.cost)} {visible(report.currency)} per million inferences")
+    return ", ".join(figures)
 
 
 def _job(row: SweepRow) -> str:
     varied = {"gpu": row.gpu, "precision": row.precision} | row.varied
-    return ", ".join(f"{axis} {visible(value)}" for axis, value in varied.items() if axis != "model")
+    return ", ".join(visible(f"{axis} {value}") for axis, value in varied.items() if axis != "model")
