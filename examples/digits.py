@@ -66,6 +66,7 @@ def train(folder: Path) -> None:
 
     import trtopt
 
+    folder.mkdir(parents=True, exist_ok=True)
     images, labels, parts = data()
     module = network()
     fit(module, images[parts["learn"]], labels[parts["learn"]], epochs=8, learning_rate=2e-3)

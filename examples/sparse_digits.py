@@ -34,6 +34,7 @@ def main(folder: Path) -> dict[str, float]:
 
     import trtopt
 
+    folder.mkdir(parents=True, exist_ok=True)
     images, labels, parts = data()
     learn, test = ((images[parts[name]], labels[parts[name]]) for name in ("learn", "test"))
     module = network()

@@ -430,11 +430,19 @@ def test_a_lost_mask_is_an_error_and_nothing_is_changed(lose: Callable[[Net], No
     assert parametrize.is_parametrized(net.image, "weight")
 
 
+def test_the_digits_example_writes_into_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    digits = importlib.import_module("digits")
+    monkeypatch.setattr(digits, "fit", lambda *_, **__: None)
+    digits.train(tmp_path / "new")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"digits.onnx", "calib.npz", "eval.npz", "test.npz"}
+
+
 def test_the_digits_network_is_trained_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
-    share = importlib.import_module("sparse_digits").main(tmp_path)
+    share = importlib.import_module("sparse_digits").main(tmp_path / "new")
     assert share["dense"] > 0.97
     assert share["trained back"] >= share["dense"] - 0.005
-    found = products(tmp_path / "sparse.onnx")
+    found = products(tmp_path / "new" / "sparse.onnx")
     dense = [weight.shape for weight, axis in found.values() if not is_sparse(weight, axis)]
     assert len(found) == 4 and dense == [(32, 1, 3, 3)], "all but the convolution of one channel"
