@@ -165,6 +165,13 @@ def test_where_nothing_fits_the_nearest_is_named_with_all_that_it_exceeds() -> N
     assert choose(found, Limits(latency_ms=0, drop=0))[0].nearest is not None
 
 
+def test_the_answer_says_that_prices_are_missing_where_some_are_there() -> None:
+    rows = row("a", "L4"), row("b", "T4", latency_us=800.0)
+    assert "not all of them have a price" in _shown(report(*rows), Limits())
+    assert "price" not in _shown(report(rows[0]), Limits())
+    assert "price" not in _shown(report(*rows, prices={}), Limits())
+
+
 def _shown(found: SweepReport, limits: Limits) -> str:
     out = io.StringIO()
     Console(file=out, width=200).print(render_choices(found, choose(found, limits)))

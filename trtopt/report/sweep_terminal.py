@@ -55,8 +55,10 @@ def _answer(report: SweepReport, choice: forms.Choice) -> str:
         none = f"{name}: no engine of the sweep is within the limits"
         near = choice.nearest
         return none if near is None else f"{none}\n  nearest: {_job(near)}: {_figures(report, near)}"
-    how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by]
-    lines = f"{name}: {_job(best)} ({how} within the limits)", _figures(report, best), visible(best.engine)
+    how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by] + " within the limits"
+    if choice.by == "latency" and report.prices:
+        how += "; not all of them have a price"
+    lines = f"{name}: {_job(best)} ({how})", _figures(report, best), visible(best.engine)
     return "\n  ".join(lines)
 
 
