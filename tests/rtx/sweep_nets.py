@@ -46,7 +46,7 @@ cache_dir = "{store}-cache"
 [matrix]
 model = ["net1.onnx", "net2.onnx"]
 gpu = ["L4", "A10"]
-precision = ["fp32", "tf32", "fp16"]
+precision = ["fp32", "fp16", "int8"]
 opt_shapes = ["x:1x16", "x:8x16"]
 [sweep]
 store = "{store}"

@@ -28,6 +28,7 @@ from trtopt.files import open_file
 from trtopt.fleet import ray_task
 from trtopt.fleet.executor import EXECUTE, Ended, Lost, Order, available_cores
 from trtopt.fleet.inputs import Input, check_unchanged
+from trtopt.fleet.prepare import is_worth
 from trtopt.fleet.task import Outcome, Survey
 from trtopt.report.sweep import Failure
 
@@ -80,6 +81,7 @@ class RayExecutor:
         self._cpus: dict[str, int] = {}
         _connect(self._ray, address, workers or available_cores())
         self._run = self._ray.remote(ray_task.run)
+        self._prepare = self._ray.remote(ray_task.prepare)
 
     def survey(self, places: Iterable[str]) -> dict[str, Survey]:
         """As of :class:`~trtopt.fleet.executor.Executor`.
@@ -113,8 +115,11 @@ class RayExecutor:
         return found
 
     def slots(self, place: str) -> int:
-        """As of :class:`~trtopt.fleet.executor.Executor`: what runs there at once, and as many in Ray's queue."""
-        return 2 * max(self._cpus.get(place, 1), 1)
+        """As of :class:`~trtopt.fleet.executor.Executor`.
+
+        What runs there at once, as many in Ray's queue, and for a GPU what all CPUs can prepare meanwhile.
+        """
+        return 2 * max(self._cpus.get(place, 1), 1) + (self._cpus.get("", 0) if place else 0)
 
     @property
     def workers(self) -> int:
@@ -136,8 +141,13 @@ class RayExecutor:
         folders = {item.sha256: Path(ray_task.INPUTS, item.sha256) for item in job.inputs}
         # A job that lost its worker should not come to the same node again where there is another.
         strategy = "SPREAD" if order.again else "DEFAULT"
-        run = self._run.options(**self._needs(job.place), num_cpus=1, max_retries=0, scheduling_strategy=strategy)
-        reference = run.remote(self._function, job.task(folders), inputs, self._folder)
+        task, options = job.task(folders), {"num_cpus": 1, "max_retries": 0, "scheduling_strategy": strategy}
+        prepared: Any = {}
+        if job.place and is_worth(task):
+            # On any node, while the GPU is at other jobs.
+            prepared = self._prepare.options(**options).remote(task, inputs, self._folder)
+        run = self._run.options(**self._needs(job.place), **options)
+        reference = run.remote(self._function, task, inputs, self._folder, prepared)
         self._given[reference] = _Given(order.number, order.folder, job.place)
 
     def wait(self) -> Sequence[Ended]:
@@ -169,6 +179,8 @@ class RayExecutor:
         try:
             outcome, files = self._ray.get(reference)
         except exceptions.RayTaskError as error:
+            if isinstance(error.cause, exceptions.RayError):  # the task that prepared it was lost
+                return given.number, Lost(f"{type(error.cause).__name__}: {_first_line(error.cause)}")
             failure = Failure(
                 f"The job failed outside of trtopt: {_first_line(error)}", "Ray", "look at Ray's log", _BUG
             )
@@ -227,7 +239,7 @@ class RayExecutor:
     def _count(self) -> None:
         """How many jobs each place runs at once, by the nodes there are now."""
         nodes = self._nodes()
-        for place, label in self._labels.items():
+        for place, label in {"": "", **self._labels}.items():
             there = [node["Resources"] for node in nodes if not place or _RESOURCE + label in node["Resources"]]
             # A GPU is for one job at a time: the engine is timed on it.
             jobs = [min(item.get("CPU", 0), item.get("GPU", 0) if place else item.get("CPU", 0)) for item in there]

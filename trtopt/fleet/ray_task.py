@@ -18,6 +18,8 @@ import filelock
 from trtopt._lazy import require
 from trtopt.errors import UsageError
 from trtopt.files import TEMPORARY, atomic_path
+from trtopt.fleet.prepare import prepare as prepare_task
+from trtopt.fleet.prepare import receive
 from trtopt.fleet.task import Outcome, Survey, Task, survey
 from trtopt.report.sweep import Failure
 from trtopt.runtime import share_cores
@@ -34,7 +36,20 @@ def look() -> Survey:
     return survey()
 
 
-def run(function: str, task: Task, inputs: Parts, folder: str) -> tuple[Outcome, dict[str, bytes]]:
+def prepare(task: Task, inputs: Parts, folder: str) -> dict[str, bytes]:
+    """Do what of a job needs no GPU: arguments as of :func:`run`, result as of ``trtopt.fleet.prepare.prepare``."""
+    share_cores(1)
+    try:
+        root = _received(inputs, folder)
+    except (UsageError, OSError):
+        return {}
+    with _temporary_files_in(root):
+        return prepare_task(_placed(task, root))
+
+
+def run(
+    function: str, task: Task, inputs: Parts, folder: str, prepared: Mapping[str, bytes]
+) -> tuple[Outcome, dict[str, bytes]]:
     """Run a job.
 
     Args:
@@ -42,6 +57,7 @@ def run(function: str, task: Task, inputs: Parts, folder: str) -> tuple[Outcome,
         task: The job.
         inputs: What it reads.
         folder: The name of the sweep's folder for inputs, on every machine.
+        prepared: What :func:`prepare` gave; empty where it was not called.
 
     Returns:
         What came of it, and the contents of its files by name.
@@ -54,6 +70,7 @@ def run(function: str, task: Task, inputs: Parts, folder: str) -> tuple[Outcome,
     except (UsageError, OSError) as error:
         failure = Failure(f"The inputs cannot be written: {error}", tempfile.gettempdir(), "make room there", 2)
         return Outcome(0.0, "", failure), {}
+    receive(prepared, task)
     with _temporary_files_in(root), tempfile.TemporaryDirectory(prefix=TEMPORARY) as results:
         outcome = execute(_placed(task, root), Path(results))
         files = sorted(path for path in Path(results).iterdir() if path.is_file())

@@ -1,0 +1,77 @@
+"""What of a job is done on a machine without its GPU, and taken over by the one that builds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_nets import write_sweep
+
+from trtopt.fleet.plan import load_plan
+from trtopt.fleet.prepare import is_worth, prepare, receive
+from trtopt.fleet.task import REPORT, Task, execute
+
+pytest.importorskip("tensorrt_rtx", reason="builds engines")
+
+
+def _task(folder: Path, precision: str, model: str = "net1", **options: Any) -> Task:
+    """The job of a precision, with a cache in ``folder``."""
+    (folder / "cache").mkdir(exist_ok=True)
+    jobs = load_plan(write_sweep(folder / "sweep.toml", store="store")).jobs
+    task = next(job for job in jobs if job.precision == precision and job.model == model).task()
+    return Task(task.model, {**task.options, "cache_dir": str(folder / "cache"), **options})
+
+
+def _built(task: Task, folder: Path) -> tuple[dict[str, Any], bytes]:
+    folder.mkdir()
+    assert execute(task, folder).failure is None
+    return json.loads((folder / REPORT).read_bytes()), (folder / "model.rtx.engine").read_bytes()
+
+
+def test_what_was_prepared_elsewhere_is_not_done_again_and_the_engine_is_the_same(tmp_path: Path) -> None:
+    task = _task(tmp_path, "int8")
+    prepared = prepare(task)
+    assert {name.split("/")[0] for name in prepared} >= {"calibration", "prices"}
+    assert not any((tmp_path / "cache").iterdir())
+    receive(prepared, task)
+    report, engine = _built(task, tmp_path / "prepared")
+    assert report["calibration"]["cached"]
+    alone = _task(tmp_path, "int8", cache_dir=str(tmp_path / "other"))
+    report, again = _built(alone, tmp_path / "alone")
+    assert not report["calibration"]["cached"] and again == engine
+
+
+def test_prices_are_added_to_those_of_the_gpu(tmp_path: Path) -> None:
+    first, second = (prepare(_task(tmp_path, "int8", model)) for model in ("net1", "net2"))
+    (name,) = {name for name in first if name.startswith("prices/")} & second.keys()
+    task, path = _task(tmp_path, "int8"), tmp_path / "cache" / name
+    for prepared in (first, second, second):
+        receive(prepared, task)
+    lines = path.read_bytes().splitlines()
+    assert set(lines) == {*first[name].splitlines(), *second[name].splitlines()} and len(lines) == len(set(lines))
+    torn = first[name] + b'{"half'
+    path.write_bytes(torn)
+    receive(second, task)
+    assert path.read_bytes().startswith(torn + b"\n") and set(second[name].splitlines()) <= {
+        *path.read_bytes().splitlines()
+    }
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_work_to_the_job(tmp_path: Path) -> None:
+    task = _task(tmp_path, "int8", cache_dir=str(tmp_path / "sweep.toml"))
+    receive({"calibration/x.calib": b"x"}, task)
+    assert (tmp_path / "sweep.toml").read_text().startswith("[build]")
+
+
+def test_only_jobs_that_calibrate_are_prepared(tmp_path: Path) -> None:
+    assert [is_worth(_task(tmp_path, name)) for name in ("fp32", "fp16", "int8")] == [False, False, True]
+
+
+def test_a_job_that_fails_is_left_to_fail_where_it_is_built(tmp_path: Path) -> None:
+    task = _task(tmp_path, "int8")
+    Path(task.model).write_bytes(b"no model")
+    assert prepare(task) == {}
+    (tmp_path / "out").mkdir()
+    assert execute(task, tmp_path / "out").failure is not None

@@ -1,0 +1,69 @@
+"""What of a job needs no GPU, done on another machine: calibration, and the search for a precision.
+
+What these leave in the cache is found by its content, so the machine with the GPU takes it from there, and a job comes
+to the same whether it was prepared or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtopt import api
+from trtopt.cache_folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, files, make_cache_folder
+from trtopt.config import BuildConfig
+from trtopt.errors import UsageError
+from trtopt.files import TEMPORARY, atomic_write, open_shared, read_shared
+from trtopt.fleet.task import Task
+from trtopt.sealed import MOST_LINE_BYTES, lines_of
+
+_KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
+_CALIBRATED = ("int8", "fp8", "auto")
+
+
+def is_worth(task: Task) -> bool:
+    """Whether a machine without a GPU can spare the one with it anything: samples to run, graphs to compare."""
+    return task.options.get("precision") in _CALIBRATED
+
+
+def prepare(task: Task) -> dict[str, bytes]:
+    """Do what needs no GPU.
+
+    Returns:
+        The files it left in the cache, by ``KIND/NAME``. Of a job that fails those up to there: it fails again, and is
+        reported, where it is built.
+    """
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
+        cache = Path(name, "cache")
+        config = BuildConfig(**{**task.options, "cache_dir": str(cache)})
+        with contextlib.suppress(Exception):
+            api.optimize(task.model, dataclasses.replace(config, output=str(Path(name, "model.onnx"))))
+        found = [file.path for file in files(cache) if file.kind in _KINDS]
+        return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in found}
+
+
+def receive(prepared: Mapping[str, bytes], task: Task) -> None:
+    """Put what :func:`prepare` left into the cache of the machine that builds. What fails there, the job does anew."""
+    with contextlib.suppress(OSError, ValueError, UsageError):
+        folder = make_cache_folder(task.options.get("cache_dir"))
+        for name, content in prepared.items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            if not path.exists():
+                atomic_write(path, content)
+            elif path.suffix == ".jsonl":
+                _add_lines(path, content)
+
+
+def _add_lines(path: Path, content: bytes) -> None:
+    """Add the lines that the file has not: prices of one GPU are in one file. Each line has its own checksum."""
+    known = lines_of(read_shared(path, MOST_LINE_BYTES))
+    torn = known[-1] != b""  # by a run that was killed: its end comes first
+    new = [b""] * torn + [line for line in lines_of(content)[:-1] if line not in set(known)]
+    handle = open_shared(path, os.O_WRONLY | os.O_APPEND)
+    with open(handle, "wb", buffering=0) as file:
+        file.write(b"".join(line + b"\n" for line in new))
