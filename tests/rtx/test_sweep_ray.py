@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +102,9 @@ def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(
     assert sorted(ended) == sorted(row.key for row in report.rows) and len(set(ended)) == 24
     assert sum(row.attempts for row in report.rows) > 24 and "the worker was lost" in report.warnings[0]
     assert sorted(path.name for path in (tmp_path / "ray").iterdir()) == sorted(ended)
+    eight = [row.key for row in report.rows if row.precision == "int8"]
+    calibrations = [json.loads((tmp_path / "ray" / key / "report.json").read_bytes())["calibration"] for key in eight]
+    assert len(eight) == 8 and all(found["cached"] for found in calibrations)  # none on a GPU's node
     assert _left(temporary) == [], "also of the node that was killed at a job"
 
     def stop(event: Any) -> None:

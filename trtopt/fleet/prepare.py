@@ -18,7 +18,7 @@ from trtopt.cache_folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, files,
 from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.files import TEMPORARY, atomic_write, open_shared, read_shared
-from trtopt.fleet.task import Task
+from trtopt.fleet.task import Task, inside
 from trtopt.sealed import MOST_LINE_BYTES, lines_of
 
 _KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
@@ -40,7 +40,7 @@ def prepare(task: Task) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         cache = Path(name, "cache")
         config = BuildConfig(**{**task.options, "cache_dir": str(cache)})
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), inside(Path(name), task):
             api.optimize(task.model, dataclasses.replace(config, output=str(Path(name, "model.onnx"))))
         found = [file.path for file in files(cache) if file.kind in _KINDS]
         return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in found}
@@ -53,10 +53,10 @@ def receive(prepared: Mapping[str, bytes], task: Task) -> None:
         for name, content in prepared.items():
             path = folder / name
             path.parent.mkdir(exist_ok=True)
-            if not path.exists():
-                atomic_write(path, content)
-            elif path.suffix == ".jsonl":
+            if path.suffix == ".jsonl" and path.exists():
                 _add_lines(path, content)
+            else:  # also in the place of statistics that a job of another precision collected: they hold less
+                atomic_write(path, content)
 
 
 def _add_lines(path: Path, content: bytes) -> None:

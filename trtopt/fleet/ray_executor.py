@@ -48,11 +48,12 @@ _BUG = 1
 
 @dataclass
 class _Given:
-    """A job on the cluster: its number, its folder here, and its place."""
+    """A job on the cluster: its number, its folder here, its place, and the task that prepares it, if any."""
 
     number: int
     folder: Path
     place: str
+    prepared: Any
 
 
 class RayExecutor:
@@ -142,13 +143,13 @@ class RayExecutor:
         # A job that lost its worker should not come to the same node again where there is another.
         strategy = "SPREAD" if order.again else "DEFAULT"
         task, options = job.task(folders), {"num_cpus": 1, "max_retries": 0, "scheduling_strategy": strategy}
-        prepared: Any = {}
+        prepared = None
         if job.place and is_worth(task):
             # On any node, while the GPU is at other jobs.
             prepared = self._prepare.options(**options).remote(task, inputs, self._folder)
         run = self._run.options(**self._needs(job.place), **options)
-        reference = run.remote(self._function, task, inputs, self._folder, prepared)
-        self._given[reference] = _Given(order.number, order.folder, job.place)
+        reference = run.remote(self._function, task, inputs, self._folder, prepared or {})
+        self._given[reference] = _Given(order.number, order.folder, job.place, prepared)
 
     def wait(self) -> Sequence[Ended]:
         """As of :class:`~trtopt.fleet.executor.Executor`; jobs whose GPU left the cluster fail."""
@@ -165,10 +166,11 @@ class RayExecutor:
     def close(self) -> None:
         """As of :class:`~trtopt.fleet.executor.Executor`; the folders of inputs are removed."""
         with contextlib.suppress(self._ray.exceptions.RayError):
-            for reference in self._given:
+            tasks = [*self._given, *(given.prepared for given in self._given.values() if given.prepared is not None)]
+            for reference in tasks:
                 self._ray.cancel(reference, force=True)
-            if self._given:  # else they write while their folders are removed
-                self._ray.wait(list(self._given), num_returns=len(self._given), timeout=_CLEANS_S)
+            if tasks:  # else they write while their folders are removed
+                self._ray.wait(tasks, num_returns=len(tasks), timeout=_CLEANS_S)
             self._clean()
         self._shipped.clear()
         self._ray.shutdown()

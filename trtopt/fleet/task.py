@@ -88,10 +88,10 @@ def execute(task: Task, folder: Path) -> Outcome:
         task: The job.
         folder: Gets the engine, its manifest and the report; an empty one.
     """
-    began, modules = time.perf_counter(), set(sys.modules)
+    began = time.perf_counter()
     failure: Failure | None = None
     try:
-        with _inside(folder):
+        with inside(folder, task):
             _execute(task)
     except TrtoptError as error:
         failure = Failure(error.what, error.where, error.remedy, error.exit_code)
@@ -101,8 +101,6 @@ def execute(task: Task, folder: Path) -> Outcome:
         where = "".join(traceback.format_exception(error)[-2:]).strip()
         what = f"A bug in trtopt: {type(error).__name__}: {error}"
         failure = Failure(what, where, "report it with the output of `trtopt doctor`", _BUG)
-    finally:
-        _forget(task, modules)
     return Outcome(time.perf_counter() - began, platform.node(), failure)
 
 
@@ -137,10 +135,12 @@ def _shapes(report: BuildReport) -> tuple[dict[str, tuple[int, ...]], ...]:
 
 
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    before = os.getcwd()
+def inside(folder: Path, task: Task) -> Iterator[None]:
+    """Run a job in a folder; the next one finds neither that folder nor the modules of this one's scripts."""
+    before, modules = os.getcwd(), set(sys.modules)
     os.chdir(folder)
     try:
         yield
     finally:
         os.chdir(before)
+        _forget(task, modules)
