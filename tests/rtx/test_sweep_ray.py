@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -50,18 +52,32 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         found.shutdown()
 
 
-def _busy(raylet: int) -> bool:
-    """Whether a worker of the node is at a job: Ray writes the task into the name of the process."""
+def _busy(raylet: int) -> int | None:
+    """A worker of the node that is at a job: Ray writes the task into the name of the process."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 name = (folder / "cmdline").read_bytes()
                 if parent == raylet and name.startswith(b"ray::") and b"IDLE" not in name:
-                    return True
+                    return int(folder.name)
             except OSError:
                 continue
-    return False
+    return None
+
+
+def _stopped_at_work(raylet: int) -> int:
+    """A worker of the node, stopped in the middle of its job."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        worker = _busy(raylet)
+        if worker is not None:
+            os.kill(worker, signal.SIGSTOP)
+            if _busy(raylet) == worker:
+                return worker
+            os.kill(worker, signal.SIGCONT)
+        time.sleep(0.02)
+    raise TimeoutError("the node gets no job")
 
 
 @pytest.fixture
@@ -91,10 +107,9 @@ def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(
         if event.kind == "end":
             ended.append(event.row.key)
         if len(ended) == 4 and doomed.all_processes:
-            deadline = time.monotonic() + 20
-            while not _busy(raylet) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            worker = _stopped_at_work(raylet)
             cluster.remove_node(doomed, allow_graceful=False)
+            os.kill(worker, signal.SIGKILL)
 
     on_ray = write_sweep(tmp_path / "ray.toml", store="ray", settings="on_gpu = true")
     report = trtopt.sweep(on_ray, executor="ray", address=cluster.address, on_progress=watch)
