@@ -61,9 +61,9 @@ def receive(prepared: Mapping[str, bytes], task: Task) -> None:
 
 def _add_lines(path: Path, content: bytes) -> None:
     """Add the lines that the file has not: prices of one GPU are in one file. Each line has its own checksum."""
-    known = lines_of(read_shared(path, MOST_LINE_BYTES))
-    torn = known[-1] != b""  # by a run that was killed: its end comes first
-    new = [b""] * torn + [line for line in lines_of(content)[:-1] if line not in set(known)]
+    *known, last = lines_of(read_shared(path, MOST_LINE_BYTES))
+    end = [b""] if last else []  # of a line that a run which was killed did not end
+    new = [*end, *sorted(set(lines_of(content)[:-1]) - set(known))]
     handle = open_shared(path, os.O_WRONLY | os.O_APPEND)
     with open(handle, "wb", buffering=0) as file:
         file.write(b"".join(line + b"\n" for line in new))
