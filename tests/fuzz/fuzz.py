@@ -198,8 +198,10 @@ class Fuzzer:
         """Run every target on its whole files, which has to work, and count what that reaches as known."""
         for target in self._targets:
             outcome = self._outcome(target, "", b"")
-            if outcome.problems or outcome.code != target.code:
-                what = f"{outcome.problems}, exit code {outcome.code}"
+            # A measurement takes seconds, more of them where other programs run: no matter, when the file is whole.
+            problems = [problem for problem in outcome.problems if not problem.startswith("slow")]
+            if problems or outcome.code != target.code:
+                what = f"{problems}, exit code {outcome.code}"
                 raise RuntimeError(f"{target.line}: {what} on whole files\n{outcome.text}")
             self.run.arcs |= outcome.arcs
         self.run.start_lines = self.run.lines()
