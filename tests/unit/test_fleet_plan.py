@@ -161,6 +161,9 @@ def test_two_jobs_with_one_output_are_refused(folder: Path) -> None:
         ('model = ["a.onnx"]', "", "[sweep]\nworkers = true", "workers must be a whole number", "sweep.md"),
         ('model = ["a.onnx"]', "", "[sweep]\nretries = -1", "retries is -1", "sweep.md"),
         ('model = ["a.onnx"]', "", '[sweep]\nstore = ""', "store is ''", "sweep.md"),
+        ('model = ["a.onnx"]', "", '[sweep]\nstore = "file://store"', "is relative", "file:///"),
+        ('model = ["a.onnx"]', "", '[sweep]\nstore = "simplecache::file://~/store"', "is relative", "file:///"),
+        ('model = ["a.onnx"]', "", '[sweep]\nstore = "~nobody-here/store"', "There is no home folder", "whole path"),
         ('model = ["a.onnx"]', "", "[prices]\nL5 = 1", "No GPU is called 'L5'", "There are: portable"),
         ('model = ["a.onnx"]', "", "[prices]\nL4 = -1", "-1 is no price", "one hour"),
         ('model = ["a.onnx"]', "", "[prices]\nL4 = nan", "nan is no price", "one hour"),
@@ -173,6 +176,15 @@ def test_a_wrong_file_is_refused(folder: Path, matrix: str, build: str, sweep: s
     with pytest.raises(UsageError) as caught:
         _jobs(folder, matrix, build, sweep)
     assert message in caught.value.what and remedy in caught.value.remedy and caught.value.where
+
+
+def test_a_store_is_below_the_file_or_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    places = {"a/b": str(folder / "a/b"), "~/b": "/home/me/b", "./~": str(folder / "~"), "file:///b": "file:///b"}
+    for written, place in places.items():
+        path = folder / "sweep.toml"
+        path.write_text(f'[matrix]\nmodel = ["a.onnx"]\n[sweep]\nstore = "{written}"\n', encoding="utf-8")
+        assert load_plan(path).settings.store == place
 
 
 def test_a_file_without_a_matrix_is_refused(folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from trtopt.config import did_you_mean
 from trtopt.config_file import PRICES, SWEEP, load_plain
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import PORTABLE, GpuSpec, find_gpu, normalized
+
+_RELATIVE_URL = re.compile(r"(?:^|::)(?:file|local)://(?!/)")
+"""One that fsspec would take from the current folder."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,11 @@ class Settings:
 
 
 def load_settings(path: Path, gpus: tuple[GpuSpec, ...]) -> Settings:
-    """The settings of a sweep's file; a relative store is in the file's folder.
+    """The settings of a sweep's file; a relative store is in the file's folder, ``~`` is the home folder.
 
     Raises:
-        UsageError: A key is unknown, a value has the wrong type, or a price is of no known GPU.
+        UsageError: A key is unknown, a value has the wrong type, the store is a relative URL or in no home folder,
+            or a price is of no known GPU.
     """
     found = load_plain(path, SWEEP)
     known = {item.name: item for item in dataclasses.fields(Settings) if item.name != PRICES}
@@ -54,9 +60,22 @@ def load_settings(path: Path, gpus: tuple[GpuSpec, ...]) -> Settings:
             raise UsageError(f"Unknown setting {key!r}", where=where, remedy=remedy)
         _check(key, known[key].default, value, where)
     settings = Settings(**found, prices=_prices(path, gpus))
-    if "://" not in settings.store:
-        settings = dataclasses.replace(settings, store=str(path.absolute().parent / settings.store))
-    return settings
+    return dataclasses.replace(settings, store=_place(settings.store, path))
+
+
+def _place(store: str, path: Path) -> str:
+    """The store as a path from the root, or its URL."""
+    where = f"{path}: [{SWEEP}] store"
+    if _RELATIVE_URL.search(store):
+        remedy = "write file:/// and the whole path; or the path alone, which is relative to this file"
+        raise UsageError("The file:// URL is relative", where=where, remedy=remedy)
+    if "://" in store:
+        return store
+    expanded = os.path.expanduser(store)  # pathlib takes ./~ for the home folder, too
+    if expanded.startswith("~"):
+        remedy = "write the whole path; ./~ for a folder of that name"
+        raise UsageError(f"There is no home folder for {store}", where=where, remedy=remedy)
+    return str(path.absolute().parent / expanded)
 
 
 def _check(key: str, default: Any, value: Any, where: str) -> None:
