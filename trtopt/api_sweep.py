@@ -19,7 +19,7 @@ from trtopt.fleet.plan import Job, check_distinct, job_key, load_plan
 from trtopt.fleet.results import result_of, row_of
 from trtopt.fleet.schedule import Finished, Scheduler
 from trtopt.fleet.settings import Settings
-from trtopt.fleet.store import Entry, Store, open_store
+from trtopt.fleet.store import Entry, Store, open_store, shown
 from trtopt.fleet.task import Survey
 from trtopt.report.environment import environment
 from trtopt.report.sweep import Failure, SweepReport, SweepRow, with_front
@@ -149,7 +149,7 @@ def sweep(
     return SweepReport(
         name=found.path.stem,
         rows=with_front(rows),
-        store=settings.store,
+        store=shown(settings.store),
         executor=executor,
         seconds=round(time.perf_counter() - began, 3),
         currency=settings.currency,

@@ -12,7 +12,7 @@ import pytest
 from sweep_samples import result
 
 from trtopt.errors import UsageError
-from trtopt.fleet.store import ENTRY, FolderStore, RemoteStore, Store, open_store
+from trtopt.fleet.store import ENTRY, FolderStore, RemoteStore, Store, open_store, shown
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -190,3 +190,48 @@ def test_what_killed_sweeps_left_is_removed_after_a_day(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (time.time() - age, time.time() - age))
     FolderStore(tmp_path).check()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".{'1' * 16}.partial", ".mine.partial"]
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("ftp://user:pw@host:21/sweeps", "ftp://***@host:21/sweeps"),
+        ("s3://KEY:sec/ret+@bucket/sweeps", "s3://***@bucket/sweeps"),
+        ("ftp://user:p?w@host/a", "ftp://***@host/a"),
+        ("https://token@host/a@b", "https://***@host/a@b"),
+        ("simplecache::ftp://user:pw@host/a", "simplecache::ftp://***@host/a"),
+        ("abfs://box/sweeps?sv=1&sig=secret", "abfs://box/sweeps?***"),
+        ("s3://bucket/me@here", "s3://bucket/me@here"),
+        ("s3://bucket/a:b@c", "s3://bucket/a:b@c"),
+        ("ftp://host:21/a@b", "ftp://host:21/a@b"),
+        ("/home/me@here/a?b", "/home/me@here/a?b"),
+    ],
+)
+def test_a_store_is_shown_without_credentials(place: str, expected: str) -> None:
+    assert shown(place) == expected
+
+
+def test_credentials_reach_the_store_and_neither_locations_nor_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="needs fsspec")
+    store = open_store("memory://user:p%40ss@host/credentials")
+    _fill(store, KEY)
+    files = fsspec.filesystem("memory")
+    assert files.exists(f"/user:p%40ss@host/credentials/{KEY}/{ENTRY}")
+    assert store.location(KEY, "model.rtx.engine") == f"memory://***@host/credentials/{KEY}/model.rtx.engine"
+
+    def fail(*_: object, **__: object) -> None:
+        raise OddError("530 user:p%40ss@host: the password p@ss is wrong")
+
+    for name in ("makedirs", "size"):
+        monkeypatch.setattr(files, name, fail)
+    for ask in (store.check, lambda: store.entry(KEY)):
+        with pytest.raises(UsageError) as caught:
+            ask()
+        assert (
+            "ss" not in caught.value.what.replace("password", "")
+            and caught.value.where == "memory://***@host/credentials"
+        )
+    for url in ("ftp://user:secret@127.0.0.1:1/x", "nowhere://user:secret@host/x"):
+        with pytest.raises(UsageError, match="The store cannot be used") as caught:
+            open_store(url)
+        assert "secret" not in str(caught.value) and "***@" in caught.value.where

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import msgspec
 
@@ -34,6 +35,10 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
 _LEFT_OVER_S = 24 * 3600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_USER = re.compile(r"(?<=://)(?:[^/?\s]+|[^/?\s:@]+:(?!\d+(?:/|$))\S+)(?=@)")
+"""User and password of a URL; a password that should have been quoted may hold ``/`` and ``?``."""
+_QUERY = re.compile(r"(?<=\?).+")
+_HIDDEN = "***"
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Store(Protocol):
         """
 
     def location(self, key: str, name: str) -> str:
-        """Path or URL of a file."""
+        """Path or URL of a file, without credentials."""
 
 
 def open_store(place: str) -> Store:
@@ -95,6 +100,23 @@ def open_store(place: str) -> Store:
         MissingDependencyError: fsspec, or its package for that kind, is not installed.
     """
     return RemoteStore(place) if "://" in place else FolderStore(Path(place))
+
+
+def shown(place: str) -> str:
+    """A store as reports and messages name it: of a URL, without user, password and query."""
+    if "://" not in place:
+        return place
+    return "::".join(_QUERY.sub(_HIDDEN, _USER.sub(_HIDDEN, part)) for part in place.split("::"))
+
+
+def _said(error: Exception, url: str) -> str:
+    """What an error says, without the credentials in the URL that it is about."""
+    text = str(error) or type(error).__name__
+    found = [secret for part in url.split("::") for form in (_USER, _QUERY) for secret in form.findall(part)]
+    passwords = [secret.partition(":")[2] for secret in found]
+    for secret in (*found, *passwords, *map(unquote, passwords)):
+        text = text.replace(secret, _HIDDEN) if secret else text
+    return text
 
 
 class FolderStore:
@@ -181,10 +203,11 @@ class RemoteStore:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
-            raise MissingDependencyError(str(error), where=url, remedy="install what it names") from error
+            raise MissingDependencyError(_said(error, url), where=shown(url), remedy="install what it names") from error
         except Exception as error:  # each kind of URL has errors of its own
-            raise UsageError(f"The store cannot be used: {error}", where=url, remedy="see docs/sweep.md") from error
-        self._url = url.rstrip("/")
+            what = f"The store cannot be used: {_said(error, url)}"
+            raise UsageError(what, where=shown(url), remedy="see docs/sweep.md") from error
+        self._url, self._shown = url, shown(url.rstrip("/"))
 
     def check(self) -> None:
         """As of :class:`Store`: writes a file and removes it."""
@@ -209,7 +232,8 @@ class RemoteStore:
             return None
         except Exception as error:  # as in __init__; what cannot be asked is not missing
             remedy = "try again; without the right to list, a missing file is an error"
-            raise UsageError(f"The store cannot be read: {_said(error)}", where=self._url, remedy=remedy) from error
+            what = f"The store cannot be read: {_said(error, self._url)}"
+            raise UsageError(what, where=self._shown, remedy=remedy) from error
         return found if sizes == {name: kept.bytes for name, kept in found.files.items()} else None
 
     @contextlib.contextmanager
@@ -234,14 +258,14 @@ class RemoteStore:
 
     def location(self, key: str, name: str) -> str:
         """As of :class:`Store`."""
-        return f"{self._url}/{_checked_key(key)}/{_checked_name(name)}"
+        return f"{self._shown}/{_checked_key(key)}/{_checked_name(name)}"
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # as in __init__
-            raise _refused(self._url, _said(error)) from error
+            raise _refused(self._shown, _said(error, self._url)) from error
 
     def _place(self, key: str, name: str) -> str:
         return f"{self._root.rstrip('/')}/{_checked_key(key)}/{_checked_name(name)}"
@@ -293,10 +317,6 @@ def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a result")
     return name
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _refused(where: str, why: str) -> UsageError:
