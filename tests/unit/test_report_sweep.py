@@ -152,6 +152,21 @@ def test_a_drop_is_within_its_limit_as_it_is_for_a_build() -> None:
     assert choice.best is not None and choice.others == ()
 
 
+@pytest.mark.parametrize(
+    ("drop", "latency_us", "why"),
+    [
+        (0.01004, 1000.0, "accuracy drops by 0.01004"),
+        (0.01 + 2e-9, 1000.0, "accuracy drops by 0.010000002"),
+        (0.0, 5001.0, "takes 5.001 ms"),
+        (0.0, 5000.000001, "takes 5.000000001 ms"),
+        (0.01996, 5004.9, "takes 5.005 ms; accuracy drops by 0.0200"),
+    ],
+)
+def test_what_exceeds_a_limit_by_little_is_told_from_it(drop: float, latency_us: float, why: str) -> None:
+    (choice,) = choose(report(row("a", drop=drop, latency_us=latency_us)), Limits(latency_ms=5, drop=0.01))
+    assert [reason for _, reason in choice.others] == [why]
+
+
 def test_where_nothing_fits_the_nearest_is_named_with_all_that_it_exceeds() -> None:
     near = row("near", latency_us=6000.0, drop=0.011)
     found = report(near, row("lossy", latency_us=1000.0, drop=0.2), row("unknown", drop=None, latency_us=5001.0))

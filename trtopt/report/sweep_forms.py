@@ -28,6 +28,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ROUNDING = 1e-9
 """Of a drop, a difference of two shares, as the gate of a build allows it: 0.9 - 0.895 is a little more than 0.005."""
 _LARGE_RISE = 0.05
+_MOST_DIGITS = 17
 
 
 def headline(report: SweepReport) -> str:
@@ -281,7 +282,16 @@ def _excluded(row: SweepRow, limits: Limits) -> str:
         return "its latency is not known"
     over = []
     if limits.latency_ms is not None and found.latency_us > 1e3 * limits.latency_ms:
-        over.append(f"takes {latency_text(row)}")
+        shown = latency_text(row)
+        if shown == time_text(1e3 * limits.latency_ms):
+            shown = f"{_apart(found.latency_us / 1e3, limits.latency_ms, 3)} ms"
+        over.append(f"takes {shown}")
     if limits.drop is not None and found.drop is not None and found.drop > limits.drop + _ROUNDING:
-        over.append(f"accuracy drops by {drop_text(row)}")
+        over.append(f"accuracy drops by {_apart(found.drop, limits.drop, 4)}")
     return "; ".join(over)
+
+
+def _apart(value: float, limit: float, digits: int) -> str:
+    """A value above a limit, with as many decimal places as tell them apart, and at least these."""
+    shown = f"{value:.{digits}f}"
+    return _apart(value, limit, digits + 1) if shown == f"{limit:.{digits}f}" and digits < _MOST_DIGITS else shown
