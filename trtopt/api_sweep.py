@@ -222,8 +222,7 @@ def _planned(path: Path, settings: Settings, jobs: tuple[Job, ...], executor: Ex
     keys = [_key(job, surveys) for job in jobs]
     check_distinct(jobs, keys)
     planned = tuple(Planned(job, key, store.entry(key)) for job, key in zip(jobs, keys, strict=True))
-    workers = executor.workers
-    return SweepPlan(path, settings, planned, workers, executor.name, _estimate(planned, workers))
+    return SweepPlan(path, settings, planned, executor.workers, executor.name, _estimate(planned, executor))
 
 
 def _key(job: Job, surveys: Mapping[str, Survey]) -> str:
@@ -238,9 +237,12 @@ def _key(job: Job, surveys: Mapping[str, Survey]) -> str:
     return job_key(job, there.trtopt, version, there.packs)
 
 
-def _estimate(jobs: tuple[Planned, ...], workers: int) -> float | None:
-    """Seconds of the missing jobs: the mean of those of the same model and precision that the store has, else of the
-    model's, else of all."""
+def _estimate(jobs: tuple[Planned, ...], executor: Executor) -> float | None:
+    """Seconds until the last of the missing jobs ends: that of the busiest place, or of all workers together.
+
+    A job counts as the mean of those of the same model and precision that the store has, else of the model's, else of
+    all.
+    """
     took: dict[tuple[str, ...], list[float]] = defaultdict(list)
     missing = [item.job for item in jobs if item.entry is None]
     for item in jobs:
@@ -250,8 +252,12 @@ def _estimate(jobs: tuple[Planned, ...], workers: int) -> float | None:
     if not missing or not took:
         return None if missing else 0.0
     means = {group: statistics.fmean(seconds) for group, seconds in took.items()}
-    total = sum(next(means[group] for group in _groups(job) if group in means) for job in missing)
-    return total / min(workers, len(missing))
+    places: dict[str, list[float]] = defaultdict(list)
+    for job in missing:
+        places[job.place].append(next(means[group] for group in _groups(job) if group in means))
+    loads = [(executor.at_once(place), seconds) for place, seconds in places.items()]
+    loads.append((executor.workers, [item for seconds in places.values() for item in seconds]))
+    return max(sum(seconds) / min(max(at_once, 1), len(seconds)) for at_once, seconds in loads)
 
 
 def _groups(job: Job) -> tuple[tuple[str, ...], ...]:

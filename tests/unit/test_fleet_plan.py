@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from sweep_samples import result
 
+from trtopt.api_sweep import Planned, _estimate
 from trtopt.errors import UsageError
+from trtopt.fleet.executor import LocalExecutor
 from trtopt.fleet.inputs import check_unchanged
 from trtopt.fleet.plan import Job, check_distinct, job_key, load_plan, model_names
 from trtopt.fleet.ray_executor import _fits
+from trtopt.fleet.store import Entry
 from trtopt.rewrite.registry import pack_hashes
 
 MODEL = "<ir_version: 8, opset_import: ['': 17]> net (float[N,4] x) => (float[N,4] y) { y = Relu(x) }".replace("'", '"')
@@ -134,6 +139,38 @@ def test_models_find_samples_by_their_names_as_they_stand_and_are_told_apart(fol
     with pytest.raises(UsageError, match="Two models have one name"):
         _jobs(folder, 'model = ["my net.onnx", "my-net.onnx"]')
     assert len(_jobs(folder, 'model = ["my net.onnx", "./my net.onnx"]')) == 2, "that they are one is said later"
+
+
+class _Cluster(LocalExecutor):
+    """Ten CPUs; of GPUs, two L4 and one A10."""
+
+    def at_once(self, place: str) -> int:
+        return {"L4": 2, "A10": 1, "T4": 0}.get(place, self.workers)
+
+
+@pytest.mark.parametrize(
+    ("missing", "seconds"),
+    [
+        ({}, 0.0),
+        ({"": 5}, 10.0),
+        ({"": 20}, 20.0),
+        ({"L4": 6}, 30.0),
+        ({"L4": 1, "A10": 1, "": 1}, 10.0),
+        ({"L4": 6, "A10": 4}, 40.0),
+        ({"A10": 1, "": 29}, 30.0),
+        ({"T4": 2}, 20.0),
+    ],
+)
+def test_the_time_of_a_sweep_is_that_of_its_busiest_place(
+    folder: Path, missing: dict[str, int], seconds: float
+) -> None:
+    """Jobs of 10 s each, as the one in the store; of the T4 there is none any more."""
+    (job,) = _jobs(folder, 'model = ["a.onnx"]')
+    places = [place for place, count in missing.items() for _ in range(count)]
+    planned = [Planned(dataclasses.replace(job, place=place), "", None) for place in places]
+    done = Planned(job, "", Entry({}, result(seconds=10.0)))
+    assert _estimate((done, *planned), _Cluster(workers=10)) == seconds
+    assert _estimate(tuple(planned), _Cluster(workers=10)) == (None if planned else 0.0)
 
 
 def test_two_jobs_with_one_output_are_refused(folder: Path) -> None:

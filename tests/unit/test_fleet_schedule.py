@@ -40,6 +40,9 @@ class Scripted:
     def survey(self, places: Iterable[str]) -> dict[str, Survey]:
         return {}
 
+    def at_once(self, place: str) -> int:
+        return self.workers
+
     def slots(self, place: str) -> int:
         return 0 if place == "nobody" else self._slots
 

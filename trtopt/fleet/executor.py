@@ -84,6 +84,9 @@ class Executor(Protocol):
             TargetError: No machine has the GPU of a place.
         """
 
+    def at_once(self, place: str) -> int:
+        """How many jobs of a place run at once, after :meth:`survey`."""
+
     def slots(self, place: str) -> int:
         """How many jobs of a place are worth giving at once."""
 
@@ -139,6 +142,10 @@ class LocalExecutor:
                     "and measure",
                 )
         return dict.fromkeys(places, here)
+
+    def at_once(self, place: str) -> int:
+        """As of :class:`Executor`."""
+        return self._count
 
     def slots(self, place: str) -> int:
         """As of :class:`Executor`."""

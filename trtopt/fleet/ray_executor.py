@@ -115,12 +115,16 @@ class RayExecutor:
         self._count()
         return found
 
+    def at_once(self, place: str) -> int:
+        """As of :class:`~trtopt.fleet.executor.Executor`."""
+        return self._cpus.get(place, 0)
+
     def slots(self, place: str) -> int:
         """As of :class:`~trtopt.fleet.executor.Executor`.
 
         What runs there at once, as many in Ray's queue, and for a GPU what all CPUs can prepare meanwhile.
         """
-        return 2 * max(self._cpus.get(place, 1), 1) + (self._cpus.get("", 0) if place else 0)
+        return 2 * max(self.at_once(place), 1) + (self.at_once("") if place else 0)
 
     @property
     def workers(self) -> int:
@@ -250,7 +254,7 @@ class RayExecutor:
     def _strand(self) -> None:
         """Give up jobs that no node is left for."""
         for reference, given in list(self._given.items()):
-            if not self._cpus.get(given.place):
+            if not self.at_once(given.place):
                 del self._given[reference]
                 self._ray.cancel(reference, force=True)
                 self._stranded.append((given.number, _gone(given.place)))
