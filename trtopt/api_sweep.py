@@ -15,7 +15,7 @@ from typing import Literal
 from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.files import atomic_write, check_outputs
 from trtopt.fleet.executor import Executor, LocalExecutor
-from trtopt.fleet.plan import Job, check_distinct, job_key, load_plan
+from trtopt.fleet.plan import Job, check_distinct, check_recipes, job_key, load_plan
 from trtopt.fleet.results import result_of, row_of
 from trtopt.fleet.schedule import Finished, Scheduler
 from trtopt.fleet.settings import Settings
@@ -219,6 +219,7 @@ class _Run:
 
 def _planned(path: Path, settings: Settings, jobs: tuple[Job, ...], executor: Executor, store: Store) -> SweepPlan:
     surveys = executor.survey(sorted({job.place for job in jobs}))
+    check_recipes(path, jobs, {name: code for found in surveys.values() for name, code in found.packs.items()})
     keys = [_key(job, surveys) for job in jobs]
     check_distinct(jobs, keys)
     planned = tuple(Planned(job, key, store.entry(key)) for job, key in zip(jobs, keys, strict=True))

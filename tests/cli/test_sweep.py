@@ -126,6 +126,8 @@ def test_more_jobs_than_the_limit_need_a_yes(trtopt: Run, folder: Path) -> None:
         (("--csv", "calib.npz"), ("", ""), 2, "would overwrite --calib"),
         (("--report", "none/r.json"), ("", ""), 2, "The output folder does not exist"),
         ((), ('"L4", "V100"', '"L4", "nvidia l4"'), 2, "have one output"),
+        ((), ('recipes = "none"', 'recipes = "fold"'), 2, "There is no recipe named fold"),
+        ((), ('recipes = "none"', 'builder = ["x=1"]'), 2, "sweep.toml: [build] builder"),
         ((), ('store = "store"', 'store = "/proc/store"'), 2, "The store cannot be written"),
         ((), ('store = "store"', "on_gpu = true"), 4, "Jobs need a machine with the GPU"),
     ],

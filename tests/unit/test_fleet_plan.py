@@ -15,7 +15,7 @@ from trtopt.api_sweep import Planned, _estimate
 from trtopt.errors import UsageError
 from trtopt.fleet.executor import LocalExecutor
 from trtopt.fleet.inputs import check_unchanged
-from trtopt.fleet.plan import Job, check_distinct, job_key, load_plan, model_names
+from trtopt.fleet.plan import Job, check_distinct, check_recipes, job_key, load_plan, model_names
 from trtopt.fleet.ray_executor import _fits
 from trtopt.fleet.store import Entry
 from trtopt.rewrite.registry import pack_hashes
@@ -213,6 +213,37 @@ def test_a_wrong_file_is_refused(folder: Path, matrix: str, build: str, sweep: s
     with pytest.raises(UsageError) as caught:
         _jobs(folder, matrix, build, sweep)
     assert message in caught.value.what and remedy in caught.value.remedy and caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("matrix", "build", "message", "where"),
+    [
+        ('gpu = ["L4", "L5"]', "", "No GPU is called 'L5'", "[matrix] gpu"),
+        ("", 'gpu = "L5"', "No GPU is called 'L5'", "[build] gpu"),
+        ("", 'builder = ["tilling=full"]', "There is no builder option 'tilling'", "[build] builder"),
+        ('builder = [[], ["tiling=ful"]]', "", "Not a value of this", "[matrix] builder: tiling=ful"),
+        ('opt_shapes = ["x=1"]', "", "Not a shape", "[matrix] opt_shapes: x=1"),
+    ],
+)
+def test_a_wrong_value_is_found_in_the_file(folder: Path, matrix: str, build: str, message: str, where: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        _jobs(folder, f'model = ["a.onnx"]\n{matrix}', build)
+    assert caught.value.where == f"{folder / 'sweep.toml'}: {where}"
+
+
+def test_what_a_compiler_cannot_do_is_left_to_its_job(folder: Path) -> None:
+    matrix = 'model = ["a.onnx"]\nbackend = ["tensorrt", "tensorrt-rtx"]'
+    assert len(_jobs(folder, matrix, 'builder = ["version_compatible=true", "refit=true"]')) == 2
+
+
+def test_an_unknown_recipe_is_found_in_the_file_unless_others_may_have_it(folder: Path) -> None:
+    path = folder / "sweep.toml"
+    jobs = _jobs(folder, 'model = ["a.onnx"]\nrecipes = ["none", "fold-constant"]')
+    with pytest.raises(UsageError, match="There is no recipe named fold-constant") as caught:
+        check_recipes(path, jobs, {})
+    assert caught.value.where == f"{path}: [matrix] recipes" and "did you mean" in caught.value.remedy
+    check_recipes(path, jobs, {"theirs": "0" * 64})
+    check_recipes(path, _jobs(folder, 'model = ["a.onnx"]', 'recipes = "all"'), {})
 
 
 def test_a_store_is_below_the_file_or_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

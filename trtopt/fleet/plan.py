@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtopt.config import BuildConfig, field_kinds, flag, options
 from trtopt.config_file import GPUS, MATRIX, MODEL, load, load_matrix, load_plain, matrix_word
-from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX
+from trtopt.engine.backend import BACKENDS, RTX_TARGETS, TENSORRT, TENSORRT_RTX
+from trtopt.engine.options import parse_builder_options
 from trtopt.engine.profiles import parse_shapes
-from trtopt.errors import UsageError
+from trtopt.errors import TargetError, UsageError
 from trtopt.fleet.inputs import Hashes, Input, inputs_of
 from trtopt.fleet.settings import Settings, load_settings
 from trtopt.fleet.task import Task
@@ -22,6 +24,10 @@ from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.pipeline_imports import statistics_file
 from trtopt.pipeline_manifest import chosen_options
+from trtopt.rewrite.registry import pack_hashes, select
+
+BUILD = "build"
+"""The table of the options of every job."""
 
 MOST_JOBS = 100_000
 _FORMAT = 1
@@ -103,15 +109,15 @@ def load_plan(path: Path) -> Plan:
     """Read a sweep's file and hash what its jobs read.
 
     Raises:
-        UsageError: A key, a value or a GPU is wrong, there is no model, or a file cannot be read.
+        UsageError: A key, a value, a GPU or a builder option is wrong, there is no model, or a file cannot be read.
     """
     path = path.absolute()
     tables = gpu_table(load_plain(path, GPUS))
     settings = load_settings(path, tables)
-    combinations = load_matrix(path, "build", MOST_JOBS)
+    combinations = load_matrix(path, BUILD, MOST_JOBS)
     if not combinations:
         raise UsageError("There is nothing to sweep over", where=str(path), remedy=f"add [{MATRIX}], with lists")
-    given = load(path, "build") if any(load_plain(path, name) for name in ("build", GPUS)) else {}
+    given = load(path, BUILD) if any(load_plain(path, name) for name in (BUILD, GPUS)) else {}
     wrong = next((name for name in _OF_THE_STORE for item in (given, *combinations) if name in item), None)
     if wrong is not None:
         remedy = "leave it out: the store keeps what a job makes"
@@ -157,7 +163,7 @@ class _Made:
         """The job of a combination."""
         values = {**self.given, **varied}
         model = str(values.pop(MODEL))
-        config, gpu = _config(self.path, values, self.names[model], self.gpus)
+        config, gpu = self._config(values, self.names[model], varied)
         settings = self.settings
         needs = settings.on_gpu or settings.measure or config.backend == TENSORRT.name
         if gpu is None and needs:
@@ -169,28 +175,62 @@ class _Made:
         inputs = inputs_of(Path(model), config, self.hashes)
         return Job(words, called, config, inputs, name, name if needs else "", settings.measure)
 
+    def _config(
+        self, values: dict[str, Any], model: str, varied: Mapping[str, Any]
+    ) -> tuple[BuildConfig, GpuSpec | None]:
+        """The options of a job, with its GPU and backend by name; ``{model}`` in a source becomes the model's name."""
+        kinds, known, path = field_kinds(BuildConfig), options(BuildConfig), self.path
+        for name, value in values.items():
+            if kinds.get(name) == "shapes":
+                with _at(path, name, varied):
+                    values[name] = tuple(parse_shapes(text) for text in value)
+            elif name in known and known[name].path == "source":
+                values[name] = value.replace("{model}", model)
+        config = BuildConfig(**values)
+        if statistics_file(config) is not None:
+            remedy = "leave it out: statistics are kept in the cache folder"
+            raise UsageError("Jobs cannot share a file of statistics", where=f"{path}: calib_cache", remedy=remedy)
+        with _at(path, "gpu", varied):
+            gpu = choose_gpu(config.gpu or DEFAULT_GPU, self.gpus, None)
+        backend = config.backend
+        if backend == "auto":
+            is_rtx = gpu is None or gpu.compute_capability in RTX_TARGETS
+            backend = (TENSORRT_RTX if is_rtx else TENSORRT).name
+        # What a compiler cannot do fails its own jobs, with what it said.
+        with _at(path, "builder", varied), contextlib.suppress(TargetError):
+            parse_builder_options(config.builder, BACKENDS[backend], gpu_present=True)
+        name = PORTABLE if gpu is None else gpu.name
+        return dataclasses.replace(config, gpu=name, backend=backend), gpu
 
-def _config(
-    path: Path, values: dict[str, Any], model: str, gpus: Sequence[GpuSpec]
-) -> tuple[BuildConfig, GpuSpec | None]:
-    """The options of a job, with its GPU and backend by name; ``{model}`` in a source becomes the model's name."""
-    kinds, known = field_kinds(BuildConfig), options(BuildConfig)
-    for name, value in values.items():
-        if kinds.get(name) == "shapes":
-            values[name] = tuple(parse_shapes(text) for text in value)
-        elif name in known and known[name].path == "source":
-            values[name] = value.replace("{model}", model)
-    config = BuildConfig(**values)
-    if statistics_file(config) is not None:
-        remedy = "leave it out: statistics are kept in the cache folder"
-        raise UsageError("Jobs cannot share a file of statistics", where=f"{path}: calib_cache", remedy=remedy)
-    gpu = choose_gpu(config.gpu or DEFAULT_GPU, gpus, None)
-    backend = config.backend
-    if backend == "auto":
-        is_rtx = gpu is None or gpu.compute_capability in RTX_TARGETS
-        backend = (TENSORRT_RTX if is_rtx else TENSORRT).name
-    name = PORTABLE if gpu is None else gpu.name
-    return dataclasses.replace(config, gpu=name, backend=backend), gpu
+
+@contextlib.contextmanager
+def _at(path: Path, option: str, varied: Container[str]) -> Iterator[None]:
+    """Errors of an option, with its place in the file."""
+    try:
+        yield
+    except UsageError as error:
+        value = error.where.removeprefix(flag(option)).strip()
+        where = f"{path}: [{MATRIX if option in varied else BUILD}] {option}{f': {value}' if value else ''}"
+        raise UsageError(error.what, where=where, remedy=error.remedy) from error
+
+
+def check_recipes(path: Path, jobs: Sequence[Job], packs: Mapping[str, str]) -> None:
+    """Raise where a job names a recipe that there is not.
+
+    Where others' packs are installed the job finds out: which recipes they have is known by running their code.
+
+    Args:
+        path: The sweep's file.
+        jobs: The jobs.
+        packs: Others' packs of recipes where jobs run.
+
+    Raises:
+        UsageError: See above.
+    """
+    if not packs and not pack_hashes():
+        for recipes, job in {job.config.recipes: job for job in jobs}.items():
+            with _at(path, "recipes", job.varied):
+                select(recipes)
 
 
 def job_key(job: Job, trtopt_version: str, backend_version: str, packs: Mapping[str, str]) -> str:
