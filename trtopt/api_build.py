@@ -91,6 +91,7 @@ class Session:
         config, clock = self.config, self.clock
         target = self._target()
         outputs = self._outputs(path, target)
+        places = {kind: file.absolute() for kind, file in outputs.items()}  # users' scripts may leave the folder
         check_files(str(path), config, None, engine=self.make_engine)
         signer = pipeline_write.signer_of(config, self.make_engine)
         registry.select(config.recipes)
@@ -111,7 +112,9 @@ class Session:
         pipeline_io.check(loaded.model, wanted, samples, check)
         measured = self._metric(metric, loaded, check)
         profiles = self._profiles(loaded, samples)
-        parts = self._cut(mended(loaded, target.backend.name, clock), target, profiles, outputs)
+        parts = self._cut(mended(loaded, target.backend.name, clock), target, profiles, places)
+        if parts.host is not None:
+            outputs["host"] = pipeline_host.host_path(_main(outputs), target.backend)
         profiles = parts.profiles(profiles)
         judged = GuardTarget(target.backend, target.gpu, _optimum(profiles))
         rewrite = partial(self._rewrite, target=target, profiles=profiles)
@@ -135,7 +138,7 @@ class Session:
         host = None if parts.host is None else parts.host.model
         results = pipeline_write.Results(report, made.engine, made.lowered, host, (samples, check), others)
         with clock.stage("write"):
-            pipeline_write.write(results, outputs, config, signer)
+            pipeline_write.write(results, places, config, signer)
         pipeline.trim_cache(config, clock)
         return report
 
@@ -301,7 +304,7 @@ class Session:
                 loaded, target.backend, _optimum(profiles), self.clock, plugins=bool(self.config.plugins)
             )
         if parts.host is not None:
-            path = pipeline_host.host_path(outputs.get("engine", outputs.get("onnx", Path())), target.backend)
+            path = pipeline_host.host_path(_main(outputs), target.backend)
             inputs = {**files_read(str(loaded.path), self.config), **weight_files(loaded.model), **_named(outputs)}
             check_outputs({"the part of the model for the host": path}, inputs)
             outputs["host"] = path
@@ -366,6 +369,11 @@ class Session:
         if target.gpu is None:
             return {"name": PORTABLE, "compute_capability": "8.0 and later"}
         return {"name": target.gpu.name, "compute_capability": target.gpu.compute_capability}
+
+
+def _main(outputs: dict[str, Path]) -> Path:
+    """The engine, or without one the optimized model."""
+    return outputs["engine"] if "engine" in outputs else outputs["onnx"]
 
 
 def _named(outputs: dict[str, Path]) -> dict[str, Path]:

@@ -103,6 +103,28 @@ def test_scripts_of_one_worker_import_the_modules_beside_themselves(trtopt: Run,
     assert done.returncode == 0, done.stdout
 
 
+def test_a_script_that_leaves_the_folder_takes_no_results_along(trtopt: Run, folder: Path) -> None:
+    """Of a sweep and of a build: names of outputs are relative to where the run began, and stay as they were given."""
+    for name in ("stays", "leaves"):
+        moves = "    os.chdir(os.path.dirname(__file__) + '/elsewhere')\n" if name == "leaves" else ""
+        (folder / f"{name}.py").write_text(f"import os\n# {name}\ndef score(run):\n{moves}    return 1.0\n")
+    (folder / "elsewhere").mkdir()
+    build = '[build]\nrecipes = "none"\nopt_shapes = ["x:1x3x8x8"]\ncalib = "calib.npz"\n'
+    matrix = 'model = ["model.onnx"]\nmetric = ["stays.py:score", "leaves.py:score"]\n[sweep]\nworkers = 1\n'
+    (folder / "sweep.toml").write_text(f"{build}[matrix]\n{matrix}", encoding="utf-8")
+    done = json.loads(trtopt("sweep", "sweep.toml", "--json").stdout)
+    assert [row["status"] for row in done["rows"]] == ["done", "done"], done["rows"][1]["failure"]
+    for row in done["rows"]:
+        report = json.loads(Path(row["engine"]).with_name("report.json").read_bytes())
+        assert report["engine"]["path"] == report["config"]["output"] == "model.rtx.engine"
+
+    options = ("--metric", "leaves.py:score", "-o", "out.engine", "--report", "out.json", "--shapes", "x:1x3x8x8")
+    built = trtopt("build", "model.onnx", *options, "--calib", str(folder / "calib.npz"))
+    assert built.returncode == 0, built.stderr
+    assert json.loads((folder / "out.json").read_bytes())["engine"]["path"] == "out.engine"
+    assert (folder / "out.engine").exists() and not list((folder / "elsewhere").iterdir())
+
+
 def test_more_jobs_than_the_limit_need_a_yes(trtopt: Run, folder: Path) -> None:
     (folder / "sweep.toml").write_text(SWEEP.replace("[sweep]", "[sweep]\nlimit = 3"), encoding="utf-8")
     refused = trtopt("sweep", "sweep.toml")

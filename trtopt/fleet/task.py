@@ -122,8 +122,10 @@ def _execute(task: Task) -> None:
     suffix = (BACKENDS.get(config.backend) or TENSORRT_RTX).suffix
     engine = f"model{suffix}"
     # Relative names, in the folder: what is written says nothing of this machine's folders.
+    folder = os.getcwd()
     report = api.build(task.model, dataclasses.replace(config, output=engine, report=REPORT))
     if task.measure and not report.gate_failures:
+        os.chdir(folder)  # a script of the job may have left it
         profile(engine, ProfileConfig(report=PROFILE, shapes=_shapes(report), gpus=config.gpus))
 
 
