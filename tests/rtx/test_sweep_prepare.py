@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,28 @@ def test_a_job_that_fails_is_left_to_fail_where_it_is_built(tmp_path: Path) -> N
     assert prepare(task) == {}
     (tmp_path / "out").mkdir()
     assert execute(task, tmp_path / "out").failure is not None
+
+
+def test_what_cannot_be_received_leaves_the_rest(tmp_path: Path) -> None:
+    task = _task(tmp_path, "int8")
+    (tmp_path / "cache" / "prices").write_text("no folder")
+    receive({"prices/p.jsonl": b"{}\n", "calibration/c.calib": b"statistics"}, task)
+    assert (tmp_path / "cache" / "calibration" / "c.calib").read_bytes() == b"statistics"
+
+
+def test_jobs_that_receive_prices_at_once_lose_none(tmp_path: Path) -> None:
+    task, workers = _task(tmp_path, "int8"), 8
+    for turn in range(20):
+        start = threading.Barrier(workers)
+
+        def take(number: int, name: str = f"prices/{turn}.jsonl", start: threading.Barrier = start) -> None:
+            start.wait()
+            receive({name: b'{"of": %d}\n' % number}, task)
+
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(take, range(workers)))
+        assert len((tmp_path / "cache" / "prices" / f"{turn}.jsonl").read_bytes().splitlines()) == workers
+
+
+def test_the_bound_of_the_cache_is_for_the_machine_that_builds(tmp_path: Path) -> None:
+    assert any(name.startswith("calibration/") for name in prepare(_task(tmp_path, "int8", cache_gb=0.0)))

@@ -17,7 +17,7 @@ from trtopt import api
 from trtopt.cache_folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, files, make_cache_folder
 from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
-from trtopt.files import TEMPORARY, atomic_write, open_shared, read_shared
+from trtopt.files import TEMPORARY, atomic_write, open_shared
 from trtopt.fleet.task import Task, inside
 from trtopt.sealed import MOST_LINE_BYTES, lines_of
 
@@ -39,7 +39,7 @@ def prepare(task: Task) -> dict[str, bytes]:
     """
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
         cache = Path(name, "cache")
-        config = BuildConfig(**{**task.options, "cache_dir": str(cache)})
+        config = BuildConfig(**{**task.options, "cache_dir": str(cache), "cache_gb": None})  # none is evicted
         with contextlib.suppress(Exception), inside(Path(name), task):
             api.optimize(task.model, dataclasses.replace(config, output=str(Path(name, "model.onnx"))))
         found = [file.path for file in files(cache) if file.kind in _KINDS]
@@ -48,22 +48,28 @@ def prepare(task: Task) -> dict[str, bytes]:
 
 def receive(prepared: Mapping[str, bytes], task: Task) -> None:
     """Put what :func:`prepare` left into the cache of the machine that builds. What fails there, the job does anew."""
-    with contextlib.suppress(OSError, ValueError, UsageError):
+    with contextlib.suppress(UsageError):
         folder = make_cache_folder(task.options.get("cache_dir"))
         for name, content in prepared.items():
-            path = folder / name
-            path.parent.mkdir(exist_ok=True)
-            if path.suffix == ".jsonl" and path.exists():
-                _add_lines(path, content)
-            else:  # also in the place of statistics that a job of another precision collected: they hold less
-                atomic_write(path, content)
+            with contextlib.suppress(OSError, ValueError, UsageError):
+                _receive(folder / name, content)
+
+
+def _receive(path: Path, content: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if path.parent.name == PRICES or (path.suffix == ".jsonl" and path.exists()):
+        _add_lines(path, content)
+    else:  # also in the place of statistics that a job of another precision collected: they hold less
+        atomic_write(path, content)
 
 
 def _add_lines(path: Path, content: bytes) -> None:
-    """Add the lines that the file has not: prices of one GPU are in one file. Each line has its own checksum."""
-    *known, last = lines_of(read_shared(path, MOST_LINE_BYTES))
-    end = [b""] if last else []  # of a line that a run which was killed did not end
-    new = [*end, *sorted(set(lines_of(content)[:-1]) - set(known))]
-    handle = open_shared(path, os.O_WRONLY | os.O_APPEND)
-    with open(handle, "wb", buffering=0) as file:
+    """Add the lines that the file has not: prices of one GPU are in one file, which other jobs add to meanwhile. Each
+    line has its own checksum."""
+    with open(open_shared(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size > MOST_LINE_BYTES:
+            raise ValueError("it is too large")
+        known = lines_of(file.read())
+        held, torn = set(known), known[-1] != b""  # by a run that was killed: its end comes first
+        new = [b""] * torn + [line for line in lines_of(content)[:-1] if line not in held]
         file.write(b"".join(line + b"\n" for line in new))
