@@ -104,6 +104,18 @@ def test_a_recipe_that_raises_is_left_out_and_the_report_says_so(tmp_path: Path)
     assert step["refusals"][0]["reason"].startswith("rolled back: ValueError: oops")
 
 
+def test_a_pack_or_recipe_that_ends_the_program_is_left_out_as_one_that_raises(tmp_path: Path) -> None:
+    model(tmp_path)
+    install(tmp_path, "broken", "import sys\nsys.exit('no licence')")
+    install(tmp_path, "mypack", GOOD.replace("second, first = match.nodes", "raise SystemExit(3)"))
+    result, nodes, report = optimize(tmp_path)
+    assert result.returncode == 0 and nodes == ["Neg", "Neg", "Exp"]
+    steps = {step["name"]: step for step in report["steps"] if step["refusals"]}  # type: ignore[attr-defined]
+    reasons = [refusal["reason"] for step in steps.values() for refusal in step["refusals"]]
+    assert "broken:PACK: SystemExit: no licence" in reasons
+    assert steps["double-neg"]["refusals"][0]["reason"].startswith("rolled back: SystemExit: 3")
+
+
 def test_a_pack_that_takes_a_name_or_is_none_is_left_out(tmp_path: Path) -> None:
     install(tmp_path, "twin", GOOD.replace('"double-neg"', '"identity"'))
     install(tmp_path, "other", "PACK = (1,)")

@@ -58,7 +58,7 @@ def _packs() -> list[tuple[str, tuple[Recipe, ...], str]]:
     for entry in entries:
         try:
             recipes = _load(entry, taken)
-        except Exception as error:  # noqa: BLE001 - a pack is somebody else's code: whatever it raises
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a pack is somebody else's code: whatever it raises
             packs.append(
                 (entry.name, (), f"{entry.value}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
             )

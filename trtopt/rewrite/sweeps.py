@@ -178,7 +178,7 @@ class Sweeper:
 def _guarded(recipe: Recipe, action: Callable[[], _T]) -> _T:
     try:
         return action()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError(
             f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
             where=f"recipe {recipe.name}",
