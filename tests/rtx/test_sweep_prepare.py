@@ -86,6 +86,14 @@ def test_what_cannot_be_received_leaves_the_rest(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "calibration" / "c.calib").read_bytes() == b"statistics"
 
 
+def test_what_is_received_stays_in_the_folders_of_its_kinds(tmp_path: Path) -> None:
+    task, before = _task(tmp_path, "int8"), sorted(tmp_path.rglob("*"))
+    names = ("../out", "calibration/../../out", str(tmp_path / "out"), "engines/e.entry", "prices/a/b", "search/..", "")
+    receive(dict.fromkeys(names, b"x"), task)
+    left = {path for path in tmp_path.rglob("*") if path.is_file()} - set(before)
+    assert not left
+
+
 def test_jobs_that_receive_prices_at_once_lose_none(tmp_path: Path) -> None:
     task, workers = _task(tmp_path, "int8"), 8
     for turn in range(20):

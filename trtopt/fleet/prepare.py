@@ -51,8 +51,10 @@ def receive(prepared: Mapping[str, bytes], task: Task) -> None:
     with contextlib.suppress(UsageError):
         folder = make_cache_folder(task.options.get("cache_dir"))
         for name, content in prepared.items():
+            kind, _, file = name.partition("/")
             with contextlib.suppress(OSError, ValueError, UsageError):
-                _receive(folder / name, content)
+                if kind in _KINDS and Path(file).name == file:
+                    _receive(folder / kind / file, content)
 
 
 def _receive(path: Path, content: bytes) -> None:
