@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,24 @@ def test_of_two_that_commit_the_first_stays(store: Store) -> None:
     before = store.entry(KEY)
     _fill(store, KEY, b"second")
     assert store.entry(KEY) == before is not None
+
+
+def test_sweeps_that_replace_a_damaged_entry_at_once_all_succeed(tmp_path: Path) -> None:
+    store, sweeps = FolderStore(tmp_path), 8
+    _fill(store, KEY)
+    for _ in range(20):
+        _cut(tmp_path / KEY)
+        start = threading.Barrier(sweeps)
+
+        def replace(_: int, start: threading.Barrier = start) -> None:
+            start.wait()
+            store.entry(KEY)
+            _fill(store, KEY)
+
+        with ThreadPoolExecutor(sweeps) as pool:
+            list(pool.map(replace, range(sweeps)))
+        assert store.entry(KEY) is not None
+    assert [path.name for path in tmp_path.iterdir()] == [KEY]
 
 
 def test_a_store_that_goes_away_is_refused(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ _MOST_ENTRY_BYTES = 4 << 20
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
 _LEFT_OVER_S = 24 * 3600.0
+_TRIES = 10
+"""To keep an entry that other sweeps replace at the same time."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _USER = re.compile(r"(?<=://)(?:[^/?\s]+|[^/?\s:@]+:(?!\d+(?:/|$))\S+)(?=@)")
 """User and password of a URL; a password that should have been quoted may hold ``/`` and ``?``."""
@@ -150,7 +152,7 @@ class FolderStore:
                 path = folder / name
                 if path.is_symlink() or path.stat().st_size != kept.bytes or sha256_of([path]) != kept.sha256:
                     return None
-        except (OSError, ValueError):
+        except (OSError, ValueError, UsageError):  # also one that another sweep replaces meanwhile
             return None
         return found
 
@@ -170,18 +172,21 @@ class FolderStore:
     def commit(self, key: str, folder: Path, result: Result) -> None:
         """As of :class:`Store`: the folder is renamed."""
         _seal(folder, key, result)
-        target = self._folder(key)
-        try:
-            if target.exists():
-                if self.entry(key) is not None:
-                    return
-                broken = self._root / f".{secrets.token_hex(8)}.partial"
-                target.rename(broken)
+        target, refused = self._folder(key), OSError()
+        for _ in range(_TRIES):
+            if self.entry(key) is not None:
+                return
+            broken = self._root / f".{secrets.token_hex(8)}.partial"
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    target.rename(broken)
+                folder.rename(target)
+                return
+            except OSError as error:
+                refused = error
+            finally:
                 shutil.rmtree(broken, ignore_errors=True)
-            folder.rename(target)
-        except OSError as error:
-            if self.entry(key) is None:
-                raise _refused(str(target), error.strerror or str(error)) from error
+        raise _refused(str(target), refused.strerror or str(refused)) from refused
 
     def location(self, key: str, name: str) -> str:
         """As of :class:`Store`."""
