@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -66,7 +67,8 @@ def load(path: Path, command: str) -> dict[str, Any]:
 
     Returns:
         Values by field name of the command's configuration, checked. Relative paths are made relative to the file's
-        folder. Shapes are left as tuples of text, as on the command line. ``gpus`` are the tables ``[gpu.NAME]``.
+        folder, ``~`` is the home folder. Shapes are left as tuples of text, as on the command line. ``gpus`` are the
+        tables ``[gpu.NAME]``.
 
     Raises:
         UsageError: The file cannot be read or parsed, has an unknown table or key, or a value of the wrong type.
@@ -82,9 +84,8 @@ def load(path: Path, command: str) -> dict[str, Any]:
         where = f"{path}: [{command}] {key}"
         if key not in known:
             raise _unknown(key, known, where, f"see docs/{_PAGES.get(command, command)}.md")
-        values[key] = _value(key, known[key], kinds[key], value, where)
-    anchored = {key: _anchored(known[key], value, path.absolute().parent) for key, value in values.items()}
-    return {**anchored, "gpus": gpus} if gpus else anchored
+        values[key] = _placed(known[key], _value(key, known[key], kinds[key], value, where), path, where)
+    return {**values, "gpus": gpus} if gpus else values
 
 
 def load_matrix(path: Path, command: str, most: int = _MOST_BUILDS) -> list[dict[str, Any]]:
@@ -115,7 +116,7 @@ def load_matrix(path: Path, command: str, most: int = _MOST_BUILDS) -> list[dict
         if not isinstance(items, list):
             raise UsageError(f"{key} is no list", where=where, remedy=f"write {key} = [...], with the values to vary")
         values = [_value(key, known[key], kinds[key], item, where) for item in items]
-        axes[key] = [_anchored(known[key], value, path.absolute().parent) for value in values]
+        axes[key] = [_placed(known[key], value, path, where) for value in values]
     empty = next((key for key, items in axes.items() if not items), None)
     count = math.prod(len(items) for items in axes.values())
     if not axes or empty is not None or count > most:
@@ -213,10 +214,23 @@ def _value(key: str, option: Option, kind: FieldKind, value: Any, where: str) ->
         raise UsageError(error.what, where=where, remedy=error.remedy) from error
 
 
-def _anchored(option: Option, value: Any, folder: Path) -> Any:
-    """Paths in ``value`` relative to ``folder``."""
+def _placed(option: Option, value: Any, file: Path, where: str) -> Any:
+    """What an option is given in a file, its paths made absolute."""
     if not option.path:
         return value
     if isinstance(value, tuple):
-        return tuple(str(folder / item) for item in value)
-    return value if value in option.words else str(folder / value)
+        return tuple(path_in(file, item, where) for item in value)
+    return value if value in option.words else path_in(file, value, where)
+
+
+def path_in(file: Path, text: str, where: str) -> str:
+    """A path that stands in a configuration file, absolute: ``~`` is the home folder, relative is beside the file.
+
+    Raises:
+        UsageError: There is no such home folder.
+    """
+    expanded = os.path.expanduser(text)  # pathlib takes ./~ for the home folder, too
+    if expanded.startswith("~"):
+        remedy = "write the whole path; ./~ for a folder of that name"
+        raise UsageError(f"There is no home folder for {text}", where=where, remedy=remedy)
+    return str(file.absolute().parent / expanded)

@@ -88,6 +88,17 @@ def test_a_mistake_is_a_usage_error_that_says_where(tmp_path: Path, text: str, w
     assert remedy in caught.value.remedy
 
 
+def test_the_home_folder_is_that_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    text = '[build]\ncache_dir = "~/cache"\noutput = "./~/model"\nplugins = ["~/p.so"]\ncalib = "synthetic"\n'
+    found = load(_write(tmp_path, text), "build")
+    assert found["cache_dir"] == str(tmp_path / "home/cache") and found["plugins"] == (str(tmp_path / "home/p.so"),)
+    assert found["output"] == str(tmp_path / "~/model") and found["calib"] == "synthetic"
+    with pytest.raises(UsageError, match="no home folder for ~nobody-here/x") as caught:
+        load(_write(tmp_path, '[build]\ncache_dir = "~nobody-here/x"\n'), "build")
+    assert "[build] cache_dir" in caught.value.where
+
+
 def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "none.toml", "build")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtopt.config import did_you_mean
-from trtopt.config_file import PRICES, SWEEP, load_plain
+from trtopt.config_file import PRICES, SWEEP, load_plain, path_in
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import PORTABLE, GpuSpec, find_gpu, normalized
 
@@ -69,13 +68,7 @@ def _place(store: str, path: Path) -> str:
     if _RELATIVE_URL.search(store):
         remedy = "write file:/// and the whole path; or the path alone, which is relative to this file"
         raise UsageError("The file:// URL is relative", where=where, remedy=remedy)
-    if "://" in store:
-        return store
-    expanded = os.path.expanduser(store)  # pathlib takes ./~ for the home folder, too
-    if expanded.startswith("~"):
-        remedy = "write the whole path; ./~ for a folder of that name"
-        raise UsageError(f"There is no home folder for {store}", where=where, remedy=remedy)
-    return str(path.absolute().parent / expanded)
+    return store if "://" in store else path_in(path, store, where)
 
 
 def _check(key: str, default: Any, value: Any, where: str) -> None:
