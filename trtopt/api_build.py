@@ -23,7 +23,7 @@ from trtopt import (
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.clock import Clock
-from trtopt.config import AUTO, BuildConfig
+from trtopt.config import AUTO, DEFAULT_ACCURACY_DROP, BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import EngineArtifact
@@ -45,7 +45,6 @@ from trtopt.precision.calib_synthetic import SYNTHETIC
 from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.network_io import parse_io
 from trtopt.precision.samples import Samples, open_samples
-from trtopt.precision.search_space import DEFAULT_BUDGET
 from trtopt.report.analysis import EngineAnalysis
 from trtopt.report.environment import environment
 from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
@@ -80,7 +79,7 @@ class Session:
         asks = config.precision == AUTO or (pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss)
         self._is_default_budget = asks and config.max_accuracy_drop is None
         self.config = (
-            dataclasses.replace(config, max_accuracy_drop=DEFAULT_BUDGET) if self._is_default_budget else config
+            dataclasses.replace(config, max_accuracy_drop=DEFAULT_ACCURACY_DROP) if self._is_default_budget else config
         )
         self.clock = clock
         self.make_engine = make_engine

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trtopt.config import DEFAULT_ACCURACY_DROP
 from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.files import atomic_write, check_outputs
 from trtopt.fleet.executor import Executor, LocalExecutor
@@ -302,7 +303,7 @@ def write_sweep(
     if html is not None:
         from trtopt.report.sweep_html import html_page
 
-        atomic_write(Path(html), html_page(report))
+        atomic_write(Path(html), html_page(report, drop=DEFAULT_ACCURACY_DROP))
     if markdown is not None:
         atomic_write(Path(markdown), sweep_forms.sweep_markdown(report))
     if csv is not None:

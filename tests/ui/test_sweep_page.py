@@ -23,7 +23,7 @@ def test_the_page_plots_sorts_and_filters_without_errors_and_without_requests(tm
         failed("c"),
     ]
     path = tmp_path / "page.html"
-    path.write_text(html_page(report(*rows, warnings=("a worker was lost",))), encoding="utf-8")
+    path.write_text(html_page(report(*rows, warnings=("a worker was lost",)), drop=0.01), encoding="utf-8")
     shown = "[...document.querySelectorAll('#jobs tbody tr')].filter((row) => row.offsetParent !== null)"
     (tmp_path / "profile").mkdir()
     with chromium(tmp_path / "profile") as page:

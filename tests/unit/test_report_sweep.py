@@ -247,8 +247,24 @@ def _hostile() -> SweepReport:
 def test_the_page_names_the_engine_by_all_that_the_sweep_varies() -> None:
     rows = [row("a", latency_us=5.0), row("b")]
     rows = [dataclasses.replace(item, varied={**item.varied, "opt_shapes": f"x-{item.key}"}) for item in rows]
-    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(report(*rows)))
+    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(report(*rows), drop=0.01))
     assert "L4 fp16" in tile and "opt_shapes" in tile and "x-a" in tile
+
+
+@pytest.mark.parametrize(
+    ("drops", "latencies", "words"),
+    [
+        ((0.1, 0.01), (5.0, 9.0), ("that drops by at most 0.01", "9.00 us predicted, drop 0.0100")),
+        ((0.1, 0.2), (9.0, 5.0), ("none drops by at most 0.01: 9.00 us", "drop 0.1000")),
+        ((None, None), (5.0, 9.0), ("no engine", "none drops by at most 0.01, as far as is known")),
+    ],
+)
+def test_the_page_recommends_no_engine_that_costs_more_accuracy_than_a_build_may(
+    drops: tuple[float | None, ...], latencies: tuple[float, ...], words: tuple[str, ...]
+) -> None:
+    rows = [row(key, drop=drop, latency_us=us) for key, drop, us in zip("ab", drops, latencies, strict=True)]
+    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(report(*rows), drop=0.01))
+    assert all(word in tile for word in words), tile
 
 
 def test_the_csv_has_a_line_for_each_job_and_no_formula() -> None:
@@ -280,7 +296,7 @@ def test_headings_of_a_markdown_table_are_no_markup() -> None:
 
 
 def test_markdown_and_page_take_nothing_for_markup() -> None:
-    markdown, page = sweep_markdown(_hostile()), html_page(_hostile())
+    markdown, page = sweep_markdown(_hostile()), html_page(_hostile(), drop=0.01)
     assert "<script>alert" not in markdown and "@me" not in markdown
     assert "<script>alert" not in page
     assert "It cannot be built; V100; name another GPU" in page

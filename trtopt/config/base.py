@@ -22,6 +22,9 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 AUTO = "auto"
 """The precision of a build that searches over all of them."""
 
+DEFAULT_ACCURACY_DROP = 0.01
+"""The largest drop of accuracy where nobody gives one: that of NNCF's accuracy control."""
+
 CALIB_METHODS = ("auto", "max", "percentile", "entropy", "mse")
 BACKENDS = ("auto", "tensorrt", "tensorrt-rtx")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trtopt.accuracy.gate import drop_of
+from trtopt.config import DEFAULT_ACCURACY_DROP
 from trtopt.errors import UsageError
 from trtopt.gates import limits as defaults
 from trtopt.gates.baseline import comparable
@@ -124,7 +125,7 @@ def _by_metric(pair: _Pair, limits: Limits, lost: tuple[LayerChange, ...]) -> It
         has = "no metric" if old is None else f"the metric {old.name}"
         yield _missing(name, title, asked, f"the baseline has {has}")
         return
-    drop = asked if asked is not None else defaults.DEFAULT_DB_DROP if unit == "dB" else defaults.DEFAULT_ACCURACY_DROP
+    drop = asked if asked is not None else defaults.DEFAULT_DB_DROP if unit == "dB" else DEFAULT_ACCURACY_DROP
     gate = Gate(name, title, "passed", unit, old.optimized, now.optimized, is_default=asked is None)
     what = f"the model is {old.optimized - now.optimized:.4g} less accurate than the baseline"
     if old.baseline - now.baseline > drop:
@@ -145,7 +146,7 @@ def _by_output(name: str, pair: _Pair, limits: Limits, lost: tuple[LayerChange, 
     if old is None or drop_of(old)[0] != measure:
         yield _missing(f"accuracy:{name}", title, asked, f"the baseline has no {measure} of it")
         return
-    most = defaults.DEFAULT_ACCURACY_DROP if asked is None else asked
+    most = DEFAULT_ACCURACY_DROP if asked is None else asked
     before = 1.0 - drop_of(old)[1]
     gate = Gate(f"accuracy:{name}", title, "passed", "metric", before, 1.0 - drop, is_default=asked is None)
     yield _at_least(gate, before - most, f"{before - 1.0 + drop:.4g} further from FP32 than the baseline", lost)

@@ -12,9 +12,8 @@ from trtopt.errors import UsageError
 BITS = {"fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "fp4": 4}
 """The types a share can be asked of, and their widths."""
 
-DEFAULT_ACCURACY_DROP = 0.01
-"""The budget of a build that was given none; of a metric in dB, see :data:`DEFAULT_DB_DROP`."""
 DEFAULT_DB_DROP = 1.0
+"""Of a metric in dB; of others, see ``DEFAULT_ACCURACY_DROP``."""
 DEFAULT_LATENCY_REGRESS = 0.05
 DEFAULT_SHARE_LOSS = 0.01
 DEFAULT_BYTES_GROWTH = 0.10

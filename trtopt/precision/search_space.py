@@ -15,8 +15,6 @@ Form: TypeAlias = QuantizedType | Literal["2:4"]
 search; "8-bit" in these modules stands for pruned then."""
 
 NarrowName = Literal["fp16", "bf16"]
-DEFAULT_BUDGET = 0.01
-"""The largest drop that ``--auto`` allows where nobody gives a budget: that of NNCF's accuracy control."""
 
 ROUNDING = 1e-9
 """Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The gate allows as much."""

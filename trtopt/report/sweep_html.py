@@ -19,14 +19,18 @@ _MOST_PLOTS = 30
 _HOVER_NAME = 46
 
 
-def html_page(report: SweepReport) -> str:
-    """The page: a plot for each model, every job in a table, what failed.
+def html_page(report: SweepReport, *, drop: float) -> str:
+    """The page: the engine to take and a plot for each model, every job in a table, what failed.
+
+    Args:
+        report: The sweep.
+        drop: The largest drop of accuracy of an engine to take, 0.01 = one point.
 
     Raises:
         MissingDependencyError: plotly is not installed.
     """
     draw = drawing()
-    sections = (_head(report), _plots(report, draw), _table(report), _failed(report), _about(report))
+    sections = (_head(report, drop), _plots(report, draw), _table(report), _failed(report), _about(report))
     return page(
         f"{visible(report.name)}: sweep",
         sections,
@@ -35,10 +39,10 @@ def html_page(report: SweepReport) -> str:
     )
 
 
-def _head(report: SweepReport) -> str:
+def _head(report: SweepReport, drop: float) -> str:
     models = list(dict.fromkeys(row.model for row in report.rows))
-    choices = forms.choose(report, forms.Limits())
-    tiles = "".join(_tile(report, choice) for choice in choices[:_MOST_PLOTS])
+    choices = forms.choose(report, forms.Limits(drop=drop))
+    tiles = "".join(_tile(report, choice, drop) for choice in choices[:_MOST_PLOTS])
     lines = (line.replace("*:", "front:", 1) for line in forms.notes(report) if not line.startswith("warning:"))
     notes = "".join(f'<p class="quiet">{text(line)}</p>' for line in lines)
     banners = "".join(f'<p class="banner">{text(line)}</p>' for line in report.warnings)
@@ -46,14 +50,16 @@ def _head(report: SweepReport) -> str:
     return f'<header><h1>{text(what)}</h1></header>{banners}<div class="tiles">{tiles}</div>{notes}'
 
 
-def _tile(report: SweepReport, choice: forms.Choice) -> str:
-    best = choice.best
+def _tile(report: SweepReport, choice: forms.Choice, drop: float) -> str:
+    """The engine to take where accuracy may drop that far; else the nearest."""
+    best = choice.best or choice.nearest
     if best is None or best.result is None:
-        return f'<div class="tile"><span>{tables.name(choice.model, 40)}</span><b>no engine</b></div>'
+        what = f"<b>no engine</b><span>none drops by at most {drop:g}, as far as is known</span>"
+        return f'<div class="tile">{tables.name(choice.model, 40)}{what}</div>'
     cost = f", {forms.cost_text(best.cost)} {report.currency} per million" if best.cost is not None else ""
-    word = "cheapest" if choice.by == "cost" else "fastest an inference"
-    drop = forms.drop_text(best) or "not known"
-    figures = f"the {word}: {forms.latency_text(best)} {best.result.latency}, drop {drop}{cost}"
+    word = "the cheapest" if choice.by == "cost" else "the fastest an inference"
+    word = f"{word} that drops by at most" if choice.best is not None else "none drops by at most"
+    figures = f"{word} {drop:g}: {forms.latency_text(best)} {best.result.latency}, drop {forms.drop_text(best)}{cost}"
     engine = f"{text(best.gpu)} {text(best.precision)}"
     others = (axis for axis in forms.axes_of(report.rows) if axis not in ("model", "gpu", "precision"))
     varied = "".join(f"<span>{text(axis)} {tables.name(best.varied[axis], 40)}</span>" for axis in others)
