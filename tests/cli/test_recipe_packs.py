@@ -48,7 +48,7 @@ def install(folder: Path, name: str, source: str, target: str = "PACK") -> None:
 
 
 def trtopt(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-m", "trtopt", *arguments],
         env={**os.environ, "PYTHONPATH": paths},

@@ -134,7 +134,8 @@ def _tasks(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     import os
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    # Without an empty part, which is the current folder.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     return "odd_tasks:execute"
 
 
