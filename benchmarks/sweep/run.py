@@ -161,7 +161,7 @@ def plan(count: int) -> dict[str, Any]:
         )
         began = time.perf_counter()
         jobs = load_plan(root / "s.toml").jobs
-        keys = [job_key(job, "0", "0") for job in jobs]
+        keys = [job_key(job, "0", "0", {}) for job in jobs]
         check_distinct(jobs, keys)
         planned = time.perf_counter() - began
         store = FolderStore(root / "store")
