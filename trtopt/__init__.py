@@ -6,28 +6,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trtopt import sparsity
+from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
+    from trtopt.analysis.analyze import analyze
+    from trtopt.analysis.profile import profile
+    from trtopt.analysis.sensitivity import sensitivity
     from trtopt.api import build, export, optimize
-    from trtopt.api_analyze import analyze
-    from trtopt.api_check import check
-    from trtopt.api_profile import profile
-    from trtopt.api_sensitivity import sensitivity
-    from trtopt.api_sweep import sweep
-    from trtopt.api_triton import TritonReport, triton
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
     from trtopt.errors import TrtoptError
-    from trtopt.report.analysis import Analysis
-    from trtopt.report.check import CheckReport
-    from trtopt.report.profile import ProfileReport
-    from trtopt.report.records import BuildReport
-    from trtopt.report.sensitivity import Sensitivity
-    from trtopt.report.sweep import SweepReport
+    from trtopt.fleet.sweep import sweep
+    from trtopt.gates.check import check
+    from trtopt.report.schema.analysis import Analysis
+    from trtopt.report.schema.build import BuildReport
+    from trtopt.report.schema.check import CheckReport
+    from trtopt.report.schema.profile import ProfileReport
+    from trtopt.report.schema.sensitivity import Sensitivity
+    from trtopt.report.schema.sweep import SweepReport
     from trtopt.serve.engine import Engine
     from trtopt.serve.triton import TritonConfig
+    from trtopt.serve.triton_repository import TritonReport, triton
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Analysis",
     "AnalyzeConfig",
@@ -57,29 +58,29 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Analysis": "trtopt.report.analysis",
+    "Analysis": "trtopt.report.schema.analysis",
     "AnalyzeConfig": "trtopt.config",
     "BuildConfig": "trtopt.config",
-    "BuildReport": "trtopt.report.records",
-    "CheckReport": "trtopt.report.check",
+    "BuildReport": "trtopt.report.schema.build",
+    "CheckReport": "trtopt.report.schema.check",
     "Engine": "trtopt.serve.engine",
     "ProfileConfig": "trtopt.config",
-    "ProfileReport": "trtopt.report.profile",
-    "Sensitivity": "trtopt.report.sensitivity",
+    "ProfileReport": "trtopt.report.schema.profile",
+    "Sensitivity": "trtopt.report.schema.sensitivity",
     "SensitivityConfig": "trtopt.config",
-    "SweepReport": "trtopt.report.sweep",
+    "SweepReport": "trtopt.report.schema.sweep",
     "TritonConfig": "trtopt.serve.triton",
-    "TritonReport": "trtopt.api_triton",
+    "TritonReport": "trtopt.serve.triton_repository",
     "TrtoptError": "trtopt.errors",
-    "analyze": "trtopt.api_analyze",
+    "analyze": "trtopt.analysis.analyze",
     "build": "trtopt.api",
-    "check": "trtopt.api_check",
+    "check": "trtopt.gates.check",
     "export": "trtopt.api",
     "optimize": "trtopt.api",
-    "profile": "trtopt.api_profile",
-    "sensitivity": "trtopt.api_sensitivity",
-    "sweep": "trtopt.api_sweep",
-    "triton": "trtopt.api_triton",
+    "profile": "trtopt.analysis.profile",
+    "sensitivity": "trtopt.analysis.sensitivity",
+    "sweep": "trtopt.fleet.sweep",
+    "triton": "trtopt.serve.triton_repository",
     "verify": "trtopt.engine.manifest",
 }
 

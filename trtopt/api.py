@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from trtopt.api_build import Session
-from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
-from trtopt.files import TEMPORARY
-from trtopt.report.records import BuildReport
+from trtopt.pipeline.session import Session
+from trtopt.report.schema.build import BuildReport
 from trtopt.source.in_memory import as_file
+from trtopt.support.clock import Clock
+from trtopt.support.files import TEMPORARY
 
 if TYPE_CHECKING:
     import torch

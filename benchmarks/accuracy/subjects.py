@@ -127,9 +127,9 @@ def as_stored(path: Path) -> Run:
 @contextmanager
 def twin_of(path: Path) -> Iterator[Run]:
     """The file's FP32 twin: what ``trtopt build`` verified."""
-    from trtopt.accuracy.twin import fp32_twin
-    from trtopt.runtime import OrtSession
+    from trtopt.accuracy.emulation import fp32_twin
     from trtopt.source.onnx_file import load
+    from trtopt.support.ort_session import OrtSession
 
     model = load(path).model
     halves = {value.name for value in model.graph.inputs if str(value.dtype) == "FLOAT16"}

@@ -70,10 +70,10 @@ def trtopt(model: Path, samples: Path, *, ranges_too: bool) -> Work:
     import onnxruntime  # noqa: F401 - imported here, so that no import is timed
 
     from trtopt.graph.artifact import input_spec
-    from trtopt.precision.calibrate import collect
     from trtopt.precision.decide import wanted_tensors
-    from trtopt.precision.ranges import choose_amax
-    from trtopt.precision.samples import open_samples
+    from trtopt.precision.observe.calibrate import collect
+    from trtopt.precision.observe.ranges import choose_amax
+    from trtopt.precision.observe.samples import open_samples
 
     def work() -> dict[str, Any]:
         graph = ir.load(model)

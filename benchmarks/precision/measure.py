@@ -14,14 +14,15 @@ from typing import Any
 import onnx_ir as ir
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.build import BuildRequest, build_engine
+from trtopt.engine.build import build_engine
 from trtopt.engine.layers import buffer_sizes, constant_bytes, moved_bytes
 from trtopt.engine.loops import trip_counts
+from trtopt.engine.request import BuildRequest
 from trtopt.engine.work import layers_of_engine
 from trtopt.graph import edit
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.report.records import LayerInfo
+from trtopt.report.schema.build import LayerInfo
 from trtopt.roofline.constants import fit_for
 from trtopt.roofline.layer import predict
 from trtopt.roofline.peaks import peak_rate

@@ -23,14 +23,14 @@ from random_models import Bert, Vit, convnext_t, mobilenet_v2
 from readme import replace_table
 
 import trtopt
-from trtopt.clock import Clock
+from trtopt.analysis.compiled import CompiledLevel, compile_level
 from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_analyze import CompiledLevel, compile_level
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import Precision, work_of_node
 from trtopt.source.onnx_file import load
+from trtopt.support.clock import Clock
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "calibration"))

@@ -31,12 +31,12 @@ MACHINE = "2-core x86-64, no GPU"
 def prepared(model: Path, samples: Path) -> tuple[Any, ...]:
     """The FP32 form, the INT8 form, the plan's regions and the samples; and what calibration took, wall and CPU."""
     from trtopt.graph.shapes import static_shapes
-    from trtopt.precision.calibrate import collect
     from trtopt.precision.decide import wanted_tensors
+    from trtopt.precision.fp16.to_fp32 import widen
+    from trtopt.precision.observe.calibrate import collect
+    from trtopt.precision.observe.samples import open_samples
     from trtopt.precision.plan import FP16, PrecisionPlan
     from trtopt.precision.regions import Problem, find_candidates
-    from trtopt.precision.samples import open_samples
-    from trtopt.precision.widen import widen
     from trtopt.precision.write import apply_plan
     from trtopt.source.onnx_file import load
 
@@ -58,7 +58,7 @@ def timed(model: Path, samples: Path) -> dict[str, Any]:
     """One round."""
     from trtopt.accuracy.segments import SegmentedModel
     from trtopt.accuracy.sensitivity import growth, sensitivity
-    from trtopt.precision.calibrate import peak_rss_bytes
+    from trtopt.precision.observe.calibrate import peak_rss_bytes
 
     base, quantized, _, regions, source, calibration = prepared(model, samples)
     before = peak_rss_bytes()
@@ -89,7 +89,7 @@ def exact(model: Path, samples: Path) -> dict[str, Any]:
     from trtopt.accuracy.segments import SegmentedModel
     from trtopt.accuracy.sensitivity import Sampling, sensitivity
     from trtopt.precision.write import apply_plan
-    from trtopt.runtime import OrtSession
+    from trtopt.support.ort_session import OrtSession
 
     base, quantized, plan, regions, source, _ = prepared(model, samples)
     feeds = list(source)

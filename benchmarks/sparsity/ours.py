@@ -18,10 +18,10 @@ from usage import measured
 
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes
-from trtopt.pipeline_error import OutputError, decibels
-from trtopt.precision.channel_stats import channel_stats, product_inputs
-from trtopt.precision.samples import Samples, open_samples
-from trtopt.precision.widen import widen
+from trtopt.pipeline.output_error import OutputError, decibels
+from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
+from trtopt.precision.observe.samples import Samples, open_samples
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Stage, Target
 from trtopt.rewrite.registry import select

@@ -124,7 +124,7 @@ def is_type_checking(node: ast.AST) -> bool:
 def imports_of(module: Module, *, in_functions: bool) -> Iterator[tuple[int, str]]:
     """Line and dotted name of what ``module`` imports at run time; a name imported from a package names its module.
 
-    ``from trtopt import pipeline`` gives ``trtopt.pipeline``; ``from trtopt import __version__`` gives ``trtopt``.
+    ``from trtopt import pipeline`` gives ``trtopt.pipeline``; ``from trtopt import build`` gives ``trtopt``.
     """
     waiting: list[ast.AST] = [module.tree]
     while waiting:

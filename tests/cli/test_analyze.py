@@ -20,7 +20,7 @@ import trtopt as package
 from trtopt.config import AnalyzeConfig, flag, options
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import GpuSpec, find_gpu
-from trtopt.report.analysis import Analysis, BatchPoint, BatchSweep, Finding, LayerRow, Memory, Totals
+from trtopt.report.schema.analysis import Analysis, BatchPoint, BatchSweep, Finding, LayerRow, Memory, Totals
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -250,7 +250,8 @@ def test_an_output_never_overwrites_the_models_weights(trtopt: Run, tmp_path: Pa
 
 def test_the_name_of_an_open_stream_is_no_output(trtopt: Run, tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path\nfrom trtopt.errors import UsageError\nfrom trtopt.files import check_writable\n"
+        "from pathlib import Path\nfrom trtopt.errors import UsageError\n"
+        "from trtopt.support.files import check_writable\n"
         "for name in ('/dev/stdout', '/dev/new', '/dev/fd/1', '/proc/self/fd/1'):\n"
         "    try:\n        check_writable(Path(name))\n"
         "    except UsageError as error:\n        assert 'device' in error.what, error\n"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from small_models import samples, save_small
 
-from trtopt.cache_folder import FORMATS, KINDS, cache_folder
+from trtopt.cache.folder import FORMATS, KINDS, cache_folder
 from trtopt.errors import UsageError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -131,7 +131,7 @@ def test_a_wrong_option_names_what_is_right(trtopt: Run, arguments: tuple[str, .
 
 
 def test_damage_is_found_in_each_kind_and_removed_when_asked(trtopt: Run, tmp_path: Path) -> None:
-    from trtopt.sealed import seal_line, write_sealed
+    from trtopt.cache.checksummed import seal_line, write_sealed
 
     for kind, suffix in KINDS.items():
         name = "NVIDIA-L4-8.9-10.3.0" if kind == "timing" else 64 * "0"

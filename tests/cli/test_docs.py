@@ -16,12 +16,12 @@ from small_models import samples, save_small
 
 from trtopt.cli.run import parse
 from trtopt.config import AUTO, PRECISIONS, BuildConfig, field_kinds, flag, options
-from trtopt.config_file import load
+from trtopt.config.toml_file import load
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.options import parse_builder_options
 from trtopt.errors import TargetError, TrtoptError, UsageError
-from trtopt.report.manifest import DIGEST, Manifest
-from trtopt.report.records import BuildReport
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.manifest import DIGEST, Manifest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

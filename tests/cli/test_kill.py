@@ -19,7 +19,7 @@ import onnx
 import pytest
 from small_models import samples, save_small
 
-from trtopt.cache_folder import damage, files
+from trtopt.cache.folder import damage, files
 from trtopt.engine.backend import read_header
 from trtopt.engine.manifest import load_engine, manifest_path
 from trtopt.errors import IntegrityError, UsageError

@@ -13,7 +13,7 @@ import pytest
 from small_models import samples, save_small
 
 from trtopt.config import SensitivityConfig, flag, options
-from trtopt.report.sensitivity import Sensitivity
+from trtopt.report.schema.sensitivity import Sensitivity
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -16,7 +16,7 @@ import pytest
 from small_models import samples, save_small
 
 from trtopt.errors import UsageError
-from trtopt.files import atomic_write, check_outputs, check_writable
+from trtopt.support.files import atomic_write, check_outputs, check_writable
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

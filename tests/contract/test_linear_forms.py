@@ -13,7 +13,7 @@ from trtopt.graph import invariants
 from trtopt.graph.edit import all_nodes
 from trtopt.rewrite.driver import apply
 from trtopt.rewrite.protocol import Target
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 from trtopt_recipes.rank_4_linear import Rank4Linear
 
 RANK_4 = [pytest.param(case, id=case.label) for case in CASES if case.recipe == "rank-4-linear" and case.changes]

@@ -16,12 +16,12 @@ from contract_case import Case, load_case
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import RECIPE_KEY, all_nodes
-from trtopt.report.records import StepRecord
+from trtopt.report.schema.build import StepRecord
 from trtopt.rewrite.driver import run
 from trtopt.rewrite.protocol import Recipe, Target
 from trtopt.rewrite.registry import all_recipes
-from trtopt.runtime import OrtSession
 from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("cases_*.py"))
 CASES: tuple[Case, ...] = tuple(case for name in MODULES for case in importlib.import_module(name).CASES)

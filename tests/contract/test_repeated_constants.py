@@ -10,7 +10,7 @@ from contract_case import Case, load_case
 
 from trtopt.rewrite.driver import apply
 from trtopt.rewrite.protocol import Target
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 from trtopt_recipes.constant_expression import ConstantExpression
 
 ROW = "<float[1, 1, 4] c = {1, 2, 3, 4}, int64[3] s = {2, 3, 4}> { e = Expand(c, s) "

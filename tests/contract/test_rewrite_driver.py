@@ -14,7 +14,7 @@ import pytest
 from trtopt.errors import RecipeError, UsageError
 from trtopt.events import Event
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.report.records import Refusal
+from trtopt.report.schema.build import Refusal
 from trtopt.rewrite.driver import apply, run
 from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.registry import all_recipes, select

@@ -15,9 +15,10 @@ import pytest
 from trtopt.errors import EngineBuildError, RecipeError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
-from trtopt.report.records import Cost, StepRecord
+from trtopt.judge.protocol import Priced
+from trtopt.report.schema.build import Cost, StepRecord
 from trtopt.rewrite.driver import Judging, Rewritten, apply
-from trtopt.rewrite.protocol import Findings, Match, Priced, Recipe, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Refusal, Stage, Target
 from trtopt.source.onnx_file import load
 
 Price = Callable[[ir.Node], float]

@@ -27,7 +27,7 @@ from mutate_text import (
 )
 from onnx import helper
 
-from trtopt.sealed import _header as sealed_header
+from trtopt.cache.checksummed import _header as sealed_header
 
 _OPERATORS = (
     "Relu", "Conv", "MatMul", "Gemm", "Reshape", "Transpose", "Slice", "Range", "Tile", "Expand", "Resize", "Loop",

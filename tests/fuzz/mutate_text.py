@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from trtopt.report.manifest import DIGEST, with_digest
-from trtopt.sealed import open_line, seal_line
+from trtopt.cache.checksummed import open_line, seal_line
+from trtopt.report.schema.manifest import DIGEST, with_digest
 
 STRINGS = (
     "", "a" * 5000, "\x1b[31mred\x1b[0m", "\x00", "\ud800", "‮abc", "../../etc/passwd", "/dev/null", "L4", "int8",

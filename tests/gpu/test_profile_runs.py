@@ -11,12 +11,13 @@ import pytest
 import rtx_nets
 
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend
-from trtopt.engine.build import BuildRequest, build_engine
+from trtopt.engine.build import build_engine
 from trtopt.engine.manifest import load_engine
+from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import why_not_run
 from trtopt.hardware.probe import present_gpu
 from trtopt.profiling.gpu import measure_engine
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 
 BACKENDS = [pytest.param(backend, id=backend.name) for backend in (TENSORRT_RTX, TENSORRT)]
 

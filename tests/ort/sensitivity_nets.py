@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp, QuantizedType
 from trtopt.precision.write import apply_plan
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 
 CODE = """
 <ir_version: 8, opset_import: ["" : 19]>

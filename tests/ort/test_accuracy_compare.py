@@ -11,9 +11,9 @@ from naive_fp16 import naive_fp16
 from onnx_ir.passes import common as passes
 
 from trtopt.accuracy.compare import compare, compare_tensors, first_bad
-from trtopt.accuracy.twin import fp32_twin
+from trtopt.accuracy.emulation import fp32_twin
 from trtopt.errors import InvalidModelError
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.support.ort_session import Feeds, OrtSession
 
 HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
 

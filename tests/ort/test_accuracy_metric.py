@@ -12,8 +12,8 @@ import pytest
 from trtopt.accuracy.compare import compare
 from trtopt.accuracy.metric import Run, load_metric, python_metric
 from trtopt.errors import UsageError
-from trtopt.report.records import MetricRecord
-from trtopt.runtime import OrtSession
+from trtopt.report.schema.build import MetricRecord
+from trtopt.support.ort_session import OrtSession
 
 HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
 PLAIN = "g (float[N,3] x) => (float[N,3] y) { y = Identity(x) }"

@@ -9,12 +9,12 @@ import pytest
 from naive_fp16 import naive_fp16
 
 from trtopt.accuracy.compare import compare
+from trtopt.accuracy.emulation import EXACT_OPS, fp32_twin
 from trtopt.accuracy.gate import gate
-from trtopt.accuracy.twin import EXACT_OPS, fp32_twin
 from trtopt.config import BuildConfig
 from trtopt.errors import InvalidModelError
-from trtopt.report.records import AccuracyRecord
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.report.schema.build import AccuracyRecord
+from trtopt.support.ort_session import Feeds, OrtSession
 
 HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
 

@@ -13,11 +13,11 @@ import pytest
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
-from trtopt.precision.calib_cache import CacheFile
-from trtopt.precision.calibrate import Calibration, cached_collect, collect
-from trtopt.precision.ranges import StatsBuilder
-from trtopt.precision.samples import Samples, open_samples
-from trtopt.runtime import OrtSession
+from trtopt.precision.observe.calibrate import Calibration, cached_collect, collect
+from trtopt.precision.observe.ranges import StatsBuilder
+from trtopt.precision.observe.samples import Samples, open_samples
+from trtopt.precision.observe.statistics_cache import CacheFile
+from trtopt.support.ort_session import OrtSession
 
 RNG = np.random.default_rng(0)
 DATA = RNG.standard_normal((12, 3, 8, 8)).astype(np.float32)

@@ -13,13 +13,13 @@ import pytest
 from onnx import helper
 from quantized_models import VARIANTS, X, quantized
 
-from trtopt.api_sensitivity import sensitivity
+from trtopt.analysis.sensitivity import sensitivity
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
-from trtopt.precision.existing_qdq import mend, without_qdq
-from trtopt.precision.qdq_mending import quantizer_of
-from trtopt.runtime import OrtSession
+from trtopt.precision.qdq.canonicalize import quantizer_of
+from trtopt.precision.qdq.existing import mend, without_qdq
 from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
 
 RNG = np.random.default_rng(0)
 

@@ -9,9 +9,9 @@ import pytest
 from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.shapes import infer_shapes
-from trtopt.pipeline_error import OutputError, decibels
+from trtopt.pipeline.output_error import OutputError, decibels
+from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
-from trtopt.precision.samples import open_samples
 
 RNG = np.random.default_rng(0)
 IMAGES = (InputSpec("x", np.dtype(np.float32), (4, 8, 6, 6)),)

@@ -7,13 +7,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from trtopt.accuracy.twin import fp32_twin
+from trtopt.accuracy.emulation import fp32_twin
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq import activation_scale, quantize_weight
+from trtopt.precision.qdq.write_qdq import activation_scale, quantize_weight
 from trtopt.precision.write import apply_plan
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 
 RNG = np.random.default_rng(0)
 

@@ -12,13 +12,13 @@ import pytest
 from trtopt.events import Event
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.calib_feeds import Sample
-from trtopt.precision.correct import Wish, correct, mean_error
-from trtopt.precision.layer_walk import samples_held, walk
+from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq import quantize
-from trtopt.precision.refine import Refined, refine
-from trtopt.runtime import OrtSession
+from trtopt.precision.ptq.correct import Wish, correct, mean_error
+from trtopt.precision.ptq.layer_walk import samples_held, walk
+from trtopt.precision.ptq.refine import Refined, refine
+from trtopt.precision.qdq.write_qdq import quantize
+from trtopt.support.ort_session import OrtSession
 
 RNG = np.random.default_rng(3)
 

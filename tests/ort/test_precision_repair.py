@@ -9,20 +9,20 @@ import pytest
 from naive_fp16 import naive_fp16
 
 from trtopt.accuracy.compare import compare
-from trtopt.accuracy.twin import fp32_twin
+from trtopt.accuracy.emulation import fp32_twin
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.pipeline_repair import Trial, repaired
-from trtopt.precision.bfloat import with_bfloat
-from trtopt.precision.calibrate import collect
+from trtopt.pipeline.repair import Trial, repaired
 from trtopt.precision.decide import decide, wanted_tensors
+from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB
+from trtopt.precision.observe.calibrate import collect
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.repair import SMALLEST_SQNR_DB
-from trtopt.precision.samples import open_samples
-from trtopt.precision.spans import Spans
 from trtopt.precision.write import apply_plan
-from trtopt.report.records import OutputAccuracy
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.report.schema.build import OutputAccuracy
+from trtopt.support.ort_session import Feeds, OrtSession
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> np.ndarray:

@@ -10,12 +10,12 @@ import pytest
 
 from trtopt.graph.edit import constant_of
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.channel_scale_rules import channel_scales
-from trtopt.precision.channel_stats import channel_stats, product_inputs
-from trtopt.precision.equalize import equalize
-from trtopt.precision.scaling import apply_scales
-from trtopt.precision.smooth import smooth
-from trtopt.runtime import OrtSession
+from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
+from trtopt.precision.ptq.channel_scale_rules import channel_scales
+from trtopt.precision.ptq.equalize import equalize
+from trtopt.precision.ptq.scaling import apply_scales
+from trtopt.precision.ptq.smooth import smooth
+from trtopt.support.ort_session import OrtSession
 
 Shapes = dict[str, tuple[int, ...]]
 IMAGE = "float[N, 4, 8, 8] x"

@@ -11,10 +11,10 @@ import pytest
 
 import trtopt
 from trtopt.graph.shapes import infer_shapes
+from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq import quantize
-from trtopt.precision.widen import widen
-from trtopt.runtime import OrtSession
+from trtopt.precision.qdq.write_qdq import quantize
+from trtopt.support.ort_session import OrtSession
 
 HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
 LOW = "float low = {-340000000000000000000000000000000000000.0}"

@@ -13,9 +13,9 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-import trtopt.runtime
+import trtopt.support.ort_session
 from trtopt.errors import ResourceError
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 
 LOOP = ir.serde.deserialize_model(
     onnx.parser.parse_model(
@@ -33,7 +33,7 @@ X = np.ones(1, np.float32)
 
 
 def test_a_loop_that_does_not_end_is_stopped_and_the_session_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trtopt.runtime, "RUN_LIMIT_S", 0.3)
+    monkeypatch.setattr(trtopt.support.ort_session, "RUN_LIMIT_S", 0.3)
     with OrtSession(LOOP) as session:
         assert session.run({"x": X, "n": np.array(3)})[0] == 8
         with pytest.raises(ResourceError, match="did not end within"):
@@ -47,7 +47,7 @@ def test_the_limit_holds_in_a_process_that_was_forked_after_a_run() -> None:
     script = (
         "import os, signal, sys, threading\n"
         "import numpy as np, onnx_ir as ir\n"
-        "import trtopt.runtime as runtime\n"
+        "import trtopt.support.ort_session as runtime\n"
         "from trtopt.errors import ResourceError\n"
         "model = ir.load(sys.argv[1])\n"
         "x = np.ones(1, np.float32)\n"
@@ -73,5 +73,8 @@ def test_the_limit_holds_in_a_process_that_was_forked_after_a_run() -> None:
 
 
 def test_a_failure_is_no_timeout() -> None:
-    with OrtSession(LOOP) as session, pytest.raises(trtopt.runtime.InvalidModelError, match="fails on an input"):
+    with (
+        OrtSession(LOOP) as session,
+        pytest.raises(trtopt.support.ort_session.InvalidModelError, match="fails on an input"),
+    ):
         session.run({"x": np.ones(2, np.float32), "n": np.array(3)})

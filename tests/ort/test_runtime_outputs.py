@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 
 CODE = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -16,8 +16,8 @@ from trtopt.accuracy.sensitivity import Sampling, growth, sensitivity
 from trtopt.errors import InvalidModelError
 from trtopt.events import Event
 from trtopt.precision.plan import QuantizedType
-from trtopt.report.records import OutputAccuracy
-from trtopt.runtime import OrtSession
+from trtopt.report.schema.build import OutputAccuracy
+from trtopt.support.ort_session import OrtSession
 
 BASE = base_model()
 QUANTIZED = quantized(BASE)

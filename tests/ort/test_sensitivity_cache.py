@@ -16,7 +16,7 @@ from sensitivity_nets import REGIONS, base_model
 import trtopt
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.events import Event
-from trtopt.report.sensitivity import Sensitivity
+from trtopt.report.schema.sensitivity import Sensitivity
 
 DATA = {"x": np.random.default_rng(2).standard_normal((6, 3, 8, 8)).astype(np.float32)}
 NOTHING = """

@@ -39,9 +39,9 @@ from trtopt.errors import (
     UsageError,
 )
 from trtopt.hardware.probe import probe
-from trtopt.report.manifest import EngineTensor, ShapeRange
-from trtopt.runtime import _LIMIT
+from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 from trtopt.serve.pool import Turn
+from trtopt.support.ort_session import _LIMIT
 
 NET = """
 <ir_version: 10, opset_import: ["" : 21]>

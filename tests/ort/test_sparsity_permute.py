@@ -13,13 +13,13 @@ import pytest
 
 from trtopt.graph import invariants
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.widen import widen
+from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.rewrite.driver import run
-from trtopt.runtime import OrtSession
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import export
 from trtopt.sparsity.layers import candidates
 from trtopt.sparsity.permute import Permuted, permute
+from trtopt.support.ort_session import OrtSession
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 BOUND = 1e-5

@@ -10,10 +10,10 @@ import pytest
 from random_networks import random_network
 
 from trtopt.graph import invariants
-from trtopt.graph.channel_links import Dim
-from trtopt.graph.channel_orders import orderable_groups, put_in_order
-from trtopt.runtime import OrtSession
+from trtopt.graph.channels.links import Dim
+from trtopt.graph.channels.orders import orderable_groups, put_in_order
 from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
 
 BOUND = 1e-5
 """Largest difference of an output over its largest element."""

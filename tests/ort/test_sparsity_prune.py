@@ -13,16 +13,16 @@ import pytest
 from trtopt.events import Event
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.calib_feeds import Sample
-from trtopt.precision.widen import widen
+from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.observe.feeds import Sample
 from trtopt.rewrite.driver import run
-from trtopt.runtime import OrtSession
 from trtopt.source.onnx_file import load
 from trtopt.sparsity.layers import candidates
 from trtopt.sparsity.pattern import is_sparse
 from trtopt.sparsity.prune import Pruned, prune
 from trtopt.sparsity.pruned import by_magnitude, write
 from trtopt.sparsity.recover import recover
+from trtopt.support.ort_session import OrtSession
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 

@@ -20,12 +20,13 @@ from trtopt.events import Event
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
-from trtopt.report.records import Cost
+from trtopt.judge.protocol import Priced
+from trtopt.report.schema.build import Cost
 from trtopt.rewrite.driver import Judging, apply
-from trtopt.rewrite.protocol import Findings, Match, Priced, Recipe, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.registry import all_recipes
-from trtopt.runtime import OrtSession
 from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
 
 BOUND = 1e-5
 """Largest difference of an output over its largest element."""

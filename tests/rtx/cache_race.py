@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 from rtx_nets import conv_net
 
-from trtopt.cache_folder import damage, files
+from trtopt.cache.folder import damage, files
 from trtopt.engine.backend import read_header
 
 _TIMEOUT_S = 300

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from cache_damage import corruptions
 from cache_race import build, make_models, race, reference
 
-from trtopt.cache_folder import damage, files
+from trtopt.cache.folder import damage, files
 from trtopt.engine.cache import Compiled, EngineCache
 from trtopt.events import Event
 

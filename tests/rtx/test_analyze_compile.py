@@ -12,18 +12,18 @@ import pytest
 from onnx import helper
 from rtx_nets import attention_net, constant, conv_net, loop_net, lstm_net, model, recurrent_net
 
-from trtopt.clock import Clock
+from trtopt.analysis.compiled import CompiledLevel, compile_level, nearest_target
 from trtopt.engine.backend import RTX_TARGETS
 from trtopt.errors import EngineBuildError, MissingDependencyError
 from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.hardware.spec import all_gpus, find_gpu
-from trtopt.pipeline_analyze import CompiledLevel, compile_level, nearest_target
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import Precision, work_of_node
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Gemm, Layer, Work
 from trtopt.source.onnx_file import load
+from trtopt.support.clock import Clock
 
 pytest.importorskip("tensorrt_rtx")
 

@@ -255,7 +255,7 @@ def test_the_worker_dies_with_its_parent_and_leaves_nothing(tmp_path: Path) -> N
         "import sys\n"
         "from pathlib import Path\n"
         "from trtopt.engine.backend import TENSORRT_RTX\n"
-        "from trtopt.engine.build import BuildRequest, build_engine\n"
+        "from trtopt.engine.build import build_engine\nfrom trtopt.engine.request import BuildRequest\n"
         "from trtopt.hardware.spec import find_gpu\n"
         "request = BuildRequest(Path(sys.argv[1]), TENSORRT_RTX, find_gpu('L4'), ())\n"
         "build_engine(request, lambda event: print(event.kind, flush=True))\n"

@@ -14,17 +14,17 @@ from quantized_models import VARIANTS, quantized
 from rtx_nets import constant, model
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
 from trtopt.engine.layers import NOT_KERNELS, activation_bytes
+from trtopt.engine.request import BuildRequest
 from trtopt.errors import EngineBuildError
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.spec import find_gpu
-from trtopt.precision.existing_qdq import mend
-from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.plan import FP16
-from trtopt.precision.widen import widen
-from trtopt.report.records import LayerInfo
+from trtopt.precision.qdq.existing import mend
+from trtopt.report.schema.build import LayerInfo
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 

@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 import trtopt
-from trtopt.clock import Clock
+from trtopt.analysis.compiled import compile_level
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_analyze import compile_level
-from trtopt.report.records import BuildReport
-from trtopt.report.terminal import render
-from trtopt.runtime import OrtSession
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.text.build import render
 from trtopt.source.onnx_file import load
+from trtopt.support.clock import Clock
+from trtopt.support.ort_session import OrtSession
 
 pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
 

@@ -12,16 +12,17 @@ import pytest
 
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
-from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
+from trtopt.engine.request import BuildRequest
 from trtopt.errors import EngineBuildError
 from trtopt.events import ignore
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_judge import judge_for, rewrite
-from trtopt.report.records import Cost
+from trtopt.judge.judges import judge_for
+from trtopt.pipeline.rewrite import rewrite
+from trtopt.report.schema.build import Cost
 from trtopt.source.onnx_file import load
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from rtx_nets import conv_net, request
 
-from trtopt import pipeline_options
-from trtopt.cache_folder import FORMATS
-from trtopt.clock import Clock
+from trtopt.cache.checksummed import read_sealed, write_sealed
+from trtopt.cache.folder import FORMATS
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import EngineArtifact, build_engine
 from trtopt.engine.cache import EngineCache
 from trtopt.events import ignore
-from trtopt.pipeline import Compilation
+from trtopt.pipeline import compile
+from trtopt.pipeline.stages import Compilation
 from trtopt.profiling.gpu import Timing
 from trtopt.profiling.stable import Samples
-from trtopt.sealed import read_sealed, write_sealed
+from trtopt.support.clock import Clock
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -39,7 +39,7 @@ class Search:
         self.cache = EngineCache(folder / "cache", ignore) if is_kept else None
         self.clock = Clock(ignore)
         self.timed = 0
-        patch.setattr(pipeline_options, "time_engine", self._time)
+        patch.setattr(compile, "time_engine", self._time)
 
     def _time(self, engine: bytes, backend: object) -> Timing:
         self.timed += 1
@@ -49,7 +49,7 @@ class Search:
     def run(self) -> EngineArtifact:
         self.timed = 0
         job = Compilation(TENSORRT_RTX, self.asked.gpu, (), False, self.cache)
-        return pipeline_options.fastest(self.asked, 7, job, self.clock)
+        return compile.fastest(self.asked, 7, job, self.clock)
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

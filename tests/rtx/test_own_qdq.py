@@ -12,8 +12,8 @@ from onnx import helper
 from rtx_nets import constant, model
 
 import trtopt
-from trtopt.report.records import BuildReport
-from trtopt.report.terminal import render
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.text.build import render
 
 pytest.importorskip("tensorrt_rtx")
 

@@ -11,24 +11,24 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
+from trtopt.engine.request import BuildRequest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_judge import judge_for
-from trtopt.pipeline_repair import repaired
-from trtopt.precision.bfloat import with_bfloat
+from trtopt.judge.judges import judge_for
+from trtopt.pipeline.repair import repaired
 from trtopt.precision.decide import decide
-from trtopt.precision.hazards import wide_nodes
-from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.observe.ranges import StatsBuilder, TensorStats
+from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16
-from trtopt.precision.ranges import StatsBuilder, TensorStats
-from trtopt.precision.spans import Spans
 from trtopt.precision.write import apply_plan
-from trtopt.report.records import LayerInfo
-from trtopt.runtime import OrtSession
+from trtopt.report.schema.build import LayerInfo
 from trtopt.source.save import save_model
+from trtopt.support.ort_session import OrtSession
 
 pytest.importorskip("tensorrt_rtx")
 

@@ -11,7 +11,7 @@ from onnx import helper
 from rtx_nets import constant, model
 
 import trtopt
-from trtopt.report.records import BuildReport
+from trtopt.report.schema.build import BuildReport
 
 pytest.importorskip("tensorrt_rtx")
 

@@ -11,14 +11,14 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.build import BuildRequest
 from trtopt.engine.compiler import Compiler
+from trtopt.engine.request import BuildRequest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan, narrow_borders
-from trtopt.report.records import LayerInfo
+from trtopt.report.schema.build import LayerInfo
 from trtopt.source.save import save_model
 
 pytest.importorskip("tensorrt_rtx")

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 from trtopt import build
-from trtopt.report.records import BuildReport
+from trtopt.report.schema.build import BuildReport
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
 

@@ -12,10 +12,11 @@ import pytest
 
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_judge import judge_for
-from trtopt.report.records import Cost
+from trtopt.judge.judges import judge_for
+from trtopt.judge.protocol import Judge
+from trtopt.report.schema.build import Cost
 from trtopt.rewrite.driver import Judging, Rewritten, run
-from trtopt.rewrite.protocol import Judge, Target
+from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")

@@ -14,7 +14,7 @@ from rtx_nets import constant, model
 
 import trtopt
 from trtopt.engine.loops import trip_counts
-from trtopt.report.records import BuildReport, LayerInfo
+from trtopt.report.schema.build import BuildReport, LayerInfo
 
 pytest.importorskip("tensorrt_rtx")
 

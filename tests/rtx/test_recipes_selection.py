@@ -13,8 +13,8 @@ import pytest
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_judge import judge_for
-from trtopt.report.records import RegionRecord
+from trtopt.judge.judges import judge_for
+from trtopt.report.schema.build import RegionRecord
 from trtopt.rewrite.driver import Judging, Rewritten, run
 from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load

@@ -15,9 +15,9 @@ from trtopt.engine.manifest import verify
 from trtopt.engine.run import error_log
 from trtopt.errors import IntegrityError
 from trtopt.hardware.probe import probe
-from trtopt.runtime import OrtSession
 from trtopt.source.external import sha256_of
 from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
 
 tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from analysis_samples import GPU, analysis_of, full_analysis, hostile_layers, many_layers
 
-from trtopt.report import html_plots
-from trtopt.report.analysis import Analysis
-from trtopt.report.html import html
+from trtopt.report.html import analysis_plots
+from trtopt.report.html.analysis import html
+from trtopt.report.schema.analysis import Analysis
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None
@@ -67,7 +67,7 @@ def test_names_of_the_model_run_no_script(tmp_path: Path) -> None:
 def test_thousands_of_layers_are_drawn_and_a_click_sorts_them(tmp_path: Path) -> None:
     analysis = analysis_of(many_layers)
     seen = _seen(analysis, tmp_path, 1280)
-    assert int(seen["points"]) == html_plots.MOST_POINTS
+    assert int(seen["points"]) == analysis_plots.MOST_POINTS
     rows = sorted(analysis.layers, key=lambda row: -row.predicted_us)
     slowest, first_after = [part.strip('"') for part in seen["sorted"].strip("[]").split(",")]
     assert slowest == rows[0].name

@@ -9,8 +9,8 @@ import pytest
 from browser import CHROMIUM, Page, chromium
 from profile_samples import bare_profile, hostile_profile, large_profile, small_profile
 
-from trtopt.report.profile import ProfileReport, slowest
-from trtopt.report.profile_html import write_profile_html
+from trtopt.report.html.profile import write_profile_html
+from trtopt.report.schema.profile import ProfileReport, slowest
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 

@@ -8,7 +8,7 @@ import pytest
 from browser import CHROMIUM, chromium
 from sweep_samples import failed, report, row
 
-from trtopt.report.sweep_html import html_page
+from trtopt.report.html.sweep import html_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 

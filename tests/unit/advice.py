@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.report.analysis import Finding
+from trtopt.report.schema.analysis import Finding
 from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import Precision

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trtopt.hardware.spec import GpuSpec, find_gpu
-from trtopt.report.analysis import (
+from trtopt.report.schema.analysis import (
     Analysis,
     BatchPoint,
     BatchSweep,

@@ -14,7 +14,8 @@ from report_samples import ACCURACY
 
 from trtopt.engine.manifest import manifest_path, write_manifest
 from trtopt.engine.signature import Signer
-from trtopt.report.manifest import (
+from trtopt.report.schema.build import Achieved, KeptNode, PrecisionRecord
+from trtopt.report.schema.manifest import (
     DIGEST,
     EngineTensor,
     FileHash,
@@ -25,7 +26,6 @@ from trtopt.report.manifest import (
     canonical_sha256,
     with_digest,
 )
-from trtopt.report.records import Achieved, KeptNode, PrecisionRecord
 
 OPTIONS = {"precision": "int8", "builder": ["workspace=1G"]}
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from trtopt.config import BuildConfig
-from trtopt.report.records import (
+from trtopt.report.schema.build import (
     AccuracyRecord,
     Achieved,
     BuildReport,

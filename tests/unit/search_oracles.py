@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.precision.plan import QuantizedType
-from trtopt.precision.search_space import Evaluation, Mix, Option, SearchRegion, Space
+from trtopt.precision.search.space import Evaluation, Mix, Option, SearchRegion, Space
 
 PLAIN_US = 1000.0
 Errors = Mapping[tuple[str, QuantizedType], float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtopt.report.sweep import Failure, Result, SweepReport, SweepRow, cost_per_million, with_front
+from trtopt.report.schema.sweep import Failure, Result, SweepReport, SweepRow, cost_per_million, with_front
 
 PRICES = {"L4": 0.72, "A10": 0.36}
 

@@ -17,8 +17,7 @@ from trtopt.gates.changes import changes
 from trtopt.gates.evaluate import evaluate
 from trtopt.gates.facts import Facts, Kernel, ModelIdentity, ModelInput, facts_of
 from trtopt.gates.limits import Limits
-from trtopt.report.check import Checked, CheckReport, Gate
-from trtopt.report.records import (
+from trtopt.report.schema.build import (
     AccuracyRecord,
     Achieved,
     HostRecord,
@@ -27,6 +26,7 @@ from trtopt.report.records import (
     PassedTensor,
     PrecisionRecord,
 )
+from trtopt.report.schema.check import Checked, CheckReport, Gate
 
 CHECKED = Checked("r.json", "trtopt.build/1", "model.onnx", "ab", "L4", "tensorrt-rtx 1.7", "int8")
 MODEL = ModelIdentity("model.onnx", "ab", (ModelInput("x", "float32", ("N", 3)),))

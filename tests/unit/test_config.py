@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from trtopt.config import GROUPS, BuildConfig, did_you_mean, field_kinds, flag, nearest, options
+from trtopt.config import GROUPS, BuildConfig, field_kinds, flag, options
 from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean, nearest
 
 
 def test_every_field_is_described_and_stands_under_a_heading_of_the_help() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.config import BuildConfig
-from trtopt.config_file import load
+from trtopt.config.toml_file import load
 from trtopt.errors import UsageError
 
 

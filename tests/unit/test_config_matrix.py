@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtopt.config_file import load, load_matrix
+from trtopt.config.toml_file import load, load_matrix
 from trtopt.errors import UsageError
 
 

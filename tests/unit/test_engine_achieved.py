@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtopt.engine.achieved import achieved_precision, math_dtype
-from trtopt.report.records import Achieved, LayerInfo, TensorInfo
+from trtopt.report.schema.build import Achieved, LayerInfo, TensorInfo
 
 
 def tensors(*dtypes: str, rank: int = 2) -> tuple[TensorInfo, ...]:

@@ -56,7 +56,7 @@ def test_an_unknown_backend_is_a_usage_error() -> None:
 
 
 def test_a_backend_that_is_not_installed_names_what_to_install() -> None:
-    from trtopt._lazy import is_available
+    from trtopt.support._lazy import is_available
 
     if is_available("tensorrt"):
         pytest.skip("tensorrt is installed")

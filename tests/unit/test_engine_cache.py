@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cache_damage import corruptions
 
-from trtopt.cache_folder import Pruned, damage, files, is_outdated, prune
+from trtopt.cache.folder import Pruned, damage, files, is_outdated, prune
 from trtopt.engine.cache import Compiled, EngineCache
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, ignore

@@ -9,8 +9,8 @@ import pytest
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_in_place
-from trtopt.precision.existing_qdq import Mended, existing_ranges, existing_types, mend, without_qdq
-from trtopt.precision.qdq_mending import quantizer_of
+from trtopt.precision.qdq.canonicalize import quantizer_of
+from trtopt.precision.qdq.existing import Mended, existing_ranges, existing_types, mend, without_qdq
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"
 RNG = np.random.default_rng(0)

@@ -11,13 +11,13 @@ import onnx
 import pytest
 from sweep_samples import result
 
-from trtopt.api_sweep import Planned, _estimate
 from trtopt.errors import UsageError
 from trtopt.fleet.executor import LocalExecutor
 from trtopt.fleet.inputs import check_unchanged
 from trtopt.fleet.plan import Job, check_distinct, check_recipes, job_key, load_plan, model_names
 from trtopt.fleet.ray_executor import _fits
 from trtopt.fleet.store import Entry
+from trtopt.fleet.sweep import Planned, _estimate
 from trtopt.rewrite.registry import pack_hashes
 
 MODEL = "<ir_version: 8, opset_import: ['': 17]> net (float[N,4] x) => (float[N,4] y) { y = Relu(x) }".replace("'", '"')

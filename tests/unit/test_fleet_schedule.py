@@ -181,7 +181,7 @@ def test_closing_ends_workers_in_the_middle_of_a_job(tmp_path: Path, monkeypatch
 
 ODD = """
 import tempfile
-from trtopt.report.sweep import Failure
+from trtopt.report.schema.sweep import Failure
 def execute(task, folder):
     kind = task.options["gpu"]
     if kind == "surrogate":

@@ -9,7 +9,7 @@ import pytest
 
 from trtopt.accuracy.gate import gate
 from trtopt.config import BuildConfig
-from trtopt.report.records import AccuracyRecord, MetricRecord, OutputAccuracy
+from trtopt.report.schema.build import AccuracyRecord, MetricRecord, OutputAccuracy
 
 CLASSES = OutputAccuracy(sqnr_db=38.0, cosine=0.9999, max_abs=0.1, top1_agreement=0.97)
 VALUES = OutputAccuracy(sqnr_db=38.0, cosine=0.96, max_abs=0.1, top1_agreement=None)

@@ -13,8 +13,8 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.dims import Dim, Dimensions, reshaped
 from trtopt.graph.edit import constant_of
 from trtopt.rewrite.driver import run
-from trtopt.runtime import OrtSession
 from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, S, 8] x, float[M, T, 8] z) => '
 CONSTANTS = (

@@ -12,16 +12,16 @@ import onnx_ir as ir
 import pytest
 from test_cost_operators import NOT_RUN
 
-from trtopt.clock import Clock
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.profiles import Profile
 from trtopt.engine.unsupported import why_unsupported
 from trtopt.errors import InvalidModelError
 from trtopt.graph.shapes import infer_shapes
-from trtopt.pipeline_host import Cut, cut, host_path
+from trtopt.pipeline.host import Cut, cut, host_path
 from trtopt.rewrite.host_part import sizes_vary
-from trtopt.runtime import Feeds, OrtSession
 from trtopt.source.onnx_file import load
+from trtopt.support.clock import Clock
+from trtopt.support.ort_session import Feeds, OrtSession
 
 RESULTS = detectors.NMS_OUTPUTS
 

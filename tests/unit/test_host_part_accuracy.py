@@ -9,8 +9,8 @@ from trtopt.accuracy.compare import compare
 from trtopt.accuracy.gate import gate
 from trtopt.config import BuildConfig
 from trtopt.errors import InvalidModelError
-from trtopt.report.records import AccuracyRecord, OutputAccuracy
-from trtopt.runtime import Feeds
+from trtopt.report.schema.build import AccuracyRecord, OutputAccuracy
+from trtopt.support.ort_session import Feeds
 
 
 class Fixed:

@@ -12,9 +12,9 @@ from test_host_part import both
 from trtopt.accuracy.whole import HostPart
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes
-from trtopt.pipeline_host import Cut
+from trtopt.pipeline.host import Cut
 from trtopt.rewrite.host_part import NoTailError, split
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 
 
 def random_graph(seed: int) -> onnx.ModelProto:

@@ -20,29 +20,29 @@ from profile_samples import small_profile
 
 from trtopt.accuracy.sensitivity import Errors
 from trtopt.accuracy.sensitivity_cache import SensitivityCache
-from trtopt.api_analyze import write_page
-from trtopt.cache_folder import FORMATS, PRICES, SENSITIVITY, damage, files
-from trtopt.config_file import load
+from trtopt.analysis.analyze import write_page
+from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of, read_sealed, write_sealed
+from trtopt.cache.folder import FORMATS, PRICES, SENSITIVITY, damage, files
+from trtopt.config.toml_file import load
 from trtopt.engine.build import _warnings
 from trtopt.engine.manifest import manifest_path, verify
 from trtopt.errors import IntegrityError, InvalidModelError, UsageError
 from trtopt.events import Event, ignore
-from trtopt.files import check_outputs, open_file, open_shared, read_file, read_shared
 from trtopt.graph.artifact import input_spec
 from trtopt.hardware.spec import find_gpu, gpu_of
-from trtopt.json_text import MOST_VALUES, decoded
-from trtopt.precision.calib_arrays import in_memory, open_arrays
-from trtopt.precision.calib_cache import check_own
-from trtopt.precision.trt_cache import is_trt_cache, read_trt_cache
-from trtopt.report.analysis import Analysis
-from trtopt.report.manifest import has_digest, with_digest
-from trtopt.report.plain import plain
-from trtopt.report.read import read_report
-from trtopt.report.records import Cost
-from trtopt.report.sensitivity import OutputError, RegionError
-from trtopt.rewrite.prices import PriceFile
-from trtopt.rewrite.protocol import Priced
-from trtopt.sealed import MOST_LINE_BYTES, lines_of, read_sealed, write_sealed
+from trtopt.judge.memo import PriceFile
+from trtopt.judge.protocol import Priced
+from trtopt.precision.observe.arrays import in_memory, open_arrays
+from trtopt.precision.observe.statistics_cache import check_own
+from trtopt.precision.observe.trt_cache import is_trt_cache, read_trt_cache
+from trtopt.report.schema.analysis import Analysis
+from trtopt.report.schema.build import Cost
+from trtopt.report.schema.manifest import has_digest, with_digest
+from trtopt.report.schema.plain import plain
+from trtopt.report.schema.read import read_report
+from trtopt.report.schema.sensitivity import OutputError, RegionError
+from trtopt.support.files import check_outputs, open_file, open_shared, read_file, read_shared
+from trtopt.support.json_text import MOST_VALUES, decoded
 
 PRICE = Priced(Cost(1, 0, 10, 1.0), ())
 

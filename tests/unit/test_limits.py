@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtopt.limits import available_bytes
+from trtopt.support.limits import available_bytes
 
 MIB = 1 << 20
 
@@ -51,7 +51,7 @@ def test_a_machine_that_does_not_say_has_no_limit(tmp_path: Path, text: str) -> 
 def test_a_process_gets_no_more_than_there_is() -> None:
     script = (
         "import resource\n"
-        "from trtopt.limits import available_bytes, limit_memory\n"
+        "from trtopt.support.limits import available_bytes, limit_memory\n"
         "limit_memory()\n"
         "soft, hard = resource.getrlimit(resource.RLIMIT_DATA)\n"
         "assert hard == resource.RLIM_INFINITY and 0 < soft < 1.1 * available_bytes()\n"

@@ -27,7 +27,7 @@ from trtopt.engine.manifest import (
 from trtopt.errors import IntegrityError, TargetError, UsageError
 from trtopt.hardware.probe import Probe
 from trtopt.hardware.spec import find_gpu
-from trtopt.report.manifest import DIGEST, Manifest, with_digest
+from trtopt.report.schema.manifest import DIGEST, Manifest, with_digest
 
 FLIPS = 1000
 DATA = rtx_engine()

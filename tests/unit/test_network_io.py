@@ -14,10 +14,10 @@ from trtopt.engine.profiles import Profile
 from trtopt.errors import UsageError
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.pipeline_io import change, check
-from trtopt.pipeline_precision import Lowered
-from trtopt.precision.narrow import narrow_floats
-from trtopt.precision.network_io import (
+from trtopt.pipeline.lower import Lowered
+from trtopt.pipeline.network_io import change, check
+from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.network_io import (
     IoRequest,
     apply_io,
     check_io,
@@ -27,11 +27,11 @@ from trtopt.precision.network_io import (
     formats,
     parse_io,
 )
+from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.plan import FP16
-from trtopt.precision.samples import open_samples
-from trtopt.report.records import PrecisionRecord
-from trtopt.runtime import OrtSession
+from trtopt.report.schema.build import PrecisionRecord
 from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
 
 STEM = "c = Conv <pads = [1, 1, 1, 1]> (x, w) y = Relu(c)"
 X, Y = "float[N, 3, 8, 8] x", "float[N, 4, 8, 8] y"

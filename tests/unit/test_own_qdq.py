@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from trtopt.clock import Clock
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT
 from trtopt.events import ignore
@@ -17,12 +16,13 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_in_place
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline_guard import GuardTarget
-from trtopt.pipeline_imports import imports
-from trtopt.pipeline_qdq import OwnQdq, own_qdq
-from trtopt.precision.existing_qdq import existing_nodes
-from trtopt.precision.samples import open_samples
+from trtopt.pipeline.guard import GuardTarget
+from trtopt.pipeline.imported_ranges import imports
+from trtopt.pipeline.own_qdq import OwnQdq, own_qdq
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.rewrite.driver import Rewritten
+from trtopt.support.clock import Clock
 
 
 def net(batch: str, size: int) -> ir.Model:

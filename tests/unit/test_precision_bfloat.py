@@ -13,13 +13,13 @@ import pytest
 
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.precision.bfloat import with_bfloat
-from trtopt.precision.calib_stats import TensorStats
-from trtopt.precision.hazards import wide_nodes
-from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.fp16.schemas import why_fp32
+from trtopt.precision.observe.statistics import TensorStats
+from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
-from trtopt.precision.schemas import why_fp32
-from trtopt.precision.spans import Spans
 from trtopt.precision.write import apply_plan
 
 FLOAT, HALF, BFLOAT = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16

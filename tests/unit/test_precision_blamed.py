@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from trtopt.errors import EngineBuildError
-from trtopt.pipeline_precision import Lowered, blamed
-from trtopt.report.records import PrecisionRecord
+from trtopt.pipeline.lower import Lowered, blamed
+from trtopt.report.schema.build import PrecisionRecord
 
 ARTIFACT: Any = None
 LOWERED = Lowered(

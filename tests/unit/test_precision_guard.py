@@ -14,16 +14,16 @@ from trtopt.errors import EngineBuildError
 from trtopt.events import Event, ignore
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.precision.calib_stats import StatsBuilder
+from trtopt.judge.memo import PriceFile, Prices
+from trtopt.judge.protocol import Priced
+from trtopt.judge.selection import Guard, Guarded
+from trtopt.judge.selection_subgraphs import between
 from trtopt.precision.decide import wanted_tensors
-from trtopt.precision.guard import Guard, Guarded
-from trtopt.precision.guard_pieces import between
+from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import narrow_borders
-from trtopt.report.records import Cost
-from trtopt.rewrite.prices import PriceFile, Prices
-from trtopt.rewrite.protocol import Priced
+from trtopt.report.schema.build import Cost
 
 RNG = np.random.default_rng(0)
 

@@ -10,10 +10,10 @@ import pytest
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.precision.calib_stats import TensorStats
-from trtopt.precision.hazards import wide_nodes
+from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.observe.statistics import TensorStats
+from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16, NarrowType
-from trtopt.precision.spans import Spans
 
 
 def seen(low: float, high: float, smallest: float = 1e-3) -> TensorStats:

@@ -11,9 +11,9 @@ import pytest
 from search_oracles import Numbers, one_type
 
 from trtopt.events import Event, ignore
-from trtopt.precision.journal import Journal
-from trtopt.precision.search import search_budget
-from trtopt.precision.search_space import Budget, Evaluation, Mix
+from trtopt.precision.search.checkpoint import Journal
+from trtopt.precision.search.search import search_budget
+from trtopt.precision.search.space import Budget, Evaluation, Mix
 
 MIX = Mix.of("fp16", {"r0": "int8", "r1": "int8"})
 

@@ -15,11 +15,11 @@ from hypothesis.extra import numpy as arrays
 
 from trtopt.graph import cost, edit, invariants
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.precision.calib_stats import StatsBuilder, TensorStats
 from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
-from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq import activation_scale, quantize, quantize_weight, scale_channels
+from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"
 RNG = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
+from trtopt.precision.fp16.repair import MOST_EVALUATIONS, Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.repair import MOST_EVALUATIONS, Damage, Repaired, repair, smallest_sqnr_db
 
 OPS = ["Relu", "Tanh", "Neg", "Exp", "Sigmoid", "Abs", "Erf", "Sqrt"]
 

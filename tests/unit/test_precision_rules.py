@@ -10,9 +10,9 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision import rules
 from trtopt.precision.attention_qdq import attention_products
-from trtopt.precision.calib_stats import StatsBuilder
 from trtopt.precision.decide import decide, wanted_tensors
-from trtopt.precision.heads import is_prediction_head
+from trtopt.precision.fp16.heads import is_prediction_head
+from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import PrecisionPlan, QuantizedType
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"

@@ -11,10 +11,10 @@ from search_oracles import PLAIN_US, Numbers, one_type, two_types
 
 from trtopt.events import Event
 from trtopt.precision.plan import QuantizedType
-from trtopt.precision.search import search_auto, search_budget
-from trtopt.precision.search_result import Trials, Tried, conclude
-from trtopt.precision.search_space import Budget, Evaluation, Mix, Move, Option, SearchRegion, Space, aim_for
-from trtopt.report.search_records import SearchRecord
+from trtopt.precision.search.result import Trials, Tried, conclude
+from trtopt.precision.search.search import search_auto, search_budget
+from trtopt.precision.search.space import Budget, Evaluation, Mix, Move, Option, SearchRegion, Space, aim_for
+from trtopt.report.schema.search import SearchRecord
 
 BUDGET = Budget(0.01, "top1")
 

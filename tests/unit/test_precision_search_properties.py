@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from search_oracles import Numbers, two_types
 
 from trtopt.events import ignore
-from trtopt.precision.journal import Journal
-from trtopt.precision.search import search_auto, search_budget
-from trtopt.precision.search_result import Found
-from trtopt.precision.search_space import Budget, Evaluation, Mix, Oracle, Space
+from trtopt.precision.search.checkpoint import Journal
+from trtopt.precision.search.result import Found
+from trtopt.precision.search.search import search_auto, search_budget
+from trtopt.precision.search.space import Budget, Evaluation, Mix, Oracle, Space
 
 Search = Callable[[Space, Budget, Oracle], Found]
 SEARCHES: tuple[Search, ...] = (search_budget, search_auto)

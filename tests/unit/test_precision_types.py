@@ -16,12 +16,12 @@ import pytest
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.hazards import wide_nodes
-from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.fp16.schemas import why_fp32
+from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16, NarrowType
-from trtopt.precision.schemas import why_fp32
-from trtopt.precision.spans import Spans
-from trtopt.precision.widen import widen
 from trtopt.source.onnx_file import load
 
 HALF, FLOAT, DOUBLE = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE

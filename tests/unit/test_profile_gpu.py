@@ -24,7 +24,7 @@ from trtopt.profiling.gpu import (
     warnings_of,
 )
 from trtopt.profiling.stable import Limits, Samples
-from trtopt.runtime import Feeds
+from trtopt.support.ort_session import Feeds
 
 
 def time(name: str, *figures: float) -> LayerTime:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trtopt.precision.calib_stats import StatsBuilder, TensorStats
-from trtopt.precision.range_checks import LARGEST_SANE, LARGEST_TAIL, SMALLEST_SANE, range_warnings
+from trtopt.precision.observe.range_checks import LARGEST_SANE, LARGEST_TAIL, SMALLEST_SANE, range_warnings
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 
 RNG = np.random.default_rng(0)
 NORMAL = RNG.standard_normal(1 << 15).astype(np.float32)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trtopt.precision.ranges import METHODS, RangeTable, StatsBuilder, TensorStats, amax, choose_amax
-from trtopt.precision.ranges import quantization_error as closed_form_error
+from trtopt.precision.observe.ranges import METHODS, RangeTable, StatsBuilder, TensorStats, amax, choose_amax
+from trtopt.precision.observe.ranges import quantization_error as closed_form_error
 
 RNG = np.random.default_rng(0)
 GAUSSIAN = RNG.standard_normal(400_000).astype(np.float32)
@@ -189,7 +189,7 @@ def test_a_damaged_table_is_refused(damage: str, monkeypatch: pytest.MonkeyPatch
     elif damage == "text":
         data = bytearray(b"not a table")
     else:
-        monkeypatch.setattr("trtopt.precision.ranges.STATISTICS_VERSION", 999)
+        monkeypatch.setattr("trtopt.precision.observe.ranges.STATISTICS_VERSION", 999)
     with pytest.raises(ValueError, match=r"version|damaged|table|file|CRC|Bad|zip"):
         RangeTable.from_bytes(bytes(data))
 

@@ -25,10 +25,10 @@ from analysis_samples import (
 )
 
 from trtopt.errors import MissingDependencyError, UsageError
-from trtopt.report import html_plots as plots
-from trtopt.report.analysis import Analysis
-from trtopt.report.analysis_text import time_text, visible
-from trtopt.report.html import check_html, html, write_html
+from trtopt.report.html import analysis_plots as plots
+from trtopt.report.html.analysis import check_html, html, write_html
+from trtopt.report.schema.analysis import Analysis
+from trtopt.report.text.analysis import time_text, visible
 
 SCRIPTS = 2
 """plotly and the sorting of tables; each plot adds one."""
@@ -292,5 +292,5 @@ def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 
 def test_importing_the_page_does_not_import_plotly() -> None:
-    code = "import sys, trtopt.report.html; sys.exit('plotly' in sys.modules)"
+    code = "import sys, trtopt.report.html.analysis; sys.exit('plotly' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

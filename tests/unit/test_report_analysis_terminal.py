@@ -18,9 +18,17 @@ from analysis_samples import (
 )
 from rich.console import Console
 
-from trtopt.report.analysis import Analysis, Finding
-from trtopt.report.analysis_terminal import render
-from trtopt.report.analysis_text import flop_text, peak_of, product_text, share_of_peak, shorten, time_text, visible
+from trtopt.report.schema.analysis import Analysis, Finding
+from trtopt.report.text.analysis import (
+    flop_text,
+    peak_of,
+    product_text,
+    share_of_peak,
+    shorten,
+    time_text,
+    visible,
+)
+from trtopt.report.text.analysis_terminal import render
 
 
 def _lines(analysis: Analysis, width: int = 100) -> list[str]:

@@ -13,14 +13,14 @@ from analysis_samples import HOSTILE, elementwise
 from profile_samples import bare_profile, hostile_profile, large_profile, profile_of, small_profile
 
 from trtopt.errors import UsageError
-from trtopt.report.analysis_text import visible
-from trtopt.report.profile import ProfileLayer, ProfileReport, ProfileTotals
-from trtopt.report.profile_html import profile_html, write_profile_html
-from trtopt.report.profile_html_colors import colorings, ink_on
-from trtopt.report.profile_html_graph import LANE, ROW, graph, links
-from trtopt.report.profile_html_layers import COLUMNS, cells, label, layer_data
-from trtopt.report.profile_html_plots import compared, roofline, scatter
-from trtopt.report.records import TensorInfo
+from trtopt.report.html.profile import profile_html, write_profile_html
+from trtopt.report.html.profile_colors import colorings, ink_on
+from trtopt.report.html.profile_graph import LANE, ROW, graph, links
+from trtopt.report.html.profile_layers import COLUMNS, cells, label, layer_data
+from trtopt.report.html.profile_plots import compared, roofline, scatter
+from trtopt.report.schema.build import TensorInfo
+from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
+from trtopt.report.text.analysis import visible
 
 
 def _layer(name: str, reads: str = "", writes: str = "") -> ProfileLayer:

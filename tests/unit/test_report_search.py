@@ -9,11 +9,11 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from search_oracles import one_type, two_types
 
-from trtopt.precision.search import search_auto, search_budget
-from trtopt.precision.search_space import Budget
-from trtopt.report.plain import plain
-from trtopt.report.search_records import SearchRecord
-from trtopt.report.search_text import drop_text, miss_text, pareto_section, section
+from trtopt.precision.search.search import search_auto, search_budget
+from trtopt.precision.search.space import Budget
+from trtopt.report.schema.plain import plain
+from trtopt.report.schema.search import SearchRecord
+from trtopt.report.text.search import drop_text, miss_text, pareto_section, section
 
 
 def shown(parts: list[RenderableType], width: int = 100) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trtopt.report.records import Refusal
-from trtopt.report.sensitivity import GrowthStep, OutputError, RegionError, Sensitivity, noise_shares
-from trtopt.report.sensitivity_html import html
-from trtopt.report.sensitivity_terminal import render, short_names
+from trtopt.report.html.sensitivity import html
+from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.sensitivity import GrowthStep, OutputError, RegionError, Sensitivity, noise_shares
+from trtopt.report.text.sensitivity import render, short_names
 
 HOSTILE = 'a</script><b>&"\x1b[31m\n'
 

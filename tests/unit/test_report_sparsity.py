@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 from rich.console import Console, Group
 
-from trtopt.pipeline_sparse_record import record_of
-from trtopt.report.analysis import SparseLayer, Sparsity
-from trtopt.report.sparsity_records import SparsityBudget, SparsityRecord
-from trtopt.report.sparsity_text import section
+from trtopt.pipeline.sparse_record import record_of
+from trtopt.report.schema.analysis import SparseLayer, Sparsity
+from trtopt.report.schema.sparsity import SparsityBudget, SparsityRecord
+from trtopt.report.text.sparsity import section
 from trtopt.sparsity.layers import Candidate, Candidates
 from trtopt.sparsity.prune import Pruned
 from trtopt.sparsity.pruned import PrunedLayer

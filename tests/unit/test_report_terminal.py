@@ -8,9 +8,7 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 from rich.console import Console
 
-from trtopt.report.builder_records import BuilderTrial
-from trtopt.report.guard_records import GuardRecord
-from trtopt.report.records import (
+from trtopt.report.schema.build import (
     Achieved,
     BuildReport,
     CalibrationRecord,
@@ -22,8 +20,10 @@ from trtopt.report.records import (
     RewritingRecord,
     StepRecord,
 )
-from trtopt.report.terminal import render
-from trtopt.report.text import bytes_text, decibels, percent, seconds_text, some
+from trtopt.report.schema.builder_options import BuilderTrial
+from trtopt.report.schema.guard import GuardRecord
+from trtopt.report.text.build import render
+from trtopt.report.text.numbers import bytes_text, decibels, percent, seconds_text, some
 
 
 def _text(report: BuildReport, width: int = 100) -> str:

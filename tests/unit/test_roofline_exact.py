@@ -11,7 +11,7 @@ from fusion import layers, only, parsed
 
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec, all_gpus, find_gpu, ridge_flop_per_byte
-from trtopt.report.analysis import LayerRow
+from trtopt.report.schema.analysis import LayerRow
 from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.layer import layer_time, predict
 from trtopt.roofline.node_work import Precision

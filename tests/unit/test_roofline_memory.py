@@ -7,7 +7,7 @@ from fusion import parsed
 
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.report.analysis import Memory
+from trtopt.report.schema.analysis import Memory
 from trtopt.roofline.memory import RESERVED_BYTES, peak_memory
 from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import FusedModel

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 from cache_damage import corruptions
 
-from trtopt.cache_folder import FORMATS, CachedFile, damage
-from trtopt.sealed import OtherVersionError, is_of_other_version, open_line, read_sealed, seal_line, write_sealed
+from trtopt.cache.checksummed import (
+    OtherVersionError,
+    is_of_other_version,
+    open_line,
+    read_sealed,
+    seal_line,
+    write_sealed,
+)
+from trtopt.cache.folder import FORMATS, CachedFile, damage
 
 FORM = FORMATS["engines"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from trtopt.errors import ClosedError, QueueFullError, UsageError
-from trtopt.report.manifest import ShapeRange
+from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve import dlpack
 from trtopt.serve.graphs import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram, labelled

@@ -14,7 +14,7 @@ from engine_files import manifest, reseal, rtx_engine, save
 from trtopt.engine.manifest import load_engine, manifest_path, signature_path, verify
 from trtopt.engine.signature import Signer, Verifier
 from trtopt.errors import IntegrityError, UsageError
-from trtopt.report.manifest import Manifest
+from trtopt.report.schema.manifest import Manifest
 
 serialization: Any = pytest.importorskip("cryptography.hazmat.primitives.serialization", reason="needs trtopt[sign]")
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa  # noqa: E402

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.events import Event
-from trtopt.graph.channel_links import Dim
-from trtopt.graph.channel_orders import entries, orderable_groups, put_in_order
+from trtopt.graph.channels.links import Dim
+from trtopt.graph.channels.orders import entries, orderable_groups, put_in_order
 from trtopt.graph.edit import constant_of
 from trtopt.graph.shapes import infer_shapes
 from trtopt.sparsity.permute import permute

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 import trtopt
 from trtopt.errors import IntegrityError, InvalidModelError, TargetError, UsageError
-from trtopt.report.manifest import EngineTensor, HostFiles, ShapeRange
+from trtopt.report.schema.manifest import EngineTensor, HostFiles, ShapeRange
 from trtopt.serve import pbtxt
 from trtopt.serve.triton import ServedModel, TritonConfig, config_text
 

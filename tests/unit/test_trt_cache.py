@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from trtopt.errors import UsageError
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.precision.calib_stats import StatsBuilder, TensorStats
 from trtopt.precision.decide import plan_for, wanted_tensors
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
+from trtopt.precision.observe.trt_cache import (
+    check_belongs,
+    imported_ranges,
+    is_trt_cache,
+    read_trt_cache,
+    tensor_names,
+)
 from trtopt.precision.plan import FP16
 from trtopt.precision.regions import Problem, find_candidates
-from trtopt.precision.trt_cache import check_belongs, imported_ranges, is_trt_cache, read_trt_cache, tensor_names
 from trtopt.precision.write import apply_plan
 
 NETWORK = """<ir_version: 10, opset_import: ["" : 21]>
@@ -117,7 +123,7 @@ def test_junk_behind_the_first_bytes_is_refused(tmp_path: Path, content: bytes) 
 def test_an_empty_cache_and_one_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="names no tensor"):
         read_trt_cache(cache_file(tmp_path, "(Unnamed Layer* 1) [Shuffle]_output: 3d000000"))
-    monkeypatch.setattr("trtopt.precision.trt_cache._MAX_BYTES", 64)
+    monkeypatch.setattr("trtopt.precision.observe.trt_cache._MAX_BYTES", 64)
     with pytest.raises(UsageError, match="too large"):
         read_trt_cache(cache_file(tmp_path, *(f"t{number}: 3c010a14" for number in range(9))))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtopt.config_file import load, load_gpus
+from trtopt.config.toml_file import load, load_gpus
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import all_gpus, choose_gpu, find_gpu, precisions_of, ridge_flop_per_byte
 from trtopt.hardware.user import gpu_table

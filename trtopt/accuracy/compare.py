@@ -18,8 +18,8 @@ import onnx_ir as ir
 from trtopt.errors import InvalidModelError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
-from trtopt.report.records import OutputAccuracy
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.report.schema.build import OutputAccuracy
+from trtopt.support.ort_session import Feeds, OrtSession
 
 CLEAN_DB = 40.0
 """Error below this level does not count as damage: 40 dB is the noise that rounding to INT8 with a well-chosen range
@@ -33,7 +33,7 @@ an element against 53), and from 10,000 elements on OpenBLAS wakes all its threa
 
 
 class Runner(Protocol):
-    """Anything that runs samples: an :class:`~trtopt.runtime.OrtSession`, an engine."""
+    """Anything that runs samples: an :class:`~trtopt.support.ort_session.OrtSession`, an engine."""
 
     output_names: tuple[str, ...]
 
@@ -139,8 +139,9 @@ def compare(
 ) -> dict[str, OutputAccuracy]:
     """Compare the outputs of two runners over ``samples``; memory does not grow with their number.
 
-    Floating-point outputs: see :class:`~trtopt.report.records.OutputAccuracy`. Integer and boolean outputs are compared
-    as numbers, and their agreement is the share of equal elements. Elements whose reference is not finite are left out.
+    Floating-point outputs: see :class:`~trtopt.report.schema.build.OutputAccuracy`. Integer and boolean outputs are
+    compared as numbers, and their agreement is the share of equal elements. Elements whose reference is not finite are
+    left out.
 
     Args:
         reference: The FP32 model.
@@ -229,7 +230,7 @@ def compare_tensors(
 
     Args:
         reference: The FP32 graph.
-        optimized: The FP32 twin of the optimized graph (:func:`trtopt.accuracy.twin.fp32_twin`).
+        optimized: The FP32 twin of the optimized graph (:func:`trtopt.accuracy.emulation.fp32_twin`).
         samples: The first ``max_samples`` of them are used.
         names: The tensors, each computed in both main graphs; default :func:`common_tensors`.
         max_samples: How many samples to run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtopt.config import BuildConfig
-from trtopt.report.records import AccuracyRecord, OutputAccuracy
+from trtopt.report.schema.build import AccuracyRecord, OutputAccuracy
 
 _ROUNDING = 1e-9
 """Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The search within a budget allows as much."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from trtopt._script import is_script, load_function, script_line
 from trtopt.accuracy.compare import Runner, is_class_like, top1
-from trtopt.accuracy.remembered import Remembered
+from trtopt.accuracy.memo import Remembered
 from trtopt.errors import InvalidModelError, TrtoptError, UsageError
-from trtopt.report.records import MetricRecord, OutputAccuracy
-from trtopt.runtime import Feeds
+from trtopt.report.schema.build import MetricRecord, OutputAccuracy
+from trtopt.support._script import is_script, load_function, script_line
+from trtopt.support.ort_session import Feeds
 
 BUILT_IN = ("top1", "agreement", "sqnr")
 LABELS = "__labels__"

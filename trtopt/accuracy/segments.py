@@ -23,7 +23,7 @@ from onnx_ir.passes import common as passes
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.support.ort_session import Feeds, OrtSession
 
 _SEGMENTS = 24
 """Segments of a model of ordinary size: more of them cost time at the cuts, fewer make longer runs."""

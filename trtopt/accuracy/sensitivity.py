@@ -20,8 +20,8 @@ from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays, compare
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
-from trtopt.report.sensitivity import GrowthStep, OutputError, RegionError
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.report.schema.sensitivity import GrowthStep, OutputError, RegionError
+from trtopt.support.ort_session import Feeds, OrtSession
 
 TASK = "sensitivity"
 

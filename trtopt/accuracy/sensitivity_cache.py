@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from trtopt.accuracy.sensitivity import Errors
-from trtopt.cache_folder import FORMATS, SENSITIVITY, cache_folder, mark_used, warn_not_kept
+from trtopt.cache.checksummed import read_sealed, write_sealed
+from trtopt.cache.folder import FORMATS, SENSITIVITY, cache_folder, mark_used, warn_not_kept
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.json_text import check_text
-from trtopt.report.sensitivity import GrowthStep, RegionError
-from trtopt.sealed import read_sealed, write_sealed
+from trtopt.report.schema.sensitivity import GrowthStep, RegionError
+from trtopt.support.json_text import check_text
 
 _MAGIC = FORMATS[SENSITIVITY]
 _VERSION = 1

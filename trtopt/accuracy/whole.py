@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.accuracy.compare import Runner
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.support.ort_session import Feeds, OrtSession
 
 
 @dataclass(frozen=True)

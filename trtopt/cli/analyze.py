@@ -9,7 +9,7 @@ from trtopt.cli.options import add_config_options, config_from
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
 from trtopt.config import AnalyzeConfig
-from trtopt.outputs import check_files
+from trtopt.config.paths import check_files
 
 _COLLECT_EVERY = 100_000
 """New objects between two runs of the garbage collector."""
@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     # Graphs are many small objects that live until the end: collecting at every 700 of them takes a fifth of the time.
     gc.set_threshold(_COLLECT_EVERY)
 
-    from trtopt.api_analyze import analyze
+    from trtopt.analysis.analyze import analyze
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         analysis = analyze(args.model, config, on_event=listener)
@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
 
     from trtopt.hardware.spec import GpuSpec
-    from trtopt.report import analysis_terminal
+    from trtopt.report.text import analysis_terminal
 
     print_renderable(analysis_terminal.render(analysis, GpuSpec(**analysis.gpu)))
     return 0

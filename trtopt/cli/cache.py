@@ -14,7 +14,7 @@ from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtopt.cache_folder import CachedFile
+    from trtopt.cache.folder import CachedFile
 
 _SCHEMA = "trtopt.cache/1"
 _DAMAGED = 2
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code: 2 where ``verify`` finds damage and leaves it."""
     args = _parser().parse(argv)
 
-    from trtopt.cache_folder import cache_folder
+    from trtopt.cache.folder import cache_folder
 
     folder = cache_folder(args.cache_dir)
     if args.cache_dir is not None and (not args.cache_dir or not folder.is_dir()):
@@ -67,8 +67,8 @@ def _parser() -> Parser:
 
 
 def _kinds(args: argparse.Namespace) -> Sequence[str]:
-    from trtopt.cache_folder import KINDS
-    from trtopt.config import did_you_mean
+    from trtopt.cache.folder import KINDS
+    from trtopt.support.words import did_you_mean
 
     for kind in args.kind or ():
         if kind not in KINDS:
@@ -78,7 +78,7 @@ def _kinds(args: argparse.Namespace) -> Sequence[str]:
 
 
 def _chosen(args: argparse.Namespace, folder: Path) -> list[CachedFile]:
-    from trtopt.cache_folder import files
+    from trtopt.cache.folder import files
 
     kinds = _kinds(args)
     return [file for file in files(folder) if file.kind in kinds][::-1]
@@ -88,7 +88,7 @@ def _list(args: argparse.Namespace, folder: Path) -> int:
     found = _chosen(args, folder)
     if args.json:
         return _print_json(folder, found)
-    from trtopt.report.text import bytes_text, table
+    from trtopt.report.text.numbers import bytes_text, table
 
     now = time.time()
     rows = [
@@ -101,7 +101,7 @@ def _list(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _prune(args: argparse.Namespace, folder: Path) -> int:
-    from trtopt.cache_folder import prune
+    from trtopt.cache.folder import prune
 
     age = None if args.older_than is None else _read(args.older_than, _TIMES, "--older-than", "30d or 12h")
     size = None if args.max_size is None else _read(args.max_size, _SIZES, "--max-size", "5G or 200M")
@@ -126,7 +126,7 @@ def _prune(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _verify(args: argparse.Namespace, folder: Path) -> int:
-    from trtopt.cache_folder import damage, is_outdated, remove
+    from trtopt.cache.folder import damage, is_outdated, remove
 
     found, damaged, outdated, unread = [], {}, set(), set()
     for file in _chosen(args, folder):
@@ -168,7 +168,7 @@ def _print_json(
 
 
 def _sum(found: Sequence[CachedFile], what: str) -> None:
-    from trtopt.report.text import bytes_text, count
+    from trtopt.report.text.numbers import bytes_text, count
 
     say(f"{count(len(found), 'file')}, {bytes_text(sum(file.bytes for file in found))} {what}")
 

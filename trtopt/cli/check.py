@@ -54,13 +54,13 @@ def run(argv: Sequence[str]) -> int:
         args.allow_synthetic,
     )
 
-    from trtopt.api_check import check
+    from trtopt.gates.check import check
 
     found = check(args.report, baseline=args.baseline, limits=limits, markdown=args.markdown, junit=args.junit)
     if args.json:
         print_json(found.to_json_dict())
     else:
-        from trtopt.report import check_terminal
+        from trtopt.report.text import check_terminal
 
         print_renderable(check_terminal.render(found))
     return GateError.exit_code if found.failed else 0
@@ -79,7 +79,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print_json(manifest.to_json_dict())
     else:
-        from trtopt.report import manifest_terminal
+        from trtopt.report.text import manifest as manifest_terminal
 
         print_renderable(manifest_terminal.render(manifest, key=args.key))
     return 0

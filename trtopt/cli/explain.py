@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
-from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean
 
 _SCHEMA = "trtopt.rules/1"
 
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _list(pages: dict[str, str]) -> None:
-    from trtopt.report.text import table
+    from trtopt.report.text.numbers import table
 
     print_renderable(
         table(("rule", "what it finds"), [(name, text.partition("\n")[0]) for name, text in pages.items()])

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
         command.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse(argv)
 
-    from trtopt.config_file import load_gpus
+    from trtopt.config.toml_file import load_gpus
     from trtopt.hardware.spec import find_gpu
     from trtopt.hardware.user import gpu_table
 
@@ -67,7 +67,7 @@ def backends(gpu: GpuSpec) -> list[str]:
 
 
 def _list(gpus: Sequence[GpuSpec]) -> None:
-    from trtopt.report.text import table
+    from trtopt.report.text.numbers import table
 
     rows = [
         (
@@ -94,7 +94,7 @@ def _show(gpu: GpuSpec) -> None:
     from rich.text import Text
 
     from trtopt.hardware.spec import UNITS, precisions_of, ridge_flop_per_byte
-    from trtopt.report.text import pairs, table
+    from trtopt.report.text.numbers import pairs, table
 
     rows = [
         ("name", gpu.name),

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from trtopt import __version__
 from trtopt.cli import deferred
+from trtopt.cli.outcome import print_error
 from trtopt.cli.parser import Parser
 from trtopt.cli.stop import STOPPED
-from trtopt.cli.streams import open_streams, say
-from trtopt.config import did_you_mean
+from trtopt.cli.streams import open_streams
 from trtopt.errors import ResourceError, TrtoptError, UsageError
+from trtopt.support.version import VERSION
+from trtopt.support.words import did_you_mean
 
 COMMANDS = {
     "build": "make a TensorRT engine from an ONNX model",
@@ -42,8 +43,6 @@ WATCHED = ("build", "optimize", "analyze", "sensitivity", "profile", "export", "
 """Commands that run native code on files; the others are Python alone."""
 
 _BROKEN_PIPE = 141
-_MOST_ERROR_LINES = 20
-_LONGEST_ERROR_LINE = 1000
 _DESCRIPTION = "Turns a trained PyTorch or ONNX model into a fast TensorRT engine, and says why it is as fast as it is."
 _EPILOG = """\
 example:
@@ -157,27 +156,16 @@ def _top_parser() -> Parser:
         epilog=f"commands:\n{commands}\n\n{_EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"trtopt {__version__}")
+    parser.add_argument("--version", action="version", version=f"trtopt {VERSION}")
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
-
-
-def print_error(error: TrtoptError) -> None:
-    """Print what, where and remedy on stderr, within one screen."""
-    cut = _LONGEST_ERROR_LINE
-    lines = [line if len(line) <= cut else f"{line[:cut]} ..." for line in str(error).splitlines()]
-    what = lines[:_MOST_ERROR_LINES]
-    if len(lines) > _MOST_ERROR_LINES:
-        tail = lines[-2:]
-        what = [*lines[: _MOST_ERROR_LINES - 3], f"  ... {len(lines) - _MOST_ERROR_LINES + 1} more lines", *tail]
-    say("error: " + "\n".join(what), sys.stderr)
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What the interpreter does with an error that nobody expected; the exit code is 1."""
     traceback.print_exception(kind, error, trace)
     print(
-        f"\nThis is a bug in trtopt {__version__}. Please report it with the lines above and the output of"
+        f"\nThis is a bug in trtopt {VERSION}. Please report it with the lines above and the output of"
         " 'trtopt doctor'.",
         file=sys.stderr,
     )

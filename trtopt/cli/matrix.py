@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli import trtexec
 from trtopt.cli.options import config_from
+from trtopt.cli.outcome import gate, print_error
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say
-from trtopt.config import BuildConfig, did_you_mean, flag, options
-from trtopt.config_file import MATRIX, MODEL, matrix_word
+from trtopt.config import BuildConfig, flag, options
+from trtopt.config.paths import check_files
+from trtopt.config.toml_file import MATRIX, MODEL, matrix_word
 from trtopt.errors import TrtoptError, UsageError
-from trtopt.outputs import check_files
+from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
-    from trtopt.report.matrix import MatrixBuild
+    from trtopt.report.text.matrix import MatrixBuild
 
 _SHARED = ("calib_cache", "timing_cache")
 """Files that builds write one after the other; all others are of one build."""
@@ -59,11 +61,11 @@ def run_matrix(command: str, args: argparse.Namespace, combinations: Sequence[Ma
         say(f"build {number} of {len(builds)}: {words}", sys.stderr)
         done.append(_run(command, build, args))
     if args.json:
-        from trtopt.report.matrix import matrix_json
+        from trtopt.report.text.matrix import matrix_json
 
         print_json(matrix_json(done))
     else:
-        from trtopt.report.matrix import render
+        from trtopt.report.text.matrix import render
 
         print_renderable(render(done))
     return max(build.exit_code for build in done)
@@ -134,9 +136,7 @@ def _check_names(builds: Sequence[_Build]) -> None:
 
 def _run(command: str, build: _Build, args: argparse.Namespace) -> MatrixBuild:
     from trtopt import api
-    from trtopt.cli.main import print_error
-    from trtopt.cli.run import gate
-    from trtopt.report.matrix import MatrixBuild
+    from trtopt.report.text.matrix import MatrixBuild
 
     try:
         with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):

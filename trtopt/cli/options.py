@@ -118,7 +118,7 @@ def config_from(
     """
     values: dict[str, Any] = {}
     if args.config is not None:
-        from trtopt.config_file import load
+        from trtopt.config.toml_file import load
 
         values = {**load(Path(args.config), command), **(varied or {})}
     kinds = field_kinds(config)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trtopt.config import did_you_mean, nearest
 from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean, nearest
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ from trtopt.cli.options import add_config_options, config_from
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
 from trtopt.config import ProfileConfig
-from trtopt.outputs import check_files
+from trtopt.config.paths import check_files
 
 _DESCRIPTION = "Put the measured time of every layer beside its prediction, with reasons for what deviates."
 _EPILOG = """\
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     config = config_from(args, ProfileConfig, "profile")
     check_files(args.target, config, args.config)
 
-    from trtopt.api_profile import profile
+    from trtopt.analysis.profile import profile
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         found = profile(args.target, config, on_event=listener)
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         print_json(found.to_json_dict())
         return 0
 
-    from trtopt.report import profile_terminal
+    from trtopt.report.text import profile_terminal
 
     print_renderable(profile_terminal.render(found))
     return 0

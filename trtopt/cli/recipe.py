@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable, say
-from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
     from trtopt.rewrite.protocol import Recipe
@@ -64,7 +64,7 @@ def _summary(recipe: Recipe) -> dict[str, str | bool]:
 
 
 def _list(recipes: Sequence[Recipe]) -> None:
-    from trtopt.report.text import table
+    from trtopt.report.text.numbers import table
 
     summaries = [_summary(recipe) for recipe in recipes]
     rows = [

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
-from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
-from trtopt.files import check_outputs
+from trtopt.support.files import check_outputs
+from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from trtopt.report.analysis import Analysis
-    from trtopt.report.profile import ProfileReport
-    from trtopt.report.records import BuildReport
-    from trtopt.report.sweep import SweepReport
+    from trtopt.report.schema.analysis import Analysis
+    from trtopt.report.schema.build import BuildReport
+    from trtopt.report.schema.profile import ProfileReport
+    from trtopt.report.schema.sweep import SweepReport
 
 _DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two profiles."
 _EPILOG = """\
@@ -85,8 +85,8 @@ def _number(text: str) -> float:
 
 
 def _one(report: str, outputs: dict[str, Path], question: _Question | None, as_json: bool) -> int:
-    from trtopt.report.read import read_report
-    from trtopt.report.sweep import SweepReport
+    from trtopt.report.schema.read import read_report
+    from trtopt.report.schema.sweep import SweepReport
 
     found = read_report(Path(report))
     if isinstance(found, SweepReport):
@@ -104,11 +104,11 @@ def _one(report: str, outputs: dict[str, Path], question: _Question | None, as_j
 
 def _written(found: BuildReport | Analysis | ProfileReport, outputs: dict[str, Path]) -> RenderableType:
     """Write a report in the forms that are asked for, and give what a terminal shows of it."""
-    from trtopt.report import analysis, profile
+    from trtopt.report.schema import analysis, profile
 
     if isinstance(found, profile.ProfileReport):
-        from trtopt.api_profile import write_profile
-        from trtopt.report import profile_terminal
+        from trtopt.analysis.profile import write_profile
+        from trtopt.report.text import profile_terminal
 
         write_profile(found, **outputs)
         return profile_terminal.render(found)
@@ -116,24 +116,24 @@ def _written(found: BuildReport | Analysis | ProfileReport, outputs: dict[str, P
     for name in sorted(outputs.keys() - forms):
         raise UsageError("A report of this kind has no such form", where=f"--{name}", remedy="leave it out")
     if isinstance(found, analysis.Analysis):
-        from trtopt.api_analyze import write_page
+        from trtopt.analysis.analyze import write_page
         from trtopt.hardware.spec import gpu_of
-        from trtopt.report import analysis_terminal
+        from trtopt.report.text import analysis_terminal
 
         shown = analysis_terminal.render(found, gpu_of(found.gpu, "gpu"))
         if "html" in outputs:
             write_page(found, outputs["html"])
         return shown
-    from trtopt.report import terminal
+    from trtopt.report.text import build
 
-    return terminal.render(found)
+    return build.render(found)
 
 
 def _sweep(found: SweepReport, outputs: dict[str, Path], question: _Question | None, as_json: bool) -> int:
     """Write a sweep's report; show it, or the answer to the question."""
-    from trtopt.api_sweep import write_sweep
-    from trtopt.report import sweep_terminal
-    from trtopt.report.sweep_forms import Limits, choices_json, choose
+    from trtopt.fleet.sweep import write_sweep
+    from trtopt.report.files.sweep_forms import Limits, choices_json, choose
+    from trtopt.report.text import sweep
 
     if "trace" in outputs:
         raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
@@ -142,7 +142,7 @@ def _sweep(found: SweepReport, outputs: dict[str, Path], question: _Question | N
         if as_json:
             print_json(found.to_json_dict())
         else:
-            print_renderable(sweep_terminal.render(found))
+            print_renderable(sweep.render(found))
         return 0
     choices = choose(found, Limits(question.latency_ms, question.drop), question.model)
     if not choices:
@@ -152,13 +152,13 @@ def _sweep(found: SweepReport, outputs: dict[str, Path], question: _Question | N
     if as_json:
         print_json(choices_json(choices))
     else:
-        print_renderable(sweep_terminal.render_choices(found, choices))
+        print_renderable(sweep.render_choices(found, choices))
     return 0
 
 
 def _two(report: str, against: str, markdown: Path | None, as_json: bool) -> int:
-    from trtopt.api_profile import compare_reports
-    from trtopt.report import profile_terminal
+    from trtopt.analysis.profile import compare_reports
+    from trtopt.report.text import profile_terminal
 
     found = compare_reports(report, against, markdown=markdown)
     if as_json:

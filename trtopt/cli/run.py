@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from trtopt.cli import trtexec
 from trtopt.cli.options import add_config_options, config_from
+from trtopt.cli.outcome import gate
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say
 from trtopt.config import BuildConfig
-from trtopt.config_file import load_matrix
-from trtopt.errors import GateError, UsageError
-from trtopt.outputs import check_files
+from trtopt.config.paths import check_files
+from trtopt.config.toml_file import load_matrix
+from trtopt.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtopt.report.records import BuildReport
+    from trtopt.report.schema.build import BuildReport
 
 
 def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str]) -> int:
@@ -99,18 +100,6 @@ def _print(report: BuildReport, *, as_json: bool) -> None:
     if as_json:
         print_json(report.to_json_dict())
         return
-    from trtopt.report import terminal
+    from trtopt.report.text import build
 
-    print_renderable(terminal.render(report))
-
-
-def gate(report: BuildReport, config: BuildConfig) -> int:
-    """Print the gates that failed, unless they are allowed; returns the exit code."""
-    if not report.gate_failures:
-        return 0
-    if config.allow_accuracy_loss:
-        return 0
-    for failure in report.gate_failures:
-        say(f"error: a gate failed: {failure}", sys.stderr)
-    say("  remedy: --allow-accuracy-loss turns failed gates into warnings", sys.stderr)
-    return GateError.exit_code
+    print_renderable(build.render(report))

@@ -8,7 +8,7 @@ from trtopt.cli.options import add_config_options, config_from
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
 from trtopt.config import SensitivityConfig
-from trtopt.outputs import check_files
+from trtopt.config.paths import check_files
 
 _DESCRIPTION = "Measure what each region of a model costs in accuracy when it alone becomes 8-bit."
 _EPILOG = """\
@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     config = config_from(args, SensitivityConfig, "sensitivity")
     check_files(args.model, config, args.config)
 
-    from trtopt.api_sensitivity import sensitivity
+    from trtopt.analysis.sensitivity import sensitivity
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         found = sensitivity(args.model, config, on_event=listener)
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         print_json(found.to_json_dict())
         return 0
 
-    from trtopt.report import sensitivity_terminal
+    from trtopt.report.text import sensitivity as sensitivity_terminal
 
     print_renderable(sensitivity_terminal.render(found))
     return 0

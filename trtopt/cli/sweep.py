@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from trtopt.cli.parser import Parser, one_of
 from trtopt.cli.streams import own_stdout, print_json, print_renderable, say
 from trtopt.config import flag
-from trtopt.config_file import MODEL
+from trtopt.config.toml_file import MODEL
 from trtopt.errors import UsageError
-from trtopt.files import check_outputs
+from trtopt.support.files import check_outputs
 
 if TYPE_CHECKING:
-    from trtopt.api_sweep import SweepPlan
-    from trtopt.report.sweep import SweepReport
+    from trtopt.fleet.sweep import SweepPlan
+    from trtopt.report.schema.sweep import SweepReport
 
 _DESCRIPTION = "Build every combination of models, GPUs, precisions, shapes and options, and report on all of them."
 _EPILOG = """\
@@ -35,17 +35,17 @@ def run(argv: Sequence[str]) -> int:
     outputs = {name: Path(value) for name in ("report", "html", "markdown", "csv") if (value := getattr(args, name))}
     _check_outputs(outputs, {"the sweep's file": Path(args.sweep)})
     if "html" in outputs:
-        from trtopt.report.html_page import check_html
+        from trtopt.report.html.page import check_html
 
         check_html()
     # Ray sends statistics home unless this says otherwise; whoever set it knows better.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from trtopt import api_sweep
+    from trtopt.fleet import sweep
 
     where = {"executor": args.executor, "address": args.address, "workers": args.workers}
     if args.dry_run:
         with own_stdout(quiet=True):
-            plan = api_sweep.plan_sweep(args.sweep, **where)
+            plan = sweep.plan_sweep(args.sweep, **where)
         _print_plan(plan, as_json=args.json)
         return 0
     from trtopt.cli.sweep_progress import SweepProgress
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
             _check_outputs(outputs, _files_read(plan))
             shown.plan(plan)
 
-        report = api_sweep.sweep(args.sweep, **where, yes=args.yes, on_plan=on_plan, on_progress=shown.progress)
+        report = sweep.sweep(args.sweep, **where, yes=args.yes, on_plan=on_plan, on_progress=shown.progress)
     _write(report, outputs)
     _print(report, as_json=args.json)
     return max((_exit_code(row.failure.exit_code if row.failure else 0, row.status) for row in report.rows), default=0)
@@ -124,8 +124,8 @@ def _print_plan(plan: SweepPlan, *, as_json: bool) -> None:
 
 
 def _write(report: SweepReport, outputs: dict[str, Path]) -> None:
-    from trtopt.api_sweep import write_sweep
-    from trtopt.report.json_file import write_report
+    from trtopt.fleet.sweep import write_sweep
+    from trtopt.report.schema.json_file import write_report
 
     if "report" in outputs:
         write_report(report, outputs["report"])
@@ -136,6 +136,6 @@ def _print(report: SweepReport, *, as_json: bool) -> None:
     if as_json:
         print_json(report.to_json_dict())
         return
-    from trtopt.report.sweep_terminal import render
+    from trtopt.report.text.sweep import render
 
     print_renderable(render(report))

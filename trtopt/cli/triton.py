@@ -9,7 +9,7 @@ from trtopt.cli.parser import Parser, one_of
 from trtopt.cli.streams import print_json, say
 
 if TYPE_CHECKING:
-    from trtopt.api_triton import TritonReport
+    from trtopt.serve.triton_repository import TritonReport
 
 _DESCRIPTION = "Write a TensorRT engine or an ONNX model into a model repository of Triton Inference Server."
 _EPILOG = """\
@@ -24,9 +24,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     args = _parser().parse(argv)
 
-    from trtopt.api_triton import triton
     from trtopt.engine.profiles import parse_shapes
     from trtopt.serve.triton import TritonConfig
+    from trtopt.serve.triton_repository import triton
 
     options: dict[str, Any] = vars(args)
     for name in (f"{end}_shapes" for end in _SHAPES):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
-from trtopt.files import open_file
+from trtopt.support.files import open_file
+from trtopt.support.words import did_you_mean
 
 _CACHE_START = b"TRT-"
 _NOT_TIMED = "the engine is not timed"

@@ -20,10 +20,8 @@ from trtopt.config.base import (
     PathKind,
     ShapeMap,
     checked,
-    did_you_mean,
     field_kinds,
     flag,
-    nearest,
     options,
 )
 from trtopt.config.build import BuildConfig
@@ -54,9 +52,7 @@ __all__ = [
     "SensitivityConfig",
     "ShapeMap",
     "checked",
-    "did_you_mean",
     "field_kinds",
     "flag",
-    "nearest",
     "options",
 ]

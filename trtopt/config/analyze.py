@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtopt.config.base import (
-    FILES,
-    PRECISION,
-    PRECISIONS,
-    REPORT_HELP,
-    TARGET,
-    Config,
-    ShapeMap,
-    flag,
-    option_field,
-)
+from trtopt.config.base import FILES, PRECISION, PRECISIONS, REPORT_HELP, TARGET, Config, ShapeMap, flag, option_field
 from trtopt.errors import UsageError
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtopt.batch_sizes import checked_batches, parse_batches
+from trtopt.config.batch_sizes import checked_batches, parse_batches
 from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -149,17 +149,6 @@ def field_kinds(config: type) -> dict[str, FieldKind]:
 def flag(name: str) -> str:
     """The option's spelling on the command line: ``calib_method`` is ``--calib-method``."""
     return "--" + name.replace("_", "-")
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """The one of ``words`` most like ``word``, or nothing when none is near."""
-    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), "")
-
-
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """``did you mean X?`` for the nearest of ``words``, or nothing when none is near."""
-    near = nearest(word, words)
-    return f"did you mean {near}?" if near else ""
 
 
 def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:

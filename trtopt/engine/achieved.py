@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from trtopt.engine.kernel_names import is_sparse
 from trtopt.engine.layers import layers_of_profile
-from trtopt.report.analysis import LayerRow
-from trtopt.report.records import Achieved, LayerInfo, TensorInfo
+from trtopt.report.schema.analysis import LayerRow
+from trtopt.report.schema.build import Achieved, LayerInfo, TensorInfo
 
 _NAMES = {
     "Float": "fp32",

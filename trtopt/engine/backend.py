@@ -7,10 +7,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtopt._lazy import is_available
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
-from trtopt.files import open_file
 from trtopt.hardware.spec import GpuSpec
+from trtopt.support._lazy import is_available
+from trtopt.support.files import open_file
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import trtopt
 from trtopt.engine import worker
 from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, installed_version, read_header
 from trtopt.engine.cache import Compiled, EngineCache
@@ -32,56 +31,20 @@ from trtopt.engine.layers import (
 )
 from trtopt.engine.options import BuilderSettings, parse_builder_options
 from trtopt.engine.process import START, Stall
-from trtopt.engine.profiles import Profile
+from trtopt.engine.request import BuildRequest
 from trtopt.engine.timing_cache import Timing, timing_for
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.files import TEMPORARY, atomic_write
 from trtopt.hardware.probe import present_gpu, probe
-from trtopt.hardware.spec import GpuSpec
-from trtopt.report.records import EngineRecord, LayerInfo
+from trtopt.report.schema.build import EngineRecord, LayerInfo
+from trtopt.support.files import TEMPORARY, atomic_write
+from trtopt.support.version import IMPORT_ROOT
 
 TASK = "build engine"
 """The name of the progress events' task."""
 
 _START = START + "from trtopt.engine.worker import main; main(sys.argv[2])"
 _INT64_NOTE = "has Int64 binding"
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """What to build.
-
-    Attributes:
-        onnx: The model file, with its external data beside it.
-        backend: The compiler.
-        gpu: The target; None for every GPU from Ampere on (TensorRT for RTX only).
-        nodes: The names of all nodes of the model, those of subgraphs included; unique.
-        profiles: One optimization profile or more; none for a model whose inputs are all static.
-        tf32: Whether FP32 layers may use TF32 Tensor Cores.
-        builder: ``KEY=VALUE`` options.
-        plugins: Libraries with plugins.
-        timing_cache: A file read before and written after the build; TensorRT for RTX ignores it.
-        error_on_timing_cache_miss: Whether the build fails where a kernel's time is not in the timing cache; TensorRT
-            for RTX, which times nothing, ignores it.
-        name: What errors call the model, if not by its file.
-        formats: The compiler's memory format (``HWC``, ...) of inputs and outputs that do not have the usual one.
-        weights: The files with external data, all of them: a cached engine is found by their content.
-    """
-
-    onnx: Path
-    backend: Backend
-    gpu: GpuSpec | None
-    nodes: tuple[str, ...]
-    profiles: tuple[Profile, ...] = ()
-    tf32: bool = False
-    builder: tuple[str, ...] = ()
-    plugins: tuple[Path, ...] = ()
-    timing_cache: Path | None = None
-    error_on_timing_cache_miss: bool = False
-    name: str = ""
-    formats: Mapping[str, str] = field(default_factory=dict)
-    weights: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -311,7 +274,7 @@ def _run(request: BuildRequest, settings: BuilderSettings, timing: Timing, on_ev
 
 def _start_worker(folder: Path, on_event: OnEvent) -> int:
     """Run the worker to its end, passing on its progress; it never outlives this call or this process."""
-    root = Path(trtopt.__file__).resolve().parent.parent
+    root = IMPORT_ROOT
     command = [sys.executable, "-c", _START, str(root), str(folder)]
     with (
         open(folder / "stderr", "wb") as stderr,

@@ -19,7 +19,8 @@ from typing import TypeVar
 import filelock
 import msgspec
 
-from trtopt.cache_folder import (
+from trtopt.cache.checksummed import read_sealed, write_sealed
+from trtopt.cache.folder import (
     DEFAULT_BYTES,
     ENGINES,
     FORMATS,
@@ -33,8 +34,7 @@ from trtopt.cache_folder import (
 )
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.files import check_writable
-from trtopt.sealed import read_sealed, write_sealed
+from trtopt.support.files import check_writable
 
 _LENGTH_BYTES = 8
 _MOST_OF_TIMES = 1 << 16

@@ -17,7 +17,7 @@ from typing import Any
 
 from trtopt.engine import worker
 from trtopt.engine.process import START
-from trtopt.files import hash_file
+from trtopt.support.files import hash_file
 
 _NOT_OF_THE_ENGINE = ("onnx", "plugins", "timing_cache", "keep_engine")
 """Fields of a request that are paths, whose content counts, or that only say what to leave behind."""

@@ -12,14 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import trtopt
 from trtopt.engine import worker
-from trtopt.engine.build import BuildRequest, check_options, worker_request
+from trtopt.engine.build import check_options, worker_request
 from trtopt.engine.failures import crash, refusal
 from trtopt.engine.layers import parse_layers_log, resolve_nodes
 from trtopt.engine.process import START, Stall
-from trtopt.files import TEMPORARY
-from trtopt.report.records import LayerInfo
+from trtopt.engine.request import BuildRequest
+from trtopt.report.schema.build import LayerInfo
+from trtopt.support.files import TEMPORARY
+from trtopt.support.version import IMPORT_ROOT
 
 _START = START + "from trtopt.engine.worker import serve; serve()"
 
@@ -76,7 +77,7 @@ class Compiler:
         raise crash(code, said)
 
     def _start(self) -> subprocess.Popen[str]:
-        root = Path(trtopt.__file__).resolve().parent.parent
+        root = IMPORT_ROOT
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, str(root)],

@@ -14,16 +14,17 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from trtopt._lazy import is_available, require
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend
-from trtopt.engine.build import BuildRequest, EngineArtifact, build_engine
+from trtopt.engine.build import EngineArtifact, build_engine
+from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import EngineSession, why_not_run
 from trtopt.errors import TrtoptError
-from trtopt.files import TEMPORARY
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
-from trtopt.runtime import Feeds, OrtSession
+from trtopt.support._lazy import is_available, require
+from trtopt.support.files import TEMPORARY
+from trtopt.support.ort_session import Feeds, OrtSession
 
 PACKAGES = (
     "numpy",

@@ -14,15 +14,15 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import msgspec
 
-from trtopt._lazy import is_available, require
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend, EngineHeader, describe, identify
 from trtopt.engine.signature import Signer, Verifier
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
-from trtopt.files import atomic_write, hash_file, open_file, read_file
 from trtopt.hardware.probe import Probe, probe
-from trtopt.json_text import decoded
-from trtopt.report.manifest import SCHEMA, FileHash, Manifest, has_digest, with_digest
-from trtopt.report.read import with_infinities
+from trtopt.report.schema.manifest import SCHEMA, FileHash, Manifest, has_digest, with_digest
+from trtopt.report.schema.read import with_infinities
+from trtopt.support._lazy import is_available, require
+from trtopt.support.files import atomic_write, hash_file, open_file, read_file
+from trtopt.support.json_text import decoded
 
 LARGEST_MANIFEST_BYTES = 64 << 20
 """One with 100,000 nodes that stay in a wider type takes about 20 MB."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from trtopt._lazy import is_available, require
 from trtopt.engine.backend import TENSORRT_RTX, Backend, describe, identify, read_header
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.probe import probe
-from trtopt.runtime import Feeds
+from trtopt.support._lazy import is_available, require
+from trtopt.support.ort_session import Feeds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,7 +56,9 @@ def can_run(backend: Backend, engine: bytes | None = None) -> bool:
 
 
 class EngineSession:
-    """An engine on its GPU, run like an :class:`~trtopt.runtime.OrtSession`; a context manager that frees its memory.
+    """An engine on its GPU, run like an :class:`~trtopt.support.ort_session.OrtSession`.
+
+    A context manager that frees its memory.
 
     Args:
         engine: The engine file's content.

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trtopt._lazy import require
 from trtopt.errors import IntegrityError, UsageError
-from trtopt.files import open_file
+from trtopt.support._lazy import require
+from trtopt.support.files import open_file
 
 _LARGEST_KEY_BYTES = 1 << 16
 _EXTRA = "sign"

@@ -6,16 +6,13 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.cache import EngineCache
+from trtopt.engine.request import BuildRequest
 from trtopt.errors import UsageError
-from trtopt.files import read_file
 from trtopt.hardware.probe import probe
-
-if TYPE_CHECKING:
-    from trtopt.engine.build import BuildRequest
+from trtopt.support.files import read_file
 
 _MOST_BYTES = 1 << 30
 

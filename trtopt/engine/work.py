@@ -19,7 +19,7 @@ from trtopt.engine.layers import BITS, buffer_sizes, layers_of_profile, tensor_b
 from trtopt.engine.loops import trip_counts
 from trtopt.graph.edit import constant_tensor_of, is_op
 from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
-from trtopt.report.records import LayerInfo, TensorInfo
+from trtopt.report.schema.build import LayerInfo, TensorInfo
 from trtopt.roofline.node_work import READ_AS_WRITTEN, Precision, sums_in_fp16, work_of_node
 from trtopt.roofline.onnx_layers import graphs_with_counts
 from trtopt.roofline.work import LARGEST_ALIGNMENT, Gemm, Kind, Layer, MathType, Work

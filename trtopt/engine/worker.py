@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from trtopt.limits import limit_memory
+from trtopt.support.limits import limit_memory
 
 REQUEST, RESULT, ENGINE, LAYERS = "request.json", "result.json", "engine", "layers"
 TIMING_CACHE = "timing-cache"

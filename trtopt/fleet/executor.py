@@ -17,14 +17,14 @@ from typing import IO, Protocol
 
 import msgspec
 
-import trtopt
 from trtopt.engine.process import START
 from trtopt.errors import TargetError, UsageError
-from trtopt.files import TEMPORARY
 from trtopt.fleet.inputs import check_unchanged
 from trtopt.fleet.plan import Job
 from trtopt.fleet.task import Outcome, Survey, survey
-from trtopt.report.sweep import Failure
+from trtopt.report.schema.sweep import Failure
+from trtopt.support.files import TEMPORARY
+from trtopt.support.version import IMPORT_ROOT
 
 EXECUTE = "trtopt.fleet.task:execute"
 """What runs a job: called with a :class:`~trtopt.fleet.task.Task` and a folder."""
@@ -190,7 +190,7 @@ class LocalExecutor:
     @contextlib.contextmanager
     def _process(self) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
         """A process for jobs and what it says on standard error; its temporary files go with it."""
-        root, pipe = Path(trtopt.__file__).resolve().parent.parent, subprocess.PIPE
+        root, pipe = IMPORT_ROOT, subprocess.PIPE
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
             tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True) as folder,

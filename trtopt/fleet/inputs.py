@@ -12,10 +12,10 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtopt.config import BuildConfig, flag, options
+from trtopt.config.paths import source_file
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.files import open_file
-from trtopt.outputs import source_file
 from trtopt.source.external import check_external_data
+from trtopt.support.files import open_file
 
 MODEL = "model"
 _CHUNK_BYTES = 4 << 20

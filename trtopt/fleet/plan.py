@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.config import BuildConfig, field_kinds, flag, options
-from trtopt.config_file import GPUS, MATRIX, MODEL, load, load_matrix, load_plain, matrix_word
+from trtopt.config.toml_file import GPUS, MATRIX, MODEL, load, load_matrix, load_plain, matrix_word
 from trtopt.engine.backend import BACKENDS, RTX_TARGETS, TENSORRT, TENSORRT_RTX
 from trtopt.engine.options import parse_builder_options
 from trtopt.engine.profiles import parse_shapes
@@ -22,8 +22,8 @@ from trtopt.fleet.settings import Settings, load_settings
 from trtopt.fleet.task import Task
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
-from trtopt.pipeline_imports import statistics_file
-from trtopt.pipeline_manifest import chosen_options
+from trtopt.pipeline.imported_ranges import statistics_file
+from trtopt.pipeline.manifest import chosen_options
 from trtopt.rewrite.registry import pack_hashes, select
 
 BUILD = "build"

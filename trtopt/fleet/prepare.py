@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtopt import api
-from trtopt.cache_folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, files, make_cache_folder
+from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of
+from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, files, make_cache_folder
 from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
-from trtopt.files import TEMPORARY, atomic_write, open_shared
 from trtopt.fleet.task import Task, inside
-from trtopt.sealed import MOST_LINE_BYTES, lines_of
+from trtopt.support.files import TEMPORARY, atomic_write, open_shared
 
 _KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
 _CALIBRATED = ("int8", "fp8", "auto")

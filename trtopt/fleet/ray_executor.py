@@ -21,16 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import trtopt
-from trtopt._lazy import require
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
-from trtopt.files import open_file
 from trtopt.fleet import ray_task
 from trtopt.fleet.executor import EXECUTE, Ended, Lost, Order, available_cores
 from trtopt.fleet.inputs import Input, check_unchanged
 from trtopt.fleet.prepare import is_worth
 from trtopt.fleet.task import Outcome, Survey
-from trtopt.report.sweep import Failure
+from trtopt.report.schema.sweep import Failure
+from trtopt.support._lazy import require
+from trtopt.support.files import open_file
+from trtopt.support.version import VERSION
 
 _RESOURCE = "accelerator_type:"
 _SHARE = 0.001
@@ -105,9 +105,9 @@ class RayExecutor:
                     where=f"jobs for {place or 'any machine'}",
                     remedy="install the same trtopt on every node",
                 ) from error
-            if there.trtopt != trtopt.__version__:
+            if there.trtopt != VERSION:
                 raise MissingDependencyError(
-                    f"The cluster has trtopt {there.trtopt}, and this machine {trtopt.__version__}",
+                    f"The cluster has trtopt {there.trtopt}, and this machine {VERSION}",
                     where=f"jobs for {place or 'any machine'}",
                     remedy="install the same version everywhere",
                 )

@@ -15,14 +15,14 @@ from typing import Any
 
 import filelock
 
-from trtopt._lazy import require
 from trtopt.errors import UsageError
-from trtopt.files import TEMPORARY, atomic_path
 from trtopt.fleet.prepare import prepare as prepare_task
 from trtopt.fleet.prepare import receive
 from trtopt.fleet.task import Outcome, Survey, Task, survey
-from trtopt.report.sweep import Failure
-from trtopt.runtime import share_cores
+from trtopt.report.schema.sweep import Failure
+from trtopt.support._lazy import require
+from trtopt.support.files import TEMPORARY, atomic_path
+from trtopt.support.ort_session import share_cores
 
 INPUTS = "{inputs}"
 """Stands in a task for the folder of the inputs, which each machine chooses."""

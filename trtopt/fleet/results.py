@@ -12,10 +12,10 @@ from trtopt.errors import UsageError
 from trtopt.fleet.plan import Job
 from trtopt.fleet.store import Entry
 from trtopt.fleet.task import PROFILE, REPORT
-from trtopt.report.profile import ProfileReport
-from trtopt.report.read import read_profile, read_report
-from trtopt.report.records import AccuracyRecord, BuildReport
-from trtopt.report.sweep import Result, Status, SweepRow, cost_per_million
+from trtopt.report.schema.build import AccuracyRecord, BuildReport
+from trtopt.report.schema.profile import ProfileReport
+from trtopt.report.schema.read import read_profile, read_report
+from trtopt.report.schema.sweep import Result, Status, SweepRow, cost_per_million
 
 
 def result_of(folder: Path, seconds: float) -> Result:

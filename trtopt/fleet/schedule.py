@@ -11,7 +11,7 @@ from pathlib import Path
 from trtopt.fleet.executor import Executor, Lost, Order
 from trtopt.fleet.plan import Job
 from trtopt.fleet.task import Outcome
-from trtopt.report.sweep import Failure
+from trtopt.report.schema.sweep import Failure
 
 _LOST_EXIT_CODE = 6
 """As of a compiler that crashed in ``trtopt build``."""

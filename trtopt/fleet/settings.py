@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtopt.config import did_you_mean
-from trtopt.config_file import PRICES, SWEEP, load_plain, path_in
+from trtopt.config.toml_file import PRICES, SWEEP, load_plain, path_in
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import PORTABLE, GpuSpec, find_gpu, normalized
+from trtopt.support.words import did_you_mean
 
 _RELATIVE_URL = re.compile(r"(?:^|::)(?:file|local)://(?!/)")
 """One that fsspec would take from the current folder."""

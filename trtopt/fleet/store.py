@@ -21,12 +21,12 @@ from urllib.parse import unquote
 
 import msgspec
 
-from trtopt._lazy import require
+from trtopt.cache.checksummed import read_sealed, write_sealed
 from trtopt.errors import MissingDependencyError, UsageError
-from trtopt.files import TEMPORARY, check_writable
-from trtopt.report.sweep import Result
-from trtopt.sealed import read_sealed, write_sealed
+from trtopt.report.schema.sweep import Result
 from trtopt.source.external import sha256_of
+from trtopt.support._lazy import require
+from trtopt.support.files import TEMPORARY, check_writable
 
 ENTRY = "entry.sealed"
 _FORM = "trtopt.sweep-entry/1"

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import trtopt
 from trtopt import api
-from trtopt._script import is_script
-from trtopt.api_profile import profile
+from trtopt.analysis.profile import profile
 from trtopt.config import BuildConfig, ProfileConfig
+from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, installed_version
 from trtopt.errors import TrtoptError
 from trtopt.hardware.probe import present_gpu
-from trtopt.outputs import source_file
-from trtopt.report.records import BuildReport
-from trtopt.report.sweep import Failure
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.sweep import Failure
 from trtopt.rewrite.registry import pack_hashes
+from trtopt.support._script import is_script
+from trtopt.support.version import VERSION
 
 REPORT, PROFILE = "report.json", "profile.json"
 """Files of a result, beside the engine and its manifest."""
@@ -78,7 +78,7 @@ def survey() -> Survey:
     """What this machine has."""
     gpu = present_gpu()
     versions = {name: installed_version(backend) for name, backend in BACKENDS.items()}
-    return Survey(trtopt.__version__, versions, "" if gpu is None else gpu.name, pack_hashes())
+    return Survey(VERSION, versions, "" if gpu is None else gpu.name, pack_hashes())
 
 
 def execute(task: Task, folder: Path) -> Outcome:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trtopt.fleet.task import Task
-from trtopt.runtime import share_cores
+from trtopt.support.ort_session import share_cores
 
 
 def main(function: str, threads: int, temporary: str) -> NoReturn:

@@ -9,7 +9,7 @@ from trtopt.errors import UsageError
 from trtopt.gates.facts import Facts, Kernel
 from trtopt.gates.limits import BITS
 from trtopt.profiling.align import aligned
-from trtopt.report.check import LayerChange
+from trtopt.report.schema.check import LayerChange
 
 _LEAST_US = 0.05
 """Differences below the printed digit are none."""

@@ -13,8 +13,8 @@ from trtopt.gates.baseline import comparable
 from trtopt.gates.changes import added, changes, slower, widened
 from trtopt.gates.facts import EIGHT_BIT, Facts
 from trtopt.gates.limits import BITS, Limits
-from trtopt.report.check import CheckReport, Gate, LayerChange, Unit
-from trtopt.report.text import count, some
+from trtopt.report.schema.check import CheckReport, Gate, LayerChange, Unit
+from trtopt.report.text.numbers import count, some
 
 _ROUNDING = 1e-9
 """Of a difference of two shares: 0.9 - 0.01 is a little more than 0.89."""

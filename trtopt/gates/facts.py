@@ -9,12 +9,19 @@ from pathlib import Path
 from trtopt.engine.achieved import math_dtype
 from trtopt.engine.layers import layers_of_profile
 from trtopt.errors import UsageError
-from trtopt.report.analysis import Analysis, LayerRow
-from trtopt.report.check import Checked
-from trtopt.report.profile import ProfileLayer, ProfileReport, precision_of
-from trtopt.report.read import Report, converted
-from trtopt.report.records import AccuracyRecord, BuildReport, EngineRecord, LayerInfo, MetricRecord, OutputAccuracy
-from trtopt.report.sweep import SweepReport
+from trtopt.report.schema.analysis import Analysis, LayerRow
+from trtopt.report.schema.build import (
+    AccuracyRecord,
+    BuildReport,
+    EngineRecord,
+    LayerInfo,
+    MetricRecord,
+    OutputAccuracy,
+)
+from trtopt.report.schema.check import Checked
+from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
+from trtopt.report.schema.read import Report, converted
+from trtopt.report.schema.sweep import SweepReport
 
 EIGHT_BIT = "8-bit"
 """The type of a share that is known for all 8-bit types together only."""

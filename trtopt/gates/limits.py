@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean
 
 BITS = {"fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "fp4": 4}
 """The types a share can be asked of, and their widths."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from trtopt.graph.channel_rules import reduced_axes
+from trtopt.graph.channels.rules import reduced_axes
 from trtopt.graph.cost import POINTWISE
 from trtopt.graph.edit import constant_of, input_of, int_attribute, ints_attribute
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trtopt.config import did_you_mean
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import PORTABLE, SHORT_NAMES, UNITS, GpuSpec, all_gpus, clock_mhz, normalized
+from trtopt.support.words import did_you_mean
 
 _BASE = "base"
 _REMEDY = "see docs/gpus.md"

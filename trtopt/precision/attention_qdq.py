@@ -15,7 +15,7 @@ from trtopt.graph import edit
 from trtopt.graph.attention import attention_of, only_user
 from trtopt.precision import rules
 from trtopt.precision.plan import QuantizedType
-from trtopt.report.records import Refusal
+from trtopt.report.schema.build import Refusal
 
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 

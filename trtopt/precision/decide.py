@@ -9,15 +9,15 @@ import onnx_ir as ir
 
 from trtopt.graph import cost, edit
 from trtopt.precision.attention_qdq import attention_products
-from trtopt.precision.bfloat import with_bfloat
-from trtopt.precision.existing_qdq import existing_nodes
-from trtopt.precision.hazards import wide_nodes
+from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.observe.ranges import TensorStats
+from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Spans, is_float
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp, QuantizedType
-from trtopt.precision.qdq import LARGEST
-from trtopt.precision.ranges import TensorStats
+from trtopt.precision.qdq.existing import existing_nodes
+from trtopt.precision.qdq.write_qdq import LARGEST
 from trtopt.precision.regions import WEIGHTED, Problem, candidate_nodes, find_candidates
-from trtopt.precision.spans import LAYOUT_OPS, Spans, is_float
-from trtopt.report.records import Refusal
+from trtopt.report.schema.build import Refusal
 
 _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
 

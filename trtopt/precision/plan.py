@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.report.records import Refusal
+from trtopt.report.schema.build import Refusal
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
-from trtopt.precision import ranges, rules
+from trtopt.precision import rules
 from trtopt.precision.attention_qdq import attention_products
+from trtopt.precision.observe import ranges
+from trtopt.precision.observe.ranges import TensorStats
 from trtopt.precision.plan import NarrowType, Operand, QuantizedOp, QuantizedType
-from trtopt.precision.qdq import LARGEST, quantize_weight
-from trtopt.precision.ranges import TensorStats
+from trtopt.precision.qdq.write_qdq import LARGEST, quantize_weight
 from trtopt.precision.residuals import residual_adds
 from trtopt.precision.shared_ranges import with_shared_ranges
-from trtopt.report.records import Refusal
+from trtopt.report.schema.build import Refusal
 
 IMPORTED = "imported"
 """Name of the method that took a range from a calibration cache."""

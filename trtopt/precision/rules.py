@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.heads import is_prediction_head
+from trtopt.precision.fp16.heads import is_prediction_head
 from trtopt.precision.plan import QuantizedType
 
 Granularity = Literal["per-tensor", "per-channel"]

@@ -7,9 +7,9 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.narrow import narrow_floats
+from trtopt.precision.fp16.cast_to_half import narrow_floats
 from trtopt.precision.plan import PrecisionPlan
-from trtopt.precision.qdq import quantize
+from trtopt.precision.qdq.write_qdq import quantize
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

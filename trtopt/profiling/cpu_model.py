@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtopt.hardware.cpu import CpuSpec
-from trtopt.report.analysis import LayerRow, Limiter
+from trtopt.report.schema.analysis import LayerRow, Limiter
 from trtopt.roofline.work import Layer, Work
 
 

@@ -19,10 +19,10 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
-from trtopt.files import TEMPORARY
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.profiling.ort_events import Run, read_profile
-from trtopt.runtime import Feeds, TimedSession
+from trtopt.support.files import TEMPORARY
+from trtopt.support.ort_session import Feeds, TimedSession
 
 _WIDTH = 1024
 """Width and depth of the matrix product: large enough for the peak, and its operands fit into caches."""

@@ -15,7 +15,7 @@ from typing import Any
 from trtopt.engine.kernel_names import is_sparse
 from trtopt.engine.layers import BITS, constant_bytes
 from trtopt.engine.work import accumulates_fp16, packed_channels
-from trtopt.report.records import LayerInfo, TensorInfo
+from trtopt.report.schema.build import LayerInfo, TensorInfo
 from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Window, Work, alignment_of, sparse_work
 
 _MATH_TYPES: dict[str, MathType] = {

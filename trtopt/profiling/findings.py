@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trtopt.report.analysis import Finding, Severity
-from trtopt.report.analysis_text import shorten
-from trtopt.report.profile import Deviation, ProfileLayer, Reason
-from trtopt.report.text import count, percent
+from trtopt.report.schema.analysis import Finding, Severity
+from trtopt.report.schema.profile import Deviation, ProfileLayer, Reason
+from trtopt.report.text.analysis import shorten
+from trtopt.report.text.numbers import count, percent
 
 _LISTED = 5
 """Layers that a finding's message names."""

@@ -29,9 +29,9 @@ from trtopt.profiling.gpu_session import TimedEngine
 from trtopt.profiling.measured import Measurement
 from trtopt.profiling.onnxruntime import random_feeds
 from trtopt.profiling.stable import Limits, Samples, spread, timed, until_stable
-from trtopt.report.profile import ProfileSource
-from trtopt.report.records import OutputAccuracy
-from trtopt.runtime import Feeds
+from trtopt.report.schema.build import OutputAccuracy
+from trtopt.report.schema.profile import ProfileSource
+from trtopt.support.ort_session import Feeds
 
 _SAMPLE_US = 1000.0
 _MOST_INFERENCES = 50

@@ -15,7 +15,7 @@ from trtopt.engine.backend import TENSORRT_RTX, Backend
 from trtopt.engine.run import EngineSession, guarded
 from trtopt.errors import EngineBuildError
 from trtopt.graph.artifact import InputSpec
-from trtopt.runtime import Feeds
+from trtopt.support.ort_session import Feeds
 
 _BUS_ID_BYTES = 32
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtopt.errors import EngineBuildError, UsageError
-from trtopt.files import open_file
-from trtopt.json_text import check_count
 from trtopt.profiling.engine_layers import LayerTime, join_times
 from trtopt.profiling.measured import Measurement
-from trtopt.report.profile import ProfileSource
+from trtopt.report.schema.profile import ProfileSource
+from trtopt.support.files import open_file
+from trtopt.support.json_text import check_count
 
 MAX_BYTES = 256 << 20
 """The most a file may hold, unpacked."""

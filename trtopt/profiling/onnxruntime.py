@@ -19,23 +19,23 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from trtopt._lazy import require
 from trtopt.errors import UsageError
-from trtopt.files import TEMPORARY
 from trtopt.graph import cost
 from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.cpu import available_threads
-from trtopt.precision.samples import SYNTHETIC, open_samples
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.profiling.ort_events import MOST_EVENTS, Kernel, Profile, read_profile
 from trtopt.profiling.ort_functions import expand
 from trtopt.profiling.ort_layers import NodeLayers, added_layer
 from trtopt.profiling.stable import Limits, Samples, spread, timed, until_stable
-from trtopt.report.profile import ProfileSource
-from trtopt.report.records import LayerInfo
+from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.profile import ProfileSource
 from trtopt.roofline.work import Work
-from trtopt.runtime import Feeds, TimedSession
+from trtopt.support._lazy import require
+from trtopt.support.files import TEMPORARY
+from trtopt.support.ort_session import Feeds, TimedSession
 
 _EVENTS = 100_000
 """Events of the runs that count, about: 70 MB of the profiler's file."""

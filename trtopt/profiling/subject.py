@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.measured import MeasuredLayer
-from trtopt.report.analysis import LayerRow
-from trtopt.report.profile import Launching
+from trtopt.report.schema.analysis import LayerRow
+from trtopt.report.schema.profile import Launching
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import LayerTime, layer_times
 from trtopt.roofline.work import Work

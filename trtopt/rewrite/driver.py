@@ -11,7 +11,7 @@ from trtopt.errors import RecipeError, TrtoptError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import static_shape
-from trtopt.report.records import Cost, Refusal, StepRecord
+from trtopt.report.schema.build import Cost, Refusal, StepRecord
 from trtopt.rewrite.equal import difference, difference_at
 from trtopt.rewrite.protocol import Recipe, Stage, Target
 from trtopt.rewrite.registry import broken_packs, select

@@ -13,7 +13,7 @@ from trtopt.graph import edit
 from trtopt.graph.edit import static_shape
 from trtopt.graph.fold import RANDOM
 from trtopt.graph.shapes import infer_in_place
-from trtopt.runtime import OrtSession
+from trtopt.support.ort_session import OrtSession
 
 _BOUNDS = {np.dtype(np.float64): 1e-5, np.dtype(np.float32): 1e-5}
 _NARROW_BOUND = 2e-2

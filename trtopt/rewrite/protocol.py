@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import onnx_ir as ir
 
-from trtopt.report.records import Cost, Refusal
+from trtopt.report.schema.build import Refusal
 
-__all__ = ["Cost", "Findings", "Judge", "Match", "Priced", "Recipe", "Refusal", "Stage", "Target"]
+__all__ = ["Findings", "Match", "Recipe", "Refusal", "Stage", "Target"]
 
 
 class Stage(enum.IntEnum):
@@ -67,44 +66,6 @@ class Findings:
 
     matches: tuple[Match, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-
-
-@dataclass(frozen=True)
-class Priced:
-    """What a graph costs, and which part of it is whose.
-
-    Attributes:
-        total: The whole graph.
-        kernels: The bytes and microseconds of each kernel, with the names of the nodes it computes.
-    """
-
-    total: Cost
-    kernels: tuple[tuple[frozenset[str], int, float], ...]
-
-    def share(self, nodes: Collection[str]) -> Cost:
-        """The kernels that compute any of these nodes, all of each; the syncs are those of the whole."""
-        mine = [(moved, time) for names, moved, time in self.kernels if not names.isdisjoint(nodes)]
-        return Cost(len(mine), self.total.syncs, sum(moved for moved, _ in mine), sum(time for _, time in mine))
-
-
-class Judge(Protocol):
-    """Says what a graph costs on one backend; a plan for one backend is never justified by another's judge."""
-
-    @property
-    def name(self) -> str:
-        """How reports name it."""
-
-    def price(self, model: ir.Model, *, inner: bool) -> Priced:
-        """The cost of a model whose shapes are static.
-
-        Args:
-            model: The model.
-            inner: Whether it is a piece of a larger one, whose inputs and outputs are tensors inside an engine and have
-                the types an engine gives them.
-
-        Raises:
-            TrtoptError: The graph cannot be judged: the compiler refuses it, or it lacks a cost.
-        """
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ from collections.abc import Container
 from pathlib import Path
 
 from trtopt.errors import UsageError
-from trtopt.files import hash_file
 from trtopt.rewrite.protocol import Recipe, Refusal
+from trtopt.support.files import hash_file
 
 GROUP = "trtopt.recipes"
 """Entry-point group: each entry is a tuple of recipes in canonical order."""

@@ -15,9 +15,10 @@ from trtopt.events import Event, OnEvent
 from trtopt.graph import invariants
 from trtopt.graph.edit import shared_names
 from trtopt.graph.shapes import at_shapes, infer_in_place
-from trtopt.report.records import Refusal, RegionRecord
-from trtopt.rewrite.protocol import Findings, Judge, Match, Recipe, Stage, Target
-from trtopt.rewrite.region import Cutter
+from trtopt.judge.protocol import Judge
+from trtopt.judge.subgraph import Cutter
+from trtopt.report.schema.build import Refusal, RegionRecord
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.trial import Trial, Verdict
 
 _T = TypeVar("_T")

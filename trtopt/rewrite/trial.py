@@ -11,14 +11,13 @@ import onnx_ir as ir
 from trtopt.errors import TrtoptError
 from trtopt.graph import invariants
 from trtopt.graph.shapes import infer_in_place
-from trtopt.report.records import Cost
+from trtopt.judge.gain import LEAST_GAIN, changed_cost, no_gain
+from trtopt.judge.memo import Prices
+from trtopt.judge.protocol import Judge, Priced
+from trtopt.judge.subgraph import CutError, Cutter, structure_key
+from trtopt.report.schema.build import Cost
 from trtopt.rewrite.equal import difference
-from trtopt.rewrite.prices import Prices
-from trtopt.rewrite.protocol import Judge, Match, Priced, Recipe, Target
-from trtopt.rewrite.region import CutError, Cutter, structure_key
-
-LEAST_GAIN = 0.02
-"""Share of a region's predicted time that a rewrite must win."""
+from trtopt.rewrite.protocol import Match, Recipe, Target
 
 
 @dataclass(frozen=True)
@@ -141,20 +140,3 @@ class Trial:
         if verdict.gain >= LEAST_GAIN:
             return verdict
         return Verdict(match.choice, False, no_gain(before, after), before, after)
-
-
-def changed_cost(place: Cost, before: Cost, after: Cost) -> Cost:
-    """The cost of a place after a rewrite that changed the cost of the piece around it."""
-    return Cost(
-        place.kernels + after.kernels - before.kernels,
-        after.syncs,
-        place.bytes + after.bytes - before.bytes,
-        place.predicted_us + after.predicted_us - before.predicted_us,
-    )
-
-
-def no_gain(before: Cost, after: Cost) -> str:
-    return (
-        f"it does not pay: {before.kernels} -> {after.kernels} kernels, {before.bytes / 1e6:.2f} -> "
-        f"{after.bytes / 1e6:.2f} MB, {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
-    )

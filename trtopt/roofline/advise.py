@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtopt.report.analysis import Finding
+from trtopt.report.schema.analysis import Finding
 from trtopt.roofline.rules.registry import RULES
 from trtopt.roofline.rules.subject import Proposal, Subject
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.analysis import Finding
-from trtopt.report.text import count
+from trtopt.report.schema.analysis import Finding
+from trtopt.report.text.numbers import count
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.work import Layer, Work

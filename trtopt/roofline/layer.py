@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.analysis import LayerRow, Limiter, Uncosted
+from trtopt.report.schema.analysis import LayerRow, Limiter, Uncosted
 from trtopt.roofline.batch import Batch, Times
 from trtopt.roofline.constants import Constants, constants_for
 from trtopt.roofline.gemm import TILES

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph.edit import all_graphs, all_nodes, constant_tensor_of, is_op, subgraphs_of
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.analysis import Memory
+from trtopt.report.schema.analysis import Memory
 from trtopt.roofline.flow import Flow
 from trtopt.roofline.node_work import Precision, quantized_inputs
 from trtopt.roofline.onnx_layers import FusedGraph, FusedModel

@@ -15,7 +15,7 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.analysis import BatchPoint, BatchSweep
+from trtopt.report.schema.analysis import BatchPoint, BatchSweep
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.memory import peak_memory

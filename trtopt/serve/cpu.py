@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from trtopt._lazy import require
-from trtopt.accuracy.twin import fp32_twin
+from trtopt.accuracy.emulation import fp32_twin
 from trtopt.errors import InvalidModelError
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.cpu import available_threads
-from trtopt.runtime import ServingSession
 from trtopt.serve.tensors import Arrays, TensorSpec
+from trtopt.support._lazy import require
+from trtopt.support.ort_session import ServingSession
 
 
 class CpuRunner:

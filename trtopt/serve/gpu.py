@@ -10,16 +10,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trtopt._lazy import require
 from trtopt.engine.manifest import VerifiedEngine
 from trtopt.engine.run import Cuda, LoadedEngine, guarded, why_not_run
 from trtopt.errors import TargetError
 from trtopt.hardware.probe import probe
-from trtopt.report.manifest import ShapeRange
+from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve.graphs import GraphCounts
 from trtopt.serve.lane import Lane
 from trtopt.serve.profiles import choose
 from trtopt.serve.tensors import Given, TensorSpec, spec_of
+from trtopt.support._lazy import require
 
 
 class GpuRunner:

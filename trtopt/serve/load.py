@@ -12,7 +12,7 @@ from typing import TypedDict
 from trtopt.engine.backend import is_engine
 from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
-from trtopt.report.manifest import HostFiles, Manifest
+from trtopt.report.schema.manifest import HostFiles, Manifest
 from trtopt.serve.cpu import CpuRunner
 from trtopt.serve.gpu import GpuRunner
 from trtopt.serve.tensors import TensorSpec, said, spec_of

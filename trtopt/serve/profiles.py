@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from trtopt.errors import IntegrityError, UsageError
-from trtopt.report.manifest import EngineTensor, ShapeRange
+from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 
 Profiles = Mapping[str, Sequence[ShapeRange]]
 """By the name of a dynamic input, its range in each optimization profile."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtopt.errors import UsageError
-from trtopt.files import open_file
 from trtopt.serve.triton import CONFIG
+from trtopt.support.files import open_file
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")

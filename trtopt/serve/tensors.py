@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.report.manifest import EngineTensor, ShapeRange
+from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 from trtopt.serve import dlpack
 from trtopt.serve.dlpack import View
 from trtopt.serve.profiles import choose

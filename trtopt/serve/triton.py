@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trtopt.config import ShapeMap
 from trtopt.engine.profiles import BATCH_RANGE
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.report.manifest import EngineTensor
+from trtopt.report.schema.manifest import EngineTensor
 from trtopt.serve.pbtxt import Word, entries, text
 
 Runtime = Literal["tensorrt", "onnxruntime"]

@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
-from trtopt.files import hash_file
 from trtopt.graph import edit
 from trtopt.source.check import all_tensors
+from trtopt.support.files import hash_file
 
 
 def check_external_data(proto: onnx.ModelProto, folder: Path) -> list[Path]:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from trtopt._lazy import require
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.files import check_writable
 from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.source.save import save_model
 from trtopt.source.torch_call import Call, ExportCheck, bind, check, enlarged
 from trtopt.source.torch_target import parse_dynamic, parse_inputs, resolve_target
+from trtopt.support._lazy import require
+from trtopt.support.files import check_writable
 
 if TYPE_CHECKING:
     import torch

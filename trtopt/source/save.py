@@ -14,11 +14,11 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtopt.errors import InvalidModelError
-from trtopt.files import atomic_path, atomic_write, check_writable
 from trtopt.graph.edit import all_graphs, dims_of
 from trtopt.graph.skeleton import embed
 from trtopt.source.check import all_tensors
 from trtopt.source.notes import clear_notes
+from trtopt.support.files import atomic_path, atomic_write, check_writable
 
 EXTERNAL_OVER_BYTES = 1 << 30
 """Above this sum of weights they go to a file of their own; one protobuf can have 2 GiB."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from trtopt._lazy import require
 from trtopt.errors import GateError, UsageError
-from trtopt.runtime import OrtSession
 from trtopt.source.torch_target import DynamicAxis
+from trtopt.support._lazy import require
+from trtopt.support.ort_session import OrtSession
 
 _TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2}
 """Largest error of an output over its largest value, by dtype. FP32 kernels differ in the order of their sums (1e-6 to

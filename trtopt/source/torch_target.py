@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt._lazy import require
-from trtopt._script import is_script, load_object
 from trtopt.errors import TrtoptError, UsageError
+from trtopt.support._lazy import require
+from trtopt.support._script import is_script, load_object
 
 _WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".torchscript", ".ts")
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "half": "float16"}

@@ -29,10 +29,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.precision.existing_qdq import mend, without_qdq
-from trtopt.report.analysis import SparseLayer, Sparsity
-from trtopt.report.text import percent
-from trtopt.rewrite.trial import LEAST_GAIN
+from trtopt.judge.gain import LEAST_GAIN
+from trtopt.precision.qdq.existing import mend, without_qdq
+from trtopt.report.schema.analysis import SparseLayer, Sparsity
+from trtopt.report.text.numbers import percent
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import LayerTime, layer_times
 from trtopt.roofline.work import ELEMENT_BYTES, Layer, Work, sparse_work
@@ -116,7 +116,7 @@ def weights_of(model: ir.Model, backend: str) -> Candidates:
         backend: ``tensorrt`` or ``tensorrt-rtx``: how Q/DQ of the model is read.
 
     Raises:
-        InvalidModelError: It is quantized in a way that cannot be read (:func:`trtopt.precision.existing_qdq.mend`).
+        InvalidModelError: It is quantized in a way that cannot be read (:func:`trtopt.precision.qdq.existing.mend`).
     """
     mended = mend(model, backend)
     return candidates(model if mended is None else without_qdq(mended.model))

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.layer_inputs import layer_of
+from trtopt.precision.ptq.layer_inputs import layer_of
 from trtopt.sparsity.pattern import is_sparse, reduction_axis, why_not
 
 _PRUNED = ("Conv", "Gemm", "MatMul")

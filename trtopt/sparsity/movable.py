@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.channel_links import Dim, Param
-from trtopt.graph.channel_orders import orderable_groups
-from trtopt.graph.channels import ChannelGroup
+from trtopt.graph.channels.groups import ChannelGroup
+from trtopt.graph.channels.links import Dim, Param
+from trtopt.graph.channels.orders import orderable_groups
 from trtopt.graph.edit import constant_of
 from trtopt.sparsity.pattern import is_sparse
 

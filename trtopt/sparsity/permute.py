@@ -17,9 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.graph.channel_links import Param
-from trtopt.graph.channel_orders import entries, put_in_order
-from trtopt.graph.channels import ChannelGroup
+from trtopt.graph.channels.groups import ChannelGroup
+from trtopt.graph.channels.links import Param
+from trtopt.graph.channels.orders import entries, put_in_order
 from trtopt.graph.edit import constant_of, constant_tensor_of, int_attribute
 from trtopt.sparsity.movable import Channels, channels_dim, channels_read
 from trtopt.sparsity.pattern import GROUP, best_mask, reduction_axis

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.events import OnEvent, ignore
-from trtopt.precision.calib_feeds import Sample
-from trtopt.precision.refine import SMALLEST_SAMPLES, Trial, split_samples
+from trtopt.precision.observe.feeds import Sample
+from trtopt.precision.ptq.refine import SMALLEST_SAMPLES, Trial, split_samples
 from trtopt.sparsity.layers import Candidate
 from trtopt.sparsity.pruned import PrunedLayer, by_magnitude, write
 from trtopt.sparsity.recover import recover

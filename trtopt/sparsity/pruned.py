@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.bias import add_bias
+from trtopt.precision.ptq.bias import add_bias
 from trtopt.sparsity.layers import Candidate
 from trtopt.sparsity.pattern import best_mask, kept_share
 

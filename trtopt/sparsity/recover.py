@@ -11,16 +11,16 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.precision.bias import spread, why_no_bias
-from trtopt.precision.calib_feeds import Sample
-from trtopt.precision.correct import mean_error
-from trtopt.precision.layer_inputs import Layer, layer_of, positions, rows_at
-from trtopt.precision.layer_walk import Stop, walk
-from trtopt.runtime import OrtSession
+from trtopt.precision.observe.feeds import Sample
+from trtopt.precision.ptq.bias import spread, why_no_bias
+from trtopt.precision.ptq.correct import mean_error
+from trtopt.precision.ptq.layer_inputs import Layer, layer_of, positions, rows_at
+from trtopt.precision.ptq.layer_walk import Stop, walk
 from trtopt.sparsity.descent import Inputs
 from trtopt.sparsity.layers import Candidate
 from trtopt.sparsity.pattern import GROUP, kept_share
 from trtopt.sparsity.pruned import PrunedLayer, by_magnitude, write
+from trtopt.support.ort_session import OrtSession
 
 TASK = "prune"
 """The name of the progress events' task."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trtopt._lazy import require
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.sparsity.pattern import best_mask, is_sparse, kept_share, why_not
+from trtopt.support._lazy import require
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trtopt.report.analysis import LayerRow
+from trtopt.report.schema.analysis import LayerRow
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.rules.change import resized
 from trtopt.roofline.rules.sizes import HEAD, multiple_for

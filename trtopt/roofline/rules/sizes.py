@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, is_op
-from trtopt.report.analysis import Severity
+from trtopt.report.schema.analysis import Severity
 from trtopt.roofline.rules.change import channels, resized
 from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, reads_network_input, sinks, source
 from trtopt.roofline.work import ELEMENT_BYTES, Layer, MathType, Work, alignment_of

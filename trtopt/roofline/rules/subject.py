@@ -12,7 +12,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import all_nodes, constant_tensor_of, input_of
 from trtopt.graph.products import Shapes
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.analysis import LayerRow, Severity
+from trtopt.report.schema.analysis import LayerRow, Severity
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.work import Layer, Work

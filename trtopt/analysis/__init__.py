@@ -1,0 +1,1 @@
+"""Studies of a model: predicted, measured, and which regions cost accuracy."""

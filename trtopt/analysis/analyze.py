@@ -1,0 +1,346 @@
+"""Predicting a model's speed: what ``trtopt analyze`` and Python callers use."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+
+from trtopt.config import AnalyzeConfig
+from trtopt.config.paths import check_files
+from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX
+from trtopt.engine.input_shapes import input_shapes
+from trtopt.errors import UsageError
+from trtopt.events import Event, OnEvent, ignore
+from trtopt.graph import edit
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.probe import present_gpu
+from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
+from trtopt.hardware.user import gpu_table
+from trtopt.report.schema.analysis import (
+    Analysis,
+    BatchSweep,
+    Finding,
+    LayerRow,
+    LevelSummary,
+    Sparsity,
+    Totals,
+    Uncosted,
+    totals_of,
+)
+from trtopt.report.schema.json_file import write_report
+from trtopt.roofline.advise import Subject, advise
+from trtopt.roofline.gap import compare_levels
+from trtopt.roofline.layer import predict
+from trtopt.roofline.memory import peak_memory
+from trtopt.roofline.node_work import Precision
+from trtopt.roofline.onnx_layers import FusedModel, layers_of_graph
+from trtopt.roofline.peaks import L2_PORT_BYTES
+from trtopt.roofline.sweep import BatchAxis, Sweeper, batch_axis
+from trtopt.roofline.work import Layer, MathType
+from trtopt.source.external import weight_files
+from trtopt.source.in_memory import as_file
+from trtopt.source.onnx_file import load
+from trtopt.support.clock import Clock
+from trtopt.support.files import TEMPORARY, check_outputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtopt.analysis.compiled import CompiledLevel
+
+AS_IS = "as-is"
+"""The precision of a model that keeps the 16-bit and quantized types it has."""
+
+_MOST_OPERATORS = 5
+"""Operators without a cost that the warning names; the report lists them all."""
+
+_NARROW = {
+    ir.DataType.FLOAT16: "FP16",
+    ir.DataType.BFLOAT16: "BF16",
+    ir.DataType.FLOAT8E4M3FN: "FP8",
+    ir.DataType.FLOAT8E5M2: "FP8",
+    ir.DataType.FLOAT4E2M1: "FP4",
+}
+
+_BASES: dict[str, MathType] = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}
+
+
+def analyze(
+    model: str | Path | onnx.ModelProto | ir.Model | torch.nn.Module,
+    config: AnalyzeConfig | None = None,
+    *,
+    on_event: OnEvent = ignore,
+    example_inputs: Any = None,
+    **options: Any,
+) -> Analysis:
+    """Predict the time of every layer of a model on a GPU, what limits it, and what to change. No GPU is needed.
+
+    Args:
+        model: An ONNX file or model, or a PyTorch module (then give ``example_inputs``).
+        config: The options; ``options`` override its fields by name.
+        on_event: Called with progress and warnings.
+        example_inputs: What a PyTorch module is exported with.
+        **options: Fields of :class:`~trtopt.config.AnalyzeConfig`: ``gpu``, ``precision``, ``shapes``, ``compile``,
+            ``sparse``, ``batch_sweep``, ``latency_budget_ms``, ``report``, ``html``, ``gpus``.
+
+    Raises:
+        UsageError: The GPU is not known or lacks the precision, an axis has no size, the batch is fixed in the graph,
+            or a file cannot be read or written.
+        InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
+        MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` plotly.
+        EngineBuildError: The compiler refused the model.
+    """
+    if config is not None and not isinstance(config, AnalyzeConfig):
+        raise UsageError(
+            "config is not an AnalyzeConfig", where="config", remedy="pass options as keywords: analyze(m, gpu=...)"
+        )
+    config = (config or AnalyzeConfig()).with_options(options)
+    if config.html is not None:
+        from trtopt.report.html.analysis import check_html
+
+        check_html()
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        path = as_file(model, Path(folder), example_inputs)
+        analysis = _Run(config, Clock(on_event)).run(path)
+        if path.parent == Path(folder):
+            analysis = dataclasses.replace(analysis, model={**analysis.model, "path": None})
+    if config.html is not None:
+        write_page(analysis, Path(config.html))
+    if config.report is not None:
+        write_report(analysis, Path(config.report))
+    return analysis
+
+
+def write_page(analysis: Analysis, path: Path) -> None:
+    """Write an analysis as one HTML file, whole or not at all.
+
+    Raises:
+        UsageError: The file cannot be written.
+        MissingDependencyError: plotly is not installed.
+    """
+    from trtopt.report.html.analysis import write_html
+
+    gpu = gpu_of(analysis.gpu, "gpu")
+    l2_gbs = L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
+    write_html(analysis, gpu, path, l2_bandwidth_gbs=l2_gbs)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One level of the model, predicted."""
+
+    layers: tuple[Layer, ...]
+    rows: tuple[LayerRow, ...]
+    uncosted: tuple[Uncosted, ...]
+
+    @property
+    def totals(self) -> Totals:
+        return totals_of(self.rows)
+
+
+class _Run:
+    """One analysis."""
+
+    def __init__(self, config: AnalyzeConfig, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        table = gpu_table(config.gpus)
+        gpu = choose_gpu(config.gpu, table, present_gpu())
+        if gpu is None:
+            raise UsageError(
+                "'portable' stands for many GPUs; a prediction is about one",
+                where="--gpu",
+                remedy=f"name one of {', '.join(gpu.name for gpu in table)}",
+            )
+        self.gpu = gpu
+        if config.precision is not None:
+            check_type(config.precision, gpu, f"--precision {config.precision}")
+
+    def run(self, path: Path) -> Analysis:
+        config, clock, gpu = self.config, self.clock, self.gpu
+        check_files(str(path), config, None)
+        with self._stage("load"):
+            loaded = load(path, hash_weights=False)
+        outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}
+        weights = weight_files(loaded.model)
+        check_outputs(outputs, weights)
+        decided = input_shapes(loaded.inputs, config.shapes)
+        for note in decided.notes:
+            clock.warn("shapes", note)
+        with self._stage("shapes"):
+            values = static_shapes(loaded.model, decided.shapes)
+        job = _Job(loaded, decided.shapes, values, self._precision(loaded.model))
+        level = self._onnx_level(job)
+        findings = self._findings(job, level)
+        shown, levels = level, [LevelSummary("onnx", len(level.rows), level.totals)]
+        if config.compile:
+            # What compiles is not loaded for a prediction from the graph alone: it doubles the time of a small model.
+            from trtopt.analysis.compiled import compile_level
+
+            compiled = compile_level(loaded, gpu, self._build_precision(job), decided.shapes, clock)
+            shown = _level(compiled.layers, gpu)
+            levels.append(LevelSummary("engine", len(shown.rows), shown.totals, compiled.proxy))
+            findings = self._with_gaps(findings, compiled)
+        self._warn_uncosted(shown)
+        sparsity = self._sparsity(job, level)
+        sweep = self._sweep(job)
+        model = {**loaded.to_json_dict(), "input_shapes": {name: list(dims) for name, dims in decided.shapes.items()}}
+        return Analysis(
+            model={**model, "weights_hashed": not weights},
+            gpu=dataclasses.asdict(gpu),
+            precision=config.precision or (AS_IS if job.precision.base == "fp32" else job.precision.base),
+            layers=shown.rows,
+            totals=shown.totals,
+            findings=findings,
+            levels=tuple(levels),
+            memory=peak_memory(job.fused, gpu),
+            uncosted=shown.uncosted,
+            batch_sweep=sweep,
+            sparsity=sparsity,
+            warnings=tuple(clock.warnings),
+        )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        self.clock.listen(Event("start", name))
+        with self.clock.stage(name):
+            yield
+        self.clock.listen(Event("end", name))
+
+    def _precision(self, model: ir.Model) -> Precision:
+        """The types to predict: those asked for, else FP16, or the model's own where it carries 16-bit types."""
+        asked, own = self.config.precision, _narrow_types(model)
+        if asked is None:
+            return Precision(base="fp32" if own else "fp16")
+        if own:
+            self.clock.warn(
+                "precision",
+                f"what the model keeps as {', '.join(own)} stays so; {asked} is predicted for its FP32 tensors",
+            )
+        if asked in _BASES:
+            return Precision(base=_BASES[asked])
+        from trtopt.precision.decide import QUANTIZED_TYPES, placed_nodes
+
+        backend = TENSORRT_RTX if self.gpu.compute_capability in RTX_TARGETS else TENSORRT
+        dtype = QUANTIZED_TYPES[asked][0]
+        return Precision("fp16", placed_nodes(model, backend.name, dtype), dtype)
+
+    def _build_precision(self, job: _Job) -> str | None:
+        """The precision of the engine to compile; None keeps the model's types."""
+        if self.config.precision is not None:
+            return self.config.precision
+        return None if job.precision.base == "fp32" else job.precision.base
+
+    def _onnx_level(self, job: _Job) -> _Level:
+        with self._stage("predict"):
+            layers = job.fused.layers()
+            for dtype, name in {layer.work.dtype: layer.name for layer in layers if layer.work is not None}.items():
+                check_type(dtype, self.gpu, f"layer {name}")
+            return _level(layers, self.gpu)
+
+    def _findings(self, job: _Job, level: _Level) -> tuple[Finding, ...]:
+        axis = job.axis
+        with self._stage("advise"):
+            batch = axis.size if axis is not None else None
+            return advise(Subject(job.loaded.model, job.values, level.layers, level.rows, self.gpu, batch))
+
+    def _warn_uncosted(self, level: _Level) -> None:
+        missing = sum(len(item.nodes) for item in level.uncosted)
+        if missing:
+            ops = ", ".join(item.op for item in level.uncosted[:_MOST_OPERATORS])
+            more = ", ..." if len(level.uncosted) > _MOST_OPERATORS else ""
+            nodes = "1 node has" if missing == 1 else f"{missing} nodes have"
+            self.clock.warn("predict", f"{nodes} no cost ({ops}{more}): all totals are without them")
+
+    def _with_gaps(self, findings: tuple[Finding, ...], compiled: CompiledLevel) -> tuple[Finding, ...]:
+        """The findings, and where the compiler's layers take longer than the graph's, by gain."""
+        base: MathType = "tf32" if self.config.precision == "tf32" else "fp32"
+        expected = layers_of_graph(compiled.model, compiled.shapes, Precision(base=base))
+        gaps = compare_levels(expected, compiled.layers, self.gpu)
+        return tuple(sorted((*findings, *gaps), key=lambda item: -item.gain_us))
+
+    def _sparsity(self, job: _Job, level: _Level) -> Sparsity | None:
+        """What 2:4 is worth in the layers of the ONNX level: to TensorRT, or to the compiler that was asked for."""
+        if not self.config.sparse:
+            return None
+        from trtopt.sparsity.eligibility import eligibility, weights_of  # reads weights: only for those who ask
+
+        backend = TENSORRT_RTX if self.config.compile else TENSORRT
+        with self._stage("sparsity"):
+            return eligibility(weights_of(job.loaded.model, backend.name), level.layers, self.gpu, backend.name)
+
+    def _sweep(self, job: _Job) -> BatchSweep | None:
+        config, axis = self.config, job.axis
+        if not config.batch_sweep:
+            return None
+        if axis is None:
+            raise UsageError("No input of the model has a batch axis", where="--batch-sweep", remedy="leave it out")
+        if axis.symbol is None:
+            self.clock.warn("sweep", f"the batch of this model is {axis.text}")
+        sweeper = Sweeper(job.loaded.model, axis, job.shapes, job.values, job.precision, self.gpu)
+        budget = config.latency_budget_ms
+        with self.clock.stage("batch sweep"):
+            found = sweeper.sweep(config.batch_sweep, None if budget is None else budget * 1e3, self.clock.listen)
+        if not all(point.fits for point in found.points):
+            first = next(point.batch for point in found.points if not point.fits)
+            self.clock.warn("sweep", f"batch {first} and more do not fit {self.gpu.memory_gb:g} GB of {self.gpu.name}")
+        return found
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A model at its input shapes and types."""
+
+    loaded: ModelArtifact
+    shapes: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, tuple[int, ...]]
+    precision: Precision
+
+    @functools.cached_property
+    def fused(self) -> FusedModel:
+        """The model as kernels."""
+        return FusedModel(self.loaded.model, self.values, self.precision)
+
+    @property
+    def axis(self) -> BatchAxis | None:
+        return batch_axis(self.loaded.inputs, self.shapes)
+
+
+def _level(layers: tuple[Layer, ...], gpu: GpuSpec) -> _Level:
+    """Predict every layer whose cost is known, and list the others by operator."""
+    return _Level(layers, *predict(layers, gpu))
+
+
+def check_type(dtype: str, gpu: GpuSpec, where: str) -> None:
+    """Raise when a GPU has no units for a type.
+
+    Raises:
+        UsageError: See above; it names the types the GPU has.
+    """
+    has = dict.fromkeys((*precisions_of(gpu), *gpu.tflops))
+    if dtype not in has:
+        raise UsageError(
+            f"{gpu.name} (compute capability {gpu.compute_capability}) has no {dtype.upper()} units",
+            where=where,
+            remedy=f"it has {', '.join(has)}; 'trtopt gpu list' names the others",
+        )
+
+
+def _narrow_types(model: ir.Model) -> list[str]:
+    """The 16-bit and 8-bit floats of a model's tensors, in words; integers are those of Q/DQ and say nothing of the
+    rest."""
+    graphs = list(edit.all_graphs(model.graph))
+    values = (v for graph in graphs for v in (*graph.inputs, *graph.initializers.values()))
+    outputs = (v for graph in graphs for node in graph for v in node.outputs)
+    found = {value.dtype for value in (*values, *outputs)} & _NARROW.keys()
+    return [_NARROW[dtype] for dtype in _NARROW if dtype in found]

@@ -1,0 +1,105 @@
+"""The compiler's level of an analysis: the layers a real engine of the model would have, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from trtopt.config import BuildConfig
+from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.engine.profiles import Profile
+from trtopt.engine.work import layers_of_engine
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.spec import GpuSpec
+from trtopt.judge.target import nearest_target
+from trtopt.judge.written import written
+from trtopt.pipeline.host import cut
+from trtopt.pipeline.rewrite import rewrite
+from trtopt.pipeline.stages import Compilation, compile_engine
+from trtopt.report.schema.build import StepRecord
+from trtopt.roofline.work import Layer
+from trtopt.support.clock import Clock
+
+
+@dataclass(frozen=True)
+class CompiledLevel:
+    """The fused layers of an engine.
+
+    Attributes:
+        layers: The kernels, each with its work; ``work`` is None where the cost is not known.
+        proxy: The GPU it was lowered for when the compiler cannot target the one asked for; else None.
+        model: The graph that was compiled, recipes applied and precision written into it; its node names are those
+            of ``layers[].onnx_nodes``.
+        shapes: Static shapes of its values at the input shapes, by name.
+    """
+
+    layers: tuple[Layer, ...]
+    proxy: str | None
+    model: ir.Model
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def kernels(self) -> int:
+        """Kernels launched by one inference; a loop's body counts once."""
+        return len(self.layers)
+
+
+def compile_level(
+    artifact: ModelArtifact,
+    gpu: GpuSpec,
+    precision: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    clock: Clock,
+    *,
+    recipes: str = "all",
+) -> CompiledLevel:
+    """Rewrite, lower and compile a model to see which kernels it becomes. Nothing is run, so no samples are needed.
+
+    What the compiler refuses at the end of the model is left out, as a build leaves it to the host.
+
+    Args:
+        artifact: The model as loaded.
+        gpu: The GPU; where TensorRT for RTX cannot target it, another stands in (see :func:`nearest_target`).
+        precision: One of ``config.PRECISIONS``; None leaves the types as they are.
+        shapes: A shape for each input with a dynamic axis; the engine takes these only.
+        clock: Times, warnings, progress.
+        recipes: As ``--recipes``.
+
+    Raises:
+        MissingDependencyError: TensorRT for RTX is not installed, or too old.
+        EngineBuildError: The compiler refused the model.
+        UsageError: Shapes or recipes are wrong.
+        InvalidModelError: The model cannot run at these shapes, or the compiler refuses a node in its middle.
+    """
+    target = nearest_target(gpu)
+    artifact = cut(artifact, TENSORRT_RTX, shapes, clock).artifact
+    shapes = {item.name: shapes[item.name] for item in artifact.inputs if item.name in shapes}
+    with clock.stage("rewrite"):
+        config = BuildConfig(recipes=recipes)
+        cleaned = rewrite(artifact, TENSORRT_RTX, gpu, precision, shapes, config, clock.listen).artifact
+    with clock.stage("rewrite precision"):
+        lowered = cleaned if precision is None else lower_unobserved(cleaned, precision, shapes)
+    all_shapes = static_shapes(lowered.model, shapes)
+    inputs = {item.name: all_shapes[item.name] for item in lowered.inputs}
+    profile = Profile({name: (shape, shape, shape) for name, shape in inputs.items()})
+    profiles = () if all(item.is_static for item in lowered.inputs) else (profile,)
+    job = Compilation(TENSORRT_RTX, target, profiles, precision == "tf32")
+    engine = compile_engine(lowered, job, BuildConfig(), clock)
+    work = layers_of_engine(engine.record.layers, lowered.model, all_shapes, tf32=precision == "tf32")
+    for note in work.notes:
+        clock.warn("compile", note)
+    return CompiledLevel(
+        layers=work.layers,
+        proxy=None if target is gpu else f"{target.name} (compute capability {target.compute_capability})",
+        model=lowered.model,
+        shapes=all_shapes,
+    )
+
+
+def lower_unobserved(artifact: ModelArtifact, precision: str, shapes: Mapping[str, tuple[int, ...]]) -> ModelArtifact:
+    """As :func:`~trtopt.judge.written.written`, with a step."""
+    step = StepRecord(f"precision-{precision}", "PRECISION", changes=0, seconds=0.0)
+    return artifact.with_step(written(artifact.model, precision, shapes, TENSORRT_RTX), step)

@@ -1,0 +1,300 @@
+"""Measured times beside predicted ones: what ``trtopt profile``, ``trtopt report`` and Python callers use."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+
+from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig
+from trtopt.config.paths import check_files
+from trtopt.engine.backend import is_engine
+from trtopt.engine.input_shapes import input_shapes
+from trtopt.engine.manifest import load_engine, manifest_path
+from trtopt.errors import TargetError, UsageError
+from trtopt.events import OnEvent, ignore
+from trtopt.hardware.cpu import available_threads
+from trtopt.hardware.probe import present_gpu, probe
+from trtopt.hardware.spec import GpuSpec, choose_gpu
+from trtopt.hardware.user import gpu_table
+from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.profiling.compare import compare
+from trtopt.profiling.join import Device, ModuleOf, join
+from trtopt.profiling.measured import Measurement
+from trtopt.profiling.modules import module_of, module_of_node
+from trtopt.report.files.profile_markdown import comparison_markdown, profile_markdown
+from trtopt.report.files.profile_trace import profile_trace
+from trtopt.report.schema.comparison import Comparison
+from trtopt.report.schema.json_file import write_report
+from trtopt.report.schema.profile import ProfileReport
+from trtopt.report.schema.read import read_profile
+from trtopt.source.external import weight_files
+from trtopt.source.in_memory import as_file
+from trtopt.source.onnx_file import load
+from trtopt.support.clock import Clock
+from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
+from trtopt.support.ort_session import OrtSession
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtopt.graph.artifact import ModelArtifact
+
+
+def profile(
+    target: str | Path | onnx.ModelProto | ir.Model | torch.nn.Module | None = None,
+    config: ProfileConfig | None = None,
+    *,
+    on_event: OnEvent = ignore,
+    example_inputs: Any = None,
+    **options: Any,
+) -> ProfileReport:
+    """Put the measured time of every layer beside its prediction, with reasons for what deviates.
+
+    Args:
+        target: An engine, or an ONNX file or model, or a PyTorch module (then give ``example_inputs``). With
+            ``layer_info`` it may be left out, or be the ONNX file that the engine was built from, whose nodes say which
+            module they came from.
+        config: The options; ``options`` override its fields by name.
+        on_event: Called with progress and warnings.
+        example_inputs: What a PyTorch module is exported with.
+        **options: Fields of :class:`~trtopt.config.ProfileConfig`.
+
+    Raises:
+        UsageError: An option or a GPU is wrong, a file cannot be read or written or is not what it should be, or files
+            are of different engines.
+        InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
+        IntegrityError: The engine is not what its manifest says.
+        TargetError: There is no GPU, or the engine is for another one.
+        MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, plotly.
+        EngineBuildError: The compiler refuses the model, or the engine fails to run.
+    """
+    if config is not None and not isinstance(config, ProfileConfig):
+        raise UsageError(
+            "config is not a ProfileConfig", where="config", remedy="pass options as keywords: profile(m, backend=...)"
+        )
+    config = (config or ProfileConfig()).with_options(options)
+    if config.html is not None:
+        from trtopt.report.html.page import check_html
+
+        check_html()
+    clock = Clock(on_event)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        path = None if target is None else as_file(target, Path(folder), example_inputs)
+        found = _Run(config, clock).run(path)
+    found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
+    write_profile(found, html=config.html, markdown=config.markdown, trace=config.trace)
+    if config.report is not None:
+        write_report(found, Path(config.report))
+    return found
+
+
+def write_profile(
+    found: ProfileReport,
+    *,
+    html: str | Path | None = None,
+    markdown: str | Path | None = None,
+    trace: str | Path | None = None,
+) -> None:
+    """Write a profile in every form that is asked for, each file whole or not at all.
+
+    Raises:
+        UsageError: A file cannot be written.
+        MissingDependencyError: ``html`` needs plotly.
+    """
+    if html is not None:
+        from trtopt.report.html.profile import write_profile_html
+
+        write_profile_html(found, Path(html))
+    if markdown is not None:
+        atomic_write(Path(markdown), profile_markdown(found))
+    if trace is not None:
+        atomic_write(Path(trace), profile_trace(found))
+
+
+def compare_reports(after: str | Path, before: str | Path, *, markdown: str | Path | None = None) -> Comparison:
+    """Compare two profiles of one network that ``trtopt profile --report`` wrote.
+
+    Args:
+        after: The newer one.
+        before: The one it is compared against.
+        markdown: Where to write the comparison as Markdown.
+
+    Raises:
+        UsageError: A file cannot be read or written, is no profile, or they are of different networks.
+    """
+    found = compare(read_profile(Path(before)), read_profile(Path(after)), (str(before), str(after)))
+    if markdown is not None:
+        atomic_write(Path(markdown), comparison_markdown(found))
+    return found
+
+
+def _is_engine(path: Path) -> bool:
+    """Whether a file is an engine, or was one that was written over, which is refused."""
+    return is_engine(path) or os.path.lexists(manifest_path(path))
+
+
+class _Run:
+    """One profile."""
+
+    def __init__(self, config: ProfileConfig, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+
+    def run(self, path: Path | None) -> ProfileReport:
+        config = self.config
+        check_files(None if path is None else str(path), config, None)
+        if len(config.shapes) > 1:
+            raise UsageError("A network is measured at one set of shapes", where="--shapes", remedy="give it once")
+        if config.key is not None and (path is None or config.layer_info is not None or not _is_engine(path)):
+            raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
+        if config.layer_info is not None:
+            return self._ingested(path)
+        if path is None:
+            raise UsageError(
+                "There is nothing to profile",
+                where="trtopt profile",
+                remedy="name an engine or a model, or give --layer-info and --layer-profile",
+            )
+        if _is_engine(path):
+            return self._engine(path)
+        if config.backend == ONNXRUNTIME:
+            return self._on_cpu(path)
+        return self._built(path)
+
+    def _ingested(self, path: Path | None) -> ProfileReport:
+        from trtopt.profiling.ingest import ingest
+
+        config = self.config
+        gpu = self._gpu()
+        if config.backend != "auto" or config.shapes:
+            where = "--shapes" if config.shapes else "--backend"
+            raise UsageError("Files of trtexec were measured already", where=where, remedy="leave it out")
+        with self.clock.stage("read"):
+            times = None if config.times is None else Path(config.times)
+            measurement = ingest(Path(str(config.layer_info)), Path(str(config.layer_profile)), times)
+        module: ModuleOf = module_of
+        if path is not None:
+            module = self._modules(self._load(path), measurement)
+        return join(measurement, Device(gpu), module)
+
+    def _gpu(self) -> GpuSpec:
+        """The GPU that was measured, which no file of trtexec names."""
+        present = present_gpu()
+        gpu = choose_gpu(self.config.gpu, gpu_table(self.config.gpus), present)
+        if gpu is None or (self.config.gpu is None and present is None):
+            raise UsageError(
+                "The files do not say which GPU they were measured on",
+                where="--gpu",
+                remedy="name it: --gpu A100; 'trtopt gpu list' names those known",
+            )
+        return gpu
+
+    def _modules(self, loaded: ModelArtifact, measurement: Measurement) -> ModuleOf:
+        """Modules as the model's nodes have them, with a warning about nodes that it does not have."""
+        nodes = {str(node.name): node for node in loaded.model.graph.all_nodes()}
+        claimed = {name for layer in measurement.layers for name in layer.info.onnx_nodes}
+        missing = sorted(claimed - nodes.keys())
+        if claimed and len(missing) == len(claimed):
+            raise UsageError(
+                "The engine holds no node of the model",
+                where=f"{loaded.path}: no {missing[0]}",
+                remedy="name the ONNX file that the engine was built from",
+            )
+        if missing:
+            self.clock.warn("modules", f"the model has no {', '.join(missing[:3])}{' ...' if missing[3:] else ''}")
+        return lambda name: module_of_node(nodes[name]) if name in nodes else module_of(name)
+
+    def _on_cpu(self, path: Path) -> ProfileReport:
+        from trtopt.profiling import onnxruntime
+        from trtopt.profiling.cpu_probe import probe_cpu
+
+        if self.config.gpu is not None:
+            remedy = "leave it out; `trtopt analyze --gpu` predicts for a GPU"
+            raise UsageError("ONNX Runtime measures this machine's CPU", where="--gpu", remedy=remedy)
+        loaded = self._load(path)
+        decided = input_shapes(loaded.inputs, self.config.shapes)
+        for note in decided.notes:
+            self.clock.warn("shapes", note)
+        threads = available_threads()
+        with self.clock.stage("probe"):
+            cpu = probe_cpu(threads)
+        with self.clock.stage("measure"):
+            feeds = onnxruntime.random_feeds(loaded.inputs, decided.shapes)
+            measurement = onnxruntime.measure(loaded, feeds, threads=threads)
+        return join(measurement, Device(cpu), self._modules(loaded, measurement))
+
+    def _load(self, path: Path) -> ModelArtifact:
+        with self.clock.stage("load"):
+            loaded = load(path, hash_weights=False)
+        named = (self.config.report, self.config.html, self.config.markdown, self.config.trace)
+        check_outputs(
+            {f"the output {name}": Path(name) for name in named if name is not None}, weight_files(loaded.model)
+        )
+        return loaded
+
+    def _engine(self, path: Path) -> ProfileReport:
+        """An engine, on this machine's GPU, with random inputs."""
+        from trtopt.profiling import gpu
+
+        engine = load_engine(path, key=self.config.key, allow_unverified=True)
+        if engine.manifest is None:
+            self.clock.warn("load engine", f"{path} has no manifest: nobody knows whether it is what was built")
+        self._check_backend(engine.backend.name)
+        if probe().gpu is not None:
+            self._present()  # a wrong --gpu is refused before the run; without a GPU, the engine says what it is for
+        with self.clock.stage("measure"):
+            measurement = gpu.measure_engine(engine, self.config.shapes[0] if self.config.shapes else {})
+        return join(measurement, Device(self._present()))
+
+    def _built(self, path: Path) -> ProfileReport:
+        """A model: built as ``trtopt build`` does by default, then measured, its outputs compared with FP32."""
+        from trtopt.pipeline.session import Session
+        from trtopt.profiling import gpu
+
+        self._present()
+        config = BuildConfig(gpu=self.config.gpu, backend=self.config.backend, opt_shapes=self.config.shapes)
+        loaded = self._load(path)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            built = Path(folder) / "model.engine"
+            session = Session(dataclasses.replace(config, output=str(built)), self.clock, True)
+            session.run(path, None, None, None)
+            with self.clock.stage("measure"):
+                shapes = input_shapes(loaded.inputs, self.config.shapes).shapes
+                with OrtSession(widen(loaded.model)) as reference:
+                    measurement = gpu.measure_engine(load_engine(built), shapes, reference=reference)
+        measurement = dataclasses.replace(
+            measurement, source=dataclasses.replace(measurement.source, files={"model": str(path)})
+        )
+        return join(measurement, Device(self._present()), self._modules(loaded, measurement))
+
+    def _check_backend(self, built_by: str) -> None:
+        if self.config.backend not in ("auto", built_by):
+            raise UsageError(
+                f"The engine was built by {built_by}", where=f"--backend {self.config.backend}", remedy="leave it out"
+            )
+
+    def _present(self) -> GpuSpec:
+        """The GPU of this machine."""
+        found = probe()
+        if found.gpu is None:
+            raise TargetError(
+                f"There is no GPU to measure on: {found.reason}",
+                where=f"--backend {self.config.backend}",
+                remedy="measure on the CPU with --backend onnxruntime, or read files of trtexec with --layer-info and "
+                "--layer-profile",
+            )
+        table = gpu_table(self.config.gpus)
+        asked = choose_gpu(self.config.gpu, table, found.gpu)
+        if asked is None or asked.name != found.gpu.name:
+            raise UsageError(
+                f"It runs on the GPU of this machine, {found.gpu.name}",
+                where=f"--gpu {self.config.gpu}",
+                remedy="leave it out",
+            )
+        return asked

@@ -1,0 +1,57 @@
+"""Which files a run reads and writes, checked before any work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trtopt.config import BuildConfig, Config, flag, options
+from trtopt.errors import UsageError
+from trtopt.support.files import check_outputs
+
+
+def check_files(model: str | None, config: Config, config_file: str | None, *, engine: bool = False) -> None:
+    """Raise before any work when an output cannot be written, or would overwrite an input or another output.
+
+    Args:
+        model: The model file; None without one.
+        config: The options; the paths among them are known by :class:`Option.path`.
+        config_file: The value of ``--config``.
+        engine: Whether an engine is built: it has a name when ``--output`` gives none, and a log beside the report.
+
+    Raises:
+        UsageError: See above; or the model is a folder.
+    """
+    if model is not None and os.path.isdir(model or "."):
+        raise UsageError("The model path is a folder, not a file", where=model or ".", remedy="name the ONNX file")
+    outputs: dict[str, Path] = {}
+    inputs = files_read(model, config)
+    if config_file is not None:
+        inputs["--config"] = Path(config_file)
+    for name, option in options(type(config)).items():
+        value = getattr(config, name)
+        if option.path == "output" and value is not None:
+            outputs[flag(name)] = Path(value)
+    if engine and isinstance(config, BuildConfig) and config.output is None:
+        engines = (Path(str(model)).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
+        inputs.update((f"the engine {path.name}", path) for path in engines)
+    if engine and isinstance(config, BuildConfig) and config.report is not None:
+        inputs["the builder's log"] = Path(config.report).with_suffix(".build.log")
+    check_outputs(outputs, inputs)
+
+
+def files_read(model: str | None, config: Config) -> dict[str, Path]:
+    """The files a run reads, by what messages call them: the model, and those that options name."""
+    inputs = {} if model is None else {"the model": Path(model)}
+    for name, option in options(type(config)).items():
+        value = getattr(config, name)
+        if option.path in ("source", "file") and value:
+            items = (value,) if isinstance(value, str) else value
+            inputs.update((f"{flag(name)} {item}", source_file(item)) for item in items if item not in option.words)
+    return inputs
+
+
+def source_file(value: str) -> Path:
+    """The file that ``FILE.py:FUNCTION`` or a path names."""
+    script, _, function = value.rpartition(":")
+    return Path(script if script.endswith(".py") and function else value)

@@ -1,0 +1,274 @@
+"""Channels through operators that compute: products, normalizations, elementwise operators, pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from trtopt.graph.channels.links import (
+    Count,
+    Dim,
+    Link,
+    Param,
+    Role,
+    dims_of_value,
+    rank_of,
+    refused,
+    same,
+    size_of,
+)
+from trtopt.graph.edit import (
+    constant_of,
+    constant_tensor_of,
+    dims_of,
+    float_attribute,
+    input_of,
+    int_attribute,
+    ints_attribute,
+)
+
+Rule = Callable[[ir.Node, Dim], Role]
+"""What a node says about a dim of one of its inputs or outputs."""
+
+
+def reads_elsewhere(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node reads ``value`` as another input than its first, the data."""
+    return any(each is value for each in node.inputs[1:])
+
+
+def _constant_dims(node: ir.Node, index: int) -> tuple[int, ...] | None:
+    tensor = constant_tensor_of(input_of(node, index))
+    return None if tensor is None else dims_of(tensor)
+
+
+def _weights(node: ir.Node, dim: Dim) -> tuple[tuple[int, ...], Role | None]:
+    """The shape of the weights; a refusal where a node's operands are not what they mostly are."""
+    dims = _constant_dims(node, 1)
+    if dims is None:
+        return (), refused(dim, f"the weights of {node.name} are not constants")
+    if reads_elsewhere(node, dim.value):
+        return (), refused(dim, f"{node.name} reads it as weights")
+    return dims, None
+
+
+def conv(node: ir.Node, dim: Dim) -> Role:
+    """Conv and ConvTranspose: dense, grouped, depthwise."""
+    dims, refusal = _weights(node, dim)
+    if refusal:
+        return refusal
+    if dim.axis != 1:
+        return refused(dim, f"{node.name} convolves along it")
+    data = node.inputs[0]
+    groups, transposed = int_attribute(node, "group", 1), node.op_type == "ConvTranspose"
+    if data is None or len(dims) < 3:
+        return refused(dim, f"{node.name} has no data")
+    source, target = Dim(data, 1), Dim(node.outputs[0], 1)
+    channels = dims[0] if transposed else dims[1] * groups
+    outputs = dims[1] * groups if transposed else dims[0]
+    bias = () if input_of(node, 2) is None else (Param(node, 2, 0, target, "makes"),)
+    if bias and constant_tensor_of(input_of(node, 2)) is None:
+        return refused(dim, f"the bias of {node.name} is not a constant")
+    if groups > 1 and channels == groups and outputs % groups == 0:
+        return _depthwise(node, source, target, (groups, outputs), bias)
+    if dim == source:
+        columns = Param(node, 1, 0, source, "sums") if transposed else Param(node, 1, 1, source, "sums", blocks=groups)
+        return Role(_alike_parts(source, groups, channels), (columns,))
+    rows = Param(node, 1, 1, target, "makes", blocks=groups) if transposed else Param(node, 1, 0, target, "makes")
+    return Role(_alike_parts(target, groups, outputs), (rows, *bias))
+
+
+def _depthwise(node: ir.Node, source: Dim, target: Dim, sizes: tuple[int, int], bias: tuple[Param, ...]) -> Role:
+    """One channel a group: adding a channel adds a group."""
+    groups, outputs = sizes
+    rows = Param(node, 1, 0, source if node.op_type == "ConvTranspose" else target, "each")
+    return Role(
+        (Link(source, target, groups, outputs),),
+        (rows, *(replace(each, kind="each") for each in bias)),
+        (Count(node, "group", -1, source, groups),),
+    )
+
+
+def _alike_parts(dim: Dim, parts: int, size: int) -> tuple[Link, ...]:
+    """The groups of a convolution have equal sizes, so what is added to one is added to all."""
+    each = size // parts
+    return tuple(Link(dim, dim, each, each, 0, index * each) for index in range(1, parts))
+
+
+def gemm(node: ir.Node, dim: Dim) -> Role:
+    """Gemm with constant weights."""
+    dims, refusal = _weights(node, dim)
+    data = node.inputs[0]
+    if refusal or data is None:
+        return refusal or refused(dim, f"{node.name} has no data")
+    if int_attribute(node, "transA", 0) or dim.axis != 1:
+        return refused(dim, f"{node.name} has it as rows")
+    transposed = int_attribute(node, "transB", 0)
+    target = Dim(node.outputs[0], 1)
+    if dim == Dim(data, 1):
+        return Role(params=(Param(node, 1, transposed, dim, "sums"),))
+    rows = Param(node, 1, 1 - transposed, target, "makes")
+    if input_of(node, 2) is None:
+        return Role(params=(rows,))
+    shape = _constant_dims(node, 2)
+    if shape is None:
+        return refused(dim, f"the bias of {node.name} is not a constant")
+    if not shape or shape[-1] != dims[1 - transposed]:
+        return refused(dim, f"the bias of {node.name} is one number for all channels")
+    return Role(params=(rows, Param(node, 2, len(shape) - 1, target, "makes")))
+
+
+def matmul(node: ir.Node, dim: Dim) -> Role:
+    """MatMul with constant weights on the right."""
+    data, out = node.inputs[0], node.outputs[0]
+    shape = _constant_dims(node, 1)
+    rank = rank_of(data)
+    if shape is None or data is None:
+        return refused(dim, f"{node.name} multiplies two activations, as attention does")
+    if reads_elsewhere(node, dim.value) or len(shape) != 2 or rank < 2:
+        return refused(dim, f"{node.name} is not a product with one matrix of weights")
+    if dim.axis != rank - 1:
+        return same(node, data, out, dim.axis)
+    if dim.value is data:
+        return Role(params=(Param(node, 1, 0, dim, "sums"),))
+    return Role(params=(Param(node, 1, 1, dim, "makes"),))
+
+
+def embedding(node: ir.Node, dim: Dim) -> Role:
+    """Gather of rows of a constant table."""
+    table = _constant_dims(node, 0)
+    indices = dims_of_value(input_of(node, 1))
+    if table is None or indices is None or int_attribute(node, "axis", 0) != 0 or dim.value is not node.outputs[0]:
+        return refused(dim, f"{node.name} (Gather) picks entries of it")
+    axis = dim.axis - len(indices) + 1
+    if axis < 1:
+        return refused(dim, f"{node.name} (Gather) picks entries of it")
+    return Role(params=(Param(node, 0, axis, dim, "makes"),))
+
+
+def elementwise(node: ir.Node, dim: Dim) -> Role:
+    """Operators that broadcast: constants along the channels get an entry for each new one."""
+    out = node.outputs[0]
+    back = rank_of(dim.value) - dim.axis
+    target = Dim(out, rank_of(out) - back)
+    size = size_of(target)
+    if size is None or size_of(dim) != size:
+        return refused(dim, f"{node.name} repeats it")
+    links, params = [], []
+    for index, operand in enumerate(node.inputs):
+        if operand is None:
+            continue
+        if operand.shape is None:
+            return refused(dim, f"the sizes around {node.name} are not known")
+        axis = rank_of(operand) - back
+        found = 1 if axis < 0 else size_of(Dim(operand, axis))
+        if found == 1:
+            continue
+        if found != size:
+            return refused(dim, f"the sizes around {node.name} are not known")
+        if constant_tensor_of(operand) is not None:
+            fill = 1.0 if node.op_type == "Div" and index == 1 else 0.0
+            params.append(Param(node, index, axis, target, "each", fill))
+        else:
+            links.append(Link(Dim(operand, axis), target, size, size))
+    return Role(tuple(links), tuple(params))
+
+
+def unary(node: ir.Node, dim: Dim) -> Role:
+    """Operators that map each element by itself."""
+    data = node.inputs[0]
+    if data is None or reads_elsewhere(node, dim.value) or dim.value in node.outputs[1:]:
+        return refused(dim, f"{node.name} ({node.op_type}) uses it in another way")
+    return same(node, data, node.outputs[0], dim.axis)
+
+
+def pool(node: ir.Node, dim: Dim) -> Role:
+    """Pooling over space."""
+    if dim.axis != 1:
+        return refused(dim, f"{node.name} pools along it")
+    if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        return refused(dim, f"{node.name} counts positions across channels")
+    return unary(node, dim)
+
+
+def channel_norm(node: ir.Node, dim: Dim) -> Role:
+    """BatchNormalization and InstanceNormalization: statistics of one channel each."""
+    if dim.axis != 1 or dim.value in node.outputs[1:]:
+        return refused(dim, f"{node.name} normalizes along it")
+    last = 5 if node.op_type == "BatchNormalization" else 3
+    if any(constant_tensor_of(input_of(node, index)) is None for index in range(1, last)):
+        return refused(dim, f"the scales of {node.name} are not constants")
+    if node.op_type == "BatchNormalization" and int_attribute(node, "training_mode", 0):
+        return refused(dim, f"{node.name} is in training mode")
+    if float_attribute(node, "epsilon", 1e-5) <= 0:
+        return refused(dim, f"{node.name} divides by the deviation, which zeros have none of")
+    through = unary(node, dim)
+    target = Dim(node.outputs[0], 1)
+    params = (Param(node, index, 0, target, "each", float(index == 4)) for index in range(1, last))
+    return through if through.blocks else through._replace(params=tuple(params))
+
+
+def layer_norm(node: ir.Node, dim: Dim) -> Role:
+    """Normalizations over the last axes: their means count every element."""
+    rank = rank_of(node.inputs[0])
+    default = 1 if node.op_type == "MeanVarianceNormalization" else -1
+    axis = int_attribute(node, "axis", default) % max(rank, 1)
+    if node.op_type in ("LayerNormalization", "RMSNormalization") and dim.axis < axis and dim.value is node.inputs[0]:
+        return same(node, dim.value, node.outputs[0], dim.axis)
+    if node.op_type in ("LayerNormalization", "RMSNormalization") and dim.axis < axis:
+        return unary(node, dim)
+    return refused(dim, f"{node.name} ({node.op_type}) normalizes over it: zeros would change mean and variance")
+
+
+def softmax(node: ir.Node, dim: Dim) -> Role:
+    """Softmax over another axis leaves channels alone."""
+    rank = rank_of(node.inputs[0])
+    axis = int_attribute(node, "axis", -1) % max(rank, 1)
+    if axis == dim.axis:
+        return refused(dim, f"{node.name} ({node.op_type}) sums over it: the exponential of a zero is not zero")
+    return unary(node, dim)
+
+
+def reduced_axes(node: ir.Node) -> set[int] | None:
+    """The axes that a reduction names, counted from 0; None where they are not known."""
+    axes = ints_attribute(node, "axes")
+    rank = rank_of(node.inputs[0])
+    if axes is None:
+        array = constant_of(input_of(node, 1))
+        axes = None if array is None else tuple(int(each) for each in array.reshape(-1))
+    return {axis % rank for axis in axes} if axes and rank else None
+
+
+def reduce(node: ir.Node, dim: Dim) -> Role:
+    """Reductions over other axes."""
+    data = node.inputs[0]
+    rank = rank_of(data)
+    reduced = reduced_axes(node)
+    if reduced is None or data is None or reads_elsewhere(node, dim.value):
+        return refused(dim, f"{node.name} ({node.op_type}) may reduce over it")
+    kept = [axis for axis in range(rank) if axis not in reduced]
+    keep = int_attribute(node, "keepdims", 1)
+    is_input = dim.value is data
+    if is_input and dim.axis in reduced:
+        return refused(dim, f"{node.name} ({node.op_type}) reduces over it")
+    before = dim.axis if is_input or keep else kept[dim.axis]
+    if before in reduced:
+        return refused(dim, f"{node.name} ({node.op_type}) reduces over it")
+    after = before if keep else kept.index(before)
+    size = size_of(Dim(data, before))
+    if size is None:
+        return refused(dim, f"the sizes around {node.name} are not known")
+    return Role((Link(Dim(data, before), Dim(node.outputs[0], after), size, size),))
+
+
+def quantize(node: ir.Node, dim: Dim) -> Role:
+    """Q and DQ with one scale."""
+    if any(len(_constant_dims(node, index) or ()) for index in (1, 2)) or constant_tensor_of(node.inputs[1]) is None:
+        return refused(dim, f"{node.name} has a scale per channel")
+    return unary(node, dim)
+
+
+def unknown(node: ir.Node, dim: Dim) -> Role:
+    """An operator without a rule."""
+    return refused(dim, f"{node.name} is an operator channels are not followed through: {node.op_type}")

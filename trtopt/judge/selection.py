@@ -1,0 +1,400 @@
+"""Keeps 8-bit where it makes the engine faster: every region is judged against 16-bit, on its piece of the network.
+
+Whether a region pays depends on its neighbours: a quantizer is free where a fused kernel writes it, and a convolution
+whose scales per channel are a multiplication needs a quantizer behind it to take that in. So regions are judged with
+their neighbours as they stand, in rounds until nothing changes, once from everything in 8-bit and once from nothing;
+the whole network decides between the two, and against 16-bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from trtopt.errors import EngineBuildError, TrtoptError
+from trtopt.events import Event, OnEvent
+from trtopt.graph.shapes import infer_in_place
+from trtopt.judge.gain import LEAST_GAIN, changed_cost, no_gain
+from trtopt.judge.memo import PriceFile, Prices, Question
+from trtopt.judge.protocol import Judge, Priced
+from trtopt.judge.selection_subgraphs import Piece, additions, between, piece_key, piece_of
+from trtopt.judge.subgraph import CutError, Cutter
+from trtopt.precision.decide import QUANTIZED_TYPES, plan_for
+from trtopt.precision.observe.ranges import int8_sqnr_db
+from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.regions import Candidates, Problem, Region
+from trtopt.precision.write import apply_plan, narrow_borders
+from trtopt.report.schema.build import Cost
+
+Choice = Mapping[str, QuantizedOp]
+"""The 8-bit nodes and their forms; the others are 16-bit."""
+
+_ROUNDS = 4
+_RESIDUAL_GAIN = 0.25
+"""Share of the least gain that a residual in 8 bits has to win."""
+_RESIDUAL_SQNR_DB = 30.0
+"""Signal to noise in INT8 that a residual has to keep: its error does not average out, as that of a product does."""
+_SINGLES = 4
+"""Regions of at most so many nodes are also tried with one of them in 8-bit."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found for one region.
+
+    Attributes:
+        region: The region.
+        kept: The 8-bit nodes and their forms; empty where none is.
+        reason: Why not.
+        before: The cost of the kernels that compute the region in 16-bit; None where it could not be judged.
+        after: That, changed by what 8-bit changes in the piece of the network around it.
+        options: The verdicts of all forms that pay, one per type.
+    """
+
+    region: Region
+    kept: Choice
+    reason: str = ""
+    before: Cost | None = None
+    after: Cost | None = None
+    options: tuple[Verdict, ...] = ()
+
+    @property
+    def saved_us(self) -> float:
+        """Microseconds that 8-bit wins."""
+        return self.before.predicted_us - self.after.predicted_us if self.before and self.after else 0.0
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What stays in 8-bit.
+
+    Attributes:
+        choice: The 8-bit nodes and their forms.
+        verdicts: One per region, in graph order.
+        before: The whole network in 16-bit; None where nobody can say what it costs.
+        after: The whole network with the choice.
+    """
+
+    choice: Choice
+    verdicts: tuple[Verdict, ...]
+    before: Cost | None
+    after: Cost | None
+
+
+@dataclass
+class Guard:
+    """Judges the regions of one model.
+
+    Attributes:
+        problem: The model and what is known of it.
+        candidates: What may become 8-bit.
+        static: The model at the shapes it is judged at; the same node names.
+        judge: Says what a graph with its precision written costs.
+        on_event: Told of each region judged.
+        file: Prices of other runs with this judge; None for none.
+    """
+
+    problem: Problem
+    candidates: Candidates
+    static: ir.Model
+    judge: Judge
+    on_event: OnEvent
+    file: PriceFile | None = None
+    _prices: Prices = field(init=False)
+    _pieces: dict[str, Piece | str] = field(default_factory=dict)
+    _forms_now: Candidates = field(init=False)
+    _wide: Mapping[str, str] = field(init=False)
+    _wide_quantized: Mapping[QuantizedType, Mapping[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prices = Prices(self.judge, self.file)
+        self._forms_now = self.candidates
+        self._cutter = Cutter(self.static, across_stored=False)
+        self._additions = additions(self.static) if self.problem.fuses_quantizers else {}
+        self._all = piece_of(self.static)
+        self._wide = plan_for(self.problem, "").wide
+        each = {dtype: self.candidates.of_types((dtype,)).all.values() for dtype in QUANTIZED_TYPES["auto"]}
+        self._wide_quantized = {dtype: plan_for(self.problem, "", tuple(ops)).wide for dtype, ops in each.items()}
+
+    def choose(self) -> Guarded:
+        """The choice that is fastest, with a verdict on every region.
+
+        Where there are several types, regions are judged with all of them and with each alone: what is best beside
+        neighbours of one type need not be best beside those of another.
+        """
+        types = tuple(dict.fromkeys(op.dtype for forms in self.candidates.ops.values() for op in forms))
+        ways = [types, *([dtype] for dtype in types if len(types) > 1)]
+        self.on_event(Event("start", "guard", total=len(ways) * len(self.candidates.regions)))
+        before = self.whole({})
+        found = [self._best(self.candidates.of_types(way)) for way in ways]
+        choice, verdicts, after = min(found, key=lambda item: _time(item[2]))
+        verdicts = tuple(_with_options(same) for same in zip(verdicts, *(item[1] for item in found), strict=True))
+        if before is not None and choice and _time(after) > before.predicted_us * (1 - LEAST_GAIN / 10):
+            choice, verdicts, after = self._nothing(verdicts, before, after)
+        self.on_event(Event("end", "guard"))
+        return Guarded(choice, verdicts, before, after)
+
+    def _best(self, forms: Candidates) -> tuple[Choice, tuple[Verdict, ...], Cost | None]:
+        """The fastest choice among some of the forms."""
+        self._forms_now = forms
+        choice, verdicts, after = self._built(*self._settled({}))
+        if _time(self.whole(forms.all)) < _time(after):
+            # Some regions pay only together.
+            other = self._built(*self._settled(forms.all))
+            if _time(other[2]) < _time(after):
+                choice, verdicts, after = other
+        return choice, verdicts, after
+
+    def _built(self, choice: Choice, verdicts: tuple[Verdict, ...]) -> tuple[Choice, tuple[Verdict, ...], Cost | None]:
+        """The choice without what the whole network cannot be built with, though its pieces can."""
+        after = self.whole(choice)
+        out = self.culprits(choice) if after is None else {}
+        if not out:
+            return choice, verdicts, after
+        kept = {node: op for node, op in choice.items() if node not in out}
+        return kept, tuple(_without(verdict, out) for verdict in verdicts), self.whole(kept)
+
+    def culprits(self, choice: Choice) -> dict[str, str]:
+        """The nodes of a choice that the compiler cannot build in 8-bit, with the reason.
+
+        First those whose piece of the network fails by itself, then beside its neighbours, then the whole network's.
+        """
+        regions = [region for region in self.candidates.regions if any(node in choice for node in region.nodes)]
+        parts = [{node: choice[node] for node in region.nodes if node in choice} for region in regions]
+        found: dict[str, str] = {}
+        for alone in (True, False):
+            for region, part in zip(regions, parts, strict=True):
+                piece = self._piece(region)
+                others = {} if alone else {node: op for node, op in choice.items() if node not in found}
+                if isinstance(piece, str) or found.keys() & part.keys():
+                    continue
+                error = self._failure(self._question(piece, {**others, **part}))
+                if error and not self._failure(self._question(piece, {})):
+                    found.update(dict.fromkeys(part, error))
+        return self._of_whole(parts, found)
+
+    def _of_whole(self, parts: Sequence[Choice], found: dict[str, str]) -> dict[str, str]:
+        """The same, with the regions without which the whole network can be built."""
+
+        def error(count: int) -> str:
+            ops = {node: op for part in left[:count] for node, op in part.items()}
+            return self._failure(self._whole_question(ops))
+
+        left = [part for part in parts if not found.keys() & part.keys()]
+        if not error(len(left)) or error(0):
+            return found
+        while reason := error(len(left)):
+            good, bad = 0, len(left)
+            while bad - good > 1:
+                middle = (good + bad) // 2
+                good, bad = (good, middle) if error(middle) else (middle, bad)
+            found.update(dict.fromkeys(left.pop(bad - 1), reason))
+        return found
+
+    def _failure(self, question: Question) -> str:
+        """Why the compiler cannot build it; empty where it can."""
+        try:
+            self._prices.answer(question)
+        except EngineBuildError as error:
+            return f"it cannot be built in 8-bit: {error.what}"
+        except TrtoptError:
+            return ""
+        return ""
+
+    def _nothing(
+        self, verdicts: Sequence[Verdict], before: Cost, after: Cost | None
+    ) -> tuple[Choice, tuple[Verdict, ...], Cost]:
+        reason = "the whole network cannot be judged with it"
+        if after is not None:
+            reason = f"the whole network is not faster: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
+        return {}, tuple(replace(v, kept={}, reason=reason) if v.kept else v for v in verdicts), before
+
+    def _settled(self, start: Choice) -> tuple[Choice, tuple[Verdict, ...]]:
+        """Rounds over the regions until none changes."""
+        state = dict(start)
+        verdicts: dict[str, Verdict] = {}
+        for number in range(_ROUNDS):
+            changed = False
+            for region in self.candidates.regions:
+                verdict = self._judged(region, state)
+                verdicts[region.name] = verdict
+                now = {node: state[node] for node in region.nodes if node in state}
+                if verdict.kept != now:
+                    changed = True
+                    for node in now:
+                        del state[node]
+                    state.update(verdict.kept)
+                if number == 0:
+                    self.on_event(Event("advance", "guard", text=region.name))
+            if not changed:
+                break
+        return state, tuple(verdicts.values())
+
+    def _judged(self, region: Region, state: Choice) -> Verdict:
+        """The best form of one region beside its neighbours as they stand."""
+        piece = self._piece(region)
+        if isinstance(piece, str):
+            return Verdict(region, {}, f"it cannot be judged: {piece}")
+        if not self._types(region):
+            return Verdict(region, {}, "the table keeps it out of this type")
+        others = {node: op for node, op in state.items() if node not in region.nodes}
+        wanted = [others, *({**others, **self._forms(region, dtype)[-1]} for dtype in self._types(region))]
+        self._prices.ask([self._question(piece, choice) for choice in wanted])
+        try:
+            whole = self._price(piece, others)
+        except TrtoptError as error:
+            return Verdict(region, {}, f"it cannot be judged: {error.what}")
+        found = [self._of_type(region, dtype, piece, others, whole) for dtype in self._types(region)]
+        if not any(verdict.kept for verdict in found) and 1 < len(region.nodes) <= _SINGLES:
+            forms = [{node: op} for node in region.nodes for op in self._forms_now.ops.get(node, ())[-1:]]
+            found += [self._tried(region, form, piece, others, whole) for form in forms]
+        paying = sorted((verdict for verdict in found if verdict.kept), key=_rank)
+        best = {next(iter(verdict.kept.values())).dtype: verdict for verdict in paying}
+        return replace(max(found, key=_rank), options=tuple(best.values()))
+
+    def _of_type(self, region: Region, dtype: QuantizedType, piece: Piece, others: Choice, whole: Priced) -> Verdict:
+        """The best form of a type: the coarsest is the fastest; where it pays, a more accurate one may cost some.
+
+        Where an addition reads the same tensor as a residual, it may read it quantized too, if INT8 or FP8 holds the
+        tensor well.
+        """
+        fine, coarse = self._forms(region, dtype)
+        best = self._tried(region, coarse, piece, others, whole)
+        form = coarse
+        if fine != coarse and (best.kept or not any(op.multiply for op in fine.values())):
+            accurate = self._tried(region, fine, piece, others, whole)
+            if accurate.kept and (not best.kept or accurate.saved_us >= best.saved_us - _least(best)):
+                best, form = accurate, fine
+        skips = () if any(op.skips for op in form.values()) else self._residuals(region, form)
+        if skips:
+            quantized = {node: replace(op, skips=skips) for node, op in form.items()}
+            other = self._tried(region, quantized, piece, others, whole)
+            if other.kept and (not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)):
+                best = other
+        return best
+
+    def _residuals(self, region: Region, form: Choice) -> tuple[str, ...]:
+        """The additions that read the region's tensor as a residual, where that keeps enough of it."""
+        stats = self.problem.stats.get(region.name)
+        amax = next(iter(form.values())).activation_amax
+        if stats is None or not stats.has_histogram or int8_sqnr_db(stats, amax) < _RESIDUAL_SQNR_DB:
+            return ()
+        return self._additions.get(region.name, ())
+
+    def _forms(self, region: Region, dtype: QuantizedType) -> tuple[Choice, Choice]:
+        """The most accurate form of a type, and the coarsest."""
+        ops = {
+            node: [op for op in self._forms_now.ops[node] if op.dtype == dtype]
+            for node in region.nodes
+            if node in self._forms_now.ops
+        }
+        ops = {node: forms for node, forms in ops.items() if forms}
+        return {node: forms[0] for node, forms in ops.items()}, {node: forms[-1] for node, forms in ops.items()}
+
+    def _types(self, region: Region) -> tuple[QuantizedType, ...]:
+        ops = (op for node in region.nodes for op in self._forms_now.ops.get(node, ()))
+        return tuple(dict.fromkeys(op.dtype for op in ops))
+
+    def _tried(self, region: Region, form: Choice, piece: Piece, others: Choice, whole: Priced) -> Verdict:
+        before = whole.share(region.nodes)
+        if not before.kernels:
+            before = whole.total
+        try:
+            after = changed_cost(before, whole.total, self._price(piece, {**others, **form}).total)
+        except TrtoptError as error:
+            return Verdict(region, {}, f"it cannot be built in 8-bit: {error.what}", before)
+        gain = 1 - after.predicted_us / before.predicted_us if before.predicted_us else 0.0
+        if gain >= LEAST_GAIN:
+            return Verdict(region, form, "", before, after)
+        return Verdict(region, {}, no_gain(before, after), before, after)
+
+    def _piece(self, region: Region) -> Piece | str:
+        if region.name not in self._pieces:
+            try:
+                skips = self._additions.get(region.name, ())
+                model = self._cutter.piece([*region.nodes, *skips, *between(self.static, region.nodes, skips)])
+            except CutError as error:
+                self._pieces[region.name] = str(error)
+            else:
+                infer_in_place(model)
+                self._pieces[region.name] = piece_of(model)
+        return self._pieces[region.name]
+
+    def _price(self, piece: Piece, choice: Choice) -> Priced:
+        return self._prices.answer(self._question(piece, choice))
+
+    def _question(self, piece: Piece, choice: Choice) -> Question:
+        """What a piece costs; its precision is written only where its like was not priced yet."""
+        ops = [choice[name] for name in piece.names if name in choice]
+        chosen = {op.node for op in ops}
+        wide = {
+            name: wides[name]
+            for name in piece.names
+            if name in (wides := self._wide_quantized[choice[name].dtype] if name in chosen else self._wide)
+        }
+        plan = PrecisionPlan("", self.problem.narrow, wide, tuple(ops), fused_quantizers=self.problem.fuses_quantizers)
+        return Question(
+            f"{piece_key(piece, plan)} inner",
+            piece.names,
+            lambda: narrow_borders(apply_plan(piece.model, plan), self.problem.narrow.dtype),
+            inner=True,
+        )
+
+    def whole(self, choice: Choice, narrow: NarrowType | None = None) -> Cost | None:
+        """What the whole network costs; None where nobody can say.
+
+        Args:
+            choice: The 8-bit nodes and their forms.
+            narrow: The 16-bit type, if not that of the problem.
+        """
+        try:
+            return self._prices.answer(self._whole_question(choice, narrow)).total
+        except TrtoptError as error:
+            self.on_event(Event("warning", "guard", text=f"the network as a whole cannot be judged: {error.what}"))
+            return None
+
+    def form(self, static: ir.Model, plan: PrecisionPlan) -> Cost | None:
+        """What another FP32 form of the model, at the judge's shapes, costs with a plan; None where nobody can say."""
+        piece = piece_of(static)
+        question = Question(piece_key(piece, plan), piece.names, lambda: apply_plan(static, plan), inner=False)
+        try:
+            return self._prices.answer(question).total
+        except TrtoptError:
+            return None
+
+    def _whole_question(self, choice: Choice, narrow: NarrowType | None = None) -> Question:
+        problem = self.problem if narrow is None else replace(self.problem, narrow=narrow)
+        plan = plan_for(problem, "", tuple(choice.values()))
+        return Question(piece_key(self._all, plan), self._all.names, lambda: apply_plan(self.static, plan), inner=False)
+
+
+def _without(verdict: Verdict, out: Mapping[str, str]) -> Verdict:
+    reasons = [out[node] for node in verdict.kept if node in out]
+    kept = {node: op for node, op in verdict.kept.items() if node not in out}
+    return replace(verdict, kept=kept, reason=reasons[0], options=()) if reasons else verdict
+
+
+def _with_options(same: Sequence[Verdict]) -> Verdict:
+    """The first of several verdicts on one region, with the best options of all."""
+    best: dict[QuantizedType, Verdict] = {}
+    for option in (option for verdict in same for option in verdict.options):
+        dtype = next(iter(option.kept.values())).dtype
+        if dtype not in best or option.saved_us > best[dtype].saved_us:
+            best[dtype] = option
+    return replace(same[0], options=tuple(best.values()))
+
+
+def _least(verdict: Verdict) -> float:
+    """The least gain of a region, in microseconds."""
+    return LEAST_GAIN * verdict.before.predicted_us if verdict.before is not None else 0.0
+
+
+def _time(cost: Cost | None) -> float:
+    return float("inf") if cost is None else cost.predicted_us
+
+
+def _rank(verdict: Verdict) -> tuple[bool, bool, float]:
+    """What pays before what does not, what could be priced before what could not, the fastest first."""
+    return bool(verdict.kept), verdict.after is not None, verdict.saved_us

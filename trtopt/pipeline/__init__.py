@@ -1,0 +1,1 @@
+"""One run of build or optimize: its stages."""

@@ -1,0 +1,103 @@
+"""Statistics for the precision decision: from samples, from the cache, and what an old TensorRT cache says."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trtopt.config import BuildConfig
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.skeleton import skeleton
+from trtopt.pipeline.imported_ranges import statistics_file
+from trtopt.precision.decide import wanted_tensors
+from trtopt.precision.observe.calibrate import Calibration, cached_collect
+from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.statistics_cache import CacheFile
+from trtopt.report.schema.build import CalibrationRecord
+from trtopt.support.clock import Clock
+from trtopt.support.version import VERSION
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Observes one model, and FP32 forms of it that compute the same.
+
+    Attributes:
+        artifact: The model.
+        precision: The precision asked for.
+        backend: Whose tables say which tensors matter.
+        samples: Calibration samples.
+        config: Calibration method and caches.
+        clock: Times and warnings.
+    """
+
+    artifact: ModelArtifact
+    precision: str
+    backend: str
+    samples: Samples
+    config: BuildConfig
+    clock: Clock
+
+    def observe(self, base: ir.Model, variant: str = "") -> Calibration | None:
+        """Statistics from the cache or from the samples; None where the precision needs none.
+
+        Args:
+            base: The widened model, or a form of it with other weights.
+            variant: What tells that form from others of the same graph.
+        """
+        wanted = wanted_tensors(base, self.precision, self.backend)
+        if not wanted.histogram and not wanted.ranges:
+            return None
+        config, clock = self.config, self.clock
+        with clock.stage("calibrate"):
+            cache = CacheFile(
+                self.key(base, variant),
+                self.samples.sha256,
+                folder=Path(config.cache_dir) if config.cache_dir else None,
+                file=None if variant else statistics_file(config),
+                on_event=clock.listen,
+            )
+            return cached_collect(
+                base,
+                self.samples,
+                cache,
+                histogram=wanted.histogram,
+                ranges=wanted.ranges,
+                on_event=clock.listen,
+            )
+
+    @property
+    def identity(self) -> str:
+        """What results depend on besides the options of the guard: the model, the samples, the method."""
+        parts = (self.artifact.sha256, self.samples.sha256, self.precision, self.backend, self.config.calib_method)
+        return " ".join((*parts, *(step.name for step in self.artifact.steps)))
+
+    def warn_synthetic(self) -> None:
+        """Say loudly that nobody gave samples."""
+        if self.samples.source == "synthetic":
+            eight = self.precision in ("int8", "fp8", "auto")
+            guessed = "8-bit scales and the FP16 overflow check are" if eight else "the overflow check is"
+            text = f"no calibration samples: ranges come from SYNTHETIC random data, so {guessed} a guess"
+            self.clock.warn("calibrate", f"{text}. Give real samples with --calib")
+
+    def record(self, calibration: Calibration | None) -> CalibrationRecord | None:
+        """What the report says of it."""
+        if calibration is None:
+            return None
+        return CalibrationRecord(
+            self.samples.source,
+            self.config.calib_method,
+            calibration.samples,
+            calibration.seconds,
+            calibration.peak_rss_bytes,
+            calibration.cached,
+        )
+
+    def key(self, base: ir.Model, variant: str) -> str:
+        """What the statistics depend on, but for the samples: the file, the graph made of it, our version."""
+        digest = hashlib.sha256(f"{VERSION} {self.artifact.sha256} {variant}".encode())
+        digest.update(skeleton(base).SerializeToString(deterministic=True))
+        return digest.hexdigest()

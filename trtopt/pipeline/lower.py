@@ -1,0 +1,296 @@
+"""Precision written into a model: observe, choose what becomes 8-bit, decide what stays FP32, rewrite."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from trtopt.config import AUTO, BuildConfig
+from trtopt.errors import EngineBuildError, TargetError
+from trtopt.graph import cost
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
+from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.guard import (
+    GuardTarget,
+    form_price,
+    guard_of,
+    guard_records,
+    kept_records,
+    searched_records,
+    with_blocked,
+)
+from trtopt.pipeline.imported_ranges import Given, imports
+from trtopt.pipeline.improve import improve
+from trtopt.pipeline.repair import repaired
+from trtopt.pipeline.search import Gauge, RegionOracle, search
+from trtopt.precision.decide import QUANTIZED_TYPES, decide, int8_flop_share, plan_for, wanted_tensors
+from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.fp16.repair import Repaired
+from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.observe.range_checks import range_warnings
+from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.value_ranges import Spans
+from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
+from trtopt.precision.regions import Candidates, Problem, find_candidates, without
+from trtopt.precision.write import apply_plan
+from trtopt.report.schema.build import CalibrationRecord, Cost, KeptNode, PrecisionRecord, Refusal, StepRecord
+from trtopt.report.schema.guard import GuardRecord
+from trtopt.report.schema.search import SearchRecord
+from trtopt.support.clock import Clock
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What a model is lowered to, and from what.
+
+    Attributes:
+        precision: One of ``config.PRECISIONS``, or ``auto``.
+        target: The backend and the GPU, and the shapes at which regions are judged.
+        samples: Calibration samples.
+        config: Calibration method, caches, guard.
+        largest: Input shapes at which flop are counted, and sums bounded: the largest ones.
+        given: INT8 ranges of a calibration cache of TensorRT, if any.
+        own: INT8 ranges of the model's own Q/DQ, where that was taken out: largest magnitude by tensor name.
+        gauge: The accuracy budget to choose regions by; None to take all that pay.
+        blocked: Nodes that the compiler could not build in 8-bit, with the reason.
+        failed: Whether the compiler could not build the engine and did not say why: regions are built one by one.
+    """
+
+    precision: str
+    target: GuardTarget
+    samples: Samples
+    config: BuildConfig
+    largest: Mapping[str, tuple[int, ...]]
+    given: Given | None = None
+    own: Mapping[str, float] = field(default_factory=dict)
+    gauge: Gauge | None = None
+    blocked: Mapping[str, str] = field(default_factory=dict)
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model with its precision written into the graph.
+
+    Attributes:
+        artifact: The optimized model.
+        calibration: What was observed; None when the precision needs no ranges.
+        record: The precision part of the report, not yet knowing what the engine achieves.
+        guard: The regions that could be 8-bit.
+        sixteen_bit: What the model costs with all of them in 16-bit; None where nobody judged.
+        search: The search within an accuracy budget, where there was one.
+        judge: Who judged regions; ``none`` where nobody did.
+        quantized: The 8-bit nodes, with the tensor that each reads.
+    """
+
+    artifact: ModelArtifact
+    calibration: CalibrationRecord | None
+    record: PrecisionRecord
+    guard: tuple[GuardRecord, ...] = ()
+    sixteen_bit: Cost | None = None
+    search: SearchRecord | None = None
+    judge: str = "none"
+    quantized: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_precision(precision: str | None, gpu: GpuSpec | None, config: BuildConfig, clock: Clock) -> None:
+    """Refuse FP8 where there are no units for it, and say which options have no effect.
+
+    Args:
+        precision: The precision asked for; None for the types the model has.
+        gpu: The GPU; None for a portable engine.
+        config: The options.
+        clock: Told of options that have no effect.
+
+    Raises:
+        TargetError: The GPU, or one of those a portable engine runs on, has no FP8 units.
+    """
+    if precision == "fp8" and (gpu is None or not supports(gpu, "fp8")):
+        name = PORTABLE if gpu is None else gpu.name
+        remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
+        raise TargetError("The target has no FP8 units", where=f"--gpu {name}", remedy=remedy)
+    if config.keep_all_int8 and precision not in QUANTIZED_TYPES:
+        kind = "the model keeps its types" if precision is None else f"the precision is {precision}"
+        clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
+
+
+def blamed(lowered: Lowered, error: EngineBuildError) -> dict[str, str]:
+    """The 8-bit nodes that the compiler's message names, or whose quantized tensor it names, with the reason."""
+    text = f"{error.what}\n{error.where}"  # the remedy speaks of inputs and nodes, which may be names here
+    reason = f"the compiler cannot build it in 8-bit: {error.what}"
+    names = {node: (node, tensor) for node, tensor in lowered.quantized.items()}
+    return {node: reason for node, given in names.items() if any(_is_named(name, text) for name in given)}
+
+
+def _is_named(name: str, text: str) -> bool:
+    """Whether a message names it; a number is more likely to be a size or a code."""
+    return not name.isdigit() and re.search(rf"(?<![\w./]){re.escape(name)}(?![\w./])", text) is not None
+
+
+def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
+    """Observe, choose, decide, rewrite.
+
+    Args:
+        artifact: The cleaned model.
+        job: What it is lowered to.
+        clock: Times and warnings.
+
+    Raises:
+        UsageError: A sample is bad.
+        InvalidModelError: ONNX Runtime cannot run the model.
+        MissingDependencyError: ONNX Runtime or the judge's compiler is not installed.
+    """
+    base = widen(artifact.model)
+    observer = Observer(artifact, job.precision, job.target.backend.name, job.samples, job.config, clock)
+    calibration = observer.observe(base)
+    if calibration is not None:
+        observer.warn_synthetic()
+    stats = calibration.table.stats if calibration is not None else {}
+    if job.samples.source == "user":
+        for text in range_warnings(stats, [str(value.name) for value in base.graph.inputs]):
+            clock.warn("calibrate", f"calibration samples: {text}")
+    shapes = static_shapes(base, job.largest)
+    if job.precision in QUANTIZED_TYPES:
+        problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
+        problem = replace(problem, takes_bfloat=job.target.takes_bfloat)
+        mended = _repaired(problem.model, plan_for(problem, job.precision), job, clock)
+        problem = replace(problem, put_back=mended.put_back)
+        wanted = wanted_tensors(base, job.precision, job.target.backend.name).histogram
+        taken = imports(base, job.given, wanted, job.samples, job.own)
+        problem = replace(problem, imported=taken.amax, unknown=taken.unknown)
+        chosen = _choose(problem, observer, job)
+        chosen = replace(chosen, steps=(*_repair_steps(mended), *taken.steps, *chosen.steps))
+    else:
+        plan = decide(base, job.precision, job.target.backend.name, stats, shapes, job.config.calib_method)
+        if job.target.takes_bfloat:
+            plan = with_bfloat(base, plan, Spans(stats, shapes))
+        mended = _repaired(base, plan, job, clock)
+        chosen = _Chosen(base, mended.plan, _repair_steps(mended))
+    start = time.perf_counter()
+    with clock.stage("rewrite precision"):
+        model = apply_plan(chosen.base, chosen.plan)
+    for step in (*chosen.steps, _step(model, chosen.plan, time.perf_counter() - start)):
+        artifact = artifact.with_step(model, step)
+    lowered = Lowered(
+        artifact,
+        observer.record(calibration),
+        _record(chosen, cost.flop_by_node(base, shapes)),
+    )
+    return replace(
+        lowered,
+        guard=chosen.guard,
+        sixteen_bit=chosen.sixteen_bit,
+        search=chosen.search,
+        judge=chosen.judge,
+        quantized={op.node: op.activation for op in chosen.plan.quantized},
+    )
+
+
+def _repaired(base: ir.Model, plan: PrecisionPlan, job: Lowering, clock: Clock) -> Repaired:
+    """The 16-bit part of a plan, run on a few samples and mended until its outputs are within the bound."""
+    least = None if job.precision in QUANTIZED_TYPES else job.config.min_sqnr_db
+    with clock.stage("check precision"):
+        found = repaired(base, plan, job.samples, min_sqnr_db=least, on_event=clock.listen)
+    if not found.after.is_allowed:
+        narrow = plan.narrow.name.upper() if plan.narrow is not None else "FP32"
+        text = (
+            f"{narrow} leaves output {found.after.output} {found.after.sqnr_db:.1f} dB, and nodes in FP32 do not help"
+        )
+        clock.warn("check precision", text)
+    return found
+
+
+def _repair_steps(mended: Repaired) -> tuple[StepRecord, ...]:
+    if not mended.put_back:
+        return ()
+    refusals = tuple(Refusal(node, reason) for node, reason in mended.put_back.items())
+    text = f"output SQNR {mended.before.sqnr_db:.1f} -> {mended.after.sqnr_db:.1f} dB"
+    return (StepRecord("put-back", "PRECISION", len(refusals), 0.0, refusals, (text,)),)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A plan, the FP32 form of the model it is for, and how it came about."""
+
+    base: ir.Model
+    plan: PrecisionPlan
+    steps: tuple[StepRecord, ...] = ()
+    guard: tuple[GuardRecord, ...] = ()
+    sixteen_bit: Cost | None = None
+    search: SearchRecord | None = None
+    judge: str = "none"
+
+
+def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
+    """The plan with the 8-bit regions that pay, or with all of them."""
+    every = find_candidates(problem, job.target.quantized_types(job.precision))
+    candidates, blocked = without(every, job.blocked), job.blocked
+    searches = job.gauge is not None and job.precision == AUTO  # over 16-bit types at least
+    if job.config.keep_all_int8 or not (candidates.regions or searches):
+        if job.failed:
+            blocked = {**blocked, **_culprits(problem, candidates, observer, job)}
+            candidates = without(every, blocked)
+        plan = plan_for(problem, job.precision, tuple(candidates.all.values()), candidates.refused)
+        improved = improve(problem, plan, observer)
+        records = with_blocked(kept_records(candidates, "--keep-all-int8"), every, blocked)
+        return _Chosen(improved.problem.model, improved.plan, improved.steps, records)
+    with guard_of(problem, candidates, job.target, observer) as guard:
+        with observer.clock.stage("guard"):
+            guarded = guard.choose()
+        records = with_blocked(guard_records(guarded), every, blocked)
+        refused = candidates.refused + _taken_back(candidates, guarded.choice, records)
+        plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
+        improved = improve(problem, plan, observer, form_price(guard, job.target))
+        chosen = _Chosen(improved.problem.model, improved.plan, improved.steps, records, guarded.before)
+        chosen = replace(chosen, judge=guard.judge.name)
+        if job.gauge is None or not (guarded.choice or job.precision == AUTO):
+            return chosen
+        flop = cost.flop_by_node(problem.model, problem.shapes)
+        with observer.clock.stage("search"), job.gauge as gauge:
+            oracle = RegionOracle(improved, guard, guarded, gauge, observer)
+            found = search(oracle, gauge, flop, observer, job.target)
+        records, searched = searched_records(records, found.record), oracle.plan(found.mix)
+        kept = {op.node: op for op in searched.quantized}
+        refused = candidates.refused + _taken_back(candidates, kept, records)
+        return replace(chosen, plan=replace(searched, refused=refused), guard=records, search=found.record)
+
+
+def _culprits(problem: Problem, candidates: Candidates, observer: Observer, job: Lowering) -> dict[str, str]:
+    """The nodes that the compiler cannot build in 8-bit, with the reason; warned of."""
+    with observer.clock.stage("guard"), guard_of(problem, candidates, job.target, observer) as guard:
+        found = guard.culprits(candidates.all)
+    for node, reason in found.items():
+        observer.clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
+    return found
+
+
+def _taken_back(
+    candidates: Candidates, choice: Mapping[str, QuantizedOp], records: tuple[GuardRecord, ...]
+) -> tuple[Refusal, ...]:
+    reasons = {node: record.reason for record in records for node in record.nodes}
+    return tuple(Refusal(node, reasons.get(node, "")) for node in candidates.ops if node not in choice)
+
+
+def _step(model: ir.Model, plan: PrecisionPlan, seconds: float) -> StepRecord:
+    eight = plan.requested in QUANTIZED_TYPES
+    changes = len(plan.quantized) if eight else sum(1 for _ in model.graph) - len(plan.wide)
+    return StepRecord(f"precision-{plan.requested}", "PRECISION", changes, seconds, plan.refused)
+
+
+def _record(chosen: _Chosen, flop: Mapping[str, int]) -> PrecisionRecord:
+    plan = chosen.plan
+    return PrecisionRecord(
+        requested=plan.requested,
+        int8_flop_share=int8_flop_share(chosen.base, plan, flop) if plan.requested in QUANTIZED_TYPES else None,
+        kept=tuple(
+            KeptNode(node, dtype, reason)
+            for dtype, nodes in (("fp32", plan.wide), ("bf16", plan.bfloat))
+            for node, reason in nodes.items()
+        ),
+    )

@@ -1,0 +1,248 @@
+"""16 bits that are right: the nodes whose rounding the network's outputs do not bear go back to FP32.
+
+What :mod:`trtopt.precision.fp16.hazards` finds is local: a range, a constant, a sum. Whether an error matters at the
+outputs (a difference of two large numbers, a sine of a large argument, twenty small branches on a large residual) shows
+when the plan is run. Roundings are independent of each other, so their noise adds up: the noise of a group of nodes is
+that of the network in which these alone are 16-bit. Groups are halved, the worst first, until what is left is small
+enough.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from trtopt.precision.fp16.schemas import why_fp32
+from trtopt.precision.observe.value_ranges import ranking_readers
+from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan
+
+SMALLEST_SQNR_DB = 40.0
+"""Signal to noise at the outputs that an FP16 network must keep. Trained networks that FP16 does not harm keep 43 dB
+(a detector whose head multiplies and exponentiates) to 68 dB, see benchmarks/accuracy; INT8 keeps 15 to 40."""
+
+MOST_EVALUATIONS = 64
+"""Plans tried at most: a few culprits in a network of a thousand nodes take 20 to 40."""
+
+_SHARE = 0.5
+"""Of the noise allowed, what the groups left in 16 bits may add up to: the sum is an estimate."""
+
+_DOTS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul"])
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def smallest_sqnr_db(narrow: NarrowType) -> float:
+    """The bound for a type: each bit of precision less than FP16 has costs 6 dB (22 dB for BF16)."""
+    return SMALLEST_SQNR_DB - 20 * math.log10(narrow.precision / FP16.precision)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a plan does to the outputs.
+
+    Attributes:
+        excess: Noise over the noise allowed, of the output that fares worst: good up to 1, infinite when something is
+            infinite or NaN that is not in FP32.
+        output: The name of that output.
+        sqnr_db: Its signal to noise.
+    """
+
+    excess: float
+    output: str = ""
+    sqnr_db: float = math.inf
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether every output is within the bound."""
+        return self.excess <= 1.0
+
+    def __str__(self) -> str:
+        if math.isinf(self.excess):
+            return f"{self.output} becomes infinite or NaN"
+        return f"{self.output} keeps {self.sqnr_db:.1f} dB"
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """A plan within the bound.
+
+    Attributes:
+        plan: The plan; the one given where nothing had to change or nothing helped.
+        before: What the plan given does.
+        after: What ``plan`` does.
+        put_back: The nodes put back to FP32, with the reason; they are in ``plan.wide`` too.
+        evaluations: How many plans were run.
+    """
+
+    plan: PrecisionPlan
+    before: Damage
+    after: Damage
+    put_back: Mapping[str, str] = field(default_factory=dict)
+    evaluations: int = 0
+
+
+def repair(
+    base: ir.Model,
+    plan: PrecisionPlan,
+    damage_of: Callable[[PrecisionPlan], Damage],
+    most: int = MOST_EVALUATIONS,
+) -> Repaired:
+    """Put nodes back to FP32 until ``damage_of`` the plan is allowed.
+
+    Costs one evaluation when it is allowed from the start. Ends after about ``most`` evaluations, with whole groups in
+    FP32 where there was no time to look into them; FP32 throughout is the last resort. The result is never worse than
+    the plan given.
+
+    Args:
+        base: The widened model.
+        plan: The plan; what it quantizes is left out while 16-bit types are judged.
+        damage_of: Runs a plan.
+        most: The bound on evaluations.
+    """
+    search = _Search(base, plan, damage_of, most)
+    before = search.damage(())
+    if before.is_allowed or not search.nodes:
+        return Repaired(plan, before, before, evaluations=search.evaluations)
+    after = search.run(before)
+    if after.excess >= before.excess:
+        return Repaired(plan, before, before, evaluations=search.evaluations)
+    mended = search.with_wide(plan, search.back)
+    put_back = {name: reason for name, reason in mended.wide.items() if name not in plan.wide}
+    return Repaired(mended, before, after, put_back, search.evaluations)
+
+
+@dataclass(order=True)
+class _Group:
+    """Nodes that are still 16-bit; the heap gives the worst first, then the first in the order of the search."""
+
+    rank: float
+    start: int
+    nodes: tuple[str, ...] = field(compare=False)
+    damage: Damage = field(compare=False)
+
+
+class _Search:
+    def __init__(
+        self, base: ir.Model, plan: PrecisionPlan, damage_of: Callable[[PrecisionPlan], Damage], most: int
+    ) -> None:
+        self._plan = replace(plan, quantized=(), rounded={}, bias={})
+        self._damage_of, self._most = damage_of, most
+        self._kinds = {str(node.name): _kind(node) for node in base.graph if _rounds(node, plan)}
+        self._light = {str(node.name) for node in base.graph if node.op_type not in _DOTS}
+        self._ranking = {str(node.name): ranking_readers(node) for node in base.graph}
+        self._groups: list[_Group] = []
+        self.nodes = _by_kind(self._kinds)
+        self.back: dict[str, str] = {}
+        self.evaluations = 0
+
+    def damage(self, wide: Iterable[str]) -> Damage:
+        """What the plan does with these nodes in FP32 too."""
+        self.evaluations += 1
+        return self._damage_of(self.with_wide(self._plan, dict.fromkeys(wide, "")))
+
+    def with_wide(self, plan: PrecisionPlan, wide: Mapping[str, str]) -> PrecisionPlan:
+        """``plan`` with more nodes in FP32, and who ranks their results."""
+        wide = {reader: reason for name, reason in wide.items() for reader in (name, *self._ranking[name])}
+        bfloat = {name: reason for name, reason in plan.bfloat.items() if name not in wide}
+        return replace(plan, wide={**plan.wide, **wide}, bfloat=bfloat)
+
+    def run(self, before: Damage) -> Damage:
+        """Fill ``back``; the damage that is left."""
+        self._push(0, self.nodes, before)
+        target, after = _SHARE, before
+        while self._groups:
+            self._reduce(target)
+            if self.evaluations >= self._most:
+                self._put_back_rest()
+            after = self.damage(self.back)
+            if after.is_allowed:
+                break
+            left = self._left()
+            if left == 0.0:  # no group does harm by itself, all together do
+                self._put_back_rest()
+                return self.damage(self.back)
+            # The noise of the groups adds up to more than estimated: allow them less in proportion.
+            target = min(target, left) * _SHARE / min(after.excess, 2.0**40)
+        return after
+
+    def _reduce(self, target: float) -> None:
+        """Halve or put back groups until the rest adds up to ``target``."""
+        while self._groups and self._left() > target:
+            group = heapq.heappop(self._groups)
+            if len(group.nodes) == 1 or self.evaluations + 2 > self._most:
+                self._put_back(group)
+                continue
+            middle = self._middle(group.nodes)
+            halves = [(group.start, group.nodes[:middle]), (group.start + middle, group.nodes[middle:])]
+            found = [(start, nodes, self._alone(nodes)) for start, nodes in halves]
+            if self._is_one_kind(group.nodes) and all(damage.excess > target / 4 for _, _, damage in found):
+                self._put_back(group)
+                continue
+            for start, nodes, damage in found:
+                self._push(start, nodes, damage)
+
+    def _middle(self, nodes: Sequence[str]) -> int:
+        """Where to part a group: between two kinds, as near to its middle as possible."""
+        borders = [
+            index for index in range(1, len(nodes)) if self._kinds[nodes[index - 1]] != self._kinds[nodes[index]]
+        ]
+        half = len(nodes) // 2
+        return min(borders, key=lambda index: abs(index - half), default=half)
+
+    def _left(self) -> float:
+        return sum(group.damage.excess for group in self._groups)
+
+    def _alone(self, nodes: Sequence[str]) -> Damage:
+        """What happens when of all nodes only these are 16-bit."""
+        chosen = frozenset(nodes)
+        return self.damage(name for name in self.nodes if name not in chosen)
+
+    def _push(self, start: int, nodes: tuple[str, ...], damage: Damage) -> None:
+        heapq.heappush(self._groups, _Group(-damage.excess, start, nodes, damage))
+
+    def _is_one_kind(self, nodes: Sequence[str]) -> bool:
+        """Whether a group is the same light operator in many places, all of which are likely to need the same."""
+        return len({self._kinds[name] for name in nodes}) == 1 and all(name in self._light for name in nodes)
+
+    def _put_back(self, group: _Group) -> None:
+        count = len(group.nodes)
+        which = "it" if count == 1 else f"it and {count - 1} more"
+        for name in group.nodes:
+            kind = BF16 if name in self._plan.bfloat else self._plan.narrow
+            narrow = "16 bits" if kind is None else kind.name
+            self.back[name] = f"put back to FP32: with only {which} in {narrow}, {group.damage}"
+
+    def _put_back_rest(self) -> None:
+        for group in self._groups:
+            self._put_back(group)
+        self._groups = []
+
+
+def _rounds(node: ir.Node, plan: PrecisionPlan) -> bool:
+    """Whether the plan runs ``node`` in 16 bits."""
+    kind = BF16 if node.name in plan.bfloat else plan.narrow
+    if kind is None or node.name in plan.wide or why_fp32(node, kind) is not None:
+        return False
+    return any(value is not None and value.dtype in _FLOATS for value in (*node.inputs, *node.outputs))
+
+
+def _kind(node: ir.Node) -> str:
+    """Operator, who makes its inputs and who reads its outputs: equal for the same place of repeated blocks."""
+    makers = [_operator(value.producer()) if value is not None else "" for value in node.inputs]
+    readers = sorted(user.op_type for value in node.outputs for user, _ in value.uses())
+    return f"{node.op_type}({', '.join(makers)}) > {' '.join(readers)}"
+
+
+def _operator(node: ir.Node | None) -> str:
+    return "" if node is None else node.op_type
+
+
+def _by_kind(kinds: Mapping[str, str]) -> tuple[str, ...]:
+    """Names with those of one kind next to each other, so that what a block repeats falls into one group."""
+    first: dict[str, int] = {}
+    for kind in kinds.values():
+        first.setdefault(kind, len(first))
+    return tuple(sorted(kinds, key=lambda name: first[kinds[name]]))

@@ -1,0 +1,314 @@
+"""Samples for calibration and verification: a stream of single samples that can be read again and again."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trtopt.errors import TrtoptError, UsageError
+from trtopt.graph.artifact import InputSpec
+from trtopt.precision.observe.arrays import ArrayReader, in_memory, open_arrays
+from trtopt.precision.observe.feeds import LABELS, Group, Sample, group
+from trtopt.precision.observe.synthetic import SYNTHETIC, SYNTHETIC_COUNT, Shapes, default_count, synthetic_groups
+from trtopt.support._script import load_function
+from trtopt.support.files import hash_file
+
+__all__ = ["SYNTHETIC", "SYNTHETIC_COUNT", "Sample", "Samples", "open_samples"]
+
+_REMEDY = "give an .npz, an .npy (single input), a folder of either, script.py:function, or 'synthetic'"
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """What one pass over a stream of feeds tells."""
+
+    count: int
+    shapes: tuple[dict[str, tuple[int, ...]], ...]
+    labels: np.ndarray | None
+    sha256: str
+
+
+class Samples:
+    """A stream of samples that can be iterated any number of times.
+
+    Each sample is a dict of arrays by input name, in the inputs' dtypes: batch 1, or the static first dimension of
+    the model. Memory holds one sample of a file at a time.
+
+    Attributes:
+        source: ``user``, or ``synthetic`` for random data.
+        where: The file, folder or function, for messages.
+    """
+
+    def __init__(
+        self,
+        groups: Callable[[], Iterator[Group]],
+        *,
+        where: str,
+        source: Literal["user", "synthetic"] = "user",
+        sha256: str | None = None,
+        known: tuple[Group, ...] | None = None,
+    ) -> None:
+        self._groups = groups
+        self._known = known
+        self._sha256 = sha256
+        self.where = where
+        self.source: Literal["user", "synthetic"] = source
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples in order.
+
+        Raises:
+            UsageError: A value is NaN or infinite, a file is damaged, a function fails or yields nothing.
+        """
+        empty = True
+        for item in self._groups():
+            for sample in item.samples():
+                empty = False
+                yield sample
+        if empty:
+            raise UsageError("There are no samples", where=self.where, remedy="give at least one sample")
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples; None for functions and iterables, whose length only a pass over them tells."""
+        return None if self._known is None else sum(item.count for item in self._known)
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray | None:
+        """Labels with the samples as first axis, or None. Reads functions and iterables through once.
+
+        Raises:
+            UsageError: Some files carry labels and some do not, or their shapes differ.
+        """
+        if self._known is None:
+            return self._scan.labels
+        return _join_labels([item.labels for item in self._known], self.where)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the data, hex: of a file that of its content, of a folder that of names and contents.
+
+        For ``script.py:function`` it is the hash of the script's source and the function's name: a script that reads
+        other data without being edited itself is not noticed.
+        """
+        return self._sha256 if self._sha256 is not None else self._scan.sha256
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
+        """Input shapes, sample by sample: from the headers of files; functions and iterables are read through once."""
+        if self._known is None:
+            return self._scan.shapes
+        return tuple(item.shapes() for item in self._known for _ in range(item.count))
+
+    @functools.cached_property
+    def _scan(self) -> _Scan:
+        digest = hashlib.sha256()
+        shapes: list[dict[str, tuple[int, ...]]] = []
+        labels: list[np.ndarray | None] = []
+        for item in self._groups():
+            labels.append(item.labels)
+            for sample in item.samples():
+                shapes.append({name: array.shape for name, array in sample.items()})
+                _hash_arrays(digest, sample)
+        if not shapes:
+            raise UsageError("There are no samples", where=self.where, remedy="give at least one sample")
+        return _Scan(len(shapes), tuple(shapes), _join_labels(labels, self.where), digest.hexdigest())
+
+
+def open_samples(
+    src: Any, inputs: Sequence[InputSpec], *, shapes: Shapes | None = None, count: int | None = None
+) -> Samples:
+    """Open calibration or evaluation samples.
+
+    Args:
+        src: A path to an ``.npz`` (arrays by input name, first axis = samples, labels under ``__labels__``), an
+            ``.npy`` for a single input, or a folder of either, read in the order of the names; ``script.py:function``
+            yielding feed dicts; ``"synthetic"``; in Python also a dict of arrays by input name, one array for a single
+            input, an iterable of feed dicts that can be iterated again, a function returning one, or ``Samples`` as
+            they are.
+        inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
+        shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
+        count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
+
+    Returns:
+        The samples, split as :func:`trtopt.precision.observe.feeds.group` describes. Names, shapes and dtypes of files
+        and arrays are checked here, from the headers; values are checked as they are read.
+
+    Raises:
+        UsageError: The source is missing, empty or malformed, or does not fit the inputs.
+    """
+    if isinstance(src, Samples):
+        return src
+    if isinstance(src, Path):
+        return _open_path(src, inputs)
+    if isinstance(src, str):
+        if src == SYNTHETIC:
+            return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count)
+        if not Path(src).exists() and ".py:" in src:
+            return _open_script(src, inputs)
+        return _open_path(Path(src), inputs)
+    if isinstance(src, np.ndarray):
+        src = {_single(inputs, "An array alone is for one input", "the array given").name: src}
+    if isinstance(src, Mapping):
+        item = _feed_group(src, inputs, "the arrays given")
+        digest = hashlib.sha256()
+        _hash_arrays(digest, {str(name): np.asarray(value) for name, value in src.items()})
+        return Samples(lambda: iter((item,)), where="the arrays given", sha256=digest.hexdigest(), known=(item,))
+    return _open_python(src, inputs)
+
+
+def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int) -> Samples:
+    make, known = synthetic_groups(inputs, shapes, count)
+    digest = hashlib.sha256(repr((count, sorted(known[0].shapes().items()), inputs)).encode())
+    return Samples(make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest(), known=known)
+
+
+def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
+    path = path.absolute()
+    if not path.exists():
+        raise UsageError("The samples do not exist", where=str(path), remedy=_REMEDY)
+    files = [path]
+    if path.is_dir():
+        files = sorted(
+            item
+            for item in path.iterdir()
+            if item.suffix in (".npz", ".npy") and item.name[0] != "." and item.is_file()
+        )
+        if not files:
+            raise UsageError("The folder holds no .npz or .npy file", where=str(path), remedy=_REMEDY)
+    groups = tuple(_file_group(file, inputs) for file in files)
+    hashes = [hash_file(file, "The samples")[1] for file in files]
+    sha256 = hashes[0]
+    if path.is_dir():
+        # Their names give the order; that of a single file says nothing.
+        named = [(file.name, found) for file, found in zip(files, hashes, strict=True)]
+        sha256 = hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
+
+
+def _file_group(path: Path, inputs: Sequence[InputSpec]) -> Group:
+    if path.suffix not in (".npz", ".npy"):
+        raise UsageError("The samples are in no known format", where=str(path), remedy=_REMEDY)
+    if path.stat().st_size == 0:
+        raise UsageError("The file is empty", where=str(path), remedy=_REMEDY)
+    arrays = open_arrays(path)
+    if path.suffix == ".npy":
+        arrays = {_single(inputs, "An .npy holds one array", str(path)).name: arrays[""]}
+    labels = arrays.pop(LABELS, None)
+    return group(arrays, inputs, str(path), None if labels is None else labels.read())
+
+
+def _single(inputs: Sequence[InputSpec], what: str, where: str) -> InputSpec:
+    """The model's only input."""
+    if len(inputs) != 1:
+        raise UsageError(
+            f"{what}, the model has {len(inputs)} inputs",
+            where=where,
+            remedy=f"give an .npz, or a dict, with the arrays {', '.join(spec.name for spec in inputs)}",
+        )
+    return inputs[0]
+
+
+def _feed_group(feed: Any, inputs: Sequence[InputSpec], where: str) -> Group:
+    if not isinstance(feed, Mapping):
+        raise UsageError(
+            f"A sample is a {type(feed).__name__}, not a dict of arrays by input name",
+            where=where,
+            remedy=f"yield {{{', '.join(repr(spec.name) + ': array' for spec in inputs)}}}",
+        )
+    arrays: dict[str, ArrayReader] = {}
+    for name, value in feed.items():
+        try:
+            arrays[str(name)] = in_memory(np.asarray(value))
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"{name!r} is not an array: {error}", where=where, remedy="convert it with numpy.asarray"
+            ) from error
+    labels = arrays.pop(LABELS, None)
+    return group(arrays, inputs, where, None if labels is None else labels.read())
+
+
+def _open_python(src: Any, inputs: Sequence[InputSpec]) -> Samples:
+    """Samples from an iterable of feeds, or from a function returning one."""
+    make = src if callable(src) else lambda: src
+    if not callable(src) and (not isinstance(src, Iterable) or isinstance(src, Iterator)):
+        raise UsageError(
+            f"A {type(src).__name__} cannot be read twice, and samples are",
+            where="the samples given",
+            remedy="give a list of feed dicts, or the function that returns the iterator",
+        )
+    return Samples(lambda: _call(make, inputs, "the samples given"), where="the samples given")
+
+
+def _open_script(src: str, inputs: Sequence[InputSpec]) -> Samples:
+    name, _, function = src.rpartition(":")
+    path = Path(name).absolute()
+    if not path.is_file():
+        raise UsageError("The script does not exist", where=str(path), remedy=_REMEDY)
+    digest = hashlib.sha256(path.read_bytes() + b"\0" + function.encode())
+    loaded: dict[str, Callable[[], Any]] = {}
+
+    def make() -> Any:
+        if function not in loaded:
+            loaded[function] = load_function(src, "samples")
+        return loaded[function]()
+
+    return Samples(lambda: _call(make, inputs, src), where=src, sha256=digest.hexdigest())
+
+
+def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> Iterator[Group]:
+    """The feeds of a user's function; its exceptions become usage errors that keep the cause."""
+    try:
+        feeds = iter(make())
+    except TrtoptError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(error, where) from error
+    index = 0
+    while True:
+        try:
+            feed = next(feeds)
+        except StopIteration:
+            return
+        except (Exception, SystemExit) as error:
+            raise _failed(error, where) from error
+        yield _feed_group(feed, inputs, f"{where}, item {index}")
+        index += 1
+
+
+def _failed(error: BaseException, where: str) -> UsageError:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    line = f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    return UsageError(
+        f"The samples' function failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+        where=f"{where}{line}",
+        remedy="it takes no argument and yields dicts of arrays by input name; run it on its own first",
+    )
+
+
+def _hash_arrays(digest: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape};".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+
+
+def _join_labels(parts: Sequence[np.ndarray | None], where: str) -> np.ndarray | None:
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    if len(found) != len(parts) or len({part.shape[1:] for part in found}) > 1:
+        raise UsageError(
+            f"{len(found)} of {len(parts)} files carry labels, or their shapes differ",
+            where=f"{where}, {LABELS}",
+            remedy="give labels of one shape for every sample, or for none",
+        )
+    return np.concatenate(found)

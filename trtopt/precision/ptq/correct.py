@@ -1,0 +1,353 @@
+"""A walk along the network: weights rounded and biases corrected, each with the noise of the layers before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.events import Event, OnEvent, ignore
+from trtopt.graph import edit
+from trtopt.precision.observe.feeds import Sample
+from trtopt.precision.observe.ranges import LEVELS
+from trtopt.precision.plan import PrecisionPlan, QuantizedOp
+from trtopt.precision.ptq.bias import channels_of, spread, why_no_bias
+from trtopt.precision.ptq.layer_inputs import Layer, layer_of, positions, rows_at
+from trtopt.precision.ptq.layer_walk import Stop, walk
+from trtopt.precision.ptq.rounding import Factor, Rows, best_share, blocks
+from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
+
+TASK = "refine"
+"""The name of the progress events' task."""
+
+LARGEST_ROWS = 8192
+"""Rows of a layer's input that are sampled, over all samples: few enough for a layer to take a second."""
+
+ROW_ELEMENTS = 1 << 24
+"""Bound on rows times K: 64 MiB for each of the two networks."""
+
+LARGEST_DEPTH = 1 << 15
+"""The largest K of a layer whose weight is rounded anew: 512 rows of it are within :data:`ROW_ELEMENTS`, and fewer tell
+nothing."""
+
+_HELD_OUT = 4
+"""Every so many-th sample of the walk is kept from the fit of a layer, and decides whether its rounding stays."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be found.
+
+    Attributes:
+        rounding: Whether weights are rounded anew.
+        bias: Whether biases are corrected.
+    """
+
+    rounding: bool
+    bias: bool
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What was done about one quantized node.
+
+    Attributes:
+        node: Its name.
+        rounded: Whether it has new INT8 values.
+        biased: Whether its bias was corrected.
+        before_db: Signal over noise of its outputs on samples kept from the fit, with nearest rounding; None where no
+            other rounding was tried.
+        after_db: The same with the values it has now.
+        reason: Why there are no new values or no bias; empty where there are both.
+    """
+
+    node: str
+    rounded: bool
+    biased: bool
+    before_db: float | None = None
+    after_db: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What was found for one wish, as :class:`~trtopt.precision.plan.PrecisionPlan` takes it."""
+
+    rounded: dict[str, np.ndarray] = field(default_factory=dict)
+    bias: dict[str, np.ndarray] = field(default_factory=dict)
+    layers: list[LayerRecord] = field(default_factory=list)
+
+
+def correct(
+    base: ir.Model,
+    plan: PrecisionPlan,
+    samples: Sequence[Sample],
+    wishes: Sequence[Wish],
+    *,
+    seed: int = 0,
+    on_event: OnEvent = ignore,
+) -> list[Corrections]:
+    """Round the weights of a plan's nodes and correct their biases, in the order of the graph.
+
+    Each node is fitted to what the quantized network will give it, with the corrections of all nodes before it, and
+    to the FP32 network's outputs.
+
+    Args:
+        base: The widened model the plan was made for.
+        plan: What it says of rounding and biases is not looked at.
+        samples: At least 2, all held in memory.
+        wishes: What to look for; each has a quantized network of its own, and all share one walk.
+        seed: Which positions of the layers' inputs are looked at.
+        on_event: ``start``, ``advance`` after each node and ``end`` of the task ``refine``.
+
+    Returns:
+        What was found for each wish.
+    """
+    ops = {op.node: op for op in plan.quantized}
+    works = [_Walk(plan, wish, seed) for wish in wishes]
+    on_event(Event("start", TASK, total=len(ops)))
+    for stop in walk(base, list(ops), samples, len(works)):
+        works[stop.network].visit(stop, ops[str(stop.node.name)])
+        if stop.network == len(works) - 1:
+            on_event(Event("advance", TASK))
+    on_event(Event("end", TASK))
+    return [work.found for work in works]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Rows of a layer's input, per group: for the fit, kept from it, and factorised in blocks."""
+
+    key: Hashable
+    fit: tuple[Rows, ...]
+    kept: tuple[Rows, ...]
+    factors: tuple[tuple[Factor, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A weight as the plan stores it: INT8 values, the step of each output channel, and the scale inside the node."""
+
+    values: np.ndarray
+    steps: np.ndarray
+    scale: float
+
+
+class _Walk:
+    """One wish on its way along the network."""
+
+    def __init__(self, plan: PrecisionPlan, wish: Wish, seed: int) -> None:
+        self._plan, self._wish, self._seed = plan, wish, seed
+        self.found = Corrections()
+        self._inputs: _Inputs | None = None
+
+    def visit(self, stop: Stop, op: QuantizedOp) -> None:
+        """Find what one node is to have, and run it so."""
+        no_bias = why_no_bias(stop.node)
+        biased = self._wish.bias and no_bias is None
+        record = LayerRecord(op.node, False, biased)
+        reasons = [no_bias] if self._wish.bias and no_bias is not None else []
+        if self._wish.rounding:
+            record = self._rounded(stop, op, biased)
+            reasons.append(record.reason)
+        rounded = {name: values for name, values in self.found.rounded.items() if name == op.node}
+        part = dataclasses.replace(self._plan, quantized=(op,), rounded=rounded, bias={})
+        exact, noisy = stop.run(quantize(stop.piece, part).model)
+        if biased:
+            shift = mean_error(stop.node, exact, noisy)
+            self.found.bias[op.node] = -shift
+            for index, array in enumerate(noisy):
+                noisy[index] = array - spread(shift, stop.node, array.ndim)
+        self.found.layers.append(dataclasses.replace(record, reason="; ".join(filter(None, reasons))))
+
+    def _rounded(self, stop: Stop, op: QuantizedOp, biased: bool) -> LayerRecord:
+        layer = layer_of(stop.node)
+        reason = layer if isinstance(layer, str) else _why_not(layer, op)
+        if reason or isinstance(layer, str):
+            return LayerRecord(op.node, False, biased, reason=reason)
+        try:
+            inputs = self._read(layer, op, stop)
+        except np.linalg.LinAlgError:
+            return LayerRecord(op.node, False, biased, reason="its inputs are not finite")
+        before = _stored(layer, op, self._plan)
+        levels, noise, signal = _search(layer, before, inputs, biased)
+        kept = noise[1] < noise[0]
+        if kept and not _fits(layer, levels, before.scale, op, self._plan):
+            kept, reason = False, "its sums could overflow"
+        if kept:
+            self.found.rounded[op.node] = levels
+        elif not reason:
+            reason = "nearest values are better on samples kept from the fit"
+        after = noise[1] if kept else noise[0]
+        return LayerRecord(op.node, kept, biased, _db(signal, noise[0]), _db(signal, after), reason)
+
+    def _read(self, layer: Layer, op: QuantizedOp, stop: Stop) -> _Inputs:
+        """Rows of both networks; remembered for the next node, which may read the same."""
+        node = layer.node
+        window = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items() if name not in _OUTPUT_SIDE))
+        read = (op.activation, op.activation_amax, node.op_type, window, layer.groups, layer.depth)
+        key = (*read, layer.weight.shape[1:] if node.op_type == "Conv" else (), op.node in self._plan.wide)
+        if self._inputs is not None and self._inputs.key == key:
+            return self._inputs
+        self._inputs = None
+        rng = np.random.default_rng([self._seed, zlib.crc32(op.activation.encode())])
+        count = min(LARGEST_ROWS, ROW_ELEMENTS // (layer.depth * layer.groups))
+        share = max(count // len(stop.exact), 1)
+        scale = activation_scale(op.activation_amax, None if op.node in self._plan.wide else self._plan.narrow)
+        parts: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [])
+        for index, (exact, noisy) in enumerate(zip(stop.exact, stop.noisy, strict=True)):
+            chosen = positions(layer, exact.shape, share, rng)
+            both = rows_at(layer, exact, chosen), _quantized(rows_at(layer, noisy, chosen), scale)
+            parts[_is_held(index, len(stop.exact))].append(both)
+        fit, held = (
+            tuple(
+                Rows(*(np.concatenate([pair[side][group] for pair in part]) for side in (0, 1)))
+                for group in range(layer.groups)
+            )
+            for part in parts
+        )
+        del parts
+        parts_of_depth = blocks(layer.depth)
+        factors = (tuple(Factor(rows.quantized[:, part]) for part in parts_of_depth) for rows in fit)
+        self._inputs = _Inputs(key, fit, held, tuple(factors))
+        return self._inputs
+
+
+_OUTPUT_SIDE = frozenset({"transB", "alpha", "beta", "kernel_shape"})
+"""Attributes that do not change what a node reads."""
+
+
+def mean_error(node: ir.Node, exact: Sequence[np.ndarray], noisy: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of the error of each output channel, as far as it is more than chance: float32 ``[channels]``.
+
+    Where a ReLU follows, positions at which both networks' outputs are cut off do not count. Samples are taken as
+    independent, positions within them are not: the mean is a ratio of sums over samples, and its variance ``v`` that
+    of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3). A channel with the mean ``m`` gets
+    ``m (1 - v / m^2)``, or 0: the positive-part shrinkage of James and Stein.
+
+    Args:
+        node: The node.
+        exact: Its outputs in the FP32 network, per sample.
+        noisy: The same in the quantized network.
+    """
+    cut = _only_reader_is_relu(node)
+    sums, counts = [], []
+    for before, after in zip(exact, noisy, strict=True):
+        right, wrong = channels_of(before, node), channels_of(after, node)
+        seen = (right > 0) | (wrong > 0) if cut else np.ones(right.shape, bool)
+        sums.append(np.where(seen, wrong - right, 0).sum(axis=0, dtype=np.float64))
+        counts.append(seen.sum(axis=0))
+    total = np.maximum(np.sum(counts, axis=0), 1)
+    mean = np.sum(sums, axis=0) / total
+    residuals = np.stack(sums) - mean * np.stack(counts)
+    variance = np.square(residuals).sum(axis=0) / np.square(total) * len(sums) / (len(sums) - 1)
+    share = 1 - variance / np.maximum(np.square(mean), np.finfo(np.float64).tiny)
+    result: np.ndarray = (mean * np.maximum(share, 0.0)).astype(np.float32)
+    return result
+
+
+def _only_reader_is_relu(node: ir.Node) -> bool:
+    output = node.outputs[0]
+    return not output.is_graph_output() and [user.op_type for user, _ in output.uses()] == ["Relu"]
+
+
+def _search(
+    layer: Layer, before: _Stored, inputs: _Inputs, biased: bool
+) -> tuple[np.ndarray, tuple[float, float], float]:
+    """New INT8 values of the weight's shape; noise with the old and the new ones, and signal, on the kept rows."""
+    weights, nearest = layer.matrices(layer.weight), layer.matrices(before.values)
+    steps = before.steps.reshape(layer.groups, 1, -1)
+    levels = np.empty(nearest.shape, np.int8)
+    noise, signal = np.zeros(2), 0.0
+    for group, (fit, kept, factors) in enumerate(zip(inputs.fit, inputs.kept, inputs.factors, strict=True)):
+        weight, step = np.ascontiguousarray(weights[group]), steps[group]
+        outputs = kept.exact @ weight
+        errors = (fit.quantized - fit.exact) @ weight, (kept.quantized - kept.exact) @ weight
+        change = nearest[group] * step - weight
+        old, mean, inputs_mean = errors[1] + kept.quantized @ change, errors[0].mean(axis=0), fit.quantized.mean(axis=0)
+        levels[group] = _search_group(weight, step, (fit, kept), factors, errors)
+        # A bias, where there can be one, takes the mean of the error with it.
+        for index, (error, values) in enumerate(((old, nearest[group]), (errors[1], levels[group]))):
+            left = error - (mean + inputs_mean @ (values * step - weight)) if biased else error
+            noise[index] += float(np.vdot(left, left))
+        signal += float(np.square(outputs - outputs.mean(axis=0)).sum())
+    return layer.weight_of(levels), (float(noise[0]), float(noise[1])), signal
+
+
+def _search_group(
+    weight: np.ndarray,
+    step: np.ndarray,
+    rows: tuple[Rows, Rows],
+    factors: Sequence[Factor],
+    errors: tuple[np.ndarray, np.ndarray],
+) -> np.ndarray:
+    """New values of one group, int8 ``[K, N]``, block by block.
+
+    Args:
+        weight: The exact weight, ``[K, N]``.
+        step: The scale of each output channel.
+        rows: Rows for the fit, and kept from it.
+        factors: A factor per block.
+        errors: The error of the outputs with the exact weight on both; the second becomes that with the new values.
+    """
+    levels = np.empty(weight.shape, np.int8)
+    of_fit, of_kept = errors
+    for part, factor in zip(blocks(len(weight)), factors, strict=True):
+        correction = factor.correction(of_fit)
+        share = best_share(of_kept, rows[1].quantized[:, part] @ correction)
+        target = (weight[part] + np.float32(share) * correction) / step
+        levels[part] = factor.round(target, weight[part] != 0)  # zeros stay: sparse kernels live by them
+        change = levels[part] * step - weight[part]
+        of_kept += rows[1].quantized[:, part] @ change
+        if part.stop < len(weight):  # what the next blocks make up for
+            of_fit += rows[0].quantized[:, part] @ change
+    return levels
+
+
+def _why_not(layer: Layer, op: QuantizedOp) -> str:
+    if op.dtype != "int8":
+        return "FP8 keeps the nearest values: its levels are not evenly spaced"
+    if layer.depth > LARGEST_DEPTH:
+        return f"a sum of {layer.depth} products is more than the {LARGEST_DEPTH} that are rounded together"
+    weight = edit.input_of(layer.node, 1)
+    if weight is not None and len(list(weight.uses())) > 1:
+        return "its weight is shared with other nodes"
+    return ""
+
+
+def _stored(layer: Layer, op: QuantizedOp, plan: PrecisionPlan) -> _Stored:
+    """As :func:`trtopt.precision.qdq.write_qdq.quantize` stores the weight."""
+    narrow = None if op.node in plan.wide else plan.narrow
+    bias = edit.input_of(layer.node, 2) if op.multiply else None
+    if op.multiply and (bias is None or edit.constant_of(bias) is not None):
+        scaled = scale_channels(layer.weight, op.activation_amax, narrow)
+        if scaled is not None:
+            return _Stored(scaled.values, scaled.scale * scaled.ratios, float(scaled.scale))
+    values, scales = quantize_weight(layer.weight, None if op.multiply else op.weight_axis, narrow)
+    return _Stored(values, np.array(np.broadcast_to(scales, layer.channels)), 0.0)
+
+
+def _fits(layer: Layer, levels: np.ndarray, scale: float, op: QuantizedOp, plan: PrecisionPlan) -> bool:
+    """Whether a convolution's sums before its multiplication per channel stay in range (``qdq.scale_channels``)."""
+    narrow = None if op.node in plan.wide else plan.narrow
+    largest = int(np.abs(layer.matrices(levels).astype(np.int32)).sum(axis=1).max())
+    return narrow is None or op.activation_amax * largest * scale <= narrow.largest
+
+
+def _quantized(rows: np.ndarray, scale: np.float32) -> np.ndarray:
+    """INT8 and back, as QuantizeLinear and DequantizeLinear compute it."""
+    levels: np.ndarray = np.clip(np.rint(rows / scale), -LEVELS - 1, LEVELS) * scale
+    return levels
+
+
+def _is_held(index: int, count: int) -> bool:
+    return index % _HELD_OUT == _HELD_OUT - 1 if count >= _HELD_OUT else index == count - 1
+
+
+def _db(signal: float, noise: float) -> float:
+    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf

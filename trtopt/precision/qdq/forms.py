@@ -1,0 +1,274 @@
+"""Q/DQ of all kinds brought to the one form both compilers read.
+
+That form: constant scales, signed 8-bit integers with the zero point 0 (or FP8), a DequantizeLinear right behind each
+QuantizeLinear, weights stored as 8-bit constants, biases in floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.errors import InvalidModelError
+from trtopt.graph import edit
+from trtopt.precision.observe.ranges import LEVELS
+from trtopt.precision.qdq.canonicalize import EIGHT_BITS, INTEGERS, Mending, Quantizer, limits, quantizer_of
+from trtopt.precision.qdq.weights import (
+    check_scales,
+    fold_constants,
+    make_weights_symmetric,
+    raise_scales,
+    transpose_weights,
+)
+
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+_MOVES = frozenset(
+    "Reshape Transpose Flatten Squeeze Unsqueeze Identity Slice Split Gather Expand Tile MaxPool DepthToSpace "
+    "SpaceToDepth".split()
+)
+"""Operators that quantizing commutes with, where there is one scale: they move values, or pick the largest."""
+
+_NEVER_NEGATIVE = frozenset("Relu Sigmoid Softmax HardSigmoid Abs Exp Sqrt ReduceL2 ReduceL1 ReduceSumSquare".split())
+
+
+def standard_domain(work: Mending) -> None:
+    """Q/DQ of the domain com.microsoft mean what those of ONNX mean."""
+    done = []
+    for node in work.graph:
+        if node.domain == "com.microsoft" and node.op_type in _QDQ:
+            node.domain = ""
+            done.append(str(node.name))
+    work.say(done, "Q/DQ of the domain com.microsoft are now ONNX's")
+
+
+def drop_wide_types(work: Mending) -> None:
+    """Q/DQ to 16-bit integers only round and clip: no compiler computes with them, and the tensor itself is exact."""
+    done = []
+    for node in work.nodes("QuantizeLinear"):
+        how, value = quantizer_of(node), node.inputs[0]
+        readers = [reader for reader, _ in node.outputs[0].uses()]
+        if how is None or value is None or how.dtype not in (ir.DataType.INT16, ir.DataType.UINT16):
+            continue
+        if not readers or not all(edit.is_op(reader, "DequantizeLinear") for reader in readers):
+            continue
+        done.append(str(value.name))
+        if how.axis is None and (how.zero != 0 or how.dtype is ir.DataType.UINT16):
+            value = _clamped(work, node, value, how)
+        for reader in readers:
+            if edit.can_replace(reader.outputs[0], value):
+                edit.replace_value(reader.outputs[0], value)
+    work.say(done, "tensors in 16-bit integers are left in floating point")
+    work.drop_unused()
+
+
+def pair_up(work: Mending) -> None:
+    """Put every QuantizeLinear right before its DequantizeLinear: copies between them act on the tensor itself.
+
+    Raises:
+        InvalidModelError: An operator between the two cannot change places with quantizing.
+    """
+    source: dict[ir.Value, tuple[ir.Value, Quantizer]] = {}
+    moved = []
+    for node in list(work.graph):
+        if edit.is_op(node, "QuantizeLinear"):
+            how, value = quantizer_of(node), node.inputs[0]
+            if how is not None and value is not None and how.dtype in EIGHT_BITS:
+                source[node.outputs[0]] = (value, how)
+        elif edit.is_op(node, "DequantizeLinear"):
+            known = source.get(node.inputs[0]) if node.inputs[0] is not None else None
+            if known is not None and not edit.is_op(node.inputs[0].producer(), "QuantizeLinear"):  # type: ignore[union-attr]
+                _quantize_here(work, node, *known)
+                moved.append(str(node.inputs[0].name))  # type: ignore[union-attr]
+        elif any(value in source for value in node.inputs if value is not None):
+            _act_on_source(node, source)
+    _requantize_outputs(work, source)
+    work.say(moved, "QuantizeLinear moved behind the operators that copy or pool their result")
+
+
+def _quantize_here(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
+    quantize = work.quantize(value, how)
+    work.graph.insert_before(node, quantize)
+    node.replace_input_with(0, quantize.outputs[0])
+
+
+def _act_on_source(node: ir.Node, source: dict[ir.Value, tuple[ir.Value, Quantizer]]) -> None:
+    """Let an operator between Q and DQ read the tensor before Q; its result stands for the quantized one."""
+    data = list(node.inputs) if edit.is_op(node, "Concat") else node.inputs[:1]
+    known = [source.get(value) for value in data if value is not None]
+    first = known[0]
+    if not (edit.is_op(node, "Concat") or (node.domain == "" and node.op_type in _MOVES)):
+        raise InvalidModelError(
+            f"{node.op_type} computes with 8-bit integers between QuantizeLinear and DequantizeLinear",
+            where=f"node {node.name}",
+            remedy="dequantize before it (a Q/DQ model), or give the FP32 model and quantize it with --int8 --calib",
+        )
+    if first is None or first[1].axis is not None or not all(each and each[1].equals(first[1]) for each in known):
+        raise InvalidModelError(
+            f"{node.op_type} joins or moves 8-bit tensors of different scales, or of scales per channel",
+            where=f"node {node.name}",
+            remedy="put QuantizeLinear and DequantizeLinear next to each other when exporting",
+        )
+    for index, each in enumerate(known):
+        if each is not None:
+            node.replace_input_with(index, each[0])
+    for value in node.outputs:
+        if value.dtype in (None, first[1].dtype):
+            value.type = None if first[0].dtype is None else ir.TensorType(first[0].dtype)
+            source[value] = (value, first[1])
+
+
+def _requantize_outputs(work: Mending, source: dict[ir.Value, tuple[ir.Value, Quantizer]]) -> None:
+    """Outputs of the network that are 8-bit and behind such an operator get a QuantizeLinear of their own."""
+    for position, value in enumerate(work.graph.outputs):
+        known = source.get(value)
+        if known is None or edit.is_op(value.producer(), "QuantizeLinear"):
+            continue
+        quantize = work.quantize(known[0], known[1])
+        work.graph.append(quantize)
+        name = str(value.name)
+        value.name = work.names.value(f"{name}_float")
+        quantize.outputs[0].name = name
+        work.graph.outputs[position] = quantize.outputs[0]
+
+
+def make_symmetric(work: Mending) -> None:
+    """Zero points become 0 and unsigned types signed.
+
+    Exact where the zero point is the middle of the type (UINT8 with 128). Elsewhere the range stays and the step grows,
+    to at most 255 / 127 of what it was; the tensor is clipped to its range by a Clip, since exporters leave out a ReLU
+    in front of such a quantizer. TensorRT for RTX takes UINT8 with the zero point 0 for INT8 without a word, and clips
+    at half of the range.
+
+    Raises:
+        InvalidModelError: A QuantizeLinear and its DequantizeLinear do not belong together.
+    """
+    exact: list[str] = []
+    coarser: list[str] = []
+    for node in work.nodes("QuantizeLinear"):
+        how = quantizer_of(node)
+        if how is None:
+            work.leave(node, "its scale or zero point is computed at run time, or in blocks: left as it is")
+        elif how.dtype in INTEGERS and not how.is_symmetric and not node.outputs[0].is_graph_output():
+            name = str(node.inputs[0].name)  # type: ignore[union-attr]
+            (exact if _symmetric_pair(work, node, how) else coarser).append(name)
+    work.say(exact, "activations with the zero point in the middle are INT8 with the zero point 0")
+    text = "activations with another zero point are symmetric INT8 now, with a coarser step (up to twice)"
+    work.say(coarser, text, costs_accuracy=True)
+    work.drop_unused()
+
+
+def _symmetric_pair(work: Mending, node: ir.Node, how: Quantizer) -> bool:
+    """Whether it could be done exactly."""
+    low, high = limits(how.dtype)
+    bottom, top = _range(how)
+    is_exact = bool((how.zero == (low + high + 1) // 2).all())
+    scale = how.scale if is_exact else np.maximum(-bottom, top) / np.float32(LEVELS)
+    new = Quantizer(np.asarray(scale, np.float32), np.zeros_like(how.zero), ir.DataType.INT8, how.axis)
+    value = node.inputs[0]
+    if value is None:
+        raise ValueError(f"{node.name} has no input")
+    for reader, index in list(node.outputs[0].uses()):
+        other = quantizer_of(reader) if edit.is_op(reader, "DequantizeLinear") and index == 0 else None
+        if other is None or not other.equals(how):
+            raise InvalidModelError(
+                f"{reader.op_type} reads an 8-bit tensor with another scale or zero point than it was quantized with",
+                where=f"node {reader.name}",
+                remedy="quantize symmetrically (INT8, zero point 0), with one scale per pair of Q and DQ",
+            )
+    if not is_exact and how.axis is None:
+        value = _clamped(work, node, value, how)
+    quantize = work.quantize(value, new)
+    work.graph.insert_before(node, quantize)
+    for reader, _ in list(node.outputs[0].uses()):
+        dequantize = work.dequantize(quantize.outputs[0], new, reader.outputs[0].dtype)
+        work.replace(reader, dequantize)
+    edit.remove_node(node)
+    return is_exact
+
+
+def _range(how: Quantizer) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and highest numbers that a quantizer does not clip, of the scale's shape."""
+    low, high = limits(how.dtype)
+    return (low - how.zero) * how.scale, (high - how.zero) * how.scale
+
+
+def _clamped(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> ir.Value:
+    """``value`` within the range of a quantizer with one scale that may stand for a ReLU or Clip as well.
+
+    Exporters leave these out in front of a quantizer with a zero point, which clips as they would.
+    """
+    bottom, top = (float(bound) for bound in _range(how))
+    producer = value.producer()
+    if edit.is_op(producer, "Clip") or (bottom == 0 and edit.is_op(producer, *_NEVER_NEGATIVE)):
+        return value
+    floating = (value.dtype or ir.DataType.FLOAT).numpy()
+    bounds = [work.constant(f"{value.name}_bound", np.asarray(bound, floating)) for bound in (bottom, top)]
+    clamp = work.node("Clip", [value, *bounds], f"{value.name}_clipped", value)
+    work.graph.insert_before(node, clamp)
+    return clamp.outputs[0]
+
+
+def plain_borders(work: Mending) -> None:
+    """8-bit inputs and outputs of the network with a zero point, or unsigned, are mapped by plain arithmetic. Exact."""
+    inputs, outputs = [], []
+    for node in work.nodes(*_QDQ):
+        how, value = quantizer_of(node), node.inputs[0]
+        if how is None or value is None or how.dtype not in INTEGERS or how.is_symmetric or how.axis is not None:
+            continue
+        if node.op_type == "DequantizeLinear" and value.is_graph_input():
+            inputs.append(str(value.name))
+            _from_integers(work, node, value, how)
+        elif node.op_type == "QuantizeLinear" and node.outputs[0].is_graph_output() and not node.outputs[0].uses():
+            outputs.append(str(node.outputs[0].name))
+            _to_integers(work, node, value, how)
+    work.say(inputs, "8-bit inputs with a zero point are converted by Cast, Sub and Mul")
+    work.say(outputs, "8-bit outputs with a zero point are converted by Div, Round, Add, Clip and Cast")
+
+
+def _from_integers(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
+    dtype = node.outputs[0].dtype or ir.DataType.FLOAT
+    name = str(value.name)
+    zero = work.constant(f"{name}_zero", how.zero.astype(dtype.numpy()))
+    scale = work.constant(f"{name}_step", how.scale.astype(dtype.numpy()))
+    cast = work.node("Cast", [value], f"{name}_float", value, dtype)
+    cast.attributes["to"] = ir.AttrInt64("to", int(dtype))
+    shifted = work.node("Sub", [cast.outputs[0], zero], f"{name}_shifted", value, dtype)
+    scaled = work.node("Mul", [shifted.outputs[0], scale], f"{name}_scaled", value, dtype)
+    for item in (cast, shifted):
+        work.graph.insert_before(node, item)
+    work.replace(node, scaled)
+
+
+def _to_integers(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
+    dtype = value.dtype or ir.DataType.FLOAT
+    name = str(node.outputs[0].name)
+    low, high = limits(how.dtype)
+    scale, zero, bottom, top = (
+        work.constant(f"{name}_{label}", np.asarray(number, dtype.numpy()))
+        for label, number in (("step", how.scale), ("zero", how.zero), ("low", low), ("high", high))
+    )
+    current, chain = value, []
+    for op_type, others in (("Div", [scale]), ("Round", []), ("Add", [zero]), ("Clip", [bottom, top])):
+        chain.append(work.node(op_type, [current, *others], f"{name}_{op_type.lower()}", value, dtype))
+        current = chain[-1].outputs[0]
+    cast = work.node("Cast", [current], f"{name}_cast", value, how.dtype)
+    cast.attributes["to"] = ir.AttrInt64("to", int(how.dtype))
+    for item in chain:
+        work.graph.insert_before(node, item)
+    work.replace(node, cast)
+
+
+PASSES: tuple[Callable[[Mending], None], ...] = (
+    check_scales,
+    fold_constants,
+    drop_wide_types,
+    transpose_weights,
+    pair_up,
+    plain_borders,
+    make_symmetric,
+    make_weights_symmetric,
+    raise_scales,
+)
+"""In the order in which they run, once operators on quantized tensors are written as Q/DQ."""

@@ -1,0 +1,1 @@
+"""The search for the fastest precision within an accuracy budget."""

@@ -1,0 +1,1 @@
+"""The JSON contract as dataclasses, written and read."""

@@ -1,0 +1,274 @@
+"""The records of the JSON contract ``trtopt.analysis/1``. Field names are part of the contract.
+
+Conventions: 1 multiply-add = 2 flop; the bytes of a layer are each input, constant and output once; GB = 1e9; times in
+microseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtopt.report.schema.plain import plain
+
+SCHEMA = "trtopt.analysis/1"
+
+Limiter = Literal["math", "memory", "latency"]
+Severity = Literal["error", "warning", "hint", "info"]
+Level = Literal["onnx", "engine"]
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer and its predicted time.
+
+    Attributes:
+        name: The layer's name, unique in its list.
+        op: The ONNX operator that does the work, or the compiler's layer type.
+        onnx_nodes: Names of the ONNX nodes it computes.
+        kind: Which kernel does it: ``gemm``, ``conv``, ``depthwise``, ``attention``, ``recurrent``, ``layout`` or
+            ``memory``.
+        flop: Its arithmetic.
+        bytes: Each input, constant and output once.
+        arithmetic_intensity: Flop per byte.
+        dtype: The type of the operands of its arithmetic.
+        gemm: m, n, k and batch of its matrix product; None when it is bound by memory.
+        tile: m and n of the output tile of one thread block; None without a product.
+        tiles: Thread blocks.
+        waves: Rounds of thread blocks over the GPU, rounded up.
+        tile_efficiency: Share of the tiles' arithmetic that is useful.
+        wave_efficiency: ``tiles / (waves * slots)``: share of the GPU's slots that have a tile.
+        alignment_bytes: The largest power of two, at most 128, that divides its rows.
+        limiter: What bounds its time.
+        math_us: Time of the arithmetic alone.
+        memory_us: Time of moving the bytes alone.
+        latency_us: The launch.
+        predicted_us: All of it.
+    """
+
+    name: str
+    op: str
+    onnx_nodes: tuple[str, ...]
+    kind: str
+    flop: int
+    bytes: int
+    arithmetic_intensity: float
+    dtype: str
+    gemm: dict[str, int] | None
+    tile: dict[str, int] | None
+    tiles: int
+    waves: int
+    tile_efficiency: float
+    wave_efficiency: float
+    alignment_bytes: int
+    limiter: Limiter
+    math_us: float
+    memory_us: float
+    latency_us: float
+    predicted_us: float
+
+    def __post_init__(self) -> None:
+        # Of a report that is read back: what shows a layer relies on it.
+        sized = self.gemm is None or {"m", "n", "k"} <= self.gemm.keys()
+        if not sized or not (self.tile is None or {"m", "n"} <= self.tile.keys()):
+            raise ValueError("a product has m, n and k, a tile m and n")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time, or could.
+
+    Attributes:
+        rule: The rule that found it (``trtopt explain RULE``).
+        severity: ``error``, ``warning``, ``hint`` (no gain could be predicted) or ``info``.
+        nodes: ONNX nodes, or layers where there are none.
+        message: What is so, with the figures.
+        remedy: What to change.
+        gain_us: Predicted microseconds won by the remedy; 0 when none can be predicted.
+    """
+
+    rule: str
+    severity: Severity
+    nodes: tuple[str, ...]
+    message: str
+    remedy: str
+    gain_us: float
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over layers. ``by_limiter`` and ``by_kind`` split ``predicted_us``."""
+
+    flop: int
+    bytes: int
+    predicted_us: float
+    by_limiter: dict[str, float]
+    by_kind: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Device memory, in bytes.
+
+    Attributes:
+        weight_bytes: All weights, once.
+        activation_bytes: The largest sum of activations alive at one time.
+        peak_node: The node at which it is reached.
+        device_bytes: What the GPU has.
+        fits: Whether weights and activations fit.
+    """
+
+    weight_bytes: int
+    activation_bytes: int
+    peak_node: str
+    device_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """One batch size of a sweep. ``throughput`` is in samples per second; ``fits`` says whether weights and activations
+    fit the GPU's memory."""
+
+    batch: int
+    predicted_us: float
+    throughput: float
+    activation_bytes: int
+    fits: bool = True
+
+
+@dataclass(frozen=True)
+class BatchSweep:
+    """A batch sweep.
+
+    Attributes:
+        points: By increasing batch.
+        knee: The smallest batch that reaches 90 % of the best throughput of the sweep, among those that fit.
+        budget_us: The latency budget asked for; None without one.
+        best_within_budget: The batch with the highest throughput within the budget; None when no batch meets it, or
+            none was asked for.
+    """
+
+    points: tuple[BatchPoint, ...]
+    knee: int
+    budget_us: float | None = None
+    best_within_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class LevelSummary:
+    """One level of the model: the ``onnx`` graph with the fusion TensorRT is known to do, or the built ``engine``.
+
+    Attributes:
+        level: Which.
+        kernels: Layers with work.
+        totals: Their sums.
+        proxy: The GPU the engine was lowered for when the compiler cannot target the one asked for; else None.
+    """
+
+    level: Level
+    kernels: int
+    totals: Totals
+    proxy: str | None = None
+
+
+@dataclass(frozen=True)
+class SparseLayer:
+    """A layer whose weight could be 2:4, and what that is predicted to gain.
+
+    Attributes:
+        nodes: The Conv, Gemm or MatMul; all that read the weight where several share it.
+        weight: The weight; empty where it cannot be 2:4.
+        is_sparse: Whether the weight is 2:4 as it is, each four of it looked at; a quantized one by its integers.
+        eligible: Whether 2:4 pays here.
+        reason: Why, or why not.
+        dense_us: Predicted time of the kernels of ``nodes`` as they are; 0 where it is not known.
+        sparse_us: The same with sparse kernels; ``dense_us`` where it is not eligible.
+    """
+
+    nodes: tuple[str, ...]
+    weight: str
+    is_sparse: bool
+    eligible: bool
+    reason: str
+    dense_us: float
+    sparse_us: float
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """What 2:4 structured sparsity is predicted to gain.
+
+    Attributes:
+        backend: ``tensorrt`` or ``tensorrt-rtx``: whose kernels are meant.
+        layers: Every Conv, Gemm and MatMul: those whose weights can be 2:4 first, each in the order of the graph.
+        dense_us: Predicted time of the network.
+        sparse_us: The same with sparse kernels for the eligible layers.
+        note: How far to trust it.
+    """
+
+    backend: str
+    layers: tuple[SparseLayer, ...]
+    dense_us: float
+    sparse_us: float
+    note: str
+
+
+@dataclass(frozen=True)
+class Uncosted:
+    """Nodes or layers whose operator has no cost: listed, and in no sum."""
+
+    op: str
+    nodes: tuple[str, ...]
+
+
+def totals_of(rows: Sequence[LayerRow]) -> Totals:
+    """The sums over layers."""
+    by_limiter: dict[str, float] = {}
+    by_kind: dict[str, float] = {}
+    for row in rows:
+        by_limiter[row.limiter] = by_limiter.get(row.limiter, 0.0) + row.predicted_us
+        by_kind[row.kind] = by_kind.get(row.kind, 0.0) + row.predicted_us
+    return Totals(
+        flop=sum(row.flop for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        predicted_us=sum(row.predicted_us for row in rows),
+        by_limiter=by_limiter,
+        by_kind=by_kind,
+    )
+
+
+@dataclass(frozen=True)
+class EngineAnalysis:
+    """The predicted times of a built engine's layers, at the first profile's optimum, in a captured CUDA graph."""
+
+    gpu: str
+    layers: tuple[LayerRow, ...]
+    totals: Totals
+    uncosted: tuple[Uncosted, ...] = ()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
+    of the ONNX graph."""
+
+    model: dict[str, Any]
+    gpu: dict[str, Any]
+    precision: str
+    layers: tuple[LayerRow, ...]
+    totals: Totals
+    findings: tuple[Finding, ...]
+    levels: tuple[LevelSummary, ...]
+    memory: Memory
+    uncosted: tuple[Uncosted, ...] = ()
+    batch_sweep: BatchSweep | None = None
+    sparsity: Sparsity | None = None
+    warnings: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
+        return {"schema": self.schema, **plain(dataclasses.asdict(self))}

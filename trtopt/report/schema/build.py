@@ -1,0 +1,383 @@
+"""The records of the JSON contract ``trtopt.build/1``. Field names are part of the contract.
+
+Conventions: 1 multiply-add = 2 flop; the bytes of a layer are each input, constant and output once; GB = 1e9.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trtopt.report.schema.analysis import EngineAnalysis
+from trtopt.report.schema.builder_options import BuilderTrial
+from trtopt.report.schema.guard import GuardRecord
+from trtopt.report.schema.plain import plain
+from trtopt.report.schema.search import SearchRecord
+from trtopt.report.schema.sparsity import SparsityRecord
+
+SCHEMA = "trtopt.build/1"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A change that was possible and not made."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a graph costs as an engine.
+
+    Attributes:
+        kernels: Kernels launched, stream syncs apart.
+        syncs: Waits of one stream for another, and the signals for them.
+        bytes: Activations and constants that all kernels read and write once.
+        predicted_us: Predicted microseconds on the target's GPU.
+    """
+
+    kernels: int
+    syncs: int
+    bytes: int
+    predicted_us: float
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """Places of equal structure that a recipe was judged at.
+
+    Attributes:
+        nodes: The places by their first node.
+        choice: Which of several ways was taken, or came closest; empty where there is one.
+        kept: Whether it was rewritten.
+        reason: Why not; empty when kept.
+        before: The cost of the kernels that compute one place; None where it could not be judged.
+        after: That, changed by what the rewrite changes in the piece of the network around the place.
+    """
+
+    nodes: tuple[str, ...]
+    choice: str
+    kept: bool
+    reason: str = ""
+    before: Cost | None = None
+    after: Cost | None = None
+
+
+@dataclass(frozen=True)
+class RewritingRecord:
+    """What the whole model costs at the shapes it is judged at, without recipes and with them; None where nobody could
+    say."""
+
+    before: Cost | None = None
+    after: Cost | None = None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of the pipeline: how many changes it made, what it refused, how long it took."""
+
+    name: str
+    stage: str
+    changes: int
+    seconds: float
+    refusals: tuple[Refusal, ...] = ()
+    details: tuple[str, ...] = ()
+    regions: tuple[RegionRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor at the border of an engine layer.
+
+    Attributes:
+        name: The name the compiler gave it.
+        shape: Its dimensions; -1 where the build left one dynamic.
+        dtype: ``Float``, ``Half``, ``BFloat16``, ``Int8``, ``FP8``, ``Int64``... as the compiler says.
+        format: The memory format as the compiler says.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    format: str = ""
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer of an engine, as its compiler reports it.
+
+    Attributes:
+        name: The layer's name in the engine.
+        type: The compiler's layer type (``correlation``, ``gemm``, ``kgen``, ``signal``, ...).
+        onnx_nodes: Names of the ONNX nodes the layer computes, or part of which it computes.
+        inputs: Tensors read; one buffer may be listed several times.
+        outputs: Tensors written.
+        constants: Weights and other constants read.
+        tactic: The kernel's name.
+        is_kernel: False for stream syncs, loop control, host and bookkeeping layers.
+        kind: What kind of kernel: ``conv``, ``gemm``, ``mha``, ``fused`` (made at run time), ``pointwise``, ``other``,
+            or ``none`` when it is not a kernel.
+    """
+
+    name: str
+    type: str
+    onnx_nodes: tuple[str, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    constants: tuple[TensorInfo, ...] = ()
+    tactic: str = ""
+    is_kernel: bool = True
+    kind: str = "other"
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """The engine that was built.
+
+    Attributes:
+        unclaimed_nodes: ONNX nodes that no layer says it computes (folded into weights, or fused without a trace).
+        activation_bytes: Bytes of activations read and written by all kernels once.
+        weight_bytes: Bytes of constants read by all kernels once.
+        runtime: Which runtime loads this file.
+        manifest: The file with its manifest (:mod:`trtopt.report.schema.manifest`); None until both are written.
+        build_seconds: What the compiler took; for an engine from the cache, what it took then, and was saved now.
+        cached: Whether it was taken from the cache.
+        builder_search: The engines that ``--builder search=N`` compared, in their order.
+    """
+
+    path: str | None
+    sha256: str
+    bytes: int
+    backend: str
+    backend_version: str
+    compute_capabilities: tuple[str, ...]
+    runtime: str
+    kernels: int
+    activation_bytes: int
+    weight_bytes: int
+    build_seconds: float
+    layers: tuple[LayerInfo, ...]
+    unclaimed_nodes: tuple[str, ...]
+    ignored_options: tuple[str, ...] = ()
+    profiles: tuple[dict[str, dict[str, list[int]]], ...] = ()
+    manifest: str | None = None
+    cached: bool = False
+    builder_search: tuple[BuilderTrial, ...] = ()
+
+
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """How the ranges were found. ``source`` is ``user`` or ``synthetic``."""
+
+    source: Literal["user", "synthetic"]
+    method: str
+    samples: int
+    seconds: float
+    peak_rss_bytes: int
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """The share of one dtype in what the engine really runs (by kernels and by flop)."""
+
+    layers: int
+    flop_share: float
+    time_share: float | None = None
+
+
+@dataclass(frozen=True)
+class KeptNode:
+    """A node that stays in a wider type than asked for, and why."""
+
+    node: str
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PrecisionRecord:
+    """What was asked for, what the graph says, and what the engine's layers say.
+
+    Attributes:
+        int8_flop_share: Share of the flop of eligible layers (Conv, Gemm, MatMul with constant weights, not depthwise)
+            that carry INT8 Q/DQ in the graph; None when INT8 was not asked for.
+        achieved: By compiler dtype, from the engine's layers; empty without an engine.
+    """
+
+    requested: str
+    achieved: dict[str, Achieved] = field(default_factory=dict)
+    int8_flop_share: float | None = None
+    kept: tuple[KeptNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutputAccuracy:
+    """One output (or tensor) compared with the FP32 reference over all samples.
+
+    Attributes:
+        sqnr_db: 10 log10(sum ref^2 / sum (ref - out)^2), infinite when equal; nan when not finite.
+        cosine: Cosine similarity over all elements.
+        max_abs: Largest absolute difference.
+        top1_agreement: Share of samples and positions whose argmax over the last axis agrees; None when the output is
+            not class-like: floating point, [N, C] or [N, positions, C] without unit axes, C >= 2.
+        nonfinite: Elements that are NaN or infinite in the output but finite in the reference.
+        shapes_differ: Samples in which the output has another shape than the reference, as the boxes that
+            NonMaxSuppression finds may; where there is one, the measures are nan.
+    """
+
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    top1_agreement: float | None
+    nonfinite: int = 0
+    shapes_differ: int = 0
+
+
+@dataclass(frozen=True)
+class MetricRecord:
+    """A user's metric on the FP32 reference and on the optimized model; higher is better."""
+
+    name: str
+    baseline: float
+    optimized: float
+    drop: float
+
+
+@dataclass(frozen=True)
+class AccuracyRecord:
+    """The verification.
+
+    Attributes:
+        samples: Samples compared.
+        source: ``eval``, ``calibration`` or ``synthetic``: where the samples came from.
+        verified: ``onnx-only`` when only the graph's FP32 twin ran, ``engine`` when the engine itself ran.
+        outputs: By output name; then the tensors between the parts of a model whose end runs on the host.
+        engine: Likewise with the engine's own outputs, where it can run.
+        tensors: By tensor name in graph order, when intermediate tensors were asked for.
+        first_bad: Of those, the one where the error enters; None when there is none, or they were not asked for.
+        host_outputs: Of ``outputs``, those the host computes from the tensors between: gates judge these instead.
+    """
+
+    samples: int
+    source: str
+    verified: Literal["onnx-only", "engine"]
+    outputs: dict[str, OutputAccuracy]
+    engine: dict[str, OutputAccuracy] | None = None
+    metric: MetricRecord | None = None
+    tensors: dict[str, OutputAccuracy] | None = None
+    first_bad: str | None = None
+    host_outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PassedTensor:
+    """A tensor between two parts of a model. ``shape``: an int, or a symbol (``"?"`` without a name) where dynamic."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """The end of a model that the compiler refuses: a second ONNX file, to be run on the host behind the engine.
+
+    Attributes:
+        path: The file; None when nothing was written.
+        reasons: What the compiler does not run, and why: one sentence per operator.
+        nodes: Nodes in the file.
+        inputs: Names of its inputs: the tensors between, and inputs of the model.
+        outputs: Names of its outputs; the engine gives the other outputs of the model.
+        between: The tensors the engine passes on.
+        model_outputs: Names of the outputs of the whole model, in its order.
+    """
+
+    path: str | None
+    reasons: tuple[str, ...]
+    nodes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    between: tuple[PassedTensor, ...]
+    model_outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NetworkIo:
+    """An input or output of the network whose type or memory layout was asked for.
+
+    Attributes:
+        name: Its name.
+        kind: ``input`` or ``output``.
+        dtype: ``fp32``, ``fp16``, ``bf16``, ``uint8``, ...
+        layout: ``chw``, ``hwc``, ``hwc4`` or ``hwc8``.
+        shape: Its logical shape, [N, C, H, W] whatever the layout.
+        caller: What the caller has to do, in words.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    layout: str
+    shape: tuple[int | str, ...]
+    caller: str
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON.
+
+    Attributes:
+        guard: The regions that could be 8-bit; the model's own Q/DQ, where it stays, is the first.
+        sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
+        search: How the regions that pay were chosen within an accuracy budget, where there is one.
+        sparsity: What was pruned to 2:4, where that was asked for.
+    """
+
+    model: dict[str, Any]
+    gpu: dict[str, Any] | None
+    steps: tuple[StepRecord, ...]
+    calibration: CalibrationRecord | None
+    precision: PrecisionRecord
+    accuracy: AccuracyRecord | None
+    judge: str
+    warnings: tuple[str, ...]
+    engine: EngineRecord | None
+    config: dict[str, Any]
+    environment: dict[str, str]
+    seconds: dict[str, float]
+    gate_failures: tuple[str, ...] = ()
+    analysis: EngineAnalysis | None = None
+    host: HostRecord | None = None
+    network_io: tuple[NetworkIo, ...] = ()
+    rewriting: RewritingRecord = RewritingRecord()
+    guard: tuple[GuardRecord, ...] = ()
+    sixteen_bit: Cost | None = None
+    search: SearchRecord | None = None
+    sparsity: SparsityRecord | None = None
+    schema: str = SCHEMA
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
+        result: dict[str, Any] = {"schema": self.schema, **plain(dataclasses.asdict(self))}
+        found, plain_fp16 = self.analysis, self._fp16()
+        baseline = None if plain_fp16 is None else plain_fp16.predicted_us
+        prediction = (
+            None if found is None else {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": baseline}
+        )
+        pareto = None if self.search is None else result["search"]["pareto"]
+        result.update(pareto=pareto, prediction=prediction)
+        return result
+
+    def _fp16(self) -> Cost | None:
+        """What the model costs in FP16: the best FP16 engine; without recipes where that was asked for, if it is not
+        quantized by itself."""
+        asked = self.precision.requested == "fp16" and self.sixteen_bit is None
+        return self.rewriting.before if asked else self.sixteen_bit
+
+
+def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:
+    """The layers of an engine as plain JSON values, as in ``engine.layers[]`` of the report."""
+    return [dict(plain(dataclasses.asdict(layer))) for layer in engine.layers]

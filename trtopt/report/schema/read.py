@@ -1,0 +1,231 @@
+"""Reports read back from their JSON files, checked against the records they were written from.
+
+msgspec checks types and converts to dataclasses in one pass and says where a value is wrong; considered were pydantic
+(slower, and needs classes of its own), cattrs and dacite (no place in their messages, many times slower).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from trtopt.errors import UsageError
+from trtopt.report.schema import analysis, build, profile, sweep
+from trtopt.report.schema.search import ParetoPoint, SearchRecord, SearchStep
+from trtopt.report.schema.sparsity import CurvePoint, SparsityBudget
+from trtopt.support.files import read_file
+from trtopt.support.json_text import decoded
+
+LARGEST_BYTES = 256 << 20
+"""Of a report: one of 10,000 layers takes about 20 MB."""
+
+_LONGEST_US = 1e12
+"""Of a layer: more than a week."""
+
+Report = build.BuildReport | analysis.Analysis | profile.ProfileReport | sweep.SweepReport
+
+_KINDS: dict[str, type[Report]] = {
+    build.SCHEMA: build.BuildReport,
+    analysis.SCHEMA: analysis.Analysis,
+    profile.SCHEMA: profile.ProfileReport,
+    sweep.SCHEMA: sweep.SweepReport,
+}
+
+_NOT_FINITE: dict[type, float] = {
+    build.OutputAccuracy: math.nan,
+    build.MetricRecord: math.nan,
+    build.Cost: math.inf,
+    SearchStep: math.inf,
+    ParetoPoint: math.inf,
+    SearchRecord: math.inf,
+    CurvePoint: math.inf,
+    SparsityBudget: math.inf,
+}
+"""What null stands for in a number of these records: JSON has no word for what is not finite."""
+
+_Rate = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """What the forms of a profile show of its device, a GPU or a CPU."""
+
+    name: str
+    tflops: Annotated[dict[str, _Rate], msgspec.Meta(min_length=1)]
+    bandwidth_gbs: _Rate
+
+
+_T = TypeVar("_T")
+
+
+def read_report(path: Path) -> Report:
+    """Read ``trtopt.build/1``, ``trtopt.analysis/1``, ``trtopt.profile/1`` or ``trtopt.sweep/1``.
+
+    Raises:
+        UsageError: The file cannot be read, is no JSON, is another kind of report, or has a wrong or missing field.
+    """
+    data = read_json(path)
+    schema = data.get("schema")
+    kind = _KINDS.get(schema) if isinstance(schema, str) else None
+    if kind is None:
+        raise UsageError(
+            f"The report is of another kind: its schema is {schema!r}" if schema else "The file is not a trtopt report",
+            where=str(path),
+            remedy="give what `trtopt build`, `optimize`, `analyze`, `profile` or `sweep` wrote with --report",
+        )
+    return _read(data, kind, path)
+
+
+def read_profile(path: Path) -> profile.ProfileReport:
+    """Read ``trtopt.profile/1``.
+
+    Raises:
+        UsageError: The file cannot be read, is no JSON, is another kind of report, or has a wrong or missing field.
+    """
+    data = read_json(path)
+    schema = data.get("schema")
+    if schema != profile.SCHEMA:
+        raise UsageError(
+            f"The report is not a profile: its schema is {schema!r}" if schema else "The file is not a trtopt report",
+            where=str(path),
+            remedy=f"give a report of schema {profile.SCHEMA}: `trtopt profile ... --report FILE` writes it",
+        )
+    return _read(data, profile.ProfileReport, path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size.
+
+    Raises:
+        UsageError: See above.
+    """
+    content = read_file(path, "The report", LARGEST_BYTES)
+    try:
+        data = decoded(content)
+    except ValueError as error:
+        raise UsageError(
+            f"The report is no JSON, or not whole: {error}", where=str(path), remedy="write it again with --report"
+        ) from error
+    if not isinstance(data, dict):
+        raise UsageError("The file is not a trtopt report", where=str(path), remedy="give a file that --report wrote")
+    return data
+
+
+def converted(value: Any, kind: type[_T], path: Path) -> _T:
+    """A part of a report as ``kind``.
+
+    Args:
+        value: JSON values.
+        kind: A dataclass, or another type that msgspec knows.
+        path: The report.
+
+    Raises:
+        UsageError: A field is wrong or missing.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UsageError(
+            f"The report has a wrong field: {error}", where=str(path), remedy="write it again with --report"
+        ) from error
+
+
+def _read(data: dict[str, Any], kind: type[_T], path: Path) -> _T:
+    layers = data.get("layers")
+    if kind is profile.ProfileReport and isinstance(layers, list):
+        data["layers"] = [profile.nested(item) if isinstance(item, dict) else item for item in layers]
+    found = converted(with_infinities(data, kind), kind, path)
+    if isinstance(found, profile.ProfileReport):
+        converted(dict(found.gpu), _Device, path)
+        _check_times(found, path)
+        _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
+    if isinstance(found, analysis.Analysis):
+        _check_rows(found.layers, path)
+    if isinstance(found, sweep.SweepReport):
+        _check_sweep(found, path)
+    return found
+
+
+def _check_sweep(report: sweep.SweepReport, path: Path) -> None:
+    """Check that the jobs are those of one sweep, and the figures they are compared by."""
+    keys: set[str] = set()
+    wrong = "" if report.rows else "there is no job - at `$.rows`"
+    if not all(price >= 0 for price in report.prices.values()):
+        wrong = "a price is negative - at `$.prices`"
+    for index, row in enumerate(report.rows):
+        here = f" - at `$.rows[{index}]`"
+        if row.key in keys or row.varied.keys() != report.rows[0].varied.keys():
+            wrong = f"it is no other job of the same sweep{here}"
+        elif not (row.status == "failed") == (row.result is None) == (row.failure is not None):
+            wrong = f"a job that failed has a failure, any other a result{here}"
+        elif not _is_possible(row):
+            wrong = f"a figure is negative or too large{here}"
+        keys.add(row.key)
+    if wrong:
+        raise UsageError(
+            f"The report has a wrong field: {wrong}", where=str(path), remedy="write it again with --report"
+        )
+
+
+def _is_possible(row: sweep.SweepRow) -> bool:
+    found = row.result
+    figures = [row.cost or 0.0]
+    if found is not None:
+        figures += [found.latency_us or 0.0, found.engine_bytes, found.kernels, found.batch - 1, abs(found.drop or 0.0)]
+    return all(0 <= figure < _LONGEST_US for figure in figures)
+
+
+def _check_rows(rows: Sequence[analysis.LayerRow], path: Path) -> None:
+    """Check the figures of layers, which are drawn on logarithmic axes."""
+    for index, row in enumerate(rows):
+        figures = (row.math_us, row.memory_us, row.latency_us, row.predicted_us, row.arithmetic_intensity)
+        if min(row.flop, row.bytes) < 0 or not all(0 <= figure < _LONGEST_US for figure in figures):
+            what = f"The report has a wrong field: a figure is negative or too large - at `$.layers[{index}]`"
+            raise UsageError(what, where=str(path), remedy="write it again with --report")
+
+
+def _check_times(report: profile.ProfileReport, path: Path) -> None:
+    for index, layer in enumerate(report.layers):
+        if not 0 <= layer.measured_us < _LONGEST_US:
+            what = f"The report has a wrong field: {layer.measured_us} is no time - at `$.layers[{index}].measured_us`"
+            raise UsageError(what, where=str(path), remedy="write it again with --report")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def with_infinities(value: Any, kind: Any) -> Any:
+    """JSON values with what is not finite where null stands for it.
+
+    Args:
+        value: What a report or a manifest holds.
+        kind: The dataclass it is of, or another type; what does not fit is left for the conversion to refuse.
+    """
+    if isinstance(value, dict) and isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
+        found = {key: with_infinities(item, hints.get(key)) for key, item in value.items()}
+        if kind in _NOT_FINITE:
+            lost = {key: _NOT_FINITE[kind] for key, item in found.items() if item is None and hints.get(key) is float}
+            if kind is build.OutputAccuracy and "sqnr_db" in lost and found.get("max_abs") == 0:
+                lost["sqnr_db"] = math.inf  # equal
+            found.update(lost)
+        return found
+    arguments = [item for item in typing.get_args(kind) if item not in (type(None), ...)]
+    if not arguments or value is None:
+        return value
+    if typing.get_origin(kind) not in (tuple, dict, Mapping):
+        return with_infinities(value, arguments[0])  # X | None
+    if isinstance(value, list):
+        return [with_infinities(item, arguments[0]) for item in value]
+    if isinstance(value, dict):
+        return {key: with_infinities(item, arguments[-1]) for key, item in value.items()}
+    return value

@@ -1,0 +1,366 @@
+"""The report of a build as a terminal shows it. Everything that is cut here is whole in the JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtopt.report.schema.build import Achieved, BuildReport, EngineRecord, OutputAccuracy
+from trtopt.report.text import builder_options, guard, recipes, search, sparsity
+from trtopt.report.text.analysis import shorten, time_text, visible
+from trtopt.report.text.numbers import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_NAME_WIDTH = 40
+_MOST_ROWS = 12
+_WORST_TENSORS = 5
+_AUTO = "auto"
+AS_IS = "as-is"
+"""The precision of ``optimize`` when none is asked for."""
+_MOSTLY = 0.8
+"""Below this share of the flop in the type that was asked for, the report says so in a warning's colour."""
+
+
+def render(report: BuildReport) -> RenderableType:
+    """The report, to be printed by a ``rich`` console of 80 columns or more."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(headline(report), style="bold red" if failed(report) else "bold green")]
+    if loss := loss_text(report):
+        parts.append(Text(loss, style="bold yellow"))
+    for title, section in _SECTIONS:
+        body = section(report)
+        if body:
+            parts += [
+                Text(""),
+                Text(title, style="bold"),
+                *(Padding(item, (0, 0, 0, 2), expand=False) for item in body),
+            ]
+    return Group(*parts)
+
+
+def headline(report: BuildReport) -> str:
+    """Which product was made, and what loads it."""
+    engine = report.engine
+    if failed(report):
+        return "Nothing was made: a gate failed"
+    if engine is None:
+        return "Optimized ONNX model: build it with TensorRT 10.3 or later, or TensorRT for RTX"
+    if engine.backend == "tensorrt-rtx":
+        return "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
+    return f"TensorRT engine: runs in {engine.runtime}"
+
+
+def loss_text(report: BuildReport) -> str:
+    """What a build costs that may cost accuracy: said first. Empty for others."""
+    found = report.accuracy
+    if not report.config.get("allow_accuracy_loss") or found is None:
+        return ""
+    if found.metric is not None:
+        metric = found.metric
+        what = f"{metric.name} {metric.baseline:.4f} -> {metric.optimized:.4f}, a drop of {metric.drop:.4f}"
+    else:
+        name, worst = min(found.outputs.items(), key=lambda item: item[1].sqnr_db, default=("", None))
+        if worst is None:
+            return ""
+        agrees = "" if worst.top1_agreement is None else f", top-1 agreement {percent(worst.top1_agreement)}"
+        what = f"{name} keeps {decibels(worst.sqnr_db)}, cosine {worst.cosine:.4f}{agrees}"
+        if worst.sqnr_db == math.inf:
+            what = "the outputs are equal"
+    return f"Accuracy against FP32, as --allow-accuracy-loss lets it be: {what}"
+
+
+def failed(report: BuildReport) -> bool:
+    """Whether a gate failed and nothing but the report was written."""
+    return bool(report.gate_failures) and not report.config.get("allow_accuracy_loss")
+
+
+def _result(report: BuildReport) -> list[RenderableType]:
+    gpu = "portable (Ampere and later)" if report.gpu is None else str(report.gpu.get("name", ""))
+    rows = [("model", str(report.model.get("path") or "in memory"))]
+    engine = report.engine
+    if engine is not None:
+        rows.append(("target", f"{gpu}, compute capability {', '.join(engine.compute_capabilities)}"))
+        rows.append(("compiler", f"{engine.backend} {engine.backend_version}"))
+    else:
+        rows.append(("target", gpu))
+    rows.append(("judge", judge_text(report.judge)))
+    rows += [("written", path) for path in files_written(report)]
+    return [pairs(rows)]
+
+
+def judge_text(judge: str) -> str:
+    """Who decided what is worth a change, in words: ``compiler:BACKEND VERSION``, ``model:BACKEND`` or ``none``."""
+    kind, _, name = judge.partition(":")
+    if kind == "compiler":
+        return f"the compiler {name}; times are predicted"
+    return f"the performance model with the fusions of {name}: neither compiled nor timed" if kind == "model" else judge
+
+
+def files_written(report: BuildReport) -> list[str]:
+    """The files the run has written, the main one first."""
+    names = ["save_onnx", "export_layer_info", "report"] if report.engine is not None else ["output", "report"]
+    if failed(report):
+        names = ["report"]
+    files = [report.config.get(name) for name in names]
+    if report.host is not None and report.host.path is not None:
+        files.insert(1 if report.engine is None else 0, report.host.path)
+    if report.engine is not None:
+        signature = f"{report.engine.path}.manifest.sig" if report.engine.path and report.config.get("sign") else None
+        files[:0] = [report.engine.path, report.engine.manifest, signature]
+        if report.config.get("report"):
+            files.append(Path(report.config["report"]).with_suffix(".build.log"))
+    return [str(path) for path in files if path]
+
+
+def _gates(report: BuildReport) -> list[RenderableType]:
+    return [_plain(failure, "bold red") for failure in report.gate_failures]
+
+
+def _warnings(report: BuildReport) -> list[RenderableType]:
+    lines = list(report.warnings)
+    return [_plain(f"- {line}", "yellow") for line in lines]
+
+
+def _steps(report: BuildReport) -> list[RenderableType]:
+    busy = [step for step in report.steps if step.changes or step.refusals or step.details]
+    idle = [step.name for step in report.steps if step not in busy]
+    rows = [
+        (step.name, step.stage, str(step.changes), str(len(step.refusals) or ""), seconds_text(step.seconds))
+        for step in busy
+    ]
+    body: list[RenderableType] = [table(("step", "stage", "changes", "refused", "time"), rows, right=(2, 3, 4))]
+    body += [_plain(f"{step.name}: {detail}") for step in busy for detail in step.details[:_MOST_ROWS]]
+    if idle:
+        body.append(_plain(f"nothing to do: {', '.join(idle)}"))
+    return body if report.steps else []
+
+
+def _refused(report: BuildReport) -> list[RenderableType]:
+    groups = _grouped(
+        (f"{step.name}: {refusal.reason}", refusal.node) for step in report.steps for refusal in step.refusals
+    )
+    return _groups(groups, "node")
+
+
+def _precision(report: BuildReport) -> list[RenderableType]:
+    record = report.precision
+    body: list[RenderableType] = []
+    if record.achieved:
+        rows = [
+            (dtype, str(share.layers), percent(share.flop_share), _time_share(share))
+            for dtype, share in sorted(record.achieved.items(), key=lambda item: -item[1].flop_share)
+        ]
+        headers = ("type of the engine's kernels", "kernels", "of the flop", "of the predicted time")
+        body.append(table(headers, rows, right=(1, 2, 3)))
+    if record.achieved and record.requested == _AUTO:
+        body.append(_plain("asked for auto: the types are those that the search chose"))
+    elif record.achieved:
+        wanted = "fp32" if record.requested == "tf32" else record.requested
+        share = record.achieved[wanted].flop_share if wanted in record.achieved else 0.0
+        style = "" if share >= _MOSTLY else "yellow"
+        unsaid = "; the compiler may multiply in TF32 and does not say where" if record.requested == "tf32" else ""
+        body.append(
+            _plain(f"asked for {record.requested}: {percent(share)} of the flop runs in {wanted}{unsaid}", style)
+        )
+    elif record.requested == AS_IS:
+        body.append(_plain("the types the model has"))
+    else:
+        body.append(_plain(f"asked for {record.requested}; without an engine, no type was achieved"))
+    if record.int8_flop_share is not None:
+        body.append(
+            _plain(
+                f"8-bit in the graph: {percent(record.int8_flop_share)} of the flop of Conv, Gemm and MatMul with"
+                " constant weights, depthwise left out"
+            )
+        )
+    return body
+
+
+def _time_share(share: Achieved) -> str:
+    return "" if share.time_share is None else percent(share.time_share)
+
+
+def _kept(report: BuildReport) -> list[RenderableType]:
+    return _groups(_grouped((f"{kept.dtype}: {kept.reason}", kept.node) for kept in report.precision.kept), "node")
+
+
+def _engine(report: BuildReport) -> list[RenderableType]:
+    engine = report.engine
+    if engine is None:
+        return []
+    rows = [
+        ("kernels", str(engine.kernels)),
+        ("activations", f"{bytes_text(engine.activation_bytes)} read and written per run"),
+        ("weights", f"{bytes_text(engine.weight_bytes)} read per run"),
+        ("file", f"{bytes_text(engine.bytes)}, {_origin(engine)}"),
+    ]
+    found = report.analysis
+    if found is not None:
+        slowest = max(found.layers, key=lambda row: row.predicted_us, default=None)
+        most = (
+            f", {time_text(slowest.predicted_us)} of it in {shorten(visible(slowest.name), _NAME_WIDTH)}"
+            if slowest
+            else ""
+        )
+        rows.append(("predicted", f"{time_text(found.totals.predicted_us)} on {found.gpu}{most}"))
+        rows += [("no cost known", f"{item.op}: {some(item.nodes)}, in no sum") for item in found.uncosted]
+    rows += [("profile" if index == 0 else "", text) for index, text in enumerate(_profiles(engine))]
+    if engine.ignored_options:
+        rows.append(("ignored", f"{', '.join(engine.ignored_options)}: {engine.backend} has no such option"))
+    if any(item.startswith("search=") for item in engine.ignored_options):
+        rows.append(("", "search: its engine is the same with every value of the options that are searched"))
+    if engine.unclaimed_nodes:
+        nodes = count(len(engine.unclaimed_nodes), "ONNX node")
+        rows.append(("not seen", f"{nodes} that no layer names: {some(engine.unclaimed_nodes)}"))
+    return [pairs(rows)]
+
+
+def _origin(engine: EngineRecord) -> str:
+    seconds = seconds_text(engine.build_seconds)
+    return f"from the cache, {seconds} of building saved" if engine.cached else f"built in {seconds}"
+
+
+def _profiles(engine: EngineRecord) -> Iterable[str]:
+    for profile in engine.profiles:
+        for name, shapes in profile.items():
+            texts = ["x".join(map(str, shapes[key])) for key in ("min", "opt", "max") if key in shapes]
+            yield f"{name}: {texts[0]} (static)" if len(set(texts)) == 1 else f"{name}: {' .. '.join(texts)}"
+
+
+def _host(report: BuildReport) -> list[RenderableType]:
+    host = report.host
+    if host is None:
+        return []
+    passed = [f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape))}" for item in host.between]
+    rows = [("because" if index == 0 else "", reason) for index, reason in enumerate(host.reasons)]
+    rows += [("from the engine" if index == 0 else "", text) for index, text in enumerate(passed)]
+    own = [name for name in host.inputs if name not in {item.name for item in host.between}]
+    if own:
+        rows.append(("from the caller", ", ".join(own)))
+    rows.append(("gives", f"{', '.join(host.outputs)}, by {count(host.nodes, 'node')}"))
+    return [_plain("the end of the model is an ONNX file of its own, to be run on the host"), pairs(rows)]
+
+
+def _network_io(report: BuildReport) -> list[RenderableType]:
+    rows = [(item.name, item.kind, f"{item.dtype} {item.layout}", item.caller) for item in report.network_io]
+    return [table(("tensor", "", "type", "the caller must"), rows, right=())] if rows else []
+
+
+def _calibration(report: BuildReport) -> list[RenderableType]:
+    record = report.calibration
+    if record is None:
+        return []
+    time = "from the cache" if record.cached else seconds_text(record.seconds)
+    memory = f", peak memory {bytes_text(record.peak_rss_bytes)}" if record.peak_rss_bytes and not record.cached else ""
+    body = [_plain(f"{count(record.samples, 'sample')}, method {record.method}, {time}{memory}")]
+    if record.source == "synthetic":
+        body.insert(0, _plain("SYNTHETIC SAMPLES: the ranges say nothing about real data; give --calib", "bold yellow"))
+    return body
+
+
+def _accuracy(report: BuildReport) -> list[RenderableType]:
+    record = report.accuracy
+    if record is None:
+        return [_plain("not verified", "yellow")]
+    where = {
+        "onnx-only": "the graph was verified on the CPU; the engine itself has not run here",
+        "engine": "the engine itself has run",
+    }[record.verified]
+    body: list[RenderableType] = [
+        _plain(f"{count(record.samples, 'sample')} ({record.source}) against FP32: {where}"),
+        _outputs("output", record.outputs),
+    ]
+    if record.engine is not None:
+        body.append(_outputs("output of the engine", record.engine))
+    if record.metric is not None:
+        metric = record.metric
+        values = f"FP32 {metric.baseline:.6g}, optimized {metric.optimized:.6g}, drop {metric.drop:.6g}"
+        body.append(_plain(f"metric {metric.name}: {values}"))
+    return body
+
+
+def _outputs(heading: str, outputs: dict[str, OutputAccuracy]) -> RenderableType:
+    rows = []
+    for name, accuracy in list(outputs.items())[:_MOST_ROWS]:
+        top1 = "" if accuracy.top1_agreement is None else percent(accuracy.top1_agreement)
+        bad = str(accuracy.nonfinite) if accuracy.nonfinite else ""
+        if accuracy.shapes_differ:
+            rows.append((name, f"other shape in {count(accuracy.shapes_differ, 'sample')}", "", "", top1, bad))
+            continue
+        rows.append((name, decibels(accuracy.sqnr_db), f"{accuracy.cosine:.5f}", f"{accuracy.max_abs:.3g}", top1, bad))
+    headers = [heading, "SQNR", "cosine", "max abs", "top-1 agreement", "not finite"]
+    used = 6 if any(row[5] for row in rows) else 5
+    return table(headers[:used], [row[:used] for row in rows], right=range(1, used))
+
+
+def _tensors(report: BuildReport) -> list[RenderableType]:
+    accuracy = report.accuracy
+    if accuracy is None or not accuracy.tensors:
+        return []
+    worst = sorted(accuracy.tensors.items(), key=lambda item: (-item[1].nonfinite, item[1].sqnr_db))[:_WORST_TENSORS]
+    body = [_outputs("tensor", dict(worst))]
+    if accuracy.first_bad is not None:
+        body.insert(0, _plain(f"the error enters at {accuracy.first_bad}", "yellow"))
+    return body
+
+
+def _time(report: BuildReport) -> list[RenderableType]:
+    stages = [(name, seconds) for name, seconds in report.seconds.items() if name != "total"]
+    total = report.seconds.get("total", sum(seconds for _, seconds in stages))
+    return [_plain(", ".join(f"{name} {seconds_text(s)}" for name, s in stages) + f"; total {seconds_text(total)}")]
+
+
+def _grouped(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for key, node in items:
+        groups.setdefault(key, []).append(node)
+    return groups
+
+
+def _groups(groups: dict[str, list[str]], noun: str) -> list[RenderableType]:
+    """Each group as one line: how many, why, which; the largest first."""
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    rows = [(count(len(nodes), noun), f"{reason} ({some(nodes, 2)})") for reason, nodes in ordered[:_MOST_ROWS]]
+    if not rows:
+        return []
+    body: list[RenderableType] = [pairs(rows)]
+    if len(ordered) > _MOST_ROWS:
+        body.append(_plain(f"and {len(ordered) - _MOST_ROWS} more reasons, in the JSON report"))
+    return body
+
+
+def _plain(text: str, style: str = "") -> RenderableType:
+    from rich.text import Text
+
+    return Text(text, style=style)
+
+
+_SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...] = (
+    ("Result", _result),
+    ("Failed gates", _gates),
+    ("Done", _steps),
+    ("Recipes", recipes.section),
+    ("Guard", guard.section),
+    ("Accuracy budget", lambda report: search.section(report.search)),
+    ("Pareto front", lambda report: search.pareto_section(report.search)),
+    ("Sparsity", lambda report: sparsity.section(report.sparsity)),
+    ("Refused", _refused),
+    ("Precision achieved", _precision),
+    ("Kept in a wider type", _kept),
+    ("Engine", _engine),
+    ("Builder options", lambda report: builder_options.section(report.engine.builder_search if report.engine else ())),
+    ("Host", _host),
+    ("Inputs and outputs changed", _network_io),
+    ("Calibration", _calibration),
+    ("Accuracy", _accuracy),
+    ("Least accurate tensors", _tensors),
+    ("Warnings", _warnings),
+    ("Time", _time),
+)

@@ -1,0 +1,188 @@
+"""Words for profiles and comparisons of two, shared by the terminal and Markdown. Everything cut is whole in the
+JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtopt.report.schema.comparison import Change, ComparedRegion, Comparison, Profiled
+from trtopt.report.schema.profile import ProfileReport, ProfileTotals, precision_of, slowest
+from trtopt.report.text.analysis import shorten, time_text, visible
+from trtopt.report.text.numbers import count, decibels, percent, some
+
+LIMITERS = {"math": "arithmetic", "memory": "memory", "latency": "launch"}
+
+CHANGES: dict[Change, str] = {
+    "same": "",
+    "fused": "fused further",
+    "split": "in more kernels",
+    "regrouped": "fused differently",
+    "appeared": "appeared",
+    "vanished": "vanished",
+}
+
+LEAST_CHANGE_US = 0.05
+"""Differences below the printed digit are none."""
+
+_LAUNCHING = {"graph": ", in a CUDA graph", "profile": ", each layer timed", "single run": ", each layer timed"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table: headings, cells, and the columns aligned to the right."""
+
+    head: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    right: tuple[int, ...]
+
+
+def headline(report: ProfileReport) -> str:
+    """Device, who measured, and how."""
+    source = report.source
+    by = f"{source.origin} {source.version}".strip()
+    runs = "" if source.runs is None else f", {count(source.runs, 'run')}"
+    how = "" if source.origin == "onnxruntime" else _LAUNCHING[source.launching]
+    return f"{count(len(report.layers), 'layer')} on {visible(str(report.gpu.get('name', '?')))}, by {by}{how}{runs}"
+
+
+def totals(report: ProfileReport) -> list[tuple[str, str]]:
+    """Sum of the layers, one inference, and what lies between them; how good the prediction is."""
+    found = report.totals
+    rows = [("sum of the layers", f"{time_text(found.measured_us)} measured{_prediction(found)}")]
+    if found.end_to_end_us is not None:
+        spread = "" if found.end_to_end_spread_us is None else f" ± {time_text(found.end_to_end_spread_us)}"
+        predicted = found.predicted_end_to_end_us
+        after = "" if predicted is None else f" measured, {time_text(predicted)} predicted"
+        rows.append(("one inference", f"{time_text(found.end_to_end_us)}{spread}{after}"))
+    if found.profiling_overhead_us is not None:
+        rows.append(("timing each layer adds", time_text(found.profiling_overhead_us)))
+    if found.host_us is not None:
+        rows.append(("on the host", f"{time_text(found.host_us)} to enqueue"))
+    if found.mean_error is not None:
+        rank = "" if found.rank_correlation is None else f", rank correlation {found.rank_correlation:.2f}"
+        rows.append(("prediction", f"mean error {percent(found.mean_error)} a layer{rank}"))
+    return rows
+
+
+def _prediction(found: ProfileTotals) -> str:
+    """The sum of the predictions, beside what these layers took where that is not all."""
+    if not found.compared_us:
+        return ", nothing predicted"
+    text = f"{time_text(found.predicted_us)} predicted"
+    left = found.measured_us - found.compared_us
+    if left < LEAST_CHANGE_US:
+        return f", {text}"
+    return f"; {time_text(found.compared_us)} of it in layers with a prediction, {text}"
+
+
+def layer_rows(report: ProfileReport, most: int, width: int, line: str) -> Rows:
+    """The slowest layers.
+
+    Args:
+        report: The profile.
+        most: How many at most.
+        width: Of a name.
+        line: What stands between a name and why the layer takes longer than it could.
+    """
+    total = report.totals.measured_us
+    cells = []
+    for layer in slowest(report.layers)[:most]:
+        row = layer.predicted
+        why = ", ".join(dict.fromkeys(item.reason for item in layer.deviation))
+        cells.append(
+            (
+                shorten(visible(layer.name), width) + (f"{line}{why}" if why else ""),
+                time_text(layer.measured_us),
+                percent(layer.measured_us / total) if total else "",
+                "" if row is None else time_text(row.predicted_us),
+                "" if layer.ratio is None else f"{layer.ratio:.2f}",
+                "" if row is None else LIMITERS[row.limiter],
+                precision_of(layer),
+            )
+        )
+    head = ("layer", "measured", "share", "predicted", "ratio", "limit", "type")
+    return Rows(head, tuple(cells), (1, 2, 3, 4))
+
+
+def accuracy(report: ProfileReport) -> list[tuple[str, str]]:
+    """Each output of the engine against FP32."""
+    rows = (report.accuracy or {}).items()
+    return [(f"output {visible(name)} against FP32", decibels(item.sqnr_db)) for name, item in rows]
+
+
+def conditions(report: ProfileReport) -> list[str]:
+    """What was recorded of the machine."""
+    return [
+        f"{visible(key).replace('_', ' ')} {visible(str(value))}" for key, value in report.source.conditions.items()
+    ]
+
+
+def compared(found: Comparison) -> list[tuple[str, str]]:
+    """Both sides in one line each, and the difference."""
+    rows = [("before", _side(found.before)), ("after", _side(found.after))]
+    gain = found.before.measured_us - found.after.measured_us
+    if found.before.measured_us:
+        rows.append(("sum of the layers", difference(gain, found.before.measured_us)))
+    if found.before.end_to_end_us and found.after.end_to_end_us is not None:
+        rows.append(
+            (
+                "one inference",
+                difference(found.before.end_to_end_us - found.after.end_to_end_us, found.before.end_to_end_us),
+            )
+        )
+    return rows
+
+
+def difference(gain_us: float, before_us: float) -> str:
+    """``12.3 us less (8.1 %)``, ``3.2 us more (1.0 %)``, ``the same``."""
+    if abs(gain_us) < LEAST_CHANGE_US:
+        return "the same"
+    share = f" ({percent(abs(gain_us) / before_us)})" if before_us else ""
+    return f"{time_text(abs(gain_us))} {'less' if gain_us > 0 else 'more'}{share}"
+
+
+def _side(side: Profiled) -> str:
+    inference = "" if side.end_to_end_us is None else f", one inference {time_text(side.end_to_end_us)}"
+    return (
+        f"{visible(side.report)}: {visible(side.device)}, {side.origin}, {count(side.layers, 'layer')},"
+        f" {time_text(side.measured_us)}{inference}"
+    )
+
+
+def changed(regions: Sequence[ComparedRegion]) -> list[ComparedRegion]:
+    """The regions where something changed."""
+    return [
+        region
+        for region in regions
+        if abs(region.gain_us) >= LEAST_CHANGE_US or region.changed_precision or region.change != "same"
+        if region.before.measured_us > 0 or region.after.measured_us > 0
+    ]
+
+
+def region_rows(found: Comparison, most: int, width: int) -> Rows:
+    """The regions that changed, the largest difference first."""
+    cells = []
+    for region in changed(found.regions)[:most]:
+        precisions = [" ".join(side.precisions) for side in (region.before, region.after)]
+        types = precisions[0] if precisions[0] == precisions[1] else " -> ".join(item or "none" for item in precisions)
+        cells.append(
+            (
+                _region_name(region, width),
+                time_text(region.before.measured_us),
+                time_text(region.after.measured_us),
+                f"{-region.gain_us:+.1f} us",
+                types,
+                CHANGES[region.change],
+            )
+        )
+    return Rows(("layers", "before", "after", "change", "type", "kernels"), tuple(cells), (1, 2, 3))
+
+
+def _region_name(region: ComparedRegion, width: int) -> str:
+    """The nodes of a region; what stands for what, where its layers do not have the same."""
+    if region.aligned == "shape":
+        pair = (region.before.layers[0], region.after.layers[0])
+        return " -> ".join(shorten(visible(name), (width - 4) // 2) for name in pair)
+    telling = sorted(region.nodes, key=lambda name: "quantizelinear" in name.lower())  # a layer is not its Q/DQ
+    return some([shorten(visible(name), width) for name in telling], 1)

@@ -1,0 +1,353 @@
+"""Graphs run by ONNX Runtime on the CPU: for calibration, references and verification."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.errors import InvalidModelError, ResourceError
+from trtopt.support._lazy import require
+
+Feeds = Mapping[str, np.ndarray]
+"""Arrays by input name: one call's inputs."""
+
+_Session = TypeVar("_Session", bound="OrtSession")
+
+RUN_LIMIT_S = 1800.0
+"""What one run may take. A ``Loop`` need not end, and a file of a kilobyte may ask for a day's work; 7 billion
+parameters over 2048 tokens, 3e13 flop, are ten minutes at the 50 GFLOP/s of two cores."""
+
+_TICK_S = 0.2
+_INLINE_BYTES = 1024
+"""Initializers up to this size stay in the serialised model: ONNX Runtime folds such constants at load."""
+
+
+_WRONG_FOR_FP8 = ("ReluQuantRewrite", "ClipQuantRewrite")
+"""They take the FP8 zero point 0 for the lowest UINT8 and remove a ReLU or Clip that the quantizer does not stand for
+(ONNX Runtime 1.31)."""
+
+_BY_REFERENCE = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8}
+    | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT8E4M3FN}
+)
+
+
+_share = [0]
+"""Threads of each session of this process; 0 lets ONNX Runtime choose, which takes one for each core of the machine."""
+
+
+def share_cores(threads: int) -> None:
+    """Give the sessions of this process, one of several on the machine, so many threads each."""
+    _share[0] = threads
+
+
+class OrtSession:
+    """A model loaded into ONNX Runtime's CPU provider.
+
+    Args:
+        model: The graph; it is not changed.
+        outputs: Names of the values to return, which may be intermediate; None for the graph's outputs.
+        keep_qdq: Run QuantizeLinear and DequantizeLinear as they stand, instead of moving them and fusing them into
+            integer kernels.
+        threads: Threads within an operator; 0 for those of :func:`share_cores`, else ONNX Runtime chooses.
+        fuse: Whether ONNX Runtime may rewrite the graph; for one run of a large graph that takes longer than it saves.
+        arena: Whether freed memory is kept for the next run; of many sessions in turn, each would keep its own.
+
+    Raises:
+        MissingDependencyError: ONNX Runtime is not installed.
+        InvalidModelError: ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        outputs: Sequence[str] | None = None,
+        *,
+        keep_qdq: bool = True,
+        threads: int = 0,
+        fuse: bool = True,
+        arena: bool = True,
+    ) -> None:
+        ort = require("onnxruntime", "cpu", "run models on the CPU")
+        ort.disable_telemetry_events()
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads or _share[0]
+        # Patterns keep a block of memory per input shape, for no gain in time where most time is convolutions.
+        options.enable_mem_pattern = False
+        options.enable_cpu_mem_arena = arena
+        if not fuse:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._adjust(options)
+        self._new_run_options = ort.RunOptions
+        if keep_qdq:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        self._weights: dict[str, np.ndarray] = {}
+        try:
+            clone = with_outputs(model, outputs) if outputs is not None else model.clone()
+            _widen_bf16_borders(clone)
+            _shield_outputs(clone)
+            light, self._weights = _detach_weights(clone)
+            values = [_by_reference(ort, array) for array in self._weights.values()]
+            options.add_external_initializers(list(self._weights), values)
+            data = ir.to_proto(light).SerializeToString()
+            self._session = ort.InferenceSession(
+                data, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_WRONG_FOR_FP8)
+            )
+        except Exception as error:
+            self.close()
+            raise InvalidModelError(
+                f"ONNX Runtime cannot load the model: {_first_lines(error)}",
+                where=str(model.graph.name),
+                remedy="check the node the message names; operators of custom domains cannot be calibrated or verified",
+            ) from error
+        self.output_names: tuple[str, ...] = tuple(item.name for item in self._session.get_outputs())
+        self._input_names = frozenset(item.name for item in self._session.get_inputs())
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Outputs in the order of ``output_names``; what the graph gives as BF16 comes as float32.
+
+        Args:
+            feeds: Arrays by input name. Names the graph lacks are left out: a part of a model runs on the samples of
+                the whole.
+
+        Raises:
+            InvalidModelError: The model fails on these inputs.
+            ResourceError: It does not end within :data:`RUN_LIMIT_S`.
+        """
+        options = self._new_run_options()
+        try:
+            own = {name: _without_bf16(array) for name, array in feeds.items() if name in self._input_names}
+            with _LIMIT.on(options):
+                return list(self._session.run(None, own, options))
+        except Exception as error:
+            if options.terminate:
+                raise ResourceError(
+                    f"The model did not end within {RUN_LIMIT_S:g} seconds and was stopped",
+                    where="ONNX Runtime",
+                    remedy="check the conditions and trip counts of its loops; or give smaller shapes",
+                ) from error
+            shapes = ", ".join(f"{name}:{value.dtype}{list(value.shape)}" for name, value in feeds.items())
+            raise InvalidModelError(
+                f"The model fails on an input: {_first_lines(error)}",
+                where=shapes,
+                remedy="check the shapes of the samples; if they are right, the model contradicts itself: it fails in "
+                "ONNX Runtime as it is",
+            ) from error
+
+    def _adjust(self, options: Any) -> None:
+        """Set the options in which kinds of sessions differ."""
+        # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+    def close(self) -> None:
+        """Free the session's memory."""
+        self._session = None
+        self._weights = {}
+
+    def __enter__(self: _Session) -> _Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _RunLimit:
+    """Stops runs that take too long: one thread looks at all of them, since starting one for each takes longer than
+    many a run. ONNX Runtime looks at the request between operators, those of a loop's body included."""
+
+    def __init__(self) -> None:
+        self._reset()
+        if hasattr(os, "register_at_fork"):  # the lock may be held in that moment, and the thread is left behind
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._deadlines: dict[int, tuple[float, Any]] = {}
+        self._watching = False
+
+    @contextlib.contextmanager
+    def on(self, options: Any) -> Iterator[None]:
+        """Limit the run that gets these options.
+
+        The lock is for the thread's start only: one step of a dictionary needs none, and threads that serve would wait
+        for each other.
+        """
+        if not self._watching:
+            with self._lock:
+                if not self._watching:
+                    threading.Thread(target=self._watch, name="run limit", daemon=True).start()
+                    self._watching = True
+        self._deadlines[id(options)] = (time.monotonic() + RUN_LIMIT_S, options)
+        try:
+            yield
+        finally:
+            self._deadlines.pop(id(options), None)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_TICK_S)
+            now = time.monotonic()
+            for deadline, options in list(self._deadlines.values()):
+                if now > deadline:
+                    options.terminate = True
+
+
+_LIMIT = _RunLimit()
+
+
+class ServingSession(OrtSession):
+    """A session that serves: its threads spin while they wait (ONNX Runtime's default).
+
+    Q/DQ runs as it stands, so that a service gets the numbers that verification judged, on every CPU.
+
+    Args:
+        model: The graph; it is not changed.
+        threads: Threads within an operator; that of the caller is one of them.
+
+    Raises:
+        MissingDependencyError: ONNX Runtime is not installed.
+        InvalidModelError: ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(self, model: ir.Model, *, threads: int) -> None:
+        super().__init__(model, threads=threads)
+
+    def _adjust(self, options: Any) -> None:
+        """Keep ONNX Runtime's defaults."""
+
+
+class TimedSession(OrtSession):
+    """A session whose time is measured: every node as the graph has it, threads that spin while they wait (ONNX
+    Runtime's default).
+
+    Args:
+        model: The graph; it is not changed.
+        threads: Threads within an operator.
+        profile: The beginning of the path of the file into which ONNX Runtime writes a profile of all runs; None for
+            no profile.
+
+    Raises:
+        MissingDependencyError: ONNX Runtime is not installed.
+        InvalidModelError: ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(self, model: ir.Model, *, threads: int, profile: Path | None = None) -> None:
+        self._profile = profile
+        super().__init__(model, threads=threads, fuse=False)
+
+    def _adjust(self, options: Any) -> None:
+        if self._profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self._profile)
+
+    def end_profiling(self) -> Path:
+        """End the profile; the file that holds it."""
+        return Path(self._session.end_profiling())
+
+
+def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """A clone of ``model`` whose graph outputs are ``names`` (values of the main graph), in that order."""
+    clone = model.clone()
+    values = {value.name: value for value in clone.graph.inputs}
+    values.update((value.name, value) for value in clone.graph.initializers.values())
+    values.update((value.name, value) for node in clone.graph for value in node.outputs)
+    clone.graph.outputs[:] = [values[name] for name in names]
+    return clone
+
+
+def _widen_bf16_borders(model: ir.Model) -> None:
+    """Make inputs and outputs of type BF16 FP32 with a Cast, in place: ONNX Runtime's numpy interface has no BF16."""
+    graph = model.graph
+    for value in graph.inputs:
+        if value.dtype is ir.DataType.BFLOAT16:
+            uses = list(value.uses())
+            cast = _cast(value, ir.DataType.BFLOAT16)
+            for node, index in uses:
+                node.replace_input_with(index, cast.outputs[0])
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+            if len(graph):
+                graph.insert_before(graph[0], cast)
+            else:
+                graph.append(cast)
+    for position, value in enumerate(graph.outputs):
+        if value.dtype is ir.DataType.BFLOAT16:
+            cast = _cast(value, ir.DataType.FLOAT)
+            cast.outputs[0].name, value.name = value.name, f"{value.name}_bf16"
+            graph.append(cast)
+            graph.outputs[position] = cast.outputs[0]
+
+
+def _shield_outputs(model: ir.Model) -> None:
+    """Give outputs that nodes read too a copy of their own, in place, where the graph quantizes.
+
+    ONNX Runtime 1.31 moves Q/DQ backwards over a Transpose to a value with one reader, and gives the quantized value as
+    the output too, whatever ``session.disable_quant_qdq`` says. A second reader keeps it from that.
+    """
+    graph = model.graph
+    if not any(node.op_type == "QuantizeLinear" for node in graph):
+        return
+    for position, value in enumerate(graph.outputs):
+        if value.uses() and value.producer() is not None:
+            copy = ir.node("Identity", [value], name=f"{value.name}_output")
+            output = copy.outputs[0]
+            output.name, value.name = value.name, f"{value.name}_inside"
+            output.type, output.shape = value.type, value.shape
+            graph.append(copy)
+            graph.outputs[position] = output
+
+
+def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    node = ir.node("Cast", [value], attributes={"to": int(dtype)}, name=f"{value.name}_border")
+    node.outputs[0].name = f"{value.name}_border"
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(dtype), value.shape
+    return node
+
+
+def _without_bf16(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _detach_weights(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:
+    """Take the large initializers out of ``model`` (which is changed), to be handed to ONNX Runtime by reference.
+
+    Serialising them would copy every weight three times, and a protobuf ends at 2 GiB. Memory-mapped weights stay so.
+    """
+    weights: dict[str, np.ndarray] = {}
+    inputs = {value.name for value in model.graph.inputs}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= _INLINE_BYTES or tensor.dtype not in _BY_REFERENCE:
+            if isinstance(tensor, ir.ExternalTensor):  # ONNX Runtime reads no files for a model it gets as bytes
+                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+            continue
+        if name in inputs or not value.uses():  # ONNX Runtime drops unused ones at load, then cannot replace them
+            continue
+        weights[name] = np.ascontiguousarray(tensor.numpy())
+        value.const_value = ir.ExternalTensor(
+            "by-reference", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
+        )
+    return model, weights
+
+
+def _by_reference(ort: Any, array: np.ndarray) -> Any:
+    """An OrtValue on the memory of ``array``. Numpy lacks FP8: it goes as bytes, with its type said."""
+    if array.dtype != ml_dtypes.float8_e4m3fn:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint8), int(ir.DataType.FLOAT8E4M3FN))
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:600]

@@ -1,0 +1,17 @@
+"""The word that a user may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The one of ``words`` most like ``word``, or nothing when none is near."""
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), "")
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """``did you mean X?`` for the nearest of ``words``, or nothing when none is near."""
+    near = nearest(word, words)
+    return f"did you mean {near}?" if near else ""
