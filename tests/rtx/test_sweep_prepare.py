@@ -12,8 +12,9 @@ import pytest
 from sweep_nets import write_sweep
 
 from trtopt.fleet.plan import load_plan
-from trtopt.fleet.prepare import is_worth, prepare, receive
-from trtopt.fleet.task import REPORT, Task, execute
+from trtopt.fleet.prepared import receive
+from trtopt.fleet.run import execute, prepare
+from trtopt.fleet.task import REPORT, Task
 
 pytest.importorskip("tensorrt_rtx", reason="builds engines")
 
@@ -68,7 +69,7 @@ def test_a_cache_that_cannot_be_written_leaves_the_work_to_the_job(tmp_path: Pat
 
 
 def test_only_jobs_that_calibrate_are_prepared(tmp_path: Path) -> None:
-    assert [is_worth(_task(tmp_path, name)) for name in ("fp32", "fp16", "int8")] == [False, False, True]
+    assert [_task(tmp_path, name).is_worth_preparing for name in ("fp32", "fp16", "int8")] == [False, False, True]
 
 
 def test_a_job_that_fails_is_left_to_fail_where_it_is_built(tmp_path: Path) -> None:

@@ -21,13 +21,10 @@ from trtopt.engine.process import START
 from trtopt.errors import TargetError, UsageError
 from trtopt.fleet.inputs import check_unchanged
 from trtopt.fleet.plan import Job
-from trtopt.fleet.task import Outcome, Survey, survey
+from trtopt.fleet.task import EXECUTE, Outcome, Survey, survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support.files import TEMPORARY
 from trtopt.support.version import IMPORT_ROOT
-
-EXECUTE = "trtopt.fleet.task:execute"
-"""What runs a job: called with a :class:`~trtopt.fleet.task.Task` and a folder."""
 
 _START = (
     START

@@ -23,10 +23,9 @@ from typing import Any
 
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
 from trtopt.fleet import ray_task
-from trtopt.fleet.executor import EXECUTE, Ended, Lost, Order, available_cores
+from trtopt.fleet.executor import Ended, Lost, Order, available_cores
 from trtopt.fleet.inputs import Input, check_unchanged
-from trtopt.fleet.prepare import is_worth
-from trtopt.fleet.task import Outcome, Survey
+from trtopt.fleet.task import EXECUTE, Outcome, Survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._lazy import require
 from trtopt.support.files import open_file
@@ -148,7 +147,7 @@ class RayExecutor:
         strategy = "SPREAD" if order.again else "DEFAULT"
         task, options = job.task(folders), {"num_cpus": 1, "max_retries": 0, "scheduling_strategy": strategy}
         prepared = None
-        if job.place and is_worth(task):
+        if job.place and task.is_worth_preparing:
             # On any node, while the GPU is at other jobs.
             prepared = self._prepare.options(**options).remote(task, inputs, self._folder)
         run = self._run.options(**self._needs(job.place), **options)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import filelock
 
 from trtopt.errors import UsageError
-from trtopt.fleet.prepare import prepare as prepare_task
-from trtopt.fleet.prepare import receive
-from trtopt.fleet.task import Outcome, Survey, Task, survey
+from trtopt.fleet.prepared import receive
+from trtopt.fleet.task import PREPARE, Outcome, Survey, Task, survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._lazy import require
 from trtopt.support.files import TEMPORARY, atomic_path
@@ -37,14 +36,15 @@ def look() -> Survey:
 
 
 def prepare(task: Task, inputs: Parts, folder: str) -> dict[str, bytes]:
-    """Do what of a job needs no GPU: arguments as of :func:`run`, result as of ``trtopt.fleet.prepare.prepare``."""
+    """Do what of a job needs no GPU: arguments as of :func:`run`, result as of ``trtopt.fleet.run.prepare``."""
     share_cores(1)
     try:
         root = _received(inputs, folder)
     except (UsageError, OSError):
         return {}
     with _temporary_files_in(root):
-        return prepare_task(_placed(task, root))
+        prepared: dict[str, bytes] = resolve_name(PREPARE)(_placed(task, root))
+        return prepared
 
 
 def run(
@@ -63,8 +63,7 @@ def run(
         What came of it, and the contents of its files by name.
     """
     share_cores(1)
-    module, _, name = function.partition(":")
-    execute = getattr(importlib.import_module(module), name)
+    execute = resolve_name(function)
     try:
         root = _received(inputs, folder)
     except (UsageError, OSError) as error:

@@ -3,7 +3,6 @@ output, both as JSON. It ends with the process that started it."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import queue
@@ -12,6 +11,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NoReturn
 
 from trtopt.fleet.task import Task
@@ -27,8 +27,7 @@ def main(function: str, threads: int, temporary: str) -> NoReturn:
         temporary: The folder of its temporary files, which goes with it.
     """
     share_cores(threads)
-    module, _, name = function.partition(":")
-    execute = getattr(importlib.import_module(module), name)
+    execute = resolve_name(function)
     # What native libraries and users' metrics print is no answer, and what they read no order.
     answers, orders = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.fdopen(os.dup(0), encoding="utf-8")
     os.dup2(2, 1)
