@@ -40,7 +40,7 @@ MODULE_LINES, FUNCTION_LINES, PARAMETERS = 600, 60, 7
 ORDER = (
     *("errors", "events", "support", "cache", "config", "hardware", "report", "graph"),
     *("roofline", "source", "precision", "accuracy", "engine", "judge", "profiling", "serve"),
-    *("gates", "rewrite", "sparsity", "pipeline", "api", "analysis", "fleet", "__init__", "cli", "__main__"),
+    *("gates", "rewrite", "sparsity", "pipeline", "analysis", "api", "fleet", "__init__", "cli", "__main__"),
 )
 """The rooms from the bottom, as docs/architecture.md lists them: a room imports rooms before it only."""
 FLOORS, DEPTH, FILES_IN_A_FOLDER = 14, 15, 30
