@@ -1,6 +1,6 @@
 """Where 8-bit goes, per backend and type: one table, with the reason of each entry.
 
-Measured for TensorRT for RTX 1.7 by looking at its kernels and the bytes they move (docs/architecture.md); for TensorRT
+Measured for TensorRT for RTX 1.7 by looking at its kernels and the bytes they move (docs/precision.md); for TensorRT
 from its documented fusions, and from what Model Optimizer, the quantizer made for it, leaves out; not run.
 """
 
