@@ -1,33 +1,32 @@
-"""Real runs of the command line, as processes of their own."""
+"""Real runs of the command line."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from command_line import Run, environment_in, run_here, run_process
 
 
 @pytest.fixture
 def trtopt(tmp_path: Path) -> Run:
-    """Runs ``trtopt ARGUMENTS`` in a folder of the test's own, with a cache folder and a width of its own."""
+    """Runs ``trtopt ARGUMENTS`` in a folder of the test's own, with a cache folder and a width of its own.
+
+    It runs within the process of the tests: starting Python and importing all packages takes more than a second.
+    """
 
     def run(*arguments: str, cwd: Path | None = None, columns: int = 100) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "HOME": str(tmp_path), "COLUMNS": str(columns)}
-        environment.pop("XDG_CACHE_HOME", None)
-        return subprocess.run(
-            [sys.executable, "-m", "trtopt", *arguments],
-            cwd=cwd or tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        return run_here(arguments, cwd or tmp_path, environment_in(tmp_path, columns))
+
+    return run
+
+
+@pytest.fixture
+def trtopt_process(tmp_path: Path) -> Run:
+    """As ``trtopt``, in a process of its own: what crashes, fills or closes a process, or looks at its start."""
+
+    def run(*arguments: str, cwd: Path | None = None, columns: int = 100) -> subprocess.CompletedProcess[str]:
+        return run_process(arguments, cwd or tmp_path, environment_in(tmp_path, columns))
 
     return run
