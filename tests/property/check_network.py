@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import tempfile
 from collections import Counter
@@ -182,11 +183,15 @@ class _Subject:
         ]
 
 
-def check_all(seeds: Iterable[int], show: Callable[[str], None] | None = None) -> Findout:
-    """:func:`check` of many seeds, in two processes; ``show`` is told each problem as it comes."""
+def check_all(seeds: Iterable[int], show: Callable[[str], None] | None = None, *, processes: int = 2) -> Findout:
+    """:func:`check` of many seeds; ``show`` is told each problem as it comes. One process is this one."""
     total = Findout()
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        for found in pool.map(check, seeds, chunksize=4):
+    with contextlib.ExitStack() as stack:
+        checked = map(check, seeds)
+        if processes > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")))
+            checked = pool.map(check, seeds, chunksize=4)
+        for found in checked:
             total.add(found)
             if show is not None:
                 for problem in found.problems:
