@@ -181,7 +181,7 @@ def test_weights_in_another_file_are_not_read(trtopt: Run, tmp_path: Path) -> No
         (["--gpu", "V100", "--int8"], "has no INT8 units", "it has fp32, fp16;"),
         (["--gpu", "T4", "--tf32"], "T4 (compute capability 7.5) has no TF32 units", "fp32, fp16, int8;"),
         (["--precision", "fp61"], "'fp61' is not one of", "analyze --help"),
-        (["--fp16", "--int8"], "not allowed with", "give --int8 alone"),
+        (["--bf16", "--int8"], "not allowed with", "trtopt analyze --help"),
         (["--shapes", "y:1x3x8x8"], "no input 'y'", "Its inputs: x"),
         (["--shapes", "x:1x4x8x8"], "not 1x4x8x8", "static dimensions"),
         (["--shapes", "x=1x3"], "Not a shape", "name:1x3x224x224"),

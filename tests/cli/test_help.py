@@ -58,7 +58,7 @@ def test_the_help_fits_80_columns(trtopt: Run) -> None:
         (["build", "m.onnx", "--savEngine=e"], "no option --savEngine", "did you mean --saveEngine?"),
         (["build", "--bogus", "7", "m.onnx"], "no option --bogus", "trtopt build --help"),
         (["build", "m.onnx", "--calib-method", "Entropi"], "'Entropi' is not one of", "trtopt build --help"),
-        (["build", "m.onnx", "--fp16", "--int8"], "not allowed with", "give --int8 alone"),
+        (["build", "m.onnx", "--bf16", "--int8"], "not allowed with", "trtopt build --help"),
         (["build", "m.onnx", "--tf32", "--noTF32"], "contradicts", "leave one of them out"),
         (["build", "m.onnx", "--min-sqnr-db", "high"], "invalid float value", "trtopt build --help"),
         (["build", "m.onnx", "--min-sqnr-db", "nan"], "must be a finite number", "docs/build.md"),

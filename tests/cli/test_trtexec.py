@@ -106,6 +106,39 @@ def test_no_tf32_yields_to_a_narrower_precision() -> None:
     assert _parse("--noTF32 --fp16")[0] == BuildConfig(precision="fp16")
 
 
+@pytest.mark.parametrize("eight", ["--int8", "--fp8", "--auto", "--best"])
+def test_fp16_beside_an_8_bit_type_is_implied(eight: str) -> None:
+    alone = _parse(f"--onnx=m.onnx {eight} --saveEngine=m.engine")
+    for words in (f"{eight} --fp16", f"--fp16 {eight}"):
+        config, notes, model, _ = _parse(f"--onnx=m.onnx {words} --saveEngine=m.engine")
+        assert (config, model) == (alone[0], "m.onnx")
+        (note,) = notes
+        assert note.startswith(f"--fp16 is implied by {eight}: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "second"),
+    [
+        ("--bf16 --int8", "--bf16", "--int8"),
+        ("--fp16 --bf16", "--fp16", "--bf16"),
+        ("--int8 --fp8", "--int8", "--fp8"),
+        ("--int8 --best", "--int8", "--best"),
+        ("--auto --fp8", "--auto", "--fp8"),
+        ("--int8 --fp16 --bf16", "--int8", "--bf16"),
+        ("--fp16 --int8 --fp8", "--int8", "--fp8"),
+        ("--fp32 --tf32", "--fp32", "--tf32"),
+    ],
+)
+def test_other_precisions_exclude_each_other(words: str, first: str, second: str) -> None:
+    with pytest.raises(UsageError, match=f"argument {second}: not allowed with argument {first}") as caught:
+        _parse(words)
+    assert caught.value.where == second
+
+
+def test_a_precision_may_be_given_twice() -> None:
+    assert _parse("--int8 --int8")[:2] == (BuildConfig(precision="int8"), [])
+
+
 @pytest.mark.parametrize(
     ("old", "setting"),
     [

@@ -88,6 +88,14 @@ def test_a_mistake_is_a_usage_error_that_says_where(tmp_path: Path, text: str, w
     assert remedy in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", ["fp16", "int8", "auto"])
+def test_a_precision_for_a_key_says_how_a_file_writes_it(tmp_path: Path, name: str) -> None:
+    """FP16 beside an 8-bit type needs no word here: ``precision`` has one value."""
+    with pytest.raises(UsageError, match=f"Unknown option '{name}'") as caught:
+        load(_write(tmp_path, f"[build]\n{name} = true\n"), "build")
+    assert caught.value.remedy.startswith(f'write precision = "{name}"')
+
+
 def test_the_home_folder_is_that_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     text = '[build]\ncache_dir = "~/cache"\noutput = "./~/model"\nplugins = ["~/p.so"]\ncalib = "synthetic"\n'

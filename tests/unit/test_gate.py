@@ -53,6 +53,24 @@ def test_a_drop_with_a_metric_is_of_the_metric_alone() -> None:
     assert failure == "metric top1: 0.9 against 0.91, a drop of 0.01, more than the 0.005 of --max-accuracy-drop"
 
 
+def test_a_metric_of_the_emulated_graph_does_not_excuse_the_engines_own_outputs() -> None:
+    """Where the metric could not be measured on the engine, its outputs are judged as they are without a metric."""
+    poor = OutputAccuracy(sqnr_db=2.0, cosine=0.3, max_abs=9.0, top1_agreement=0.01)
+    measured = replace(record(y=CLASSES), engine={"y": poor}, metric=MetricRecord("top1", 0.91, 0.91, 0.0))
+    (failure,) = gate(measured, BuildConfig(max_accuracy_drop=0.01))
+    assert failure == "engine output y: 1 - top-1 agreement = 0.99, more than the 0.01 of --max-accuracy-drop"
+
+
+def test_the_metric_of_the_engine_is_gated_like_that_of_the_emulated_graph() -> None:
+    poor = MetricRecord("top1", 0.91, 0.11, 0.8)
+    both = replace(record(y=CLASSES), engine={"y": CLASSES}, metric=MetricRecord("top1", 0.91, 0.91, 0.0))
+    assert gate(replace(both, engine_metric=both.metric), BuildConfig(max_accuracy_drop=0.01)) == ()
+    (failure,) = gate(replace(both, engine_metric=poor), BuildConfig(max_accuracy_drop=0.01))
+    assert failure == (
+        "metric top1 of the engine: 0.11 against 0.91, a drop of 0.8, more than the 0.01 of --max-accuracy-drop"
+    )
+
+
 def test_a_limit_that_nobody_gave_is_called_the_default() -> None:
     measured = replace(record(y=VALUES), metric=MetricRecord("top1", 0.91, 0.90, 0.01))
     for found in (measured, record(y=VALUES)):

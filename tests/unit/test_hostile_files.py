@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from profile_samples import small_profile
 from trtopt.accuracy.sensitivity import Errors
 from trtopt.accuracy.sensitivity_cache import SensitivityCache
 from trtopt.analysis.analyze import write_page
-from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of, read_sealed, write_sealed
+from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of, read_sealed, seal_line, write_sealed
 from trtopt.cache.folder import FORMATS, PRICES, SENSITIVITY, damage, files
 from trtopt.config.toml_file import load
 from trtopt.engine.build import _warnings
@@ -30,6 +30,7 @@ from trtopt.errors import IntegrityError, InvalidModelError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.graph.artifact import input_spec
 from trtopt.hardware.spec import find_gpu, gpu_of
+from trtopt.judge import memo
 from trtopt.judge.memo import PriceFile
 from trtopt.judge.protocol import Priced
 from trtopt.precision.observe.arrays import in_memory, open_arrays
@@ -107,6 +108,24 @@ def test_a_pipe_in_the_place_of_prices_is_refused(tmp_path: Path) -> None:
     assert ["cannot be written (No such device" in event.text for event in events] == [True]
     with pytest.raises(OSError, match="not a regular file"):
         open_shared(place, os.O_RDONLY)
+
+
+def test_an_oversized_file_of_prices_is_emptied_under_a_process_that_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = PriceFile(("judge",), tmp_path, ignore)
+    first.add("old", PRICE)
+    with open(first.path, "ab") as file:
+        file.truncate(MOST_LINE_BYTES + 1)
+
+    def written_late(record: Mapping[str, Any]) -> bytes:
+        """Another process opens the prices when this one has opened the file and not written yet."""
+        PriceFile(("judge",), tmp_path, ignore)
+        return seal_line(record)
+
+    monkeypatch.setattr(memo, "seal_line", written_late)
+    first.add("new", PRICE)
+    assert PriceFile(("judge",), tmp_path, ignore).load() == {"new": PRICE}
 
 
 def test_a_file_of_line_feeds_is_no_file_of_prices(tmp_path: Path) -> None:

@@ -208,6 +208,19 @@ def test_numbers_are_readable() -> None:
     ]
     assert [percent(share) for share in (0.0, 1e-6, 0.5, 0.99999, 1.0)] == ["0 %", "0.1 %", "50.0 %", "99.9 %", "100 %"]
     assert [seconds_text(value) for value in (0.004, 12.34, 200.0)] == ["0.00 s", "12.3 s", "3 min 20 s"]
+    edges = (9.994, 9.996, 59.94, 59.97, 60.0, 119.4, 119.5, 119.7, 3599.6)
+    texts = [
+        "9.99 s",
+        "10.0 s",
+        "59.9 s",
+        "1 min 0 s",
+        "1 min 0 s",
+        "1 min 59 s",
+        "2 min 0 s",
+        "2 min 0 s",
+        "60 min 0 s",
+    ]
+    assert [seconds_text(value) for value in edges] == texts
     assert [decibels(value) for value in (42.06, float("inf"), float("-inf"), float("nan"))] == [
         "42.1 dB",
         "equal",

@@ -14,20 +14,21 @@ def gate(record: AccuracyRecord, config: BuildConfig, *, is_default: bool = Fals
 
     Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
     least X. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1
-    agreement of each output that has one, else 1 - cosine. The engine's own outputs, where they are there, pass the
-    same gates. Outputs that the host computes pass the first gate and the metric's; for the others the tensors it
-    computes them from stand in, since a rounding may change which boxes are chosen, and their order.
+    agreement of each output that has one, else 1 - cosine. An engine that ran passes the same gates: its own metric,
+    or its outputs where the metric could not be measured on it. Outputs that the host computes pass the first gate and
+    the metric's; for the others the tensors it computes them from stand in, since a rounding may change which boxes
+    are chosen, and their order.
 
     Args:
         record: The verification.
         config: Its ``max_accuracy_drop`` and ``min_sqnr_db``.
         is_default: Whether nobody gave ``max_accuracy_drop``: the message says so.
     """
-    sources = [("output", record.outputs)]
+    sources = [("output", record.outputs, record.metric)]
     if record.engine is not None:
-        sources.append(("engine output", record.engine))
+        sources.append(("engine output", record.engine, record.engine_metric))
     failures: list[str] = []
-    for kind, outputs in sources:
+    for kind, outputs, metric in sources:
         for name, accuracy in outputs.items():
             where = f"{kind} {name}"
             if accuracy.nonfinite:
@@ -35,13 +36,14 @@ def gate(record: AccuracyRecord, config: BuildConfig, *, is_default: bool = Fals
                     f"{where}: {accuracy.nonfinite} values are NaN or infinite where the FP32 reference is finite"
                 )
             elif name not in record.host_outputs:
-                failures += _output_failures(where, accuracy, config, record.metric is not None, is_default)
-    drop, metric = config.max_accuracy_drop, record.metric
-    if drop is not None and metric is not None and not metric.drop <= drop + _ROUNDING:
-        failures.append(
-            f"metric {metric.name}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of {metric.drop:.4g}, "
-            f"more than the {drop:g} of --max-accuracy-drop{', its default here' if is_default else ''}"
-        )
+                failures += _output_failures(where, accuracy, config, metric is not None, is_default)
+    drop, default = config.max_accuracy_drop, ", its default here" if is_default else ""
+    for suffix, metric in (("", record.metric), (" of the engine", record.engine_metric)):
+        if drop is not None and metric is not None and not metric.drop <= drop + _ROUNDING:
+            failures.append(
+                f"metric {metric.name}{suffix}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of "
+                f"{metric.drop:.4g}, more than the {drop:g} of --max-accuracy-drop{default}"
+            )
     return tuple(failures)
 
 

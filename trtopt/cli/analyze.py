@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Sequence
 
 from trtopt.cli.options import add_config_options, config_from
 from trtopt.cli.parser import Parser
-from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 
@@ -31,6 +32,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("model", metavar="MODEL", help="the ONNX file")
     add_config_options(parser, AnalyzeConfig)
     args = parser.parse(argv)
+    for note in args.notes:
+        say(f"note: {note}", sys.stderr)
     config = config_from(args, AnalyzeConfig, "analyze")
     check_files(args.model, config, args.config)
     # Graphs are many small objects that live until the end: collecting at every 700 of them takes a fifth of the time.

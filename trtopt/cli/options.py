@@ -33,7 +33,13 @@ _PRECISION_HELP = {
     "fp8": "FP8 where it makes the engine faster, FP16 elsewhere (compute capability 8.9 and later)",
     "auto": "the fastest mix of FP16, BF16, INT8 and FP8 within --max-accuracy-drop (default 0.01)",
 }
-
+_IMPLIED_FP16 = {
+    "int8": "what is not INT8 runs in FP16",
+    "fp8": "what is not FP8 runs in FP16",
+    AUTO: "it chooses among all types",
+}
+"""The precisions that ``--fp16`` may stand beside, as in lines written for trtexec, and why it says nothing there."""
+_FP16_NOTE = "--fp16 is implied by"
 
 _Config = TypeVar("_Config", BuildConfig, AnalyzeConfig, SensitivityConfig, ProfileConfig)
 
@@ -55,16 +61,17 @@ def add_config_options(parser: Parser, config: type[Config]) -> None:
             else:
                 _add_value(group, name, option, number=kinds[name] == "number")
     parser.add_argument("--config", metavar="FILE.toml", help="read options from a TOML file; the command line wins")
+    parser.set_defaults(notes=[])
     parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout, and nothing else")
     parser.add_argument("--verbose", action="store_true", help="print a line on stderr when a stage starts or ends")
 
 
 def _add_precisions(group: argparse._ArgumentGroup, option: Option | None) -> None:
     """A switch for each precision; with ``option``, also ``--precision P``."""
-    exclusive = group.add_mutually_exclusive_group()
     if option is not None:
-        exclusive.add_argument(
+        group.add_argument(
             flag("precision"),
+            action=_SetPrecision,
             metavar="P",
             type=one_of(option.choices),
             default=argparse.SUPPRESS,
@@ -75,9 +82,36 @@ def _add_precisions(group: argparse._ArgumentGroup, option: Option | None) -> No
     spellings["--best"] = ("int8" if option is not None else AUTO, argparse.SUPPRESS)
     for spelling, (name, text) in spellings.items():
         shown = text if option is None else argparse.SUPPRESS
-        exclusive.add_argument(
-            spelling, dest="precision", action="store_const", const=name, default=argparse.SUPPRESS, help=shown
+        group.add_argument(
+            spelling,
+            dest="precision",
+            action=_SetPrecision,
+            nargs=0,
+            const=name,
+            default=argparse.SUPPRESS,
+            help=shown,
         )
+
+
+class _SetPrecision(argparse.Action):
+    """Sets the precision. Two exclude each other, but for FP16 beside one that has FP16 in it, which a note says."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        name, spelling = self.const or values, self.option_strings[0]
+        given: dict[str, str] = {**getattr(namespace, "spellings", {})}
+        for known, other in given.items():
+            is_implied = "fp16" in (name, known) and (name in _IMPLIED_FP16 or known in _IMPLIED_FP16)
+            if other != spelling and not is_implied:
+                raise argparse.ArgumentError(self, f"not allowed with argument {other}")
+        given = {known: other for known, other in given.items() if other != spelling} | {name: spelling}
+        namespace.spellings = given
+        namespace.precision = next((known for known in given if known != "fp16"), "fp16")
+        notes = getattr(namespace, "notes", [])
+        if len(given) == 2 and not any(note.startswith(_FP16_NOTE) for note in notes):
+            why = _IMPLIED_FP16[namespace.precision]
+            namespace.notes = [*notes, f"{_FP16_NOTE} {given[namespace.precision]}: {why}"]
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, option: Option) -> None:

@@ -56,8 +56,6 @@ class Parser(argparse.ArgumentParser):
         """Raise what argparse would print."""
         named = re.match(r"argument ([^:]+): ", message)
         remedy = f"see {self.prog} --help"
-        if "not allowed with argument" in message and "--fp16" in message and "--int8" in message:
-            remedy = "give --int8 alone: what is not INT8 runs in FP16"
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
             remedy = did_you_mean(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2))) or remedy

@@ -143,7 +143,6 @@ def add_aliases(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, action=_WithoutEffect, help=argparse.SUPPRESS)
     parser.add_argument("--noTF32", dest="no_tf32", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--shapes", action="append", help=argparse.SUPPRESS)
-    parser.set_defaults(notes=[])
 
 
 class _WithoutEffect(argparse.Action):

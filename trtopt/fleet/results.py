@@ -74,7 +74,7 @@ def _drop(accuracy: AccuracyRecord | None) -> tuple[str, float | None]:
     """What accuracy is measured by, and its drop; the engine's own outputs count where it ran."""
     if accuracy is None:
         return "", None
-    metric = accuracy.metric
+    metric = accuracy.product_metric
     if metric is not None and math.isfinite(metric.drop):
         return metric.name.replace("\\", "/").rpartition("/")[2], metric.drop
     outputs = accuracy.engine or accuracy.outputs

@@ -162,7 +162,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         bytes=None if engine is None else engine.bytes,
         output_names=_outputs(report),
         outputs=None if accuracy is None else _judged(accuracy),
-        metric=None if accuracy is None else accuracy.metric,
+        metric=None if accuracy is None else accuracy.product_metric,
         accuracy_samples=""
         if accuracy is None
         else f"{accuracy.samples} samples ({accuracy.source}, {accuracy.verified})",

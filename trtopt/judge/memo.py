@@ -50,7 +50,7 @@ class Question:
 class PriceFile:
     """Prices kept in a file that all runs with one judge share: JSON lines, each written with one call.
 
-    A line that is torn, damaged, or no price is left out.
+    A line that is torn, damaged, or no price is left out. A file that has grown too large is emptied.
 
     Args:
         keys: What prices depend on beside the model: the judge, its version, the GPU, plugins. The code of trtopt is
@@ -68,11 +68,10 @@ class PriceFile:
         self._writes = True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = open_shared(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            too_large = os.fstat(handle).st_size > MOST_LINE_BYTES
-            os.close(handle)
-            if too_large:
-                self.path.unlink()
+            with open(open_shared(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as handle:
+                if os.fstat(handle.fileno()).st_size > MOST_LINE_BYTES:
+                    # Emptied, not removed: what another process appends to it meanwhile stays in the file of this name.
+                    handle.truncate(0)
         except OSError as error:
             self._stop(error)
 

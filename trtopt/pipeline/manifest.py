@@ -115,10 +115,11 @@ _ABOUT_THE_CACHE = ("no_cache", "cache_gb", "error_on_timing_cache_miss")
 
 def _accuracy(record: AccuracyRecord) -> AccuracyRecord:
     """The record without intermediate tensors, and without the folder of the metric's script."""
-    metric = record.metric
-    if metric is not None:
-        metric = dataclasses.replace(metric, name=metric.name.replace("\\", "/").rpartition("/")[2])
-    return dataclasses.replace(record, tensors=None, first_bad=None, metric=metric)
+    metric, engine_metric = (
+        found and dataclasses.replace(found, name=found.name.replace("\\", "/").rpartition("/")[2])
+        for found in (record.metric, record.engine_metric)
+    )
+    return dataclasses.replace(record, tensors=None, first_bad=None, metric=metric, engine_metric=engine_metric)
 
 
 def chosen_options(config: BuildConfig) -> dict[str, Any]:

@@ -70,7 +70,15 @@ class Session:
 
     def __init__(self, config: BuildConfig, clock: Clock, make_engine: bool) -> None:
         asks = config.precision == AUTO or (pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss)
-        self._is_default_budget = asks and config.max_accuracy_drop is None
+        is_by_sqnr = config.metric == "sqnr"  # no drop bounds it
+        if asks and is_by_sqnr and config.max_accuracy_drop is None and config.min_sqnr_db is None:
+            raise UsageError(
+                f"{'--auto' if config.precision == AUTO else '--sparse'} has no budget: the drop that it allows by "
+                "default cannot bound the metric sqnr, whose baseline is infinite",
+                where="--metric sqnr",
+                remedy="give --min-sqnr-db X",
+            )
+        self._is_default_budget = asks and not is_by_sqnr and config.max_accuracy_drop is None
         self.config = (
             dataclasses.replace(config, max_accuracy_drop=DEFAULT_ACCURACY_DROP) if self._is_default_budget else config
         )

@@ -23,6 +23,7 @@ from trtopt.engine.profiles import Profile
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.engine.work import layers_of_engine
+from trtopt.errors import UsageError
 from trtopt.events import Event
 from trtopt.graph import cost, edit
 from trtopt.graph.artifact import ModelArtifact
@@ -32,7 +33,7 @@ from trtopt.precision.fp16.network_io import formats, parse_io
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import Samples
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
-from trtopt.report.schema.build import AccuracyRecord, MetricRecord
+from trtopt.report.schema.build import AccuracyRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
 from trtopt.roofline.layer import predict
 from trtopt.source.save import save_model
@@ -101,11 +102,7 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
     ):
         clock.listen(Event("start", "verify", total=total))
         outputs = compare(before, after, job.samples, on_event=clock.listen, varying=sizes_vary(job.reference))
-        metric: MetricRecord | None = None
-        if job.metric is not None:
-            whole = before.output_names if job.host is None else job.host.outputs
-            judged = {name: found for name, found in outputs.items() if name not in computed}
-            metric = job.metric.measure(Selected(after, whole), job.samples, job.samples.labels, judged)
+        metric = None if job.metric is None else _measured(job.metric, job, after, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
     if job.tensors:
@@ -123,6 +120,16 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         first_bad=entry,
         host_outputs=computed,
     )
+
+
+def _measured(
+    metric: Metric, job: Verification, optimized: Runner, outputs: Mapping[str, OutputAccuracy]
+) -> MetricRecord:
+    """The metric of ``optimized``, which is compared with the reference in ``outputs``."""
+    whole = tuple(outputs) if job.host is None else job.host.outputs
+    computed = () if job.host is None else job.host.own_outputs
+    judged = {name: found for name, found in outputs.items() if name not in computed}
+    return metric.measure(Selected(optimized, whole), job.samples, job.samples.labels, judged)
 
 
 def verify_engine(
@@ -146,8 +153,21 @@ def verify_engine(
             task="verify engine",
             varying=sizes_vary(job.reference),
         )
+        metric = None if job.metric is None else _measured_on_engine(job.metric, job, after, outputs, clock)
         clock.listen(Event("end", "verify engine"))
-    return replace(record, verified="engine", engine=outputs)
+    return replace(record, verified="engine", engine=outputs, engine_metric=metric)
+
+
+def _measured_on_engine(
+    metric: Metric, job: Verification, engine: Runner, outputs: Mapping[str, OutputAccuracy], clock: Clock
+) -> MetricRecord | None:
+    """The metric of an engine; None, with a warning, where the engine does not take what the metric feeds it."""
+    try:
+        return _measured(metric, job, engine, outputs)
+    except UsageError as error:
+        what = f"the metric {metric.name} cannot be measured on the engine: {error.what}"
+        clock.warn("verify engine", f"{what}; its outputs are judged in its place")
+        return None
 
 
 @dataclass(frozen=True)

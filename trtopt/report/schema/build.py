@@ -258,7 +258,10 @@ class AccuracyRecord:
         engine: Likewise with the engine's own outputs, where it can run.
         tensors: By tensor name in graph order, when intermediate tensors were asked for.
         first_bad: Of those, the one where the error enters; None when there is none, or they were not asked for.
+        metric: The metric on the FP32 model and on the graph's FP32 twin.
         host_outputs: Of ``outputs``, those the host computes from the tensors between: gates judge these instead.
+        engine_metric: The metric on the FP32 model and on the engine; None where the engine did not run, and where the
+            metric could not be measured on it.
     """
 
     samples: int
@@ -270,6 +273,12 @@ class AccuracyRecord:
     tensors: dict[str, OutputAccuracy] | None = None
     first_bad: str | None = None
     host_outputs: tuple[str, ...] = ()
+    engine_metric: MetricRecord | None = None
+
+    @property
+    def product_metric(self) -> MetricRecord | None:
+        """The metric of what was made: of the engine where it ran, else of the graph."""
+        return self.metric if self.engine is None else self.engine_metric
 
 
 @dataclass(frozen=True)

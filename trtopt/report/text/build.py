@@ -62,11 +62,11 @@ def loss_text(report: BuildReport) -> str:
     found = report.accuracy
     if not report.config.get("allow_accuracy_loss") or found is None:
         return ""
-    if found.metric is not None:
-        metric = found.metric
+    metric, outputs = found.product_metric, found.outputs if found.engine is None else found.engine
+    if metric is not None:
         what = f"{metric.name} {metric.baseline:.4f} -> {metric.optimized:.4f}, a drop of {metric.drop:.4f}"
     else:
-        name, worst = min(found.outputs.items(), key=lambda item: item[1].sqnr_db, default=("", None))
+        name, worst = min(outputs.items(), key=lambda item: item[1].sqnr_db, default=("", None))
         if worst is None:
             return ""
         agrees = "" if worst.top1_agreement is None else f", top-1 agreement {percent(worst.top1_agreement)}"
@@ -279,10 +279,10 @@ def _accuracy(report: BuildReport) -> list[RenderableType]:
     ]
     if record.engine is not None:
         body.append(_outputs("output of the engine", record.engine))
-    if record.metric is not None:
-        metric = record.metric
-        values = f"FP32 {metric.baseline:.6g}, optimized {metric.optimized:.6g}, drop {metric.drop:.6g}"
-        body.append(_plain(f"metric {metric.name}: {values}"))
+    for metric, what in ((record.metric, "optimized"), (record.engine_metric, "engine")):
+        if metric is not None:
+            values = f"FP32 {metric.baseline:.6g}, {what} {metric.optimized:.6g}, drop {metric.drop:.6g}"
+            body.append(_plain(f"metric {metric.name}: {values}"))
     return body
 
 

@@ -63,10 +63,11 @@ def percent(share: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration: ``0.42 s``, ``12.5 s``, ``3 min 20 s``."""
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    return f"{int(seconds // 60)} min {seconds % 60:.0f} s"
+    """A duration: ``0.42 s``, ``12.5 s``, ``3 min 20 s``; never ``60 s`` or ``10.00 s``."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    return f"{minutes} min {rest} s"
 
 
 def decibels(value: float) -> str:

@@ -1,0 +1,89 @@
+"""An engine's own run is measured by the user's metric too. ONNX Runtime stands in for the engine: no GPU is here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from trtopt.accuracy.gate import gate
+from trtopt.accuracy.metric import Run, load_metric, python_metric
+from trtopt.config import BuildConfig
+from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.engine.build import EngineArtifact
+from trtopt.errors import UsageError
+from trtopt.events import ignore
+from trtopt.graph.artifact import InputSpec
+from trtopt.pipeline import stages
+from trtopt.precision.observe.samples import open_samples
+from trtopt.report.schema.build import AccuracyRecord
+from trtopt.support.clock import Clock
+from trtopt.support.ort_session import Feeds, OrtSession
+
+HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
+PLAIN = HEAD + "g (float[N,3] x) => (float[N,3] y) { y = Identity(x) }"
+NEGATED = HEAD + "g (float[N,3] x) => (float[N,3] y) { y = Neg(x) }"
+SCORES = np.array([[0.1, 0.9, 0.0], [0.0, 0.3, 0.4], [0.8, 0.0, 0.1], [0.1, 0.2, 0.7]], np.float32)
+LABELS = np.array([1, 2, 0, 2])
+
+
+class Engine(OrtSession):
+    """What ONNX Runtime makes of another graph than the one that was verified, for batches of one."""
+
+    def __init__(self, data: bytes, backend: object) -> None:
+        super().__init__(ir.from_onnx_text(data.decode()))
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        if len(feeds["x"]) != 1:
+            raise UsageError(
+                "The shape is outside of the engine's profile", where="x", remedy="build with wider shapes"
+            )
+        return super().run(feeds)
+
+
+def verified(monkeypatch: pytest.MonkeyPatch, metric: object, clock: Clock) -> AccuracyRecord:
+    """The record of a graph that equals the model, and of an engine that negates."""
+    monkeypatch.setattr(stages, "EngineSession", Engine)
+    monkeypatch.setattr(stages, "can_run", lambda backend, data: True)
+    model = ir.from_onnx_text(PLAIN)
+    samples = open_samples({"x": SCORES, "__labels__": LABELS}, [InputSpec("x", np.dtype(np.float32), ("N", 3))])
+    chosen = load_metric(metric, has_labels=True) if isinstance(metric, str) else python_metric(metric)  # type: ignore[arg-type]
+    measured = stages.with_baseline(chosen, model, samples, clock)
+    job = stages.Verification(model, model, samples, "eval", measured, tensors=False)
+    engine = cast(EngineArtifact, SimpleNamespace(data=NEGATED.encode()))
+    return stages.verify_engine(stages.verify(job, clock), job, engine, TENSORRT_RTX, clock)
+
+
+@pytest.mark.parametrize("metric", ["top1", "agreement"])
+def test_the_metric_is_measured_on_the_engine_and_gated(monkeypatch: pytest.MonkeyPatch, metric: str) -> None:
+    clock = Clock(ignore)
+    record = verified(monkeypatch, metric, clock)
+    assert record.metric is not None and record.metric.drop == 0.0
+    assert record.engine_metric is not None and record.engine_metric.optimized == 0.0
+    (failure,) = gate(record, BuildConfig(max_accuracy_drop=0.01))
+    assert failure.startswith(f"metric {metric} of the engine: 0 against 1") and not clock.warnings
+
+
+def test_a_users_function_runs_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def total(run: Run) -> float:
+        return float(sum(run({"x": row[None]})[0].sum() for row in SCORES))
+
+    record = verified(monkeypatch, total, Clock(ignore))
+    assert record.metric is not None and record.engine_metric is not None
+    assert record.engine_metric.optimized == pytest.approx(-record.metric.optimized)
+
+
+def test_a_metric_that_the_engine_cannot_run_leaves_the_drop_to_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(run: Run) -> float:
+        return float(run({"x": SCORES})[0].sum())
+
+    clock = Clock(ignore)
+    record = verified(monkeypatch, whole, clock)
+    assert record.metric is not None and record.engine_metric is None and record.verified == "engine"
+    (failure,) = gate(record, BuildConfig(max_accuracy_drop=0.01))
+    assert failure.startswith("engine output y: 1 - top-1 agreement = 1")
+    (warning,) = clock.warnings
+    assert "cannot be measured on the engine" in warning and "outside of the engine's profile" in warning
