@@ -1,6 +1,6 @@
 """A model pruned by trtopt: what ``build --sparse-all`` does before it builds, in whole or in part.
 
-    python ours.py magnitude|recovery plain|permuted MODEL.onnx SAMPLES OUT.onnx FIGURES.json
+    python ours.py magnitude|recovery MODEL.onnx SAMPLES OUT.onnx FIGURES.json
 
 SAMPLES is a folder of feeds.
 """
@@ -20,7 +20,6 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes
 from trtopt.pipeline.output_error import OutputError, decibels
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
 from trtopt.precision.observe.samples import Samples, open_samples
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Stage, Target
@@ -28,7 +27,6 @@ from trtopt.rewrite.registry import select
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 from trtopt.sparsity.layers import candidates
-from trtopt.sparsity.permute import permute
 from trtopt.sparsity.prune import prune
 from trtopt.sparsity.pruned import by_magnitude, write
 
@@ -39,20 +37,9 @@ def cleaned(path: str | Path) -> ModelArtifact:
     return driver.apply(load(path), recipes, target=Target()).artifact
 
 
-def permuted(model: ir.Model, samples: Samples) -> ir.Model:
-    """The model with its channels in another order, by what the samples say of its layers' inputs."""
-    nodes = [name for layer in candidates(model).layers for name in layer.nodes]
-    stats = channel_stats(model, samples, product_inputs(model, nodes))
-    read = {str(node.name): str(node.inputs[0].name) for node in model.graph if node.name in nodes}  # type: ignore[union-attr]
-    importance = {name: stats[data].mean_square for name, data in read.items() if data in stats}
-    return permute(model, nodes, importance=importance).model
-
-
-def pruned(artifact: ModelArtifact, samples: Samples, method: str, order: str) -> tuple[ir.Model, dict[str, Any]]:
+def pruned(artifact: ModelArtifact, samples: Samples, method: str) -> tuple[ir.Model, dict[str, Any]]:
     """The pruned model, and what became of its layers."""
     model = infer_shapes(widen(artifact.model))
-    if order == "permuted":
-        model = permuted(model, samples)
     layers = candidates(model).layers
     if method == "magnitude":
         return write(model, [by_magnitude(model, layer) for layer in layers]), {}
@@ -62,11 +49,11 @@ def pruned(artifact: ModelArtifact, samples: Samples, method: str, order: str) -
     return result.model, {"layers_recovered": recovered, "held_out_sqnr_db": trials, "reason": result.reason}
 
 
-def main(method: str, order: str, source: str, folder: str, out: str, figures: str) -> None:
+def main(method: str, source: str, folder: str, out: str, figures: str) -> None:
     artifact = cleaned(source)
     samples = open_samples(folder, artifact.inputs)
     results = []
-    found: dict[str, Any] = measured(lambda: results.append(pruned(artifact, samples, method, order)))
+    found: dict[str, Any] = measured(lambda: results.append(pruned(artifact, samples, method)))
     model, said = results[0]
     save_model(model, out)
     Path(figures).write_text(json.dumps(found | said))

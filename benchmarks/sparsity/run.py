@@ -49,14 +49,9 @@ PEER = {
     "Model Optimizer, SparseGPT": "sparsegpt",
     "Model Optimizer, SparseGPT with its weights": "sparsegpt-weights",
 }
-OURS = {
-    "magnitude": ("magnitude", "plain"),
-    "magnitude, permuted": ("magnitude", "permuted"),
-    "recovery": ("recovery", "plain"),
-    "recovery, permuted": ("recovery", "permuted"),
-}
+OURS = ("magnitude", "recovery")
 DENSE = "dense"
-FEWER = ("Model Optimizer, SparseGPT with its weights", "recovery", "recovery, permuted")
+FEWER = ("Model Optimizer, SparseGPT with its weights", "recovery")
 EVERY = (2, 4)
 """Every so many-th file of samples, for the methods of ``FEWER`` on MiniLM."""
 
@@ -126,7 +121,7 @@ def measure(bench: Bench, judge: Judge, subject: Subject, label: str, environmen
     if method in PEER:
         command = [interpreter(environments, "modelopt"), str(HERE / "peers.py"), PEER[method]]
     else:
-        command = [sys.executable, str(HERE / "ours.py"), *OURS[method]]
+        command = [sys.executable, str(HERE / "ours.py"), method]
     run([*command, str(bench.model(subject)), str(samples(bench, subject, every)), str(out), str(figures)])
     row = {**json.loads(figures.read_text()), **judge.of(out)}
     row["drop"] = round(judge.dense - row["metric"], 5)
@@ -149,7 +144,7 @@ def minilm_table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def models_table(models: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
     """Metric and SQNR by method, and what the last method took."""
-    yield from head("model, metric, 2:4 weights, dense, " + ", ".join(m.replace(",", "") for m in OURS) + ", seconds")
+    yield from head("model, metric, 2:4 weights, dense, " + ", ".join(OURS) + ", seconds")
     for name, rows in models.items():
         shown = [rows.get(method) for method in OURS]
         if name == MINILM or None in shown:

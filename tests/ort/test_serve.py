@@ -148,9 +148,9 @@ def test_a_full_queue_refuses_at_once_and_a_cancelled_call_leaves_it(net: Path) 
         asyncio.run(main())
         assert engine._pool.is_idle and equal(engine.run(given), expected)
         text = engine.metrics()
-        assert 'trtopt_errors_total{model="net.onnx",kind="queue-full"} 2' in text
-        assert 'trtopt_errors_total{model="net.onnx",kind="cancelled"} 1' in text
-        assert 'trtopt_latency_seconds_count{model="net.onnx"} 3' in text
+        assert 'trtopt_errors_total{kind="queue-full",model="net.onnx"} 2.0' in text
+        assert 'trtopt_errors_total{kind="cancelled",model="net.onnx"} 1.0' in text
+        assert 'trtopt_latency_seconds_count{model="net.onnx"} 3.0' in text
 
 
 def test_cancelling_at_any_moment_loses_no_context(net: Path) -> None:
@@ -200,7 +200,7 @@ def test_wrong_inputs_are_refused_by_name(what: str, net: Path) -> None:
             with pytest.raises(UsageError, match=message) as error:
                 call(given)
             assert error.value.where and error.value.remedy
-        assert 'kind="usage"} 2' in engine.metrics() and engine._pool.is_idle
+        assert 'kind="usage",model="net.onnx"} 2' in engine.metrics() and engine._pool.is_idle
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
@@ -349,7 +349,7 @@ def test_a_closed_engine_refuses_calls_and_closes_again(net: Path) -> None:
         engine.run(feeds(0))
     with pytest.raises(ClosedError, match="closed"):
         asyncio.run(engine.run_async(feeds(0)))
-    assert 'kind="closed"} 2' in engine.metrics()
+    assert 'kind="closed",model="net.onnx"} 2' in engine.metrics()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("trtopt net")]
 
 
@@ -366,7 +366,7 @@ def test_closing_under_load_serves_or_refuses_what_waits(net: Path, drain: bool)
         with pytest.raises(UsageError, match="aclose"):
             engine.close()
         closing = asyncio.create_task(engine.aclose(drain=drain))
-        while not engine._pool.is_closed:
+        while not engine._pool._closed:
             await asyncio.sleep(0.001)
         engine._pool.release(context)
         await closing

@@ -28,7 +28,7 @@ def record() -> SparsityRecord:
     verdict = Sparsity("tensorrt", rows, 60.0, 55.0, "predicted")
     layer = PrunedLayer("w", ("wide",), "recovered", np.zeros((8, 8), np.float32), 0.7)
     pruned = Pruned(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), (layer,))
-    return record_of("tensorrt", found, verdict, pruned, pruned, None)
+    return record_of("tensorrt", found, verdict, pruned, pruned)
 
 
 def test_the_gains_of_the_layers_add_up_to_that_of_the_network() -> None:

@@ -26,7 +26,6 @@ from trtopt.pipeline.sparse_search import SparseOracle, budget_record, saved
 from trtopt.pipeline.stages import Verification
 from trtopt.precision.decide import QUANTIZED_TYPES, placed_nodes
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.plan import QuantizedType
 from trtopt.precision.search.result import Found
@@ -41,7 +40,6 @@ from trtopt.roofline.work import MathType
 from trtopt.sparsity import pruned as weights
 from trtopt.sparsity.eligibility import eligibility
 from trtopt.sparsity.layers import Candidate, Candidates, candidates
-from trtopt.sparsity.permute import Permuted, RefusedChannels, permute
 from trtopt.sparsity.prune import Pruned, prune
 from trtopt.support.clock import Clock
 
@@ -216,27 +214,24 @@ class _Sparsifier:
         chosen = _chosen(found, verdict, job.config)
         if not any(not item.sparse for item in chosen):
             return self._unchanged(found, verdict, chosen)
-        permuted = self._permuted(found, chosen)
-        nodes = {name for item in chosen for name in item.nodes}
-        layers = [item for item in candidates(permuted.model).layers if nodes.issuperset(item.nodes)]
-        everything = self._pruned(permuted.model, layers)
+        everything = self._pruned(self._model, chosen)
         if not job.is_real:
             text = "weights were pruned by magnitude alone, without real samples: how accurate that is nobody knows"
             self._clock.warn("sparsity", text)
-            done = record_of(job.target.backend.name, found, verdict, everything, everything, permuted)
+            done = record_of(job.target.backend.name, found, verdict, everything, everything)
             return self._result(everything.model, done)
         if not everything.trials:
             self._clock.warn("sparsity", f"weights were pruned by magnitude alone: {everything.reason} to fit them to")
         listen, search = self._clock.listen, None
         with job.gauge() as gauge:
-            worth = saved(layers, verdict, self._flop())
-            oracle = SparseOracle(permuted.model, everything, worth, verdict, gauge, job.samples, listen)
+            worth = saved(chosen, verdict, self._flop())
+            oracle = SparseOracle(self._model, everything, worth, verdict, gauge, job.samples, listen)
             budget = gauge.budget()
             if job.has_budget:
                 search = search_budget(oracle.space, budget, oracle, on_event=listen)
             curve = oracle.curve(oracle.everything if search is None else search.mix)
-            final = everything if search is None else self._final(oracle, layers, everything, search)
-        done = record_of(job.target.backend.name, found, verdict, final, everything, permuted)
+            final = everything if search is None else self._final(oracle, chosen, everything, search)
+        done = record_of(job.target.backend.name, found, verdict, final, everything)
         spent = None if search is None else budget_record(search, oracle)
         return self._result(final.model, replace(done, metric=budget.metric, curve=curve, budget=spent))
 
@@ -264,31 +259,7 @@ class _Sparsifier:
         if backend == "tensorrt-rtx" and not self._job.config.sparse_all:
             what = "weights stay dense: TensorRT for RTX ignores the pattern, the predicted gain is 0"
         self._clock.warn("sparsity", what if chosen else f"{what} (--sparse-all prunes them anyway)")
-        return self._result(self._artifact.model, record_of(backend, found, verdict, kept, kept, None))
-
-    def _permuted(self, found: Candidates, chosen: Sequence[Candidate]) -> Permuted:
-        """Channels in a new order, where that lowers the error of magnitude pruning at the outputs; as they are where a
-        weight is 2:4 already, which another order would undo."""
-        nodes = [name for item in chosen for name in item.nodes]
-        if any(item.sparse for item in found.layers):
-            return Permuted(self._model, (), (), ())
-        if not self._job.is_real:
-            return permute(self._model, nodes, on_event=self._clock.listen)
-        inputs = product_inputs(self._model, nodes)
-        stats = channel_stats(self._model, self._job.samples, inputs, self._clock.listen)
-        read = {str(node.name): str(node.inputs[0].name) for node in self._model.graph if node.name in nodes}  # type: ignore[union-attr]
-        importance = {name: stats[data].mean_square for name, data in read.items() if data in stats}
-        ordered = permute(self._model, nodes, on_event=self._clock.listen, importance=importance)
-        if not ordered.groups or self._error(ordered.model, nodes) < self._error(self._model, nodes):
-            return ordered
-        reason = "another order lets the masks keep more, and the error at the outputs did not fall"
-        refused = (RefusedChannels(item.nodes, item.channels, reason) for item in ordered.groups)
-        return Permuted(self._model, (), (*refused, *ordered.refused), ())
-
-    def _error(self, model: ir.Model, nodes: Collection[str]) -> float:
-        """The error at the outputs with some nodes pruned by magnitude."""
-        layers = [item for item in candidates(model).layers if item.nodes[0] in nodes]
-        return self._judge.of_model(weights.write(model, [weights.by_magnitude(model, item) for item in layers]))
+        return self._result(self._artifact.model, record_of(backend, found, verdict, kept, kept))
 
     def _pruned(self, model: ir.Model, layers: Sequence[Candidate]) -> Pruned:
         samples = self._job.samples if self._job.is_real else None

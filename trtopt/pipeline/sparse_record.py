@@ -6,10 +6,9 @@ import math
 
 from trtopt.pipeline.output_error import decibels
 from trtopt.report.schema.analysis import Sparsity
-from trtopt.report.schema.sparsity import PermutedChannels, PrunedLayer, SparsityRecord
+from trtopt.report.schema.sparsity import PrunedLayer, SparsityRecord
 from trtopt.sparsity import pruned as weights
 from trtopt.sparsity.layers import Candidate, Candidates
-from trtopt.sparsity.permute import Permuted
 from trtopt.sparsity.prune import Pruned
 
 
@@ -25,7 +24,6 @@ def record_of(
     verdict: Sparsity | None,
     final: Pruned,
     everything: Pruned,
-    permuted: Permuted | None,
 ) -> SparsityRecord:
     """What became of every layer.
 
@@ -35,11 +33,9 @@ def record_of(
         verdict: The predicted gains; None where nobody predicts.
         final: What is pruned.
         everything: What was pruned before layers were given back.
-        permuted: The channels; None where nothing was pruned.
     """
     kept, tried = {item.nodes: item for item in final.layers}, {item.nodes for item in everything.layers}
     gains, rows = gains_of(verdict), {} if verdict is None else {row.nodes: row for row in verdict.layers}
-    masks = {} if permuted is None else {item.node: (item.before, item.after) for item in permuted.layers}
     layers = []
     for item in found.layers:
         row, done = rows.get(item.nodes), kept.get(item.nodes)
@@ -49,7 +45,7 @@ def record_of(
         times = (0.0, 0.0) if row is None else (row.dense_us, row.sparse_us if done is not None else row.dense_us)
         if done is None and item.nodes in tried:
             reason = "left dense for the accuracy budget"
-        layers.append(_layer(item, done, reason, masks.get(item.nodes[0], (None, None)), times))
+        layers.append(_layer(item, done, reason, times))
     for name, reason in found.refused.items():
         row = rows.get((name,))
         dense = 0.0 if row is None else row.dense_us
@@ -57,7 +53,7 @@ def record_of(
     return SparsityRecord(
         backend,
         tuple(layers),
-        () if permuted is None else _permutations(permuted),
+        (),
         None if verdict is None else verdict.dense_us,
         None if verdict is None else verdict.dense_us - math.fsum(gains.get(nodes[0], 0.0) for nodes in kept),
         "no gain was predicted: the target is not one GPU" if verdict is None else verdict.note,
@@ -68,20 +64,19 @@ def record_of(
     )
 
 
-def _layer(
-    item: Candidate,
-    done: weights.PrunedLayer | None,
-    reason: str,
-    masks: tuple[float | None, float | None],
-    times: tuple[float, float],
-) -> PrunedLayer:
+def _layer(item: Candidate, done: weights.PrunedLayer | None, reason: str, times: tuple[float, float]) -> PrunedLayer:
     if done is None:
         return PrunedLayer(item.nodes, item.weight, False, reason, dense_us=times[0], sparse_us=times[1])
     before, after = (None, None) if done.errors is None else map(decibels, done.errors)
-    return PrunedLayer(item.nodes, item.weight, True, reason, done.method, done.kept, before, after, *masks, *times)
-
-
-def _permutations(permuted: Permuted) -> tuple[PermutedChannels, ...]:
-    done = (PermutedChannels(item.nodes, item.channels, item.before, item.after) for item in permuted.groups)
-    refused = (PermutedChannels(item.nodes, item.channels, reason=item.reason) for item in permuted.refused)
-    return (*done, *refused)
+    return PrunedLayer(
+        item.nodes,
+        item.weight,
+        True,
+        reason,
+        done.method,
+        done.kept,
+        before,
+        after,
+        dense_us=times[0],
+        sparse_us=times[1],
+    )

@@ -1,14 +1,12 @@
-"""Tensors of other packages by their address: DLPack, read without a copy.
+"""Tensors of torch, cupy and other packages, without a copy: by DLPack in the host's memory, by their address on a GPU.
 
-Layouts of the structures: dlpack.h of DLPack 1.1 (``DLManagedTensor``; the versioned one is asked for by nobody here).
-numpy reads host memory by itself (``np.from_dlpack``); GPU memory and BF16 it does not know.
+numpy reads the host's memory (``np.from_dlpack``), except the types that it lacks, which torch shows as integers. On a
+GPU DLPack orders the producer's work before the reader's; addresses are those that torch and cupy give themselves.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +16,7 @@ import numpy as np
 
 from trtopt.support._lazy import require
 
-CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+CPU, CUDA_HOST = 1, 3
 """Device types of DLPack."""
 
 ML_FLOATS = tuple(np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
@@ -27,121 +25,73 @@ ML_FLOATS = tuple(np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.floa
 _LEGACY_STREAM = 1
 """CUDA's default stream, as DLPack's ``stream`` says it: the producer's work is done before what follows in it."""
 
-_NAME = b"dltensor"
-_DTYPES: dict[tuple[int, int], np.dtype[Any]] = {
-    **{(0, bits): np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{(1, bits): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
-    **{(2, bits): np.dtype(f"float{bits}") for bits in (16, 32, 64)},
-    (4, 16): np.dtype(ml_dtypes.bfloat16),
-    (6, 8): np.dtype(np.bool_),
-}
-"""Types by DLPack's code and bits."""
-
-
-class _Device(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
-
-
-class _DType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
 
 @dataclass(frozen=True)
-class View:
-    """Somebody else's tensor.
+class GpuTensor:
+    """A tensor of torch or cupy on a GPU.
 
     Attributes:
-        pointer: Address of its first element.
-        shape: Its shape.
-        strides: In elements.
+        tensor: The tensor.
         dtype: Its numpy type.
-        device: Type and number of the device, as DLPack has them.
-        source: The tensor.
-        owner: What keeps its memory alive.
+        exported: What DLPack gave for it, which keeps its memory alive.
     """
 
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    tensor: Any
     dtype: np.dtype[Any]
-    device: tuple[int, int]
-    source: Any
-    owner: Any
+    exported: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def pointer(self) -> int:
+        """The address of its first element."""
+        return int(self.tensor.data_ptr() if is_torch(self.tensor) else self.tensor.data.ptr)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def channels_last(self) -> View:
-        """The same memory with the second axis as the last one."""
-        shape, strides = self.shape, self.strides
-        moved = (shape[0], *shape[2:], shape[1]), (strides[0], *strides[2:], strides[1])
-        return dataclasses.replace(self, shape=moved[0], strides=moved[1])
+        return int(self.tensor.nbytes)
 
     @property
     def is_contiguous(self) -> bool:
         """Whether its elements lie in the order of its shape without gaps."""
-        step = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != step:
-                return math.prod(self.shape) == 0
-            step *= size
-        return True
+        return bool(self.tensor.is_contiguous() if is_torch(self.tensor) else self.tensor.flags.c_contiguous)
+
+    def channels_last(self) -> GpuTensor:
+        """The same memory with the second axis as the last one."""
+        return dataclasses.replace(self, tensor=package_of(self.tensor).moveaxis(self.tensor, 1, -1))
 
 
-def view(value: Any) -> View:
-    """A tensor by its address.
+def on_gpu(tensor: Any) -> GpuTensor:
+    """A tensor on a GPU, once its package's work on it is done for what follows in CUDA's default stream.
 
     Raises:
-        BufferError: Its package does not export it, or its type is none that engines take.
+        BufferError: Its package does not export it, or is neither torch nor cupy.
+        TypeError: numpy has no word for its type.
     """
-    on_gpu = value.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED)
-    capsule = value.__dlpack__(stream=_LEGACY_STREAM) if on_gpu else value.__dlpack__()
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    try:
-        address = get(capsule, _NAME)
-    except ValueError as error:
-        raise BufferError(f"its DLPack capsule cannot be read: {error}") from error
-    tensor = _Tensor.from_address(address)
-    shape = tuple(tensor.shape[: tensor.ndim])
-    if tensor.strides:
-        strides = tuple(tensor.strides[: tensor.ndim])
-    else:
-        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(tensor.ndim))
-    pointer = (tensor.data or 0) + tensor.byte_offset
-    device = (tensor.device.type, tensor.device.id)
-    return View(pointer, shape, strides, _dtype(tensor.dtype), device, value, capsule)
+    exported = tensor.__dlpack__(stream=_LEGACY_STREAM)
+    if not is_torch(tensor) and type(tensor).__module__.partition(".")[0] != "cupy":
+        raise BufferError("on a GPU, tensors are those of torch or cupy")
+    return GpuTensor(tensor, _dtype_of(tensor), exported)
 
 
 def host_array(value: Any) -> np.ndarray:
     """A tensor in the host's memory as an array on the same memory.
 
     Raises:
-        BufferError: It cannot be read without a copy.
+        BufferError, RuntimeError, TypeError, ValueError: It cannot be read without a copy.
     """
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        found = view(value)
-    if not found.is_contiguous or not found.nbytes:
-        raise BufferError("it is not contiguous")
-    memory = (ctypes.c_uint8 * found.nbytes).from_address(found.pointer)
-    memory.owner = found  # type: ignore[attr-defined]
-    return np.frombuffer(memoryview(memory), found.dtype).reshape(found.shape)
+    if is_torch(value):
+        if value.is_neg():  # torch exports it without its sign
+            raise BufferError("it is negated on reading (torch: tensor.resolve_neg())")
+        dtype = _dtype_of(value)
+        if dtype in ML_FLOATS and not value.requires_grad:
+            integers = value.view(getattr(package_of(value), f"int{8 * dtype.itemsize}"))
+            return np.from_dlpack(integers).view(dtype)
+    return np.from_dlpack(value)
 
 
 def is_torch(value: Any) -> bool:
@@ -155,12 +105,12 @@ def package_of(value: Any) -> Any:
     return sys.modules["torch" if is_torch(value) else type(value).__module__.partition(".")[0]]
 
 
-def empty_like(source: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def empty_like(source: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuTensor:
     """A new tensor of torch or cupy, on the device of ``source``."""
     package = package_of(source)
     if is_torch(source):
-        return package.empty(shape, dtype=getattr(package, dtype.name), device=source.device)
-    return package.empty(shape, dtype=dtype)
+        return GpuTensor(package.empty(shape, dtype=getattr(package, dtype.name), device=source.device), dtype)
+    return GpuTensor(package.empty(shape, dtype=dtype), dtype)
 
 
 def on_device_of(source: Any, array: np.ndarray) -> Any:
@@ -177,8 +127,6 @@ def as_torch(array: np.ndarray) -> Any:
     return torch.from_numpy(array)
 
 
-def _dtype(given: _DType) -> np.dtype[Any]:
-    found = _DTYPES.get((given.code, given.bits)) if given.lanes == 1 else None
-    if found is None:
-        raise BufferError(f"its type (DLPack code {given.code}, {given.bits} bits) is none that engines take")
-    return found
+def _dtype_of(tensor: Any) -> np.dtype[Any]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return np.dtype(getattr(ml_dtypes, name, name))

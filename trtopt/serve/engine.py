@@ -18,7 +18,7 @@ import numpy as np
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.serve import dlpack
 from trtopt.serve.load import Loaded, Settings, load
-from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram, labelled
+from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
 from trtopt.serve.tensors import Border, Given, TensorSpec, check_nan
 
@@ -153,6 +153,7 @@ class Engine:
 
         Raises:
             UsageError: Two of them have the same name; or the process was forked since the engine was loaded.
+            MissingDependencyError: prometheus_client is not installed (the extra ``serve``).
         """
         engines = (self, *others)
         for name, count in Counter(engine.name for engine in engines).items():
@@ -162,7 +163,7 @@ class Engine:
                     where="engine.metrics",
                     remedy="set engine.name of one of them after loading",
                 )
-        return exposition(family for engine in engines for family in engine._families())
+        return exposition({engine.name: engine._families() for engine in engines})
 
     def _families(self) -> list[Family]:
         self._check_process()
@@ -171,15 +172,15 @@ class Engine:
         families = [
             Family("trtopt_engine_info", "gauge", "What runs the model", [("", {"runtime": self.runtime}, 1)]),
             histogram(self._counters.latency),
-            Family("trtopt_errors_total", "counter", "Calls that failed", _by("kind", errors)),
+            Family("trtopt_errors", "counter", "Calls that failed", _by("kind", errors)),
             Family("trtopt_queue_length", "gauge", "Calls that wait for a context", [("", {}, waiting)]),
             Family("trtopt_contexts", "gauge", "Calls that can run at a time", [("", {}, self._pool.contexts)]),
             Family("trtopt_contexts_busy", "gauge", "Calls that run", [("", {}, busy)]),
         ]
         if graphs:
             help_text = "CUDA graphs captured, replayed, not captured for an error, and dropped"
-            families.append(Family("trtopt_cuda_graphs_total", "counter", help_text, _by("event", graphs)))
-        return labelled(families, {"model": self.name})
+            families.append(Family("trtopt_cuda_graphs", "counter", help_text, _by("event", graphs)))
+        return families
 
     @property
     def latency(self) -> Latency:
@@ -307,7 +308,8 @@ def _kind(error: BaseException) -> str:
 
 
 def _by(label: str, values: Mapping[str, int]) -> list[tuple[str, dict[str, str], float]]:
-    return [("", {label: key}, value) for key, value in sorted(values.items())]
+    """The values of a counter."""
+    return [("_total", {label: key}, value) for key, value in sorted(values.items())]
 
 
 def _in_event_loop() -> bool:

@@ -20,7 +20,7 @@ from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.run import Buffer, Cuda, LoadedEngine, output_allocator
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.serve import dlpack
-from trtopt.serve.dlpack import View
+from trtopt.serve.dlpack import GpuTensor
 from trtopt.serve.graphs import GraphCache
 from trtopt.serve.tensors import Given
 
@@ -94,7 +94,7 @@ class Lane:
         key = (profile, *(tuple(feeds[name].shape) for name in self._loaded.inputs))
         self._launch(key, profile, feeds, addresses, is_fixed=shapes is not None)
         first = next(iter(feeds.values()), None)
-        source = first.source if isinstance(first, View) else None
+        source = first.tensor if isinstance(first, GpuTensor) else None
         found = {name: self._fetch(name, shapes, source) for name in self._loaded.outputs}
         self._cuda.call("cudaStreamSynchronize", self._stream)
         del held
@@ -104,7 +104,7 @@ class Lane:
 
     def _order(self, feeds: Mapping[str, Given]) -> None:
         """Have the stream wait for what the caller's package has done to tensors on the GPU."""
-        if any(isinstance(given, View) for given in feeds.values()):
+        if any(isinstance(given, GpuTensor) for given in feeds.values()):
             self._wait_for_legacy()
 
     def _wait_for_legacy(self) -> None:
@@ -114,7 +114,7 @@ class Lane:
     def _ready(self, name: str, given: Given) -> Given:
         """An input in the order that the engine's memory has."""
         last = name in self._loaded.channels_last
-        if not isinstance(given, View):
+        if not isinstance(given, GpuTensor):
             return np.ascontiguousarray(np.moveaxis(given, 1, -1) if last else given)
         if name in self._loaded.on_host:
             raise UsageError(
@@ -134,7 +134,7 @@ class Lane:
 
     def _place(self, name: str, given: Given) -> int:
         """The address of an input. What may be in a graph has one that stays, and is copied there."""
-        if isinstance(given, View):
+        if isinstance(given, GpuTensor):
             if not self._captures and given.pointer % _ALIGNMENT_BYTES == 0:
                 return given.pointer
             return self._copied(name, given.pointer, given.nbytes, "cudaMemcpyDeviceToDevice")
@@ -257,11 +257,10 @@ class Lane:
             array = np.empty(shape, dtype)
             self._copy(array.ctypes.data, pointer, array.nbytes, "cudaMemcpyDeviceToHost")
             return array
-        tensor = dlpack.empty_like(source, shape, dtype)
-        target = dlpack.view(tensor)
+        target = dlpack.empty_like(source, shape, dtype)
         self._wait_for_legacy()  # its memory may have been freed there, and still be in use
         self._copy(target.pointer, pointer, target.nbytes, "cudaMemcpyDeviceToDevice")
-        return tensor
+        return target.tensor
 
     def _fetch_from_host(self, name: str, array: np.ndarray, source: Any) -> Any:
         """An output that the engine wrote in the host's memory: into ``array``, or a new tensor like ``source``."""

@@ -1,17 +1,16 @@
-"""What an engine counts, for Prometheus and OpenTelemetry.
-
-The text is Prometheus' exposition format 0.0.4, which is small; the package prometheus_client would be a dependency of
-every service for it, and a service that has the package scrapes these lines beside its own.
-"""
+"""What an engine counts, for Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from trtopt.support._lazy import require
 
 BOUNDS_S = tuple(1e-5 * 2**power for power in range(21))
 """Upper bounds of the latency buckets: 10 us, doubled up to 10.5 s."""
@@ -90,29 +89,21 @@ def histogram(latency: Latency) -> Family:
     return Family("trtopt_latency_seconds", "histogram", "From a call to its reply, the queue included", samples)
 
 
-def labelled(families: Iterable[Family], labels: dict[str, str]) -> list[Family]:
-    """Metrics with these labels before their own."""
-    return [
-        dataclasses.replace(
-            family, samples=[(suffix, {**labels, **own}, value) for suffix, own, value in family.samples]
-        )
-        for family in families
-    ]
+def exposition(models: Mapping[str, Iterable[Family]]) -> str:
+    """The text that Prometheus scrapes, in which all values of a metric stand together.
 
+    Args:
+        models: Metrics by the label ``model`` that they get.
 
-def exposition(families: Iterable[Family]) -> str:
-    """The text that Prometheus scrapes, in which all values of a metric stand together."""
-    by_name: dict[str, list[Family]] = {}
-    for family in families:
-        by_name.setdefault(family.name, []).append(family)
-    lines = []
-    for name, parts in by_name.items():
-        lines += [f"# HELP {name} {parts[0].help}", f"# TYPE {name} {parts[0].kind}"]
-        for suffix, labels, value in itertools.chain.from_iterable(part.samples for part in parts):
-            text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-            lines.append(f"{name}{suffix}{{{text}}} {value}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    Raises:
+        MissingDependencyError: prometheus_client is not installed.
+    """
+    client = require("prometheus_client", "serve", "write metrics for Prometheus")
+    found: dict[str, Any] = {}
+    for model, families in models.items():
+        for family in families:
+            metric = found.setdefault(family.name, client.Metric(family.name, family.help, family.kind))
+            for suffix, labels, value in family.samples:
+                metric.add_sample(family.name + suffix, {"model": model, **labels}, value)
+    text: bytes = client.generate_latest(SimpleNamespace(collect=found.values))
+    return text.decode()

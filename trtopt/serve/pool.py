@@ -156,11 +156,6 @@ class Pool:
             return len(self._free) == self.contexts and not self._waiting
 
     @property
-    def is_closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
-    @property
     def state(self) -> tuple[int, int]:
         """How many contexts are busy, and how many calls wait."""
         with self._lock:

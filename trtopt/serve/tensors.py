@@ -13,13 +13,13 @@ import numpy as np
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 from trtopt.serve import dlpack
-from trtopt.serve.dlpack import View
+from trtopt.serve.dlpack import GpuTensor
 from trtopt.serve.profiles import choose
 
 Arrays = dict[str, np.ndarray]
 """Arrays by the name of the input or output."""
 
-Given = np.ndarray | View
+Given = np.ndarray | GpuTensor
 """An input of a call: in the host's memory, or on the GPU."""
 
 _MOST_SEEN = 1024
@@ -117,11 +117,9 @@ class Border:
         try:
             kind, number = value.__dlpack_device__()
             if kind in (dlpack.CPU, dlpack.CUDA_HOST):
-                if dlpack.is_torch(value) and value.is_neg():  # torch exports it without its sign
-                    raise BufferError("it is negated on reading (torch: tensor.resolve_neg())")
                 return dlpack.host_array(value)
             self._check_gpu(name, number)
-            return dlpack.view(value)
+            return dlpack.on_gpu(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise UsageError(
                 f"The input {name!r} cannot be read without a copy: {' '.join(str(error).split())[:200]}",
@@ -193,7 +191,7 @@ def check_nan(arrays: Mapping[str, Any], *, outputs: bool) -> None:
         InvalidModelError: An output does.
     """
     for name, array in arrays.items():
-        count = _nan_count(array.source if isinstance(array, View) else array)
+        count = _nan_count(array.tensor if isinstance(array, GpuTensor) else array)
         if count and outputs:
             raise InvalidModelError(
                 f"The output {name!r} has {count} NaN, from inputs without",

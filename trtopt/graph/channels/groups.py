@@ -30,14 +30,14 @@ _UNARY = (
 ).split()
 _BINARY = "Add Sub Mul Div Max Min Pow PRelu Sum Mean Where".split()
 _POOLS = "AveragePool GlobalAveragePool GlobalMaxPool MaxPool LpPool GlobalLpPool".split()
-REDUCTIONS = "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare".split()
+_REDUCTIONS = "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare".split()
 _NORMS = "LayerNormalization RMSNormalization GroupNormalization LpNormalization MeanVarianceNormalization LRN".split()
 
-RULES: Mapping[str, Rule] = {
+_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_UNARY, channel_rules.unary),
     **dict.fromkeys(_BINARY, channel_rules.elementwise),
     **dict.fromkeys(_POOLS, channel_rules.pool),
-    **dict.fromkeys(REDUCTIONS, channel_rules.reduce),
+    **dict.fromkeys(_REDUCTIONS, channel_rules.reduce),
     **dict.fromkeys(_NORMS, channel_rules.layer_norm),
     **dict.fromkeys(("Conv", "ConvTranspose"), channel_rules.conv),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), channel_rules.channel_norm),
@@ -55,7 +55,7 @@ RULES: Mapping[str, Rule] = {
     "Resize": moves.resize,
     "Shape": moves.shape_of,
 }
-"""What operators say about channels that zeros are added to."""
+"""What operators say about channels that zeros are added to; another operator keeps them as they are."""
 
 
 class Span(NamedTuple):
@@ -94,18 +94,17 @@ class ChannelGroup:
         return tuple(sorted((span for span in self.spans if span.dim == dim), key=lambda span: span.start))
 
 
-def groups_of(seeds: Iterable[Dim], rules: Mapping[str, Rule] = RULES) -> Iterator[ChannelGroup]:
+def groups_of(seeds: Iterable[Dim]) -> Iterator[ChannelGroup]:
     """The groups around dims, each once: those of the first dim, and what is tied to it by a concatenation, first.
 
     Args:
         seeds: The dims.
-        rules: By operator, what it says about channels; an operator without a rule keeps them as they are.
     """
     seen: set[Dim] = set()
     for seed in seeds:
         if seed in seen:
             continue
-        component = _Component(seed, rules)
+        component = _Component(seed)
         seen.update(component.dims)
         yield from component.groups()
 
@@ -113,8 +112,7 @@ def groups_of(seeds: Iterable[Dim], rules: Mapping[str, Rule] = RULES) -> Iterat
 class _Component:
     """Everything that links reach from one dim."""
 
-    def __init__(self, seed: Dim, rules: Mapping[str, Rule]) -> None:
-        self._rules = rules
+    def __init__(self, seed: Dim) -> None:
         self.dims: dict[Dim, None] = {seed: None}
         self.links: list[Link] = []
         self.params: dict[Param, None] = {}
@@ -148,7 +146,7 @@ class _Component:
         for node in around:
             if (node, dim) in self._done:
                 continue
-            rule = self._rules.get(node.op_type, channel_rules.unknown) if node.domain == "" else channel_rules.unknown
+            rule = _RULES.get(node.op_type, channel_rules.unknown) if node.domain == "" else channel_rules.unknown
             role = rule(node, dim)
             self._done.add((node, dim))
             self._take(node, role)

@@ -19,9 +19,8 @@ class PrunedLayer:
         magnitude_sqnr_db: SQNR of the layer's outputs in the pruned network with the smaller weights set to zero, on
             samples kept from the fit; None where nothing was fitted.
         sqnr_db: The same with the weights it got.
-        mask_before: The share of w^2 E[x^2] that the best mask keeps in the old order of the input channels, 0..1; None
-            where no order was tried.
-        mask_after: The same in the order they have.
+        mask_before: None; the channels keep their order.
+        mask_after: None.
         dense_us: Predicted time of its kernels without the pattern; 0 where it is not known.
         sparse_us: The same with sparse kernels, where the backend has them and they pay.
     """
@@ -38,26 +37,6 @@ class PrunedLayer:
     mask_after: float | None = None
     dense_us: float = 0.0
     sparse_us: float = 0.0
-
-
-@dataclass(frozen=True)
-class PermutedChannels:
-    """Channels whose order was changed for the pattern, or the reason why not.
-
-    Attributes:
-        nodes: The layers to be pruned that read them.
-        channels: How many.
-        before: What the best masks of these layers keep in the old order, the mean of their shares of w^2 E[x^2], 0..1;
-            None if refused.
-        after: The same in the new order.
-        reason: Why they stay in the old order; empty where they do not.
-    """
-
-    nodes: tuple[str, ...]
-    channels: int
-    before: float | None = None
-    after: float | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +87,7 @@ class SparsityRecord:
     Attributes:
         backend: Whose kernels the gain is predicted for.
         layers: Every Conv, Gemm and MatMul: those whose weights can be 2:4 first, each in the order of the graph.
-        permuted: The channels they read.
+        permuted: Empty: channels keep their order. Older reports list the groups of channels that got another one.
         dense_us: Predicted time of the network without sparse kernels, as the performance model has it; None for a
             target that is not one GPU.
         sparse_us: The same with them, for the layers that are 2:4.
@@ -123,7 +102,7 @@ class SparsityRecord:
 
     backend: str
     layers: tuple[PrunedLayer, ...]
-    permuted: tuple[PermutedChannels, ...]
+    permuted: tuple[dict[str, object], ...]
     dense_us: float | None
     sparse_us: float | None
     note: str

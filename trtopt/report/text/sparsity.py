@@ -36,11 +36,6 @@ def section(record: SparsityRecord | None) -> list[RenderableType]:
         ran = some([visible(name) for name in record.sparse_kernels], 4) or "none"
         rows.append(("sparse kernels", f"{count(len(record.sparse_kernels), 'layer')} by tactic: {ran}"))
     rows += [("fitted", line) for line in record.recovery]
-    permuted = [item for item in record.permuted if not item.reason]
-    if permuted:
-        before, after = (sum(getattr(p, n) or 0.0 for p in permuted) / len(permuted) for n in ("before", "after"))
-        kept = f"masks keep {percent(before)} -> {percent(after)} of w^2 E[x^2]"
-        rows.append(("channels", f"{count(len(permuted), 'group')} of {len(record.permuted)} in a new order: {kept}"))
     rows += _budget(record)
     body: list[RenderableType] = [pairs(rows)]
     if record.pruned:
@@ -74,7 +69,6 @@ def _layers(sparse: Sequence[PrunedLayer]) -> RenderableType:
         (
             shorten(visible(item.nodes[0]), _NAME_WIDTH) + (f" +{len(item.nodes) - 1}" if item.nodes[1:] else ""),
             item.method,
-            _order(item),
             "" if item.kept_magnitude is None else percent(item.kept_magnitude),
             "" if item.magnitude_sqnr_db is None else decibels(item.magnitude_sqnr_db),
             "" if item.sqnr_db is None else decibels(item.sqnr_db),
@@ -82,20 +76,7 @@ def _layers(sparse: Sequence[PrunedLayer]) -> RenderableType:
         )
         for item in ordered[:_MOST_LAYERS]
     ]
-    return table(
-        ("layer", "weights", "mask keeps", "of abs(w)", "SQNR", "fitted", "predicted"), rows, right=range(2, 7)
-    )
-
-
-def _order(item: PrunedLayer) -> str:
-    """What the mask keeps of w^2 E[x^2], in the old order of the channels and in the new one."""
-    if item.mask_before is None or item.mask_after is None:
-        return ""
-    return (
-        percent(item.mask_after)
-        if item.mask_before == item.mask_after
-        else f"{percent(item.mask_before)} -> {percent(item.mask_after)}"
-    )
+    return table(("layer", "weights", "keeps of abs(w)", "SQNR", "fitted", "predicted"), rows, right=range(2, 6))
 
 
 def _curve(points: Sequence[CurvePoint], metric: str) -> RenderableType:
