@@ -20,14 +20,14 @@ from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.fleet.task import Task, inside
 from trtopt.support.files import TEMPORARY, atomic_write, open_shared
+from trtopt.support.precision import Precision
 
 _KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
-_CALIBRATED = ("int8", "fp8", "auto")
 
 
 def is_worth(task: Task) -> bool:
     """Whether a machine without a GPU can spare the one with it anything: samples to run, graphs to compare."""
-    return task.options.get("precision") in _CALIBRATED
+    return task.options.get("precision") in [item for item in Precision if item.is_quantized]
 
 
 def prepare(task: Task) -> dict[str, bytes]:
