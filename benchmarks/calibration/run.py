@@ -25,6 +25,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from trtopt.support.precision import Precision
+
 HERE = Path(__file__).parent
 SAMPLES = 64
 MANY_SAMPLES = 256
@@ -77,7 +79,7 @@ def trtopt(model: Path, samples: Path, *, ranges_too: bool) -> Work:
 
     def work() -> dict[str, Any]:
         graph = ir.load(model)
-        wanted = wanted_tensors(graph, "int8", "tensorrt-rtx")
+        wanted = wanted_tensors(graph, Precision.INT8, "tensorrt-rtx")
         source = open_samples(samples, [input_spec(value) for value in graph.graph.inputs])
         found = collect(graph, source, histogram=wanted.histogram, ranges=wanted.ranges if ranges_too else ())
         for name in wanted.histogram:

@@ -17,7 +17,8 @@ from trtopt.engine.inspector import read_layer
 from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.profiling.entry_work import convolution, layer_work
 from trtopt.roofline.layer import Timing
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Window, Work, alignment_of
+from trtopt.roofline.work import Gemm, Window, Work, alignment_of
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 PROFILES = Path(__file__).parents[3] / "shared" / "profiles"
 
@@ -52,7 +53,7 @@ def gemm_table(name: str, gpu: str) -> Dataset:
     return Dataset(name, find_gpu(gpu), tuple(samples))
 
 
-def product(m: int, n: int, k: int, dtype: MathType) -> Work:
+def product(m: int, n: int, k: int, dtype: Precision) -> Work:
     """A matrix product that reads and writes its operands once."""
     size = ELEMENT_BYTES[dtype]
     gemm = Gemm(m, n, k)
@@ -80,11 +81,11 @@ def deepbench(kind: Literal["gemm", "conv"]) -> Dataset:
     return Dataset(f"deepbench {kind}", find_gpu("V100"), tuple(samples), "profile")
 
 
-def _deepbench_product(row: dict[str, str], dtype: MathType) -> Work:
+def _deepbench_product(row: dict[str, str], dtype: Precision) -> Work:
     return product(int(row["M"]), int(row["N"]), int(row["K"]), dtype)
 
 
-def _deepbench_convolution(row: dict[str, str], dtype: MathType) -> Work:
+def _deepbench_convolution(row: dict[str, str], dtype: Precision) -> Work:
     n, c, h, w, k, r, s, p, q = (int(row[key]) for key in ("N", "C", "H", "W", "K", "R", "S", "P", "Q"))
     window = Window((r, s), (int(row["stride_h"]), int(row["stride_w"])), (1, 1))
     return convolution((n, c, h, w), (k, p, q), window, dtype, dtype)

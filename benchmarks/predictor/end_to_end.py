@@ -24,13 +24,14 @@ from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import Constants, constants_for, sustained_share
 from trtopt.roofline.layer import launch_us
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Work
+from trtopt.roofline.work import Gemm, Work
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 GPUS = {"NVIDIA A100 (40GB)": "A100-SXM4-40GB", "NVIDIA T4 (16GB)": "T4"}
 """GPUs of the table and their names here. The table does not say which A100: SXM4 and PCIe differ in nothing that the
 model reads."""
 
-PRECISIONS: dict[str, MathType] = {"FP16": "fp16", "INT8": "int8"}
+PRECISIONS: dict[str, Precision] = {"FP16": "fp16", "INT8": "int8"}
 
 MLPERF = {"T4": 3494.53 / 8, "L4": 1032.08}
 """Sequences per second and GPU of BERT large on SQuAD in INT8: NVIDIA's offline results of bert-99, T4x8 in
@@ -104,7 +105,7 @@ def published() -> list[Latency]:
     return found
 
 
-def kernels(encoder: Encoder, tokens: int, length: int, dtype: MathType) -> list[tuple[Work, int]]:
+def kernels(encoder: Encoder, tokens: int, length: int, dtype: Precision) -> list[tuple[Work, int]]:
     """The kernels of `demo/BERT`, each with how often it runs: its plugins merge Q, K and V into one product and fuse
     the attention, and the addition with the normalisation after it; the compiler fuses GELU into its product."""
     width, size = encoder.width, ELEMENT_BYTES[dtype]

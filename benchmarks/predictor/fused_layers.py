@@ -28,7 +28,7 @@ from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.layer import layer_time
-from trtopt.roofline.node_work import Precision, work_of_node
+from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 
@@ -72,7 +72,7 @@ def write_models(folder: Path) -> dict[str, Path]:
 
 def graph_flop(level: CompiledLevel) -> int:
     """Flop of the graph that was compiled, node by node."""
-    works = (work_of_node(node, level.shapes, Precision()) for node in edit.all_nodes(level.model.graph))
+    works = (work_of_node(node, level.shapes, GraphTypes()) for node in edit.all_nodes(level.model.graph))
     return sum(work.flop for work in works if work is not None)
 
 

@@ -23,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from trtopt.support.precision import Precision
+
 HERE = Path(__file__).parent
 SAMPLES = 64
 MACHINE = "2-core x86-64, no GPU"
@@ -44,12 +46,12 @@ def prepared(model: Path, samples: Path) -> tuple[Any, ...]:
     base = widen(artifact.model)
     source = open_samples(samples, artifact.inputs)
     started = (time.perf_counter(), time.process_time())
-    wanted = wanted_tensors(base, "int8", "tensorrt-rtx")
+    wanted = wanted_tensors(base, Precision.INT8, "tensorrt-rtx")
     table = collect(base, source, histogram=wanted.histogram, ranges=wanted.ranges).table
     taken = (time.perf_counter() - started[0], time.process_time() - started[1])
     shapes = static_shapes(base, dict(source.shapes()[0]))
     found = find_candidates(Problem(base, "tensorrt-rtx", table.stats, shapes, "auto", FP16), ("int8",))
-    plan = PrecisionPlan("int8", quantized=tuple(found.all.values()))
+    plan = PrecisionPlan(Precision.INT8, quantized=tuple(found.all.values()))
     regions = {region.name: region.nodes for region in found.regions}
     return base, apply_plan(base, plan), plan, regions, source, taken
 

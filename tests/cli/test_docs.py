@@ -15,13 +15,14 @@ import pytest
 from small_models import samples, save_small
 
 from trtopt.cli.run import parse
-from trtopt.config import AUTO, PRECISIONS, BuildConfig, field_kinds, flag, options
+from trtopt.config import BuildConfig, field_kinds, flag, options
 from trtopt.config.toml_file import load
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.options import parse_builder_options
 from trtopt.errors import TargetError, TrtoptError, UsageError
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.manifest import DIGEST, Manifest
+from trtopt.support.precision import PRECISIONS, Precision
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -33,7 +34,7 @@ BUILDER_ROWS = re.findall(r"^\| `([a-z_]+)` \| (.+?) \| (\w[\w ]*) \| (\w[\w ]*)
 
 def test_the_page_of_build_has_each_option_once() -> None:
     names = [flag(name) for name in options(BuildConfig) if name != "precision"]
-    names += [flag(name) for name in (*PRECISIONS, AUTO)] + ["--config", "--json", "--verbose"]
+    names += [flag(name) for name in (*PRECISIONS, Precision.AUTO)] + ["--config", "--json", "--verbose"]
     assert sorted(name for name, _ in OPTION_ROWS) == sorted(names)
 
 

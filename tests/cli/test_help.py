@@ -12,7 +12,8 @@ import pytest
 
 import trtopt as package
 from trtopt.cli.main import COMMANDS
-from trtopt.config import AUTO, PRECISIONS, BuildConfig, flag, options
+from trtopt.config import BuildConfig, flag, options
+from trtopt.support.precision import PRECISIONS, Precision
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -35,7 +36,7 @@ def test_the_version_is_printed(trtopt: Run) -> None:
 def test_the_help_lists_every_option_of_the_configuration(trtopt: Run, command: str) -> None:
     text = trtopt(command, "--help").stdout
     names = [flag(name) for name in options(BuildConfig) if name != "precision"]
-    for name in [*names, *(flag(precision) for precision in (*PRECISIONS, AUTO)), "--config", "--json"]:
+    for name in [*names, *(flag(precision) for precision in (*PRECISIONS, Precision.AUTO)), "--config", "--json"]:
         assert name in text
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from trtopt.cli import trtexec
 from trtopt.cli.run import parse
-from trtopt.config import PRECISIONS, BuildConfig, flag, options
+from trtopt.config import BuildConfig, flag, options
 from trtopt.errors import UsageError
+from trtopt.support.precision import PRECISIONS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "migrating-from-tensorrt-10.md"
 _ROW = re.compile(r"\| `(?P<trtexec>--[^`]+)` \| (?P<trtopt>[^|]+?) \| (?P<note>[^|]*?) ?\|")

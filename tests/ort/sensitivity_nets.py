@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from trtopt.precision.plan import PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.plan import PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.precision import Precision
 
 CODE = """
 <ir_version: 8, opset_import: ["" : 19]>
@@ -55,7 +56,7 @@ def base_model() -> ir.Model:
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
 
 
-def quantized(model: ir.Model, nodes: Collection[str] = NODES, dtype: QuantizedType = "int8") -> ir.Model:
+def quantized(model: ir.Model, nodes: Collection[str] = NODES, dtype: Precision = Precision.INT8) -> ir.Model:
     """The network with some nodes in 8 bits: per-tensor scales, and in INT8 ``conv4`` with a multiplication behind."""
     tensors = [name for name in REGIONS if name != "x"]
     with OrtSession(model, tensors) as session:

@@ -12,6 +12,7 @@ from trtopt.graph.shapes import infer_shapes
 from trtopt.pipeline.output_error import OutputError, decibels
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
+from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)
 IMAGES = (InputSpec("x", np.dtype(np.float32), (4, 8, 6, 6)),)
@@ -36,7 +37,7 @@ def network(tail: str, shape: str) -> ir.Model:
 def test_scores_are_compared_along_their_classes_wherever_unit_axes_are(tail: str, shape: str) -> None:
     model = network(tail, shape)
     samples = open_samples({"x": RNG.standard_normal((4, 8, 6, 6)).astype(np.float32)}, IMAGES)
-    plan = PrecisionPlan("int8", quantized=(QuantizedOp("a", "x", 4.0, None, "max"),))
+    plan = PrecisionPlan(Precision.INT8, quantized=(QuantizedOp("a", "x", 4.0, None, "max"),))
     judge = OutputError(model, samples)
-    assert judge.of(model, PrecisionPlan("int8")) == 0
+    assert judge.of(model, PrecisionPlan(Precision.INT8)) == 0
     assert 25 < decibels(judge.of(model, plan)) < 50

@@ -14,6 +14,7 @@ from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.write_qdq import activation_scale, quantize_weight
 from trtopt.precision.write import apply_plan
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)
 
@@ -33,7 +34,9 @@ def model(text: str, **weights: np.ndarray) -> ir.Model:
 
 
 def run(source: ir.Model, ops: tuple[QuantizedOp, ...], **feeds: np.ndarray) -> np.ndarray:
-    with OrtSession(fp32_twin(apply_plan(source, PrecisionPlan("fp8", FP16, {}, ops))), keep_qdq=True) as session:
+    with OrtSession(
+        fp32_twin(apply_plan(source, PrecisionPlan(Precision.FP8, FP16, {}, ops))), keep_qdq=True
+    ) as session:
         return session.run(feeds)[0]
 
 

@@ -11,6 +11,7 @@ from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.plan import FP16, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.write_qdq import activation_scale
 from trtopt.precision.write import apply_plan
+from trtopt.support.precision import Precision
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -26,7 +27,7 @@ def quantizing(fused: bool, amax: float, narrow: NarrowType | None) -> ir.Model:
     for node in source.graph:
         node.name = str(node.outputs[0].name)
     op = QuantizedOp("y", "a", amax, None, "max")
-    model = apply_plan(source, PrecisionPlan("int8", narrow, {}, (op,), fused_quantizers=fused))
+    model = apply_plan(source, PrecisionPlan(Precision.INT8, narrow, {}, (op,), fused_quantizers=fused))
     eight = next(node for node in model.graph if node.outputs[0].dtype is ir.DataType.INT8)
     assert eight.op_type == ("Cast" if fused else "QuantizeLinear")
     assert any(node.op_type == "Min" for node in model.graph) is fused

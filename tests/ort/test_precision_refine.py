@@ -19,6 +19,7 @@ from trtopt.precision.ptq.layer_walk import samples_held, walk
 from trtopt.precision.ptq.refine import Refined, refine
 from trtopt.precision.qdq.write_qdq import quantize
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(3)
 
@@ -66,7 +67,7 @@ def coarse_plan() -> PrecisionPlan:
         QuantizedOp("c", "r", 60.0, 0, "max", multiply=True),
         QuantizedOp("p", "f", 250.0, 1, "max"),
     )
-    return PrecisionPlan("int8", FP16, quantized=ops)
+    return PrecisionPlan(Precision.INT8, FP16, quantized=ops)
 
 
 def plan_of(plan: PrecisionPlan, node: ir.Node) -> PrecisionPlan:
@@ -222,7 +223,7 @@ def test_what_is_not_rounded_has_a_reason() -> None:
         node.name = str(node.outputs[0].name)
     both = tuple(QuantizedOp(name, data, 4.0, 1, "max") for name, data in (("y", "x"), ("z", "y")))
     rows = [{"x": RNG.standard_normal((1, 4)).astype(np.float32)} for _ in range(8)]
-    found = correct(twice, PrecisionPlan("int8", FP16, quantized=both), rows, (Wish(True, True),))[0]
+    found = correct(twice, PrecisionPlan(Precision.INT8, FP16, quantized=both), rows, (Wish(True, True),))[0]
     assert all("shared" in record.reason and "no constant" in record.reason for record in found.layers)
     assert not found.rounded and not found.bias
 

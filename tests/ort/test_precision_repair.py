@@ -23,6 +23,7 @@ from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import OutputAccuracy
 from trtopt.support.ort_session import Feeds, OrtSession
+from trtopt.support.precision import Precision
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0, offset: float = 0.0) -> np.ndarray:
@@ -270,7 +271,7 @@ def test_the_16_bit_part_of_an_int8_plan_is_repaired_and_its_int8_stays() -> Non
     )
     plan, _ = planned(base, X)
     op = QuantizedOp("h", "d", 4.0, None, "max")
-    found = repaired(base, PrecisionPlan("int8", FP16, plan.wide, (op,)), X)
+    found = repaired(base, PrecisionPlan(Precision.INT8, FP16, plan.wide, (op,)), X)
     assert found.plan.quantized == (op,) and set(found.put_back) == {"a", "d"}
 
 
@@ -287,7 +288,7 @@ def test_what_is_behind_a_selection_is_judged_by_the_scores(offset: float, back:
     base = network(SELECTED, {"one": np.float32(1), "o": np.float32(offset), "k": np.array([4]), "zero": np.array([0])})
     for node in base.graph:
         node.name = "v" if node.op_type == "TopK" else node.name
-    plan = PrecisionPlan("fp16", FP16)
+    plan = PrecisionPlan(Precision.FP16, FP16)
     found = repaired(base, plan, feeds)
     assert set(found.put_back) == back
 
@@ -300,18 +301,18 @@ def test_the_levels_of_a_quantized_model_are_no_damage() -> None:
         {"k": np.float32(1), "s": np.float32(0.1), "z": np.int8(0), "w": normal(64, 64, scale=0.1)},
     )
     borders = ((np.arange(256).reshape(4, 64) % 64 - 31.5) * 0.1).astype(np.float32)
-    plan = PrecisionPlan("fp16", FP16)
+    plan = PrecisionPlan(Precision.FP16, FP16)
     assert not is_good(measured(base, apply_plan(base, plan), [{"x": borders}]))
     assert repaired(base, plan, [{"x": borders}]).plan is plan
 
 
 def test_a_plan_without_16_bit_types_is_not_run() -> None:
     base = network(f"{ROWS} {{ y = Relu(x) }}", {})
-    plan = PrecisionPlan("fp32")
+    plan = PrecisionPlan(Precision.FP32)
     assert repaired(base, plan, iter(())).plan is plan
 
 
 def test_nan_in_the_reference_is_nobodys_fault() -> None:
     base = network(f"{ROWS} {{ a = Log(x) y = Mul(a, k) }}", {"k": np.float32(2)})
     trial = Trial(base, X, 40.0)
-    assert trial(PrecisionPlan("fp16", FP16)).is_allowed
+    assert trial(PrecisionPlan(Precision.FP16, FP16)).is_allowed

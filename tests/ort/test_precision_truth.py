@@ -15,6 +15,7 @@ from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.write_qdq import quantize
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.precision import Precision
 
 HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
 LOW = "float low = {-340000000000000000000000000000000000000.0}"
@@ -141,7 +142,7 @@ def test_the_multiplied_convolution_equals_quantization_per_channel(bias: bool, 
     x = rng.standard_normal((2, 4, 8, 8)).astype("f4")
     found = []
     for multiply in (True, False):
-        plan = PrecisionPlan("int8", FP16, {}, (QuantizedOp("c", "x", 5.0, 0, "max", multiply),))
+        plan = PrecisionPlan(Precision.INT8, FP16, {}, (QuantizedOp("c", "x", 5.0, 0, "max", multiply),))
         done = quantize(source, plan).model
         assert [value.name for value in done.graph.outputs] == [out]
         assert sum(node.op_type == "Mul" for node in done.graph) == multiply
@@ -159,7 +160,7 @@ def test_a_convolution_that_would_overflow_fp16_falls_back_to_one_scale() -> Non
         "(float[1,64,8,8] x) => (float[1,2,8,8] c) { c = Conv <pads = [1,1,1,1]> (x, w) }",
         w=np.stack([np.full((64, 3, 3), 1.0), np.full((64, 3, 3), 1e-3)]).astype("f4"),
     )
-    plan = PrecisionPlan("int8", FP16, {}, (QuantizedOp("c", "x", 200.0, 0, "max", True),))
+    plan = PrecisionPlan(Precision.INT8, FP16, {}, (QuantizedOp("c", "x", 200.0, 0, "max", True),))
     assert [node.op_type for node in quantize(source, plan).model.graph].count("Mul") == 0
 
 
@@ -168,7 +169,7 @@ def test_a_computed_bias_stays_in_the_convolution() -> None:
         "(float[1,4,8,8] x, float[4] k) => (float[1,4,8,8] c) { b = Neg(k) c = Conv(x, w, b) }",
         w=np.eye(4, dtype="f4").reshape(4, 4, 1, 1),
     )
-    plan = PrecisionPlan("int8", FP16, {}, (QuantizedOp("c", "x", 1.0, 0, "max", True),))
+    plan = PrecisionPlan(Precision.INT8, FP16, {}, (QuantizedOp("c", "x", 1.0, 0, "max", True),))
     done = quantize(source, plan).model
     x, k = np.random.default_rng(2).uniform(-1, 1, (1, 4, 8, 8)).astype("f4"), np.arange(4, dtype="f4")
     np.testing.assert_allclose(run(done, x=x, k=k)[0], run(source, x=x, k=k)[0], rtol=0, atol=0.02)

@@ -15,15 +15,15 @@ from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import Sampling, growth, sensitivity
 from trtopt.errors import InvalidModelError
 from trtopt.events import Event
-from trtopt.precision.plan import QuantizedType
 from trtopt.report.schema.build import OutputAccuracy
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.precision import Precision
 
 BASE = base_model()
 QUANTIZED = quantized(BASE)
 
 
-def exactly(nodes: Collection[str], dtype: QuantizedType = "int8") -> dict[str, OutputAccuracy]:
+def exactly(nodes: Collection[str], dtype: Precision = Precision.INT8) -> dict[str, OutputAccuracy]:
     """The outputs' errors with these nodes in 8 bits, by a session of the whole model."""
     with OrtSession(BASE) as before, OrtSession(quantized(BASE, nodes, dtype), keep_qdq=True) as after:
         return compare(before, after, SAMPLES)
@@ -71,7 +71,7 @@ def test_a_node_without_an_8_bit_form_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_errors_are_those_of_a_session_per_region(dtype: QuantizedType) -> None:
+def test_errors_are_those_of_a_session_per_region(dtype: Precision) -> None:
     with SegmentedModel(BASE, quantized(BASE, dtype=dtype), NODES) as model:
         found = sensitivity(model, REGIONS, SAMPLES, sampling=Sampling(len(SAMPLES)))
     assert list(found.regions) == list(REGIONS)

@@ -19,7 +19,7 @@ from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.hardware.spec import all_gpus, find_gpu
 from trtopt.roofline.layer import layer_time
-from trtopt.roofline.node_work import Precision, work_of_node
+from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Gemm, Layer, Work
 from trtopt.source.onnx_file import load
@@ -42,7 +42,7 @@ def compiled(
 
 
 def graph_flop(level: CompiledLevel) -> int:
-    works = [work_of_node(node, level.shapes, Precision()) for node in edit.all_nodes(level.model.graph)]
+    works = [work_of_node(node, level.shapes, GraphTypes()) for node in edit.all_nodes(level.model.graph)]
     assert None not in works
     return sum(work.flop for work in works if work is not None)
 
@@ -90,7 +90,7 @@ def test_recurrent_layers_count_every_step(precision: str, tmp_path: Path) -> No
 def test_a_compiled_recurrent_layer_takes_a_few_times_as_long_as_one_fused_kernel(op: str, tmp_path: Path) -> None:
     """It launches several kernels a step instead of one; its weights are read once a step in both."""
     level = compiled(recurrent_net(op, steps=64, batch=8, size=512), tmp_path, "fp16", recipes="none")
-    alone = layers_of_graph(level.model, level.shapes, Precision())
+    alone = layers_of_graph(level.model, level.shapes, GraphTypes())
     engine, graph = (sum(layer_time(work_of(layer), find_gpu("L4")).predicted_us for layer in layers)
                      for layers in (level.layers, alone))  # fmt: skip
     assert graph < engine < 4 * graph

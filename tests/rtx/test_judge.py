@@ -24,6 +24,7 @@ from trtopt.judge.judges import judge_for
 from trtopt.pipeline.rewrite import rewrite
 from trtopt.report.schema.build import Cost
 from trtopt.source.onnx_file import load
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
 
@@ -71,7 +72,7 @@ def test_the_compiler_inserts_a_padding_kernel_for_odd_channels(tmp_path: Path) 
 
 
 def test_an_inner_piece_has_no_casts_at_its_borders(tmp_path: Path) -> None:
-    with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
+    with judge_for(TENSORRT_RTX, L4, Precision.FP16) as judge:
         model = convs(tmp_path, 64)
         assert judge.price(model, inner=True).total.bytes < judge.price(model, inner=False).total.bytes
         assert all(value.dtype is ir.DataType.FLOAT for value in (*model.graph.inputs, *model.graph.outputs))
@@ -80,17 +81,17 @@ def test_an_inner_piece_has_no_casts_at_its_borders(tmp_path: Path) -> None:
 def test_the_judges_disagree_about_products_with_odd_sizes(tmp_path: Path) -> None:
     """TensorRT for RTX pads the weights beforehand; by the performance model misaligned rows are slower to load."""
     odd, aligned = products(tmp_path, 3067), products(tmp_path, 3072)
-    with judge_for(TENSORRT, L4, "fp16") as judge:
+    with judge_for(TENSORRT, L4, Precision.FP16) as judge:
         assert judge.name == "model:tensorrt"
         assert (
             judge.price(aligned, inner=True).total.predicted_us < 0.98 * judge.price(odd, inner=True).total.predicted_us
         )
-    with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
+    with judge_for(TENSORRT_RTX, L4, Precision.FP16) as judge:
         assert judge.price(aligned, inner=True).total.kernels == judge.price(odd, inner=True).total.kernels
 
 
 def test_the_judge_names_its_compiler() -> None:
-    with judge_for(TENSORRT_RTX, L4, "fp16") as judge:
+    with judge_for(TENSORRT_RTX, L4, Precision.FP16) as judge:
         assert judge.name.startswith("compiler:tensorrt-rtx 1.")
 
 
@@ -165,7 +166,7 @@ def plans(model: ir.Model, path: Path) -> dict[str, list[str]]:
     for backend in (TENSORRT_RTX, TENSORRT):
         config = BuildConfig(recipes="misaligned-channels")
         artifact = ModelArtifact(model, path, "")
-        rewritten = rewrite(artifact, backend, find_gpu("A100"), "fp16", {}, config, ignore)
+        rewritten = rewrite(artifact, backend, find_gpu("A100"), Precision.FP16, {}, config, ignore)
         regions = [region for step in rewritten.artifact.steps for region in step.regions]
         found[backend.name] = [region.choice for region in regions if region.kept]
     return found

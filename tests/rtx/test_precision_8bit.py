@@ -19,10 +19,11 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.precision import rules
-from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.report.schema.build import LayerInfo, TensorInfo
 from trtopt.source.save import save_model
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -36,7 +37,7 @@ def kernels() -> Iterator[Kernels]:
     with Compiler() as compiler, tempfile.TemporaryDirectory() as folder:
 
         def compiled(source: ir.Model, *ops: QuantizedOp, maps: bool = False) -> list[LayerInfo]:
-            model = narrow_borders(apply_plan(source, PrecisionPlan("int8", FP16, {}, ops)), FP16.dtype)
+            model = narrow_borders(apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, ops)), FP16.dtype)
             path = Path(folder) / "m.onnx"
             save_model(model, path)
             borders = [str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)]
@@ -65,7 +66,7 @@ def model(text: str, **weights: tuple[int, ...]) -> ir.Model:
     return found
 
 
-def op(node: str, tensor: str, dtype: QuantizedType, axis: int | None = None, other: str = "") -> QuantizedOp:
+def op(node: str, tensor: str, dtype: Precision, axis: int | None = None, other: str = "") -> QuantizedOp:
     operand = Operand(other, 1.0, "max") if other else None
     return QuantizedOp(node, tensor, 1.0, axis, "max", dtype=dtype, other=operand)
 
@@ -75,7 +76,7 @@ def moved(layers: list[LayerInfo]) -> int:
     return sum(moved_bytes(layer, sizes) for layer in layers)
 
 
-def read(layers: list[LayerInfo], node: str, dtype: QuantizedType) -> list[TensorInfo]:
+def read(layers: list[LayerInfo], node: str, dtype: Precision) -> list[TensorInfo]:
     """The 8-bit tensors that the kernels of a node read."""
     name = {"int8": "Int8", "fp8": "FP8"}[dtype]
     inputs = [tensor for layer in layers if node in layer.onnx_nodes for tensor in layer.inputs]
@@ -88,7 +89,7 @@ CHAIN = (
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_scales_per_channel_make_convolutions_write_fp32(kernels: Kernels, dtype: QuantizedType) -> None:
+def test_scales_per_channel_make_convolutions_write_fp32(kernels: Kernels, dtype: Precision) -> None:
     source = model(CHAIN, w=(64, 64, 3, 3), v=(64, 64, 1, 1))
     kind = {"int8": "Int8", "fp8": "FP8"}[dtype]
     found = {}
@@ -101,7 +102,7 @@ def test_scales_per_channel_make_convolutions_write_fp32(kernels: Kernels, dtype
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_depthwise_convolutions_in_8_bits_read_four_times_the_elements(kernels: Kernels, dtype: QuantizedType) -> None:
+def test_depthwise_convolutions_in_8_bits_read_four_times_the_elements(kernels: Kernels, dtype: Precision) -> None:
     text = """g (float[8,96,28,28] x) => (float[8,96,28,28] y)
         { r = Relu(x) d = Conv <group = 96, pads = [1,1,1,1]> (r, w) s = Relu(d) y = Conv(s, v) }"""
     source = model(text, w=(96, 1, 3, 3), v=(96, 96, 1, 1))
@@ -142,7 +143,7 @@ def test_a_16_bit_product_writes_fp8_at_no_cost_and_int8_with_a_kernel(kernels: 
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_a_merged_qkv_is_an_8_bit_product_with_one_scale_only(kernels: Kernels, dtype: QuantizedType) -> None:
+def test_a_merged_qkv_is_an_8_bit_product_with_one_scale_only(kernels: Kernels, dtype: Precision) -> None:
     text = """g (float[2,64,128] x) => (float[2,64,128] y)
         <int64[5] five = {2, 64, 3, 4, 32}, int64[3] flat = {2, 64, 128}, int64 n0 = {0}, int64 n1 = {1},
         int64 n2 = {2}> { n = LayerNormalization (x, g, g) h = MatMul(n, w) h5 = Reshape(h, five)
@@ -177,7 +178,7 @@ def fused(layers: list[LayerInfo]) -> bool:
     return any({"s", "m"} <= set(layer.onnx_nodes) and "mha" in layer.name for layer in layers)
 
 
-def in_8_bits(dtype: QuantizedType) -> list[QuantizedOp]:
+def in_8_bits(dtype: Precision) -> list[QuantizedOp]:
     ops = [op(f"{each}0", "n", dtype) for each in "qkv"]
     return [*ops, op("s", "q", dtype, other="k"), op("m", "p", dtype, other="v"), op("y", "o", dtype)]
 
@@ -187,7 +188,7 @@ def in_8_bits(dtype: QuantizedType) -> list[QuantizedOp]:
     [("int8", 512, 64), ("int8", 513, 64), ("int8", 64, 40), ("fp8", 513, 40), ("fp8", 32, 64), ("fp8", 31, 64)],
 )
 def test_attention_is_fused_in_8_bits_in_the_sizes_of_the_table(
-    kernels: Kernels, dtype: QuantizedType, queries: int, head: int
+    kernels: Kernels, dtype: Precision, queries: int, head: int
 ) -> None:
     expected = rules.attention_placement(head, queries, queries, "tensorrt-rtx", dtype).granularity is not None
     assert fused(kernels(attention(queries, head), *in_8_bits(dtype))) is expected

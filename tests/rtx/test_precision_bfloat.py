@@ -29,6 +29,7 @@ from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import LayerInfo
 from trtopt.source.save import save_model
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -105,7 +106,7 @@ def test_a_hot_feed_forward_block_runs_in_bf16_in_as_many_kernels_as_in_fp16(
 ) -> None:
     base, feeds = encoder(), {"h0": normal(4, 64, 128)}
     stats, spans = spans_of(base, feeds)
-    plan = decide(base, "fp16", "tensorrt-rtx", stats, static_shapes(base, {}))
+    plan = decide(base, Precision.FP16, "tensorrt-rtx", stats, static_shapes(base, {}))
     found = repaired(base, with_bfloat(base, plan, spans), [feeds])
     assert set(found.plan.bfloat) == {"u0", "d0", "u1", "d1"} and not found.put_back
     mixed = apply_plan(base, found.plan)

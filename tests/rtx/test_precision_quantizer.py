@@ -20,6 +20,7 @@ from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.report.schema.build import LayerInfo
 from trtopt.source.save import save_model
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -33,7 +34,7 @@ def kernels() -> Iterator[Kernels]:
     with Compiler() as compiler, tempfile.TemporaryDirectory() as folder:
 
         def compiled(source: ir.Model, *ops: QuantizedOp, fused: bool = True) -> list[LayerInfo]:
-            plan = PrecisionPlan("int8", FP16, {}, ops, fused_quantizers=fused)
+            plan = PrecisionPlan(Precision.INT8, FP16, {}, ops, fused_quantizers=fused)
             model = narrow_borders(apply_plan(source, plan), FP16.dtype)
             path = Path(folder) / "m.onnx"
             save_model(model, path)

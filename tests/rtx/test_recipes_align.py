@@ -18,6 +18,7 @@ from trtopt.report.schema.build import Cost, StepRecord
 from trtopt.rewrite.driver import Judging, run
 from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
+from trtopt.support.precision import Precision
 from trtopt_recipes.align_channels import MisalignedChannels
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
@@ -31,7 +32,7 @@ Weights = Mapping[str, tuple[int, ...]]
 def compiler() -> Iterator[Judge]:
     gpu = find_gpu("L4")
     assert gpu is not None
-    with judge_for(TENSORRT_RTX, gpu, "fp16") as judge:
+    with judge_for(TENSORRT_RTX, gpu, Precision.FP16) as judge:
         yield judge
 
 
@@ -39,7 +40,7 @@ def compiler() -> Iterator[Judge]:
 def model_judge() -> Iterator[Judge]:
     gpu = find_gpu("L4")
     assert gpu is not None
-    with judge_for(TENSORRT, gpu, "fp16") as judge:
+    with judge_for(TENSORRT, gpu, Precision.FP16) as judge:
         yield judge
 
 

@@ -18,6 +18,7 @@ from trtopt.report.schema.build import Cost
 from trtopt.rewrite.driver import run
 from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
 
@@ -65,7 +66,7 @@ def blocks(folder: Path, body: str, count: int = 3) -> ModelArtifact:
 def costs(artifact: ModelArtifact, *recipes: str) -> list[Cost]:
     """The cost without recipes, and with each."""
     target, found = Target("tensorrt-rtx", "fp16"), []
-    with judge_for(TENSORRT_RTX, find_gpu("L4"), "fp16") as judge:
+    with judge_for(TENSORRT_RTX, find_gpu("L4"), Precision.FP16) as judge:
         for names in ("none", *recipes):
             model = run(artifact, recipes=names, strict=True, target=target).artifact.model
             found.append(judge.price(model, inner=True).total)

@@ -18,6 +18,7 @@ from trtopt.report.schema.build import Cost
 from trtopt.rewrite.driver import Judging, Rewritten, run
 from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
 
@@ -34,7 +35,7 @@ FIRST, LAST = "Transpose <perm = [0, 3, 1, 2]>", "Transpose <perm = [0, 2, 3, 1]
 def judge() -> Iterator[Judge]:
     gpu = find_gpu("L4")
     assert gpu is not None
-    with judge_for(TENSORRT_RTX, gpu, "fp16") as judge:
+    with judge_for(TENSORRT_RTX, gpu, Precision.FP16) as judge:
         yield judge
 
 

@@ -18,6 +18,7 @@ from trtopt.report.schema.build import RegionRecord
 from trtopt.rewrite.driver import Judging, Rewritten, run
 from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
 
@@ -51,7 +52,7 @@ def encoder(folder: Path, batch: int) -> ModelArtifact:
 
 def judged(artifact: ModelArtifact) -> tuple[Rewritten, tuple[RegionRecord, ...]]:
     gpu = find_gpu("L4")
-    with judge_for(TENSORRT_RTX, gpu, "fp16") as judge:
+    with judge_for(TENSORRT_RTX, gpu, Precision.FP16) as judge:
         target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, {})
         found = run(artifact, recipes="late-selection", strict=True, target=target, judging=judging)
     return found, tuple(region for step in found.artifact.steps for region in step.regions)

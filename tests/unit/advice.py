@@ -14,9 +14,9 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.analysis import Finding
 from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.layer import predict
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.roofline.work import MathType
+from trtopt.support.precision import Precision
 
 
 class Net:
@@ -75,12 +75,17 @@ class Net:
 
 
 def subject_of(
-    net: Net, gpu: str = "A100", base: MathType = "fp16", *, quantized: Sequence[str] = (), batch: int | None = None
+    net: Net,
+    gpu: str = "A100",
+    base: Precision = Precision.FP16,
+    *,
+    quantized: Sequence[str] = (),
+    batch: int | None = None,
 ) -> Subject:
     """The network as the rules see it."""
     model = net.model()
     shapes = static_shapes(model, {})
-    layers = layers_of_graph(model, shapes, Precision(base, frozenset(quantized)))
+    layers = layers_of_graph(model, shapes, GraphTypes(Precision(base), frozenset(quantized)))
     spec = find_gpu(gpu)
     rows, _ = predict(layers, spec)
     return Subject(model, shapes, tuple(layers), rows, spec, batch)
@@ -90,7 +95,7 @@ def findings(
     rule: str,
     net: Net,
     gpu: str = "A100",
-    base: MathType = "fp16",
+    base: Precision = Precision.FP16,
     *,
     quantized: Sequence[str] = (),
     batch: int | None = None,

@@ -20,7 +20,8 @@ from trtopt.report.schema.analysis import (
     Uncosted,
 )
 from trtopt.roofline.layer import predict
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, Layer, MathType, Window, Work, alignment_of
+from trtopt.roofline.work import Gemm, Layer, Window, Work, alignment_of
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 GPU = find_gpu("L4")
 HOSTILE = (
@@ -53,7 +54,7 @@ def conv(
     """
     (inner, outer), (kernel, stride) = channels, window
     out = -(-size // stride)
-    dtype: MathType = "fp16"
+    dtype: Precision = Precision.FP16
     gemm = Gemm(batch * out * out, outer // group, inner // group * kernel * kernel, group)
     work = Work(
         "depthwise" if group == inner else "conv",
@@ -69,7 +70,7 @@ def conv(
     return Layer(name, "Conv", (f"{name}/Conv",), work)
 
 
-def product(name: str, m: int, n: int, k: int, *, batch: int = 1, dtype: MathType = "fp16") -> Layer:
+def product(name: str, m: int, n: int, k: int, *, batch: int = 1, dtype: Precision = Precision.FP16) -> Layer:
     """A matrix product with a constant second operand."""
     size = ELEMENT_BYTES[dtype]
     gemm = Gemm(m, n, k, batch)

@@ -10,9 +10,10 @@ from trtopt.graph import cost
 from trtopt.graph.edit import all_nodes
 from trtopt.graph.products import Shapes
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.roofline.node_work import Precision, work_of_node
+from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Layer, Work
+from trtopt.support.precision import Precision
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 
@@ -33,29 +34,29 @@ def parsed(text: str) -> ir.Model:
     return model
 
 
-def layers(text: str, precision: Precision | None = None) -> dict[str, Layer]:
+def layers(text: str, precision: GraphTypes | None = None) -> dict[str, Layer]:
     """The layers of a graph by name; a node is called as its first output."""
     model = parsed(text)
-    precision = precision or Precision("fp16")
+    precision = precision or GraphTypes(Precision.FP16)
     found = layers_of_graph(model, static_shapes(model, {}), precision)
     assert len({layer.name for layer in found}) == len(found)
     return {layer.name: layer for layer in found}
 
 
-def groups(text: str, precision: Precision | None = None) -> list[str]:
+def groups(text: str, precision: GraphTypes | None = None) -> list[str]:
     """The nodes of each layer, sorted, as ``a+b+c``."""
     return ["+".join(sorted(layer.onnx_nodes)) for layer in layers(text, precision).values()]
 
 
-def work(text: str, precision: Precision | None = None) -> Work:
+def work(text: str, precision: GraphTypes | None = None) -> Work:
     """The work of the last node of a graph, unfused."""
     model = parsed(text)
-    found = work_of_node(list(model.graph)[-1], static_shapes(model, {}), precision or Precision("fp16"))
+    found = work_of_node(list(model.graph)[-1], static_shapes(model, {}), precision or GraphTypes(Precision.FP16))
     assert found is not None
     return found
 
 
-def only(text: str, precision: Precision | None = None) -> Work:
+def only(text: str, precision: GraphTypes | None = None) -> Work:
     """The work of the one layer a graph becomes."""
     (layer,) = layers(text, precision).values()
     assert layer.work is not None

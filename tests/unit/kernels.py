@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import get_args
 
 from hypothesis import strategies as st
 
 from trtopt.hardware.spec import GpuSpec, all_gpus, supports
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Window, Work, alignment_of
+from trtopt.roofline.work import Gemm, Window, Work, alignment_of
+from trtopt.support.precision import ELEMENT_BYTES, MATH_TYPES, Precision
 
-DTYPES: tuple[MathType, ...] = get_args(MathType)
+DTYPES: tuple[Precision, ...] = MATH_TYPES
 
 
 @cache
-def combinations() -> tuple[tuple[GpuSpec, MathType], ...]:
+def combinations() -> tuple[tuple[GpuSpec, Precision], ...]:
     """Every GPU of the table with every type it has units for."""
     return tuple((gpu, dtype) for gpu in all_gpus() for dtype in DTYPES if supports(gpu, dtype))
 
 
-def product(m: int, n: int, k: int, dtype: MathType = "fp16", *, batch: int = 1, aligned: bool = False) -> Work:
+def product(
+    m: int, n: int, k: int, dtype: Precision = Precision.FP16, *, batch: int = 1, aligned: bool = False
+) -> Work:
     """A matrix product; ``aligned`` leaves out what the sizes say about alignment."""
     size, gemm = ELEMENT_BYTES[dtype], Gemm(m, n, k, batch)
     alignment = 128 if aligned else alignment_of(n, k, dtype=dtype)
@@ -29,7 +31,7 @@ def product(m: int, n: int, k: int, dtype: MathType = "fp16", *, batch: int = 1,
 
 
 def convolution(
-    channels: int, outputs: int, pixels: int, window: Window, dtype: MathType = "fp16", *, batch: int = 8
+    channels: int, outputs: int, pixels: int, window: Window, dtype: Precision = Precision.FP16, *, batch: int = 8
 ) -> Work:
     """A convolution of square maps of ``pixels`` by ``pixels`` that divides them by its stride."""
     size, out = ELEMENT_BYTES[dtype], batch * math.prod(math.ceil(pixels / stride) for stride in window.stride)
@@ -48,13 +50,13 @@ def convolution(
     )
 
 
-def stream(moved: int, dtype: MathType = "fp16", *, flop: int | None = None) -> Work:
+def stream(moved: int, dtype: Precision = Precision.FP16, *, flop: int | None = None) -> Work:
     """A kernel that reads and writes half of ``moved`` bytes each, one operation per element read."""
     count = int(moved / 2 / ELEMENT_BYTES[dtype]) if flop is None else flop
     return Work("memory", count, moved // 2, 0, moved - moved // 2, dtype)
 
 
-def recurrence(steps: int, batch: int, hidden: int, dtype: MathType = "fp16") -> Work:
+def recurrence(steps: int, batch: int, hidden: int, dtype: Precision = Precision.FP16) -> Work:
     """An LSTM: the products of all inputs at once, and a recurrent one per step."""
     size, gemm = ELEMENT_BYTES[dtype], Gemm(batch, 4 * hidden, hidden)
     moved, weights = int(steps * batch * hidden * size), int(8 * hidden * hidden * size)
@@ -66,7 +68,7 @@ sizes = st.floats(0, 14).map(lambda power: max(1, round(2**power)))
 
 
 @st.composite
-def works(draw: st.DrawFn, dtype: MathType) -> Work:
+def works(draw: st.DrawFn, dtype: Precision) -> Work:
     """A kernel of any kind in one type."""
     kind = draw(st.sampled_from(["gemm", "conv", "depthwise", "memory", "recurrent"]))
     if kind == "gemm":

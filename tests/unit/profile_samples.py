@@ -16,7 +16,8 @@ from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.build import OutputAccuracy, TensorInfo
 from trtopt.report.schema.profile import Deviation, ProfileLayer, ProfileReport, ProfileSource, ProfileTotals
 from trtopt.roofline.layer import predict
-from trtopt.roofline.work import Layer, MathType
+from trtopt.roofline.work import Layer
+from trtopt.support.precision import Precision
 
 FACTORS = (1.04, 0.93, 1.3, 0.7, 1.1, 2.6)
 """Measured over predicted time, in turns."""
@@ -69,7 +70,7 @@ def large_profile() -> ProfileReport:
         layers += [product(f"{name}/attention/{part}/MatMul", rows, width, width) for part in ("query", "key", "value")]
         layers.append(product(f"{name}/attention/MatMul", rows, rows, width))
         layers.append(elementwise(f"{name}/attention/output/Add", rows * width))
-        dtype: MathType = "int8" if block % 3 else "fp16"
+        dtype: Precision = Precision.INT8 if block % 3 else "fp16"
         layers.append(product(f"{name}/intermediate/MatMul", rows, 4 * width, width, dtype=dtype))
         layers.append(elementwise(f"{name}/output/LayerNormalization", 4 * rows * width, op="LayerNormalization"))
         reads |= {last + 1: [last], last + 2: [last], last + 3: [last], last + 4: [last + 1, last + 2, last + 3]}

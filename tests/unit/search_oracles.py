@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.precision.plan import QuantizedType
 from trtopt.precision.search.space import Evaluation, Mix, Option, SearchRegion, Space
+from trtopt.support.precision import Precision
 
 PLAIN_US = 1000.0
-Errors = Mapping[tuple[str, QuantizedType], float]
+Errors = Mapping[tuple[str, Precision], float]
 
 
 @dataclass
@@ -83,7 +83,7 @@ def one_type(errors: Sequence[float], saved: Sequence[float], **how: Any) -> Num
 
 def two_types(int8: Sequence[tuple[float, float]], fp8: Sequence[tuple[float, float] | None], **how: Any) -> Numbers:
     """Regions that may become INT8, or FP8 where it is there: (error, microseconds saved) of each."""
-    errors: dict[tuple[str, QuantizedType], float] = {}
+    errors: dict[tuple[str, Precision], float] = {}
     regions = []
     for index, (first, second) in enumerate(zip(int8, fp8, strict=True)):
         name = f"r{index}"

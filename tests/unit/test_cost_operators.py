@@ -19,8 +19,9 @@ from trtopt.graph.products import products_of
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.memory import peak_memory
-from trtopt.roofline.node_work import Precision, work_of_node
+from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.onnx_layers import FusedModel
+from trtopt.support.precision import Precision
 
 NOT_RUN = frozenset(
     """
@@ -164,10 +165,10 @@ def test_onnx_test_cases_have_a_work_wherever_their_shapes_are_known() -> None:
         for index, item in enumerate(all_nodes(model.graph)):
             item.name = f"node{index}"
         (node,) = model.graph
-        fused = FusedModel(model, shapes, Precision("fp16"))
+        fused = FusedModel(model, shapes, GraphTypes(Precision.FP16))
         fused.layers()
         peak_memory(fused, find_gpu("L4"))
-        work = work_of_node(node, shapes, Precision("fp16"))
+        work = work_of_node(node, shapes, GraphTypes(Precision.FP16))
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         are_known = all(str(value.name) in shapes and value.dtype != ir.DataType.STRING for value in values)
         assert (work is not None) or not (has_cost(node) and are_known), name

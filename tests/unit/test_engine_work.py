@@ -17,7 +17,7 @@ from trtopt.engine.work import EngineWork, layers_of_engine
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.report.schema.build import LayerInfo, TensorInfo
-from trtopt.roofline.node_work import Precision, work_of_node
+from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.work import Gemm, Layer, Work
 
 PROFILES = Path(__file__).parents[3] / "shared" / "profiles" / "tensorrt-layers"
@@ -72,7 +72,7 @@ def count(model: ir.Model, *layers: LayerInfo, tf32: bool = False) -> EngineWork
 
 def graph_flop(model: ir.Model) -> int:
     shapes = static_shapes(model, {})
-    works = [work_of_node(node, shapes, Precision()) for node in edit.all_nodes(model.graph)]
+    works = [work_of_node(node, shapes, GraphTypes()) for node in edit.all_nodes(model.graph)]
     return sum(work.flop for work in works if work is not None)
 
 

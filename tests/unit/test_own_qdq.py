@@ -23,6 +23,7 @@ from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 
 def net(batch: str, size: int) -> ir.Model:
@@ -50,11 +51,12 @@ def judged(
     target = GuardTarget(TENSORRT, find_gpu("L4"), {"x": tuple(shapes)} if shapes else {})
     artifact = ModelArtifact(model, Path("m.onnx"), "0")
     config = BuildConfig().with_options(options)
-    return own_qdq(artifact, Rewritten, target, precision, config, clock), tuple(clock.warnings)
+    asked = None if precision is None else Precision(precision)
+    return own_qdq(artifact, Rewritten, target, asked, config, clock), tuple(clock.warnings)
 
 
 def test_what_is_taken_out_leaves_its_ranges() -> None:
-    found, said = judged(net("8", 64), "int8", [8, 64])
+    found, said = judged(net("8", 64), Precision.INT8, [8, 64])
     assert found.guard == () and len(said) == 1 and "is taken out" in said[0]
     assert found.ranges == {"x": pytest.approx(0.05 * 127)}
     base = found.rewritten.artifact.model
@@ -74,12 +76,12 @@ def test_what_pays_is_kept_and_its_price_recorded(precision: str) -> None:
 
 
 def test_bf16_is_no_fp16() -> None:
-    found, _ = judged(net("4096", 4096), "bf16", [4096, 4096])
+    found, _ = judged(net("4096", 4096), Precision.BF16, [4096, 4096])
     assert found.guard and found.sixteen_bit is None
 
 
 def test_what_nobody_can_judge_is_kept() -> None:
-    found, said = judged(net("n", 64), "int8", [])
+    found, said = judged(net("n", 64), Precision.INT8, [])
     assert "nobody can judge it" in said[0] and found.guard == ()
     assert existing_nodes(found.rewritten.artifact.model) == {"y"}
 
@@ -88,4 +90,4 @@ def test_a_model_without_qdq_is_rewritten_once() -> None:
     model = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[1] x) => (float[1] y) { y = Relu (x) }'
     )
-    assert judged(model, "int8", [1]) == (OwnQdq(Rewritten(ModelArtifact(model, Path("m.onnx"), "0"))), ())
+    assert judged(model, Precision.INT8, [1]) == (OwnQdq(Rewritten(ModelArtifact(model, Path("m.onnx"), "0"))), ())

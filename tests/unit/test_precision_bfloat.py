@@ -21,6 +21,7 @@ from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan
+from trtopt.support.precision import Precision
 
 FLOAT, HALF, BFLOAT = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 
@@ -125,7 +126,7 @@ HOT = {"x": seen(8), "n": seen(1), "h": seen(2e5), "r": seen(2e5), "o": seen(8),
 def test_hot_products_run_in_bf16_and_what_lies_between_in_fp32() -> None:
     source = model(FEED_FORWARD, **EYE)
     known = spans(source, HOT)
-    plan = PrecisionPlan("fp16", FP16, wide_nodes(source, known, FP16))
+    plan = PrecisionPlan(Precision.FP16, FP16, wide_nodes(source, known, FP16))
     assert set(plan.wide) == {"h", "r", "o"}
     found = with_bfloat(source, plan, known)
     assert set(found.bfloat) == {"h", "o"} and set(found.wide) == {"r"}
@@ -139,7 +140,7 @@ def test_hot_products_run_in_bf16_and_what_lies_between_in_fp32() -> None:
 def test_weights_that_fp16_does_not_hold_run_in_bf16() -> None:
     source = model(FEED_FORWARD, u=np.eye(8) * 1e-8, d=np.eye(8) * 1e5)
     known = spans(source, dict.fromkeys("xnhroy", seen(1)))
-    plan = PrecisionPlan("fp16", FP16, wide_nodes(source, known, FP16))
+    plan = PrecisionPlan(Precision.FP16, FP16, wide_nodes(source, known, FP16))
     assert {"h", "r", "o", "y"} <= set(plan.wide), "who reads them is kept with them"
     found = with_bfloat(source, plan, known)
     assert set(found.bfloat) == {"h", "o"} and not found.wide, "and is free again"
@@ -150,23 +151,23 @@ def test_what_needs_precision_or_is_int8_or_has_no_alternative_is_left_alone() -
     known = spans(source, HOT)
     wide = wide_nodes(source, known, FP16)
     op = QuantizedOp("h", "n", 1.0, None, "max")
-    assert set(with_bfloat(source, PrecisionPlan("int8", FP16, wide, (op,)), known).bfloat) == {"o"}
-    bf16 = PrecisionPlan("bf16", BF16, wide)
+    assert set(with_bfloat(source, PrecisionPlan(Precision.INT8, FP16, wide, (op,)), known).bfloat) == {"o"}
+    bf16 = PrecisionPlan(Precision.BF16, BF16, wide)
     assert with_bfloat(source, bf16, known) is bf16
-    fp32 = PrecisionPlan("fp32")
+    fp32 = PrecisionPlan(Precision.FP32)
     assert with_bfloat(source, fp32, known) is fp32
     head = model(
         "g (float[2,8] x) => (float[2,8] y) <float[8,8] u = {0}> { h = MatMul(x, u) y = Softmax(h) }", u=EYE["u"]
     )
     scores = wide_nodes(head, spans(head, {}), FP16)
     assert set(scores) == {"h", "y"}
-    assert with_bfloat(head, PrecisionPlan("fp16", FP16, scores), spans(head, {})).bfloat == {}
+    assert with_bfloat(head, PrecisionPlan(Precision.FP16, FP16, scores), spans(head, {})).bfloat == {}
 
 
 def test_an_fp32_product_between_two_casts_is_an_fp16_one_already() -> None:
     source = model(FEED_FORWARD, u=np.eye(8) * 1e4, d=np.eye(8))
     known = spans(source, dict.fromkeys("xhroy", seen(8)) | {"n": seen(8)})
-    plan = PrecisionPlan("fp16", FP16, wide_nodes(source, known, FP16))
+    plan = PrecisionPlan(Precision.FP16, FP16, wide_nodes(source, known, FP16))
     assert set(plan.wide) == {"h"} and "partial sum" in plan.wide["h"]
     assert with_bfloat(source, plan, known).bfloat == {}
     assert set(with_bfloat(source, replace(plan, wide={**plan.wide, "r": "because"}), known).bfloat) == {"h"}
@@ -180,7 +181,7 @@ def test_the_products_of_attention_stay_fp32() -> None:
     known = spans(
         source, {"a": seen(300), "b": seen(300), "s": seen(1e5), "m": seen(1e5), "p": seen(1), "y": seen(300)}
     )
-    plan = PrecisionPlan("fp16", FP16, wide_nodes(source, known, FP16))
+    plan = PrecisionPlan(Precision.FP16, FP16, wide_nodes(source, known, FP16))
     assert "s" in plan.wide
     assert with_bfloat(source, plan, known) is plan
 

@@ -24,6 +24,7 @@ from trtopt.precision.plan import FP16
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import narrow_borders
 from trtopt.report.schema.build import Cost
+from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)
 
@@ -89,9 +90,9 @@ def is_wide(node: ir.Node) -> bool:
     return "3" in str(node.attributes.get("kernel_shape") or "") or bool(edit.dims_of(node.inputs[1])[-1] == 3)  # type: ignore[index, union-attr]
 
 
-def problem_of(source: ir.Model, dtype: str = "int8") -> Problem:
+def problem_of(source: ir.Model, dtype: Precision = Precision.INT8) -> Problem:
     stats, rng = {}, np.random.default_rng(0)
-    wanted = wanted_tensors(source, dtype, "tensorrt-rtx")
+    wanted = wanted_tensors(source, Precision(dtype), "tensorrt-rtx")
     for name in sorted(wanted.histogram | wanted.ranges):
         builder = StatsBuilder(histogram=True)
         builder.update(rng.uniform(-1, 1, 4096).astype(np.float32))

@@ -20,6 +20,7 @@ from trtopt.precision.fp16.cast_to_half import narrow_floats
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
+from trtopt.support.precision import Precision
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"
 RNG = np.random.default_rng(0)
@@ -46,13 +47,13 @@ def observed(array: np.ndarray) -> TensorStats:
 
 
 def stats_of(source: ir.Model, backend: str = RTX, **known: np.ndarray) -> dict[str, TensorStats]:
-    wanted = wanted_tensors(source, "int8", backend)
+    wanted = wanted_tensors(source, Precision.INT8, backend)
     return {name: observed(known.get(name, RNG.standard_normal(4096))) for name in wanted.histogram | wanted.ranges}
 
 
 def plan_of(source: ir.Model, backend: str = RTX, **known: np.ndarray) -> PrecisionPlan:
     shapes = static_shapes(source, {})
-    return decide(source, "int8", backend, stats_of(source, backend, **known), shapes)
+    return decide(source, Precision.INT8, backend, stats_of(source, backend, **known), shapes)
 
 
 def refusals(plan: PrecisionPlan) -> Mapping[str, str]:
@@ -177,7 +178,7 @@ def test_a_tensor_that_a_wide_and_a_narrow_node_read_is_dequantized_in_both_type
         w=np.eye(16),
     )
     ops = tuple(QuantizedOp(node, "r", 3.0, 1, "max") for node in "ab")
-    found = typed(source, PrecisionPlan("int8", FP16, {"a": "because"}, ops))
+    found = typed(source, PrecisionPlan(Precision.INT8, FP16, {"a": "because"}, ops))
     matmuls = {node.name: node for node in found.graph if node.op_type == "MatMul"}
     for name, dtype in (("a", ir.DataType.FLOAT), ("b", ir.DataType.FLOAT16)):
         assert [value.dtype for value in matmuls[name].inputs] == [dtype] * 2
@@ -305,7 +306,7 @@ def test_activations_that_int8_cannot_hold_are_refused(values: np.ndarray, reaso
     source = model("g (float[4,16] x) => (float[4,16] y) { y = MatMul(x, w) }", w=np.eye(16))
     plan = plan_of(source, x=values)
     assert placed(plan) == {} and reason in refusals(plan)["y"]
-    assert "not observed" in refusals(decide(source, "int8", RTX, {}, {}))["y"]
+    assert "not observed" in refusals(decide(source, Precision.INT8, RTX, {}, {}))["y"]
 
 
 def test_heavy_tails_are_left_out_as_far_as_their_share_of_the_flop_allows() -> None:
@@ -358,5 +359,5 @@ def test_the_share_of_int8_counts_eligible_flop_only() -> None:
     flop = cost.flop_by_node(source, static_shapes(source, {}))
     plan = plan_of(source)
     assert int8_flop_share(source, plan, flop) == 1.0
-    only = PrecisionPlan("int8", FP16, {}, tuple(op for op in plan.quantized if op.node == "a"))
+    only = PrecisionPlan(Precision.INT8, FP16, {}, tuple(op for op in plan.quantized if op.node == "a"))
     assert int8_flop_share(source, only, flop) == pytest.approx(9 / 10)

@@ -12,9 +12,10 @@ from hypothesis.extra import numpy as arrays
 
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.plan import BF16, FP16, NarrowType, Operand, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.plan import BF16, FP16, NarrowType, Operand, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.write_qdq import activation_scale, quantize_weight
 from trtopt.precision.write import apply_plan
+from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)
 FP8 = ir.DataType.FLOAT8E4M3FN
@@ -35,13 +36,15 @@ def model(text: str, **weights: np.ndarray) -> ir.Model:
 
 
 def typed(source: ir.Model, *ops: QuantizedOp, **kept: str) -> ir.Model:
-    found = apply_plan(source, PrecisionPlan("fp8", FP16, kept, ops))
+    found = apply_plan(source, PrecisionPlan(Precision.FP8, FP16, kept, ops))
     invariants.check(found, invariants.signature(source))
     onnx.checker.check_model(ir.to_proto(found), full_check=True)
     return found
 
 
-def op(node: str, tensor: str, dtype: QuantizedType = "fp8", axis: int | None = None, **more: object) -> QuantizedOp:
+def op(
+    node: str, tensor: str, dtype: Precision = Precision.FP8, axis: int | None = None, **more: object
+) -> QuantizedOp:
     return QuantizedOp(node, tensor, 1.0, axis, "max", dtype=dtype, **more)  # type: ignore[arg-type]
 
 
@@ -110,7 +113,7 @@ def test_a_multiplication_per_channel_is_refused_in_fp8() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_both_operands_of_attentions_products_are_quantized(dtype: QuantizedType) -> None:
+def test_both_operands_of_attentions_products_are_quantized(dtype: Precision) -> None:
     source = model(
         """g (float[2,4,8,16] q, float[2,4,16,8] k, float[2,4,8,16] v) => (float[2,4,8,16] y)
         { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }"""
@@ -154,14 +157,14 @@ def test_an_addition_reads_the_quantized_residual_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_what_comes_in_bf16_is_quantized_from_fp32(dtype: QuantizedType) -> None:
+def test_what_comes_in_bf16_is_quantized_from_fp32(dtype: Precision) -> None:
     """It comes so because FP16 does not hold it."""
     source = model(
         "g (float[2,16] x) => (float[2,16] y) { a = MatMul(x, u) y = MatMul(a, v) }",
         u=RNG.standard_normal((16, 16)),
         v=RNG.standard_normal((16, 16)),
     )
-    plan = PrecisionPlan("int8", FP16, quantized=(op("y", "a", dtype),), bfloat={"a": "too large"})
+    plan = PrecisionPlan(Precision.INT8, FP16, quantized=(op("y", "a", dtype),), bfloat={"a": "too large"})
     found = apply_plan(source, plan)
     onnx.checker.check_model(ir.to_proto(found), full_check=True)
     (quantizer,) = of(found, "QuantizeLinear")

@@ -13,6 +13,7 @@ from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.arithmetic_quantizer import follows_product
 from trtopt.precision.write import apply_plan
+from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)
 
@@ -43,7 +44,7 @@ INPUTS = {"a": "n", "b": "m", "c": "p", "d": "q"}
 def forms(*nodes: str, fused: bool = True, dtype: str = "int8") -> dict[str, str]:
     """The operator that writes the 8-bit form of each node's input."""
     ops = tuple(QuantizedOp(node, INPUTS[node], 1.0, None, "max", dtype=dtype) for node in nodes)  # type: ignore[arg-type]
-    model = apply_plan(net(), PrecisionPlan("int8", FP16, {}, ops, fused_quantizers=fused))
+    model = apply_plan(net(), PrecisionPlan(Precision.INT8, FP16, {}, ops, fused_quantizers=fused))
     found = {}
     for node in model.graph:
         if node.name in nodes:
@@ -73,18 +74,18 @@ def test_fp8_and_other_backends_keep_the_operator() -> None:
 @pytest.mark.parametrize(("backend", "is_used"), [("tensorrt-rtx", True), ("tensorrt", False)])
 def test_only_plans_for_tensorrt_rtx_ask_for_it(backend: str, is_used: bool) -> None:
     source, stats = net(), {}
-    wanted = wanted_tensors(source, "int8", backend)
+    wanted = wanted_tensors(source, Precision.INT8, backend)
     for name in sorted(wanted.histogram | wanted.ranges):
         builder = StatsBuilder(histogram=True)
         builder.update(np.linspace(-1, 1, 4096, dtype=np.float32))
         stats[name] = builder.finish()
-    plan = decide(source, "int8", backend, stats, static_shapes(source, {}))
+    plan = decide(source, Precision.INT8, backend, stats, static_shapes(source, {}))
     assert plan.quantized and plan.fused_quantizers is is_used
 
 
 def test_the_scale_of_the_arithmetic_is_that_of_the_dequantizer() -> None:
     op = QuantizedOp("d", "q", 0.1, None, "max")
-    model = apply_plan(net(), PrecisionPlan("int8", FP16, {}, (op,), fused_quantizers=True))
+    model = apply_plan(net(), PrecisionPlan(Precision.INT8, FP16, {}, (op,), fused_quantizers=True))
     divide = next(node for node in model.graph if node.op_type == "Div")
     divisor = edit.constant_of(divide.inputs[1])
     dequantize = next(node for node in model.graph if node.name == "d").inputs[0].producer()  # type: ignore[union-attr]

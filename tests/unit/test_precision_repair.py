@@ -15,6 +15,7 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.fp16.repair import MOST_EVALUATIONS, Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
+from trtopt.support.precision import Precision
 
 OPS = ["Relu", "Tanh", "Neg", "Exp", "Sigmoid", "Abs", "Erf", "Sqrt"]
 
@@ -56,14 +57,14 @@ def mended(
 ) -> tuple[Repaired, Bench]:
     model = chain(count)
     bench = Bench(model, excess)
-    found = repair(model, PrecisionPlan("fp16", FP16), bench, most)
+    found = repair(model, PrecisionPlan(Precision.FP16, FP16), bench, most)
     assert found.evaluations == bench.asked
     assert found.after == bench(found.plan)
     return found, bench
 
 
 def test_a_good_plan_costs_one_evaluation() -> None:
-    model, plan = chain(40), PrecisionPlan("fp16", FP16, {"n3": "because"})
+    model, plan = chain(40), PrecisionPlan(Precision.FP16, FP16, {"n3": "because"})
     bench = Bench(model, added({}, 0.02))
     found = repair(model, plan, bench)
     assert found.plan is plan and found.put_back == {} and (found.evaluations, bench.asked) == (1, 1)
@@ -110,7 +111,7 @@ def test_too_few_evaluations_put_whole_groups_back() -> None:
 
 
 def test_nothing_is_changed_where_nothing_helps() -> None:
-    model, plan = chain(20), PrecisionPlan("fp16", FP16)
+    model, plan = chain(20), PrecisionPlan(Precision.FP16, FP16)
     found = repair(model, plan, Bench(model, lambda narrow: 5.0))
     assert found.plan is plan and found.put_back == {} and found.before.excess == 5.0
 
@@ -140,7 +141,7 @@ def test_it_ends_within_the_bound_or_as_good_as_before(noise: list[float], coher
 def test_what_is_quantized_and_what_is_bf16_stays_so_unless_it_does_harm() -> None:
     model = chain(8)
     op = QuantizedOp("n1", "n0", 1.0, None, "max")
-    plan = PrecisionPlan("int8", FP16, {"n0": "because"}, (op,), bfloat={"n5": "range", "n6": "range"})
+    plan = PrecisionPlan(Precision.INT8, FP16, {"n0": "because"}, (op,), bfloat={"n5": "range", "n6": "range"})
     found = repair(model, plan, Bench(model, added({"n6": 30.0, "n2": 30.0})))
     assert found.plan.quantized == (op,)
     assert set(found.plan.bfloat) == {"n5"}
@@ -150,7 +151,7 @@ def test_what_is_quantized_and_what_is_bf16_stays_so_unless_it_does_harm() -> No
 
 def test_who_ranks_what_is_put_back_reads_it_in_fp32() -> None:
     model = _named("g (float[4, 8] x) => (int64[4, 1] i) { a = Tanh(x) b = Exp(a) i = ArgMax <axis = 1> (b) }")
-    found = repair(model, PrecisionPlan("fp16", FP16), Bench(model, added({"b": 30.0})))
+    found = repair(model, PrecisionPlan(Precision.FP16, FP16), Bench(model, added({"b": 30.0})))
     assert set(found.put_back) == {"b", "i"}
 
 

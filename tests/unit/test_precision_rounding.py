@@ -14,6 +14,7 @@ from trtopt.precision.ptq.bias import add_bias, why_no_bias
 from trtopt.precision.ptq.layer_inputs import Layer, layer_of, positions, rows_at
 from trtopt.precision.ptq.rounding import Factor, best_share, blocks
 from trtopt.precision.qdq.write_qdq import quantize, quantize_weight
+from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)
 
@@ -234,7 +235,7 @@ def test_a_plan_writes_its_own_values_and_biases(multiply: bool) -> None:
     found.graph.outputs.insert(0, node(found).outputs[0])
     values, bias = np.array([[1, -2], [3, 4], [5, 127]], np.int8).reshape(3, 2, 1, 1), np.ones(3, np.float32)
     ops = tuple(QuantizedOp(name, "x", 1.0, None, "max", multiply) for name in "yz")
-    plan = PrecisionPlan("int8", FP16, quantized=ops, rounded={"y": values}, bias={"y": bias})
+    plan = PrecisionPlan(Precision.INT8, FP16, quantized=ops, rounded={"y": values}, bias={"y": bias})
     done = quantize(found, plan).model
     stored = [v.const_value.numpy() for v in done.graph.initializers.values() if v.const_value is not None]
     assert sum(array.shape == values.shape and np.array_equal(array, values) for array in stored) == 1

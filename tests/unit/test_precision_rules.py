@@ -13,7 +13,8 @@ from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.heads import is_prediction_head
 from trtopt.precision.observe.statistics import StatsBuilder
-from trtopt.precision.plan import PrecisionPlan, QuantizedType
+from trtopt.precision.plan import PrecisionPlan
+from trtopt.support.precision import Precision
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"
 RNG = np.random.default_rng(0)
@@ -51,15 +52,15 @@ def matmul(rows: int, k: int, n: int) -> ir.Node:
     return node_of(f"g (float[{rows},{k}] x) => (float[{rows},{n}] z) {{ y = MatMul(x, w) z = Relu(y) }}", w=(k, n))
 
 
-def plan_of(source: ir.Model, backend: str, dtype: str = "int8", **ranges: float) -> PrecisionPlan:
+def plan_of(source: ir.Model, backend: str, dtype: Precision = Precision.INT8, **ranges: float) -> PrecisionPlan:
     """The plan with everything observed as even noise within 1, or within a range."""
     stats = {}
-    wanted = wanted_tensors(source, dtype, backend)
+    wanted = wanted_tensors(source, Precision(dtype), backend)
     for name in wanted.histogram | wanted.ranges:
         builder = StatsBuilder(histogram=True)
         builder.update((RNG.uniform(-1, 1, 4096) * ranges.get(name, 1.0)).astype(np.float32))
         stats[name] = builder.finish()
-    return decide(source, dtype, backend, stats, static_shapes(source, {}))
+    return decide(source, Precision(dtype), backend, stats, static_shapes(source, {}))
 
 
 CONVS = {
@@ -84,7 +85,7 @@ CONVS = {
 @pytest.mark.parametrize("name", CONVS)
 def test_each_backend_and_type_has_its_own_verdict(name: str) -> None:
     node, *expected = CONVS[name]
-    types: tuple[QuantizedType, ...] = ("int8", "fp8")
+    types: tuple[Precision, ...] = ("int8", "fp8")
     found = [[rules.placement(node, backend, dtype) for backend in (RTX, TRT)] for dtype in types]
     assert [tuple(item.granularity for item in row) for row in found] == expected
     assert all(len(item.reason) > 20 for row in found for item in row)
@@ -246,7 +247,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_attention_is_8_bit_only_in_the_sizes_of_a_fused_kernel(name: str) -> None:
     source, *expected = SIZES[name]
-    types: tuple[QuantizedType, ...] = ("int8", "fp8")
+    types: tuple[Precision, ...] = ("int8", "fp8")
     found = [attention_products(source, RTX, dtype) for dtype in types]
     assert [len(products) == 1 for products, _ in found] == expected
     assert all(len(refused) == 2 and "fused" in refused[0].reason for products, refused in found if not products)

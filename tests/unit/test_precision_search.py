@@ -10,11 +10,11 @@ import pytest
 from search_oracles import PLAIN_US, Numbers, one_type, two_types
 
 from trtopt.events import Event
-from trtopt.precision.plan import QuantizedType
 from trtopt.precision.search.result import Trials, Tried, conclude
 from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget, Evaluation, Mix, Move, Option, SearchRegion, Space, aim_for
 from trtopt.report.schema.search import SearchRecord
+from trtopt.support.precision import Precision
 
 BUDGET = Budget(0.01, "top1")
 
@@ -283,7 +283,7 @@ def test_auto_evaluates_every_type_alone_and_prints_them() -> None:
 
 @pytest.mark.parametrize("best", [{"r0": "fp8", "r1": "fp8"}, {"r0": "int8", "r1": "fp8"}, {"r1": "fp8"}])
 def test_auto_takes_what_is_fastest_on_the_whole_though_its_regions_save_less_by_themselves(
-    best: dict[str, QuantizedType],
+    best: dict[str, Precision],
 ) -> None:
     """Quantizers between equal types are left out, which no region sees by itself."""
 

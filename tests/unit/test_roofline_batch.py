@@ -15,7 +15,8 @@ from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.batch import WINOGRAD_SAVING, Batch, Times
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.peaks import cuda_core_rate, peak_rate
-from trtopt.roofline.work import Gemm, MathType, Window, Work
+from trtopt.roofline.work import Gemm, Window, Work
+from trtopt.support.precision import Precision
 
 A100, V100 = find_gpu("A100"), find_gpu("V100")
 PLAIN = Window((3, 3), (1, 1), (1, 1))
@@ -27,7 +28,7 @@ def predict(*found: Work, gpu: GpuSpec = A100) -> Times:
 
 @settings(deadline=None, max_examples=300)
 @given(st.data(), st.sampled_from(combinations()))
-def test_no_kernel_is_faster_than_its_physical_bound(data: st.DataObject, chip: tuple[GpuSpec, MathType]) -> None:
+def test_no_kernel_is_faster_than_its_physical_bound(data: st.DataObject, chip: tuple[GpuSpec, Precision]) -> None:
     """Flop over peak, with Winograd's factor; bytes over the DRAM bandwidth, over the L2's for what fits into it."""
     gpu, dtype = chip
     work = data.draw(works(dtype))
@@ -44,7 +45,7 @@ def test_no_kernel_is_faster_than_its_physical_bound(data: st.DataObject, chip: 
 
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
-def test_kernels_do_not_depend_on_their_neighbours(data: st.DataObject, chip: tuple[GpuSpec, MathType]) -> None:
+def test_kernels_do_not_depend_on_their_neighbours(data: st.DataObject, chip: tuple[GpuSpec, Precision]) -> None:
     gpu, dtype = chip
     found = data.draw(st.lists(works(dtype), min_size=2, max_size=6))
     together = predict(*found, gpu=gpu)
@@ -56,7 +57,7 @@ def test_kernels_do_not_depend_on_their_neighbours(data: st.DataObject, chip: tu
 
 @settings(deadline=None)
 @given(st.sampled_from(combinations()), st.integers(1, 2**33), st.integers(0, 2**33))
-def test_memory_work_takes_longer_with_more_bytes(chip: tuple[GpuSpec, MathType], moved: int, more: int) -> None:
+def test_memory_work_takes_longer_with_more_bytes(chip: tuple[GpuSpec, Precision], moved: int, more: int) -> None:
     gpu, dtype = chip
     total = predict(stream(moved, dtype), stream(moved + more, dtype), gpu=gpu).total
     assert total[1] >= total[0] * (1 - 1e-12)
@@ -92,7 +93,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(name, "fp32") for name in WINDOWS] + [("3x3", "tf32"), ("3x3", "fp16")])
-def test_winograd_saves_on_plain_3x3_and_5x5_convolutions_of_cuda_cores_only(name: str, dtype: MathType) -> None:
+def test_winograd_saves_on_plain_3x3_and_5x5_convolutions_of_cuda_cores_only(name: str, dtype: Precision) -> None:
     """F(4x4, r x r) takes (4 + r - 1)^2 products for 16 r^2 of the direct one."""
     work = convolution(256, 256, 56, WINDOWS[name], dtype)
     saving = Batch.of((work,), A100).saving[0]

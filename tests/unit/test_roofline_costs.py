@@ -6,8 +6,9 @@ import pytest
 from fusion import only, parsed, work
 
 from trtopt.graph.shapes import static_shapes
-from trtopt.roofline.node_work import Precision, work_of_node
+from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.work import Gemm, Window
+from trtopt.support.precision import Precision
 
 CONV1 = """g (float[32, 3, 224, 224] x) => (y) <float[64, 3, 7, 7] w> {
     y = Conv <strides = [2, 2], pads = [3, 3, 3, 3]> (x, w)
@@ -125,7 +126,7 @@ def test_a_value_read_twice_counts_once() -> None:
 
 @pytest.mark.parametrize(("base", "size", "dtype"), [("fp32", 4, "fp32"), ("tf32", 4, "tf32"), ("bf16", 2, "bf16")])
 def test_float_tensors_take_the_precision(base: str, size: int, dtype: str) -> None:
-    precision = Precision(base)  # type: ignore[arg-type]
+    precision = GraphTypes(base)  # type: ignore[arg-type]
     found = work("g (float[4, 8] x) => (y) <float[8, 2] w> { y = MatMul(x, w) }", precision)
     assert (found.read_bytes, found.weight_bytes, found.write_bytes) == (32 * size, 16 * size, 8 * size)
     assert found.dtype == dtype
@@ -134,13 +135,13 @@ def test_float_tensors_take_the_precision(base: str, size: int, dtype: str) -> N
 
 
 def test_tensors_with_a_type_of_their_own_keep_it() -> None:
-    found = work("g (float16[4, 8] x) => (y) <float16[8, 2] w> { y = MatMul(x, w) }", Precision("fp32"))
+    found = work("g (float16[4, 8] x) => (y) <float16[8, 2] w> { y = MatMul(x, w) }", GraphTypes(Precision.FP32))
     assert (found.dtype, found.bytes) == ("fp16", 2 * (32 + 16 + 8))
 
 
 def test_a_named_product_is_quantized() -> None:
     text = "g (float[4, 32] x) => (y) <float[32, 16] w> { y = MatMul(x, w) }"
-    found = work(text, Precision("fp16", frozenset({"y"})))
+    found = work(text, GraphTypes(Precision.FP16, frozenset({"y"})))
     assert (found.dtype, found.read_bytes, found.weight_bytes, found.write_bytes) == ("int8", 128, 512, 128)
     assert found.alignment_bytes == 16
 
@@ -157,9 +158,9 @@ def test_a_product_behind_dequantize_is_quantized() -> None:
 
 def test_the_cost_of_an_unknown_operator_is_none() -> None:
     model = parsed("g (float[4, 4] x) => (y) { y = Det(x) }")
-    assert work_of_node(list(model.graph)[-1], static_shapes(model, {}), Precision()) is None
+    assert work_of_node(list(model.graph)[-1], static_shapes(model, {}), GraphTypes()) is None
 
 
 def test_the_cost_of_a_node_whose_shape_depends_on_data_is_none() -> None:
     model = parsed("g (float[4, 4] x) => (y) { y = NonZero(x) }")
-    assert work_of_node(list(model.graph)[-1], static_shapes(model, {}), Precision()) is None
+    assert work_of_node(list(model.graph)[-1], static_shapes(model, {}), GraphTypes()) is None

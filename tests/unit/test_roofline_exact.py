@@ -14,11 +14,12 @@ from trtopt.hardware.spec import GpuSpec, all_gpus, find_gpu, ridge_flop_per_byt
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.layer import layer_time, predict
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.peaks import peak_rate
 from trtopt.roofline.waves import tiling
-from trtopt.roofline.work import Gemm, Layer, MathType, Work
+from trtopt.roofline.work import Gemm, Layer, Work
+from trtopt.support.precision import Precision
 
 V100, A100 = find_gpu("V100"), find_gpu("A100-SXM4-40GB")
 LARGE_TILE = (256, 128)
@@ -37,7 +38,7 @@ def linear(batch: int) -> str:
     return f"g (float[{batch}, 1024] x) => (y) <float[1024, 4096] w> {{ y = Gemm(x, w) }}"
 
 
-def memory_work(moved: int, flop: int = 0, dtype: MathType = "fp16") -> Work:
+def memory_work(moved: int, flop: int = 0, dtype: Precision = Precision.FP16) -> Work:
     return Work("memory", flop, moved // 2, 0, moved // 2, dtype)
 
 
@@ -84,7 +85,7 @@ def test_above_the_ridge_it_is_latency_until_there_is_work_for_the_whole_chip(si
 
 
 @pytest.mark.parametrize(("dtype", "fma", "tera"), [("tf32", 512, 156), ("fp16", 1024, 312)])
-def test_a100_peak_is_sm_by_clock_by_multiply_adds(dtype: MathType, fma: int, tera: int) -> None:
+def test_a100_peak_is_sm_by_clock_by_multiply_adds(dtype: Precision, fma: int, tera: int) -> None:
     unit = "fp16_acc32" if dtype == "fp16" else dtype
     assert A100.fma_per_clock_per_sm[unit] == fma
     assert round(108 * 1.41e9 * fma * 2 / 1e12) == tera
@@ -135,7 +136,7 @@ def test_sparsity_makes_bert_in_int8_up_to_about_1_3_times_as_fast(width: int, h
     can be."""
     model = parsed(ENCODER.format(length=length, width=width, qkv=3 * width, wide=4 * width, heads=heads))
     shapes = static_shapes(model, {})
-    found = layers_of_graph(model, shapes, Precision("fp16", frozenset({"qkv", "o", "h", "f"})))
+    found = layers_of_graph(model, shapes, GraphTypes(Precision.FP16, frozenset({"qkv", "o", "h", "f"})))
     subject = Subject(model, shapes, found, predict(found, A100)[0], A100, 128)
     gains = [finding.gain_us for finding in advise(subject) if finding.rule == "sparsity"]
     assert len(gains) == 1

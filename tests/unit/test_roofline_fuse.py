@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.layer import layer_time
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Gemm, Layer
+from trtopt.support.precision import Precision
 
 CONV = "<float[8, 8, 1, 1] w, float[8, 8, 1, 1] u, float[8] b>"
 IMAGE = "g (float[1, 8, 4, 4] x) => (y)"
@@ -121,7 +122,7 @@ def test_attention_is_one_kernel_and_takes_the_transposes_beside_it() -> None:
 
 @pytest.mark.parametrize("base", ["fp32", "tf32"])
 def test_attention_is_not_fused_in_fp32(base: str) -> None:
-    found = layers(ATTENTION, Precision(base))  # type: ignore[arg-type]
+    found = layers(ATTENTION, GraphTypes(base))  # type: ignore[arg-type]
     assert list(found) == ["q0", "k0", "v0", "p0", "p3", "p4", "y"]
 
 
@@ -200,7 +201,7 @@ def test_a_scale_computed_from_the_result_is_not_fused_into_a_cycle() -> None:
 
 def test_between_quantized_products_a_tensor_takes_one_byte() -> None:
     text = f"{IMAGE} {CONV} {{ c = Conv(x, w) r = Relu(c) y = Conv(r, u) }}"
-    found = layers(text, Precision("fp16", frozenset({"c", "y"})))
+    found = layers(text, GraphTypes(Precision.FP16, frozenset({"c", "y"})))
     works = [layer.work for layer in found.values()]
     assert [(work.read_bytes, work.write_bytes) for work in works if work] == [
         (TENSOR // 2, TENSOR // 2),
@@ -324,7 +325,9 @@ def test_a_recurrent_layer_in_a_loop_reads_its_weights_once_a_step() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_result_does_not_depend_on_the_run(seed: int) -> None:
     model, shapes = random_model(random.Random(seed), 60)
-    assert layers_of_graph(model, shapes, Precision("fp16")) == layers_of_graph(model, shapes, Precision("fp16"))
+    assert layers_of_graph(model, shapes, GraphTypes(Precision.FP16)) == layers_of_graph(
+        model, shapes, GraphTypes(Precision.FP16)
+    )
 
 
 def random_model(choose: random.Random, count: int) -> tuple[ir.Model, dict[str, tuple[int, ...]]]:
@@ -368,7 +371,7 @@ def waits_for(model: ir.Model, found: Sequence[Layer]) -> dict[str, set[str]]:
 @given(st.integers(0, 10**9), st.integers(1, 60))
 def test_fusing_never_makes_a_cycle_and_loses_neither_node_nor_flop(seed: int, count: int) -> None:
     model, shapes = random_model(random.Random(seed), count)
-    found = layers_of_graph(model, shapes, Precision("fp16"))
+    found = layers_of_graph(model, shapes, GraphTypes(Precision.FP16))
     members = [node for layer in found for node in layer.onnx_nodes]
     assert len(members) == len(set(members))
     free = {str(node.name) for node in model.graph} - set(members)

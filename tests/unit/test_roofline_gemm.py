@@ -14,7 +14,8 @@ from trtopt.roofline.constants import constants_for
 from trtopt.roofline.gemm import SPLITS, TILES, memory_time
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.waves import Tiling
-from trtopt.roofline.work import MathType, Work
+from trtopt.roofline.work import Work
+from trtopt.support.precision import Precision
 
 H100 = find_gpu("H100")
 
@@ -64,7 +65,7 @@ def test_a_split_leaves_no_block_without_work() -> None:
 @settings(deadline=None)
 @given(st.sampled_from(combinations()), sizes, sizes, sizes)
 def test_a_longer_sum_takes_longer_but_for_a_better_split(
-    chip: tuple[GpuSpec, MathType], m: int, n: int, k: int
+    chip: tuple[GpuSpec, Precision], m: int, n: int, k: int
 ) -> None:
     gpu, dtype = chip
     shorter, longer, double = (product(m, n, length, dtype, aligned=True) for length in (k, k + 64, 2 * k))

@@ -13,7 +13,8 @@ from trtopt.errors import UsageError
 from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import Timing, launch_us, layer_time, layer_times, predict
-from trtopt.roofline.work import Layer, MathType, Window, Work
+from trtopt.roofline.work import Layer, Window, Work
+from trtopt.support.precision import Precision
 
 A100 = find_gpu("A100")
 TIMINGS: tuple[Timing, ...] = ("graph", "profile", "single run")
@@ -22,7 +23,7 @@ TIMINGS: tuple[Timing, ...] = ("graph", "profile", "single run")
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()), st.sampled_from(TIMINGS))
 def test_a_list_of_layers_takes_what_each_takes_alone(
-    data: st.DataObject, chip: tuple[GpuSpec, MathType], timing: Timing
+    data: st.DataObject, chip: tuple[GpuSpec, Precision], timing: Timing
 ) -> None:
     gpu, dtype = chip
     found = data.draw(st.lists(works(dtype), min_size=1, max_size=5))
@@ -36,7 +37,7 @@ def test_a_list_of_layers_takes_what_each_takes_alone(
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
 def test_a_time_is_launch_and_kernel_and_no_less_than_either_side_of_it(
-    data: st.DataObject, chip: tuple[GpuSpec, MathType]
+    data: st.DataObject, chip: tuple[GpuSpec, Precision]
 ) -> None:
     gpu, dtype = chip
     work = data.draw(works(dtype))
@@ -65,7 +66,7 @@ def test_a_launch_in_a_graph_takes_2_to_5_microseconds_and_profiling_adds_2_to_8
 
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
-def test_twice_the_rows_take_about_twice_as_long_at_most(data: st.DataObject, chip: tuple[GpuSpec, MathType]) -> None:
+def test_twice_the_rows_take_about_twice_as_long_at_most(data: st.DataObject, chip: tuple[GpuSpec, Precision]) -> None:
     """Twice; a fifth more where a worse split or wave follows; and what no longer fits into the L2 cache."""
     gpu, dtype = chip
     m, n, k = (data.draw(st.integers(0, 13).map(lambda power: 2**power)) for _ in range(3))

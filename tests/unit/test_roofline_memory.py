@@ -9,17 +9,20 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.analysis import Memory
 from trtopt.roofline.memory import RESERVED_BYTES, peak_memory
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import FusedModel
+from trtopt.support.precision import Precision
 
 IMAGE = "g (float[1, 8, 4, 4] x) => (y)"
 TENSOR = 8 * 16 * 2
 WEIGHTS = "<float[8, 8, 1, 1] w, float[16, 8, 1, 1] u, float[8, 16, 1, 1] v>"
 
 
-def memory(text: str, precision: Precision | None = None) -> Memory:
+def memory(text: str, precision: GraphTypes | None = None) -> Memory:
     model = parsed(text)
-    return peak_memory(FusedModel(model, static_shapes(model, {}), precision or Precision("fp16")), find_gpu("L4"))
+    return peak_memory(
+        FusedModel(model, static_shapes(model, {}), precision or GraphTypes(Precision.FP16)), find_gpu("L4")
+    )
 
 
 def test_a_chain_holds_the_input_and_two_tensors() -> None:
@@ -53,8 +56,8 @@ def test_the_inputs_of_a_concat_lie_in_its_output() -> None:
 def test_each_weight_counts_once_at_its_precision() -> None:
     text = f"{IMAGE} <float[8, 8, 1, 1] w> {{ a = Conv(x, w) y = Conv(a, w) }}"
     assert memory(text).weight_bytes == 64 * 2
-    assert memory(text, Precision("fp32")).weight_bytes == 64 * 4
-    assert memory(text, Precision("fp16", frozenset({"a", "y"}))).weight_bytes == 64
+    assert memory(text, GraphTypes(Precision.FP32)).weight_bytes == 64 * 4
+    assert memory(text, GraphTypes(Precision.FP16, frozenset({"a", "y"}))).weight_bytes == 64
 
 
 def test_a_model_larger_than_the_gpu_does_not_fit_and_its_weights_are_not_read() -> None:
@@ -66,7 +69,7 @@ def test_a_model_larger_than_the_gpu_does_not_fit_and_its_weights_are_not_read()
     weight = ir.ExternalTensor("absent", 0, 32 * columns, ir.DataType.FLOAT, shape=shape, name="w", base_dir="absent")
     model.graph.initializers["w"].const_value = weight
     shapes = {"x": (1, 8), "w": (8, columns), "y": (1, columns)}
-    fused = FusedModel(model, shapes, Precision("fp16"))
+    fused = FusedModel(model, shapes, GraphTypes(Precision.FP16))
     (layer,) = fused.layers()
     assert layer.work is not None and layer.work.weight_bytes == 2 * 8 * columns
     found = peak_memory(fused, find_gpu("L4"))

@@ -12,10 +12,11 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.roofline import gap
 from trtopt.roofline.advise import NO_GAIN_US, Subject, advise
 from trtopt.roofline.layer import predict
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.rules.registry import HEADINGS, PAGES, RULES
 from trtopt.source.onnx_file import load
+from trtopt.support.precision import Precision
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 
@@ -118,7 +119,7 @@ def test_real_models_get_a_handful_of_findings(name: str, base: str) -> None:
     given = {item.name: tuple(d if isinstance(d, int) else 8 for d in item.shape) for item in loaded.inputs}
     shapes = static_shapes(loaded.model, given)
     model = infer_shapes(loaded.model)
-    layers = layers_of_graph(model, shapes, Precision(base))  # type: ignore[arg-type]
+    layers = layers_of_graph(model, shapes, GraphTypes(Precision(base)))
     gpu = find_gpu("L4")
     rows, _ = predict(layers, gpu)
     found = advise(Subject(model, shapes, tuple(layers), rows, gpu, 8))

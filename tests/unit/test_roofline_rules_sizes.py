@@ -9,7 +9,7 @@ from advice import Net, findings, subject_of
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.rules.change import resized
 from trtopt.roofline.rules.sizes import multiple_for
-from trtopt.roofline.work import MathType
+from trtopt.support.precision import Precision
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from trtopt.roofline.work import MathType
     [("tf32", 4, 8, 32), ("fp16", 8, 16, 64), ("bf16", 8, 16, 64), ("int8", 16, 32, 128), ("fp8", 16, 32, 128)],
 )
 def test_the_elements_of_16_32_and_128_bytes_are_those_of_the_guide(
-    dtype: MathType, sixteen: int, thirty_two: int, line: int
+    dtype: Precision, sixteen: int, thirty_two: int, line: int
 ) -> None:
     assert [multiple_for(tier, dtype) for tier in (16, 32, 128)] == [sixteen, thirty_two, line]
 

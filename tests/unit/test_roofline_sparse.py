@@ -15,14 +15,15 @@ from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.peaks import SPARSE_TYPES, peak_rate
-from trtopt.roofline.work import MathType, Window, Work, sparse_share, sparse_work
+from trtopt.roofline.work import Window, Work, sparse_share, sparse_work
+from trtopt.support.precision import Precision
 
 A100 = find_gpu("A100")
 SPARSE = [(gpu, dtype) for gpu, dtype in combinations() if gpu.sparse_2_4 and dtype in SPARSE_TYPES]
 
 
 @pytest.mark.parametrize(("dtype", "sixteenths"), [("fp16", 9), ("bf16", 9), ("int8", 10), ("fp8", 10)])
-def test_two_of_four_weights_and_two_bits_each(dtype: MathType, sixteenths: int) -> None:
+def test_two_of_four_weights_and_two_bits_each(dtype: Precision, sixteenths: int) -> None:
     dense = product(64, 512, 256, dtype)
     sparse = sparse_work(dense)
     assert 16 * sparse_share(dtype) == sixteenths
@@ -44,7 +45,7 @@ def test_work_without_a_product_has_no_weight() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.data(), st.sampled_from(SPARSE))
 def test_no_sparse_kernel_is_below_its_bound_or_slower_than_dense(
-    data: st.DataObject, chip: tuple[GpuSpec, MathType]
+    data: st.DataObject, chip: tuple[GpuSpec, Precision]
 ) -> None:
     """Flop over twice the peak, and the bytes."""
     gpu, dtype = chip
@@ -70,6 +71,6 @@ def test_a_large_product_gains_and_a_stream_of_activations_does_not() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "dtype"), [("T4", "fp16"), ("V100", "fp16"), ("A100", "fp32"), ("A100", "tf32")])
-def test_a_gpu_without_such_tensor_cores_is_refused(gpu: str, dtype: MathType) -> None:
+def test_a_gpu_without_such_tensor_cores_is_refused(gpu: str, dtype: Precision) -> None:
     with pytest.raises(UsageError, match=f"no Tensor Cores for 2:4 weights in {dtype}"):
         layer_time(sparse_work(product(64, 64, 64, dtype)), find_gpu(gpu))

@@ -15,16 +15,19 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.judge.gain import LEAST_GAIN
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.roofline.layer import layer_time
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.roofline.work import MathType, sparse_work
+from trtopt.roofline.work import sparse_work
 from trtopt.sparsity.eligibility import RULES, eligibility, weights_of
 from trtopt.sparsity.pattern import best_mask
+from trtopt.support.precision import Precision
 
 
-def judged(net: Net | ir.Model, *, gpu: str = "A100", base: MathType = "fp16", backend: str = "tensorrt") -> Sparsity:
+def judged(
+    net: Net | ir.Model, *, gpu: str = "A100", base: Precision = Precision.FP16, backend: str = "tensorrt"
+) -> Sparsity:
     model = net.model() if isinstance(net, Net) else net
-    layers = layers_of_graph(model, static_shapes(model, {}), Precision(base))
+    layers = layers_of_graph(model, static_shapes(model, {}), GraphTypes(base))
     return eligibility(weights_of(model, backend), layers, find_gpu(gpu), backend)
 
 
@@ -52,7 +55,7 @@ def test_the_last_row_of_a_table_speaks_of_every_node() -> None:
 @pytest.mark.parametrize(("net", "node"), [(linear(), "product"), (convolution(), "conv")], ids=["product", "conv"])
 def test_large_layers_pay_by_what_the_model_predicts(net: Net, node: str) -> None:
     model = net.model()
-    layers = layers_of_graph(model, static_shapes(model, {}), Precision("fp16"))
+    layers = layers_of_graph(model, static_shapes(model, {}), GraphTypes(Precision.FP16))
     (work,) = [layer.work for layer in layers if layer.name == node and layer.work is not None]
     row = verdict(net, node)
     assert row.eligible and "tactic" in row.reason

@@ -14,7 +14,7 @@ from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.layer import layer_time
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.sweep import KNEE, Sweeper, batch_axis
 
@@ -48,7 +48,7 @@ def sweeper(text: str, size: int, gpu: str = "L4") -> Sweeper:
     shapes = {item.name: tuple(dim if isinstance(dim, int) else size for dim in item.shape) for item in inputs}
     axis = batch_axis(inputs, shapes)
     assert axis is not None
-    return Sweeper(model, axis, shapes, static_shapes(model, shapes), Precision(base="fp16"), find_gpu(gpu))
+    return Sweeper(model, axis, shapes, static_shapes(model, shapes), GraphTypes(base="fp16"), find_gpu(gpu))
 
 
 def spec(name: str, *shape: int | str) -> InputSpec:

@@ -25,6 +25,7 @@ from trtopt.precision.observe.trt_cache import (
 from trtopt.precision.plan import FP16
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import apply_plan
+from trtopt.support.precision import Precision
 
 NETWORK = """<ir_version: 10, opset_import: ["" : 21]>
 g (float[8, 64] x) => (float[8, 64] y) <float[64, 64] w = {WEIGHTS}, int64[2] n = {8, 64}>
@@ -57,7 +58,7 @@ def network() -> ir.Model:
 
 
 def observed(model: ir.Model) -> dict[str, TensorStats]:
-    wanted = wanted_tensors(model, "int8", "tensorrt-rtx")
+    wanted = wanted_tensors(model, Precision.INT8, "tensorrt-rtx")
     builder = StatsBuilder(histogram=True)
     builder.update(np.random.default_rng(0).standard_normal(4096).astype(np.float32))
     return dict.fromkeys(wanted.histogram | wanted.ranges, builder.finish())
@@ -137,12 +138,14 @@ def test_scales_of_the_cache_are_those_of_the_quantizers(tmp_path: Path) -> None
     model = network()
     scales = {"x": 0.0123, "/block 1/relu: out": 0.5, "h": 0.25}
     cache = read_trt_cache(cache_file(tmp_path, *(f"{name}: {digits(scale)}" for name, scale in scales.items())))
-    found = imported_ranges(cache, tensor_names(model), model, wanted_tensors(model, "int8", "tensorrt-rtx").histogram)
+    found = imported_ranges(
+        cache, tensor_names(model), model, wanted_tensors(model, Precision.INT8, "tensorrt-rtx").histogram
+    )
     assert found.missing == ()
     assert set(found.amax) == {"x", "v"}  # v is a copy of the ReLU's output
     problem = Problem(model, "tensorrt-rtx", observed(model), static_shapes(model, {}), "auto", FP16, found.amax)
     candidates = find_candidates(problem, ("int8",))
-    plan = plan_for(problem, "int8", list(candidates.all.values()))
+    plan = plan_for(problem, Precision.INT8, list(candidates.all.values()))
     assert {op.method for op in plan.quantized} == {"imported"} and len(plan.quantized) == 2
     written = apply_plan(model, plan)
     constants = {name: value.const_value.numpy() for name, value in written.graph.initializers.items()}

@@ -42,16 +42,17 @@ from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import FusedModel, layers_of_graph
 from trtopt.roofline.peaks import L2_PORT_BYTES
 from trtopt.roofline.sweep import BatchAxis, Sweeper, batch_axis
-from trtopt.roofline.work import Layer, MathType
+from trtopt.roofline.work import Layer
 from trtopt.source.external import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.precision import ONNX_TYPES, Precision
 
 if TYPE_CHECKING:
     import torch
@@ -63,16 +64,6 @@ AS_IS = "as-is"
 
 _MOST_OPERATORS = 5
 """Operators without a cost that the warning names; the report lists them all."""
-
-_NARROW = {
-    ir.DataType.FLOAT16: "FP16",
-    ir.DataType.BFLOAT16: "BF16",
-    ir.DataType.FLOAT8E4M3FN: "FP8",
-    ir.DataType.FLOAT8E5M2: "FP8",
-    ir.DataType.FLOAT4E2M1: "FP4",
-}
-
-_BASES: dict[str, MathType] = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}
 
 
 def analyze(
@@ -198,7 +189,7 @@ class _Run:
         return Analysis(
             model={**model, "weights_hashed": not weights},
             gpu=dataclasses.asdict(gpu),
-            precision=config.precision or (AS_IS if job.precision.base == "fp32" else job.precision.base),
+            precision=config.precision or (AS_IS if job.precision.base == Precision.FP32 else job.precision.base),
             layers=shown.rows,
             totals=shown.totals,
             findings=findings,
@@ -217,29 +208,26 @@ class _Run:
             yield
         self.clock.listen(Event("end", name))
 
-    def _precision(self, model: ir.Model) -> Precision:
+    def _precision(self, model: ir.Model) -> GraphTypes:
         """The types to predict: those asked for, else FP16, or the model's own where it carries 16-bit types."""
         asked, own = self.config.precision, _narrow_types(model)
         if asked is None:
-            return Precision(base="fp32" if own else "fp16")
+            return GraphTypes(base=Precision.FP32 if own else Precision.FP16)
         if own:
             self.clock.warn(
                 "precision",
                 f"what the model keeps as {', '.join(own)} stays so; {asked} is predicted for its FP32 tensors",
             )
-        if asked in _BASES:
-            return Precision(base=_BASES[asked])
-        from trtopt.precision.decide import QUANTIZED_TYPES, placed_nodes
+        from trtopt.judge.model import types_in
 
         backend = TENSORRT_RTX if self.gpu.compute_capability in RTX_TARGETS else TENSORRT
-        dtype = QUANTIZED_TYPES[asked][0]
-        return Precision("fp16", placed_nodes(model, backend.name, dtype), dtype)
+        return types_in(model, asked, backend.name)
 
-    def _build_precision(self, job: _Job) -> str | None:
+    def _build_precision(self, job: _Job) -> Precision | None:
         """The precision of the engine to compile; None keeps the model's types."""
         if self.config.precision is not None:
             return self.config.precision
-        return None if job.precision.base == "fp32" else job.precision.base
+        return None if job.precision.base == Precision.FP32 else job.precision.base
 
     def _onnx_level(self, job: _Job) -> _Level:
         with self._stage("predict"):
@@ -264,8 +252,8 @@ class _Run:
 
     def _with_gaps(self, findings: tuple[Finding, ...], compiled: CompiledLevel) -> tuple[Finding, ...]:
         """The findings, and where the compiler's layers take longer than the graph's, by gain."""
-        base: MathType = "tf32" if self.config.precision == "tf32" else "fp32"
-        expected = layers_of_graph(compiled.model, compiled.shapes, Precision(base=base))
+        base: Precision = Precision.TF32 if self.config.precision == Precision.TF32 else Precision.FP32
+        expected = layers_of_graph(compiled.model, compiled.shapes, GraphTypes(base=base))
         gaps = compare_levels(expected, compiled.layers, self.gpu)
         return tuple(sorted((*findings, *gaps), key=lambda item: -item.gain_us))
 
@@ -304,7 +292,7 @@ class _Job:
     loaded: ModelArtifact
     shapes: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[int, ...]]
-    precision: Precision
+    precision: GraphTypes
 
     @functools.cached_property
     def fused(self) -> FusedModel:
@@ -342,5 +330,6 @@ def _narrow_types(model: ir.Model) -> list[str]:
     graphs = list(edit.all_graphs(model.graph))
     values = (v for graph in graphs for v in (*graph.inputs, *graph.initializers.values()))
     outputs = (v for graph in graphs for node in graph for v in node.outputs)
-    found = {value.dtype for value in (*values, *outputs)} & _NARROW.keys()
-    return [_NARROW[dtype] for dtype in _NARROW if dtype in found]
+    dtypes = {value.dtype for value in (*values, *outputs)} - {None, ir.DataType.INT8}
+    found = {dtype.name for dtype in dtypes if dtype is not None}
+    return [known.upper() for name, known in ONNX_TYPES.items() if name in found]

@@ -22,6 +22,7 @@ from trtopt.pipeline.stages import Compilation, compile_engine
 from trtopt.report.schema.build import StepRecord
 from trtopt.roofline.work import Layer
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class CompiledLevel:
 def compile_level(
     artifact: ModelArtifact,
     gpu: GpuSpec,
-    precision: str | None,
+    precision: Precision | None,
     shapes: Mapping[str, tuple[int, ...]],
     clock: Clock,
     *,
@@ -63,7 +64,7 @@ def compile_level(
     Args:
         artifact: The model as loaded.
         gpu: The GPU; where TensorRT for RTX cannot target it, another stands in (see :func:`nearest_target`).
-        precision: One of ``config.PRECISIONS``; None leaves the types as they are.
+        precision: The precision asked for; None leaves the types as they are.
         shapes: A shape for each input with a dynamic axis; the engine takes these only.
         clock: Times, warnings, progress.
         recipes: As ``--recipes``.
@@ -86,9 +87,9 @@ def compile_level(
     inputs = {item.name: all_shapes[item.name] for item in lowered.inputs}
     profile = Profile({name: (shape, shape, shape) for name, shape in inputs.items()})
     profiles = () if all(item.is_static for item in lowered.inputs) else (profile,)
-    job = Compilation(TENSORRT_RTX, target, profiles, precision == "tf32")
+    job = Compilation(TENSORRT_RTX, target, profiles, precision == Precision.TF32)
     engine = compile_engine(lowered, job, BuildConfig(), clock)
-    work = layers_of_engine(engine.record.layers, lowered.model, all_shapes, tf32=precision == "tf32")
+    work = layers_of_engine(engine.record.layers, lowered.model, all_shapes, tf32=precision == Precision.TF32)
     for note in work.notes:
         clock.warn("compile", note)
     return CompiledLevel(
@@ -99,7 +100,9 @@ def compile_level(
     )
 
 
-def lower_unobserved(artifact: ModelArtifact, precision: str, shapes: Mapping[str, tuple[int, ...]]) -> ModelArtifact:
+def lower_unobserved(
+    artifact: ModelArtifact, precision: Precision, shapes: Mapping[str, tuple[int, ...]]
+) -> ModelArtifact:
     """As :func:`~trtopt.judge.written.written`, with a step."""
     step = StepRecord(f"precision-{precision}", "PRECISION", changes=0, seconds=0.0)
     return artifact.with_step(written(artifact.model, precision, shapes, TENSORRT_RTX), step)

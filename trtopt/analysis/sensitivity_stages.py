@@ -17,7 +17,6 @@ from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.pipeline.calibrate import Observer
-from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.plan import FP16, PrecisionPlan
@@ -74,7 +73,7 @@ def measure(job: SensitivityJob, clock: Clock) -> Sensitivity:
         shapes = {name: tuple(dims) for name, dims in job.calibration.shapes()[0].items()}
         values = static_shapes(base, shapes)
         problem = Problem(base, job.backend, stats, values, config.calib_method, FP16)
-        candidates = find_candidates(problem, QUANTIZED_TYPES[precision])
+        candidates = find_candidates(problem, precision.quantized_types)
     if not candidates.regions:
         raise _nothing(precision, candidates, base)
     with clock.stage("sensitivity"):

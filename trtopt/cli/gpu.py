@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
+from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,8 +76,8 @@ def _list(gpus: Sequence[GpuSpec]) -> None:
             gpu.compute_capability,
             f"{gpu.memory_gb:g} GB",
             f"{gpu.bandwidth_gbs:g}",
-            f"{gpu.tflops['fp16']:g}" if "fp16" in gpu.tflops else "",
-            f"{gpu.tflops['int8']:g}" if "int8" in gpu.tflops else "",
+            f"{gpu.tflops[Precision.FP16]:g}" if Precision.FP16 in gpu.tflops else "",
+            f"{gpu.tflops[Precision.INT8]:g}" if Precision.INT8 in gpu.tflops else "",
             "yes" if "tensorrt-rtx" in backends(gpu) else "on that GPU",
         )
         for gpu in gpus

@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 
 from trtopt.cli.parser import Parser, one_of
 from trtopt.config import (
-    AUTO,
     GROUPS,
-    PRECISIONS,
     AnalyzeConfig,
     BuildConfig,
     Config,
@@ -23,15 +21,16 @@ from trtopt.config import (
     flag,
     options,
 )
+from trtopt.support.precision import PRECISIONS, Precision
 
-_PRECISION_HELP = {
-    "fp32": "keep everything in FP32, without TF32",
-    "tf32": "FP32 tensors, TF32 multiplications",
-    "fp16": "FP16 where it is safe (default of build)",
-    "bf16": "BF16 where it is safe",
-    "int8": "INT8 where it makes the engine faster, FP16 elsewhere",
-    "fp8": "FP8 where it makes the engine faster, FP16 elsewhere (compute capability 8.9 and later)",
-    "auto": "the fastest mix of FP16, BF16, INT8 and FP8 within --max-accuracy-drop (default 0.01)",
+_PRECISION_HELP: dict[str, str] = {
+    Precision.FP32: "keep everything in FP32, without TF32",
+    Precision.TF32: "FP32 tensors, TF32 multiplications",
+    Precision.FP16: "FP16 where it is safe (default of build)",
+    Precision.BF16: "BF16 where it is safe",
+    Precision.INT8: "INT8 where it makes the engine faster, FP16 elsewhere",
+    Precision.FP8: "FP8 where it makes the engine faster, FP16 elsewhere (compute capability 8.9 and later)",
+    Precision.AUTO: "the fastest mix of FP16, BF16, INT8 and FP8 within --max-accuracy-drop (default 0.01)",
 }
 _IMPLIED_FP16 = {
     "int8": "what is not INT8 runs in FP16",
@@ -77,9 +76,9 @@ def _add_precisions(group: argparse._ArgumentGroup, option: Option | None) -> No
             default=argparse.SUPPRESS,
             help=f"{option.help}: {', '.join(option.choices)}; {flag(option.choices[-1])} and so on are short for it",
         )
-    names = option.choices if option is not None else (*PRECISIONS, AUTO)
+    names = option.choices if option is not None else (*PRECISIONS, Precision.AUTO)
     spellings = {flag(name): (name, _PRECISION_HELP[name]) for name in names}
-    spellings["--best"] = ("int8" if option is not None else AUTO, argparse.SUPPRESS)
+    spellings["--best"] = (Precision.INT8 if option is not None else Precision.AUTO, argparse.SUPPRESS)
     for spelling, (name, text) in spellings.items():
         shown = text if option is None else argparse.SUPPRESS
         group.add_argument(

@@ -13,6 +13,7 @@ from typing import Any
 
 from trtopt.errors import UsageError
 from trtopt.support.files import open_file
+from trtopt.support.precision import Precision
 from trtopt.support.words import did_you_mean
 
 _CACHE_START = b"TRT-"
@@ -161,10 +162,10 @@ def resolve(args: argparse.Namespace) -> None:
     Raises:
         UsageError: ``--noTF32`` stands beside ``--tf32``.
     """
-    if args.no_tf32 and getattr(args, "precision", "fp32") == "tf32":
+    if args.no_tf32 and getattr(args, "precision", Precision.FP32) == Precision.TF32:
         raise UsageError("--noTF32 contradicts --tf32", where="--noTF32", remedy="leave one of them out")
     if args.no_tf32 and not hasattr(args, "precision"):
-        args.precision = "fp32"
+        args.precision = Precision.FP32
     if args.shapes and not any(hasattr(args, name) for name in ("min_shapes", "opt_shapes", "max_shapes")):
         args.opt_shapes = args.shapes
     elif args.shapes:

@@ -2,7 +2,6 @@
 
 from trtopt.config.analyze import AnalyzeConfig
 from trtopt.config.base import (
-    AUTO,
     BACKENDS,
     BUILDER,
     CALIB_METHODS,
@@ -10,7 +9,6 @@ from trtopt.config.base import (
     FILES,
     GROUPS,
     PRECISION,
-    PRECISIONS,
     REWRITES,
     SAMPLES,
     TARGET,
@@ -29,7 +27,6 @@ from trtopt.config.profile import ONNXRUNTIME, ProfileConfig
 from trtopt.config.sensitivity import SensitivityConfig
 
 __all__ = [
-    "AUTO",
     "BACKENDS",
     "BUILDER",
     "CALIB_METHODS",
@@ -38,7 +35,6 @@ __all__ = [
     "GROUPS",
     "ONNXRUNTIME",
     "PRECISION",
-    "PRECISIONS",
     "REWRITES",
     "SAMPLES",
     "TARGET",

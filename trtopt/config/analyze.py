@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtopt.config.base import FILES, PRECISION, PRECISIONS, REPORT_HELP, TARGET, Config, ShapeMap, flag, option_field
+from trtopt.config.base import FILES, PRECISION, REPORT_HELP, TARGET, Config, ShapeMap, flag, option_field
 from trtopt.errors import UsageError
+from trtopt.support.precision import PRECISIONS, Precision
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class AnalyzeConfig(Config):
         UsageError: As of :class:`BuildConfig`.
     """
 
-    precision: str | None = option_field(
+    precision: Precision | None = option_field(
         None, "precision to predict (default: fp16, or the model's own 16-bit and INT8)", PRECISION, choices=PRECISIONS
     )
     shapes: tuple[ShapeMap, ...] = option_field(

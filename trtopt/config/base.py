@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtopt.config.batch_sizes import checked_batches, parse_batches
 from trtopt.errors import UsageError
+from trtopt.support.precision import Precision
 from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
-"""What a graph can be written in."""
-AUTO = "auto"
-"""The precision of a build that searches over all of them."""
 
 DEFAULT_ACCURACY_DROP = 0.01
 """The largest drop of accuracy where nobody gives one: that of NNCF's accuracy control."""
@@ -137,6 +133,8 @@ def field_kinds(config: type) -> dict[str, FieldKind]:
         float | None: "number",
         str: "text",
         str | None: "text",
+        Precision: "text",
+        Precision | None: "text",
         tuple[str, ...]: "texts",
         tuple[ShapeMap, ...]: "shapes",
         tuple[int, ...]: "batches",
@@ -188,7 +186,7 @@ def _text(name: str, option: Option, value: Any) -> str:
             where=name,
             remedy=did_you_mean(str(text).lower(), option.choices) or f"choose one of {', '.join(option.choices)}",
         )
-    return str(text)
+    return option.choices[option.choices.index(text)] if option.choices else str(text)
 
 
 def _shape_map(name: str, value: Any) -> ShapeMap:

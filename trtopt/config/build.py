@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtopt.config.base import (
-    AUTO,
     BACKENDS,
     BUILDER,
     CALIB_METHODS,
     FILES,
     PRECISION,
-    PRECISIONS,
     REPORT_HELP,
     REWRITES,
     SAMPLES,
@@ -22,6 +20,7 @@ from trtopt.config.base import (
     option_field,
 )
 from trtopt.errors import UsageError
+from trtopt.support.precision import PRECISIONS, Precision
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,11 @@ class BuildConfig(Config):
         metavar="FILE",
         path="output",
     )
-    precision: str | None = option_field(
-        None, "precision written into the graph (default of build: fp16)", PRECISION, choices=(*PRECISIONS, AUTO)
+    precision: Precision | None = option_field(
+        None,
+        "precision written into the graph (default of build: fp16)",
+        PRECISION,
+        choices=(*PRECISIONS, Precision.AUTO),
     )
     calib: str | None = option_field(
         None,

@@ -15,6 +15,7 @@ from trtopt.config.base import (
     Config,
     option_field,
 )
+from trtopt.support.precision import EIGHT_BIT_TYPES, Precision
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class SensitivityConfig(Config):
         UsageError: As of :class:`BuildConfig`.
     """
 
-    precision: str = option_field("int8", "8-bit type (default: int8)", PRECISION, choices=("int8", "fp8"))
+    precision: Precision = option_field(
+        Precision.INT8, "8-bit type (default: int8)", PRECISION, choices=EIGHT_BIT_TYPES
+    )
     calib: str | None = option_field(
         None,
         "calibration samples: .npz, .npy, a folder of either, script.py:function, or 'synthetic'",

@@ -8,18 +8,10 @@ from trtopt.engine.kernel_names import is_sparse
 from trtopt.engine.layers import layers_of_profile
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.build import Achieved, LayerInfo, TensorInfo
+from trtopt.support.precision import TENSORRT_TYPES, Precision
 
-_NAMES = {
-    "Float": "fp32",
-    "Half": "fp16",
-    "BFloat16": "bf16",
-    "Int8": "int8",
-    "FP8": "fp8",
-    "FP4": "fp4",
-    "FP4E2M1": "fp4",
-}
 _WIDEST_FIRST = ("Float", "BFloat16", "Half", "FP8", "Int8", "UInt8", "FP4", "FP4E2M1", "Int4")
-_NARROW = ("FP4", "FP4E2M1", "Int8", "FP8")
+_QUANTIZED = ("FP4", "FP4E2M1", "Int8", "FP8")
 _MATH = ("conv", "gemm", "mha", "fused")
 """Kinds of kernels with matrix multiplications, those that surely have one first."""
 
@@ -59,7 +51,7 @@ def achieved_precision(
     order = sorted(shares, key=lambda name: (-shares[name], name))
     times: dict[str, float] = {}
     for row in predicted:
-        name = "fp32" if row.dtype == "tf32" else row.dtype
+        name = Precision.FP32 if row.dtype == Precision.TF32 else row.dtype
         times[name] = times.get(name, 0.0) + row.predicted_us
     spent = sum(times.values())
     return {
@@ -79,11 +71,11 @@ def math_dtype(layer: LayerInfo) -> str:
     operands = [tensor.dtype for tensor in layer.inputs]
     if layer.kind in _MATH:
         weights = [tensor.dtype for tensor in layer.constants if len(tensor.shape) >= 2]
-        for dtype in _NARROW:
+        for dtype in _QUANTIZED:
             if dtype in operands and (dtype in weights or operands.count(dtype) >= 2):
-                return _NAMES[dtype]
+                return TENSORRT_TYPES[dtype]
         stored = [dtype for dtype in weights if dtype in _FLOATS]
-        operands = stored or [dtype for dtype in operands if dtype not in _NARROW] or operands
+        operands = stored or [dtype for dtype in operands if dtype not in _QUANTIZED] or operands
     return _name(operands, layer.constants, layer.outputs)
 
 
@@ -91,7 +83,7 @@ def _name(operands: Sequence[str], constants: Sequence[TensorInfo], outputs: Seq
     for dtypes in (operands, [item.dtype for item in outputs], [item.dtype for item in constants]):
         for dtype in _WIDEST_FIRST:
             if dtype in dtypes:
-                return _NAMES.get(dtype, dtype.lower())
+                return TENSORRT_TYPES.get(dtype, dtype.lower())
     return next((dtype.lower() for dtype in operands), "none")
 
 

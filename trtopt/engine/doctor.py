@@ -25,6 +25,7 @@ from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
 from trtopt.support._lazy import is_available, require
 from trtopt.support.files import TEMPORARY
 from trtopt.support.ort_session import Feeds, OrtSession
+from trtopt.support.precision import Precision
 
 PACKAGES = (
     "numpy",
@@ -40,7 +41,7 @@ PACKAGES = (
     "tensorrt_rtx",
     "cuda-python",
 )
-_PRECISIONS = ("fp16", "int8")
+_PRECISIONS = (Precision.FP16, Precision.INT8)
 _BATCH, _CHANNELS, _SIZE, _CLASSES = 4, 16, 16, 8
 _TOLERANCE_RATIO = 0.02
 """Largest difference from ONNX Runtime over the largest output: FP16 sums over 4096 products stay well below it."""
@@ -119,7 +120,7 @@ def selftest() -> dict[str, Any]:
     }
 
 
-def _check(backend: Backend, precision: str) -> dict[str, Any]:
+def _check(backend: Backend, precision: Precision) -> dict[str, Any]:
     check: dict[str, Any] = {"backend": backend.name, "precision": precision, "ok": False}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}selftest-") as name:
@@ -136,7 +137,7 @@ def _check(backend: Backend, precision: str) -> dict[str, Any]:
             if check["not_run_because"] is None:
                 check["difference_ratio"] = _difference_ratio(model, artifact, backend)
             check["ok"] = check.get("difference_ratio", 0.0) <= _TOLERANCE_RATIO and (
-                precision != "int8" or "int8" in achieved
+                precision != Precision.INT8 or Precision.INT8 in achieved
             )
         except TrtoptError as error:
             check["error"] = _scrubbed(str(error), folder)
@@ -175,7 +176,7 @@ _FLOP = {
 }
 
 
-def _network(precision: str) -> onnx.ModelProto:
+def _network(precision: Precision) -> onnx.ModelProto:
     """x [4, 16, 16, 16] -> conv, ReLU, conv, ReLU, Gemm; FP16, with INT8 Q/DQ at the convolutions on request."""
     rng = np.random.default_rng(0)
     constants = {
@@ -187,9 +188,11 @@ def _network(precision: str) -> onnx.ModelProto:
     value = "x"
     for layer in ("conv1", "conv2"):
         weight = np.rint(rng.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) * 32).clip(-127, 127)
-        constants[f"{layer}_w"] = weight.astype(np.int8) if precision == "int8" else (weight / 512).astype(np.float16)
+        constants[f"{layer}_w"] = (
+            weight.astype(np.int8) if precision == Precision.INT8 else (weight / 512).astype(np.float16)
+        )
         operands = [value, f"{layer}_w"]
-        if precision == "int8":
+        if precision == Precision.INT8:
             nodes += [
                 helper.make_node("QuantizeLinear", [value, "scale_x"], [f"{layer}_q"], f"{layer}_q", output_dtype=3),
                 helper.make_node("DequantizeLinear", [f"{layer}_q", "scale_x"], [f"{layer}_x"], f"{layer}_dq"),

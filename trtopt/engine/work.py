@@ -20,9 +20,10 @@ from trtopt.engine.loops import trip_counts
 from trtopt.graph.edit import constant_tensor_of, is_op
 from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
 from trtopt.report.schema.build import LayerInfo, TensorInfo
-from trtopt.roofline.node_work import READ_AS_WRITTEN, Precision, sums_in_fp16, work_of_node
+from trtopt.roofline.node_work import READ_AS_WRITTEN, GraphTypes, sums_in_fp16, work_of_node
 from trtopt.roofline.onnx_layers import graphs_with_counts
-from trtopt.roofline.work import LARGEST_ALIGNMENT, Gemm, Kind, Layer, MathType, Work
+from trtopt.roofline.work import LARGEST_ALIGNMENT, Gemm, Kind, Layer, Work
+from trtopt.support.precision import MATH_TYPES, Precision
 
 _FP16_SUMS = re.compile(r"f16f16_f16f16_f16|_h(?:884|1688|16816)")
 """Tactics that sum FP16 products in FP16: xmma kernels name operands and result, multiplication and sum, epilogue; the
@@ -30,10 +31,6 @@ older ones begin ``h`` for half sums where others begin ``s``."""
 
 _TELLING = re.compile(r"f16|f32|i8|_[his](?:884|1688|16816)")
 """Tactics whose name tells the types; TensorRT for RTX hides them."""
-
-_MATH_TYPES: dict[str, MathType] = {
-    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp4": "fp4",
-}  # fmt: skip
 
 _CHANNELS_LAST = re.compile("NHWC|channel|transposed", re.IGNORECASE)
 """Formats whose rows are channels. TensorRT for RTX calls what a fused 1x1 convolution writes for one that reads NHWC
@@ -156,12 +153,12 @@ class _Counter:
         return replace(self._product(base, kernel, kind, gemm), window=shaped.window)
 
     def _product(self, base: Work, kernel: LayerInfo, kind: Kind, gemm: Gemm) -> Work:
-        uses_tf32 = base.dtype == "fp32" and (self.tf32 or "tf32" in kernel.tactic)
+        uses_tf32 = base.dtype == Precision.FP32 and (self.tf32 or Precision.TF32 in kernel.tactic)
         return replace(
             base,
             kind=kind,
             gemm=gemm,
-            dtype="tf32" if uses_tf32 else base.dtype,
+            dtype=Precision.TF32 if uses_tf32 else base.dtype,
             accumulate_fp16=accumulates_fp16(kernel.tactic, kind, base.dtype),
             alignment_bytes=_alignment(kernel),
         )
@@ -203,9 +200,10 @@ class _Counter:
                 found[table] = found.get(table, 0) + sum(math.prod(shape) for shape in out if shape is not None)
         return found
 
-    def _math_type(self, kernel: LayerInfo) -> MathType:
+    def _math_type(self, kernel: LayerInfo) -> Precision:
         """The type of a kernel's operands; integers and booleans are computed where FP32 is, on CUDA cores."""
-        return _MATH_TYPES.get(math_dtype(kernel), "fp32")
+        dtype = math_dtype(kernel)
+        return Precision(dtype) if dtype in MATH_TYPES else Precision.FP32
 
     def _recurrent_shares(self) -> dict[int, _Share]:
         """The shares of recurrent nodes in their kernels, by kernel."""
@@ -232,7 +230,7 @@ def _works(model: ir.Model, shapes: Shapes) -> dict[str, Work | None]:
     found = {}
     for graph, times in graphs_with_counts(model.graph, shapes):
         for node in graph:
-            work = work_of_node(node, shapes, Precision())
+            work = work_of_node(node, shapes, GraphTypes())
             found[str(node.name)] = None if work is None else replace(work, flop=work.flop * times)
     return found
 
@@ -293,7 +291,7 @@ def packed_channels(form: str) -> int:
     return 1 if packed is None else int(packed[1] or _WIDTHS[packed[2].lower()])
 
 
-def accumulates_fp16(tactic: str, kind: Kind, dtype: MathType) -> bool:
+def accumulates_fp16(tactic: str, kind: Kind, dtype: Precision) -> bool:
     """Whether FP16 products are summed in FP16: from the tactic's name; where that is hidden, as for the same node of
     a graph."""
     if _TELLING.search(tactic) is None:

@@ -25,6 +25,7 @@ from trtopt.hardware.user import gpu_table
 from trtopt.pipeline.imported_ranges import statistics_file
 from trtopt.pipeline.manifest import chosen_options
 from trtopt.rewrite.registry import pack_hashes, select
+from trtopt.support.precision import Precision
 
 BUILD = "build"
 """The table of the options of every job."""
@@ -62,7 +63,7 @@ class Job:
     @property
     def precision(self) -> str:
         """As asked for."""
-        return self.config.precision or "fp16"
+        return self.config.precision or Precision.FP16
 
     @property
     def words(self) -> str:

@@ -9,6 +9,7 @@ from trtopt.engine.backend import BACKENDS, installed_version
 from trtopt.hardware.probe import present_gpu
 from trtopt.report.schema.sweep import Failure
 from trtopt.rewrite.registry import pack_hashes
+from trtopt.support.precision import Precision
 from trtopt.support.version import VERSION
 
 REPORT, PROFILE = "report.json", "profile.json"
@@ -16,8 +17,6 @@ REPORT, PROFILE = "report.json", "profile.json"
 
 EXECUTE, PREPARE = "trtopt.fleet.run:execute", "trtopt.fleet.run:prepare"
 """What runs a job, and what does the part of it that needs no GPU: ``module:function``, loaded where it runs."""
-
-_CALIBRATED = ("int8", "fp8", "auto")
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Task:
     @property
     def is_worth_preparing(self) -> bool:
         """Whether a machine without a GPU can spare the one with it anything: samples to run, graphs to compare."""
-        return self.options.get("precision") in _CALIBRATED
+        return self.options.get("precision") in [item for item in Precision if item.is_quantized]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from trtopt.report.text.numbers import count, some
 _ROUNDING = 1e-9
 """Of a difference of two shares: 0.9 - 0.01 is a little more than 0.89."""
 
-_BITS = {**BITS, EIGHT_BIT: 8}
+_BITS: dict[str, int] = {**BITS, EIGHT_BIT: 8}
 
 
 @dataclass(frozen=True)

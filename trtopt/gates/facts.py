@@ -22,12 +22,14 @@ from trtopt.report.schema.check import Checked
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
 from trtopt.report.schema.read import Report, converted
 from trtopt.report.schema.sweep import SweepReport
+from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
 
 EIGHT_BIT = "8-bit"
 """The type of a share that is known for all 8-bit types together only."""
 
-_WITHOUT_RANGES = ("fp32", "tf32", "fp16", "bf16")
-"""Precisions of ``config.PRECISIONS`` for which samples say what overflows, and give no ranges."""
+
+_WITHOUT_RANGES = tuple(item for item in PRECISIONS if not item.is_quantized)
+"""Precisions for which samples say what overflows, and give no ranges."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         shares = {name: share.time_share or 0.0 for name, share in precision.achieved.items()}
         share_of = "predicted time"
     if engine is None and precision.int8_flop_share is not None:
-        known = precision.requested if precision.requested in ("int8", "fp8") else EIGHT_BIT
+        known = precision.requested if precision.requested in EIGHT_BIT_TYPES else EIGHT_BIT
         shares, share_of = {known: precision.int8_flop_share}, "flop in the graph"
     allowed = report.config.get("allow_accuracy_loss") is True
     layers: tuple[Kernel, ...] = ()
@@ -239,7 +241,7 @@ def _shares(parts: Sequence[tuple[str, float]]) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for dtype, amount in parts:
-        name = "fp32" if dtype == "tf32" else dtype
+        name = Precision.FP32 if dtype == Precision.TF32 else dtype
         found[name] = found.get(name, 0.0) + amount / total
     return found
 

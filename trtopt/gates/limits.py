@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trtopt.errors import UsageError
+from trtopt.support.precision import ELEMENT_BYTES
 from trtopt.support.words import did_you_mean
 
-BITS = {"fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "fp4": 4}
+BITS: dict[str, int] = {dtype: round(size * 8) for dtype, size in ELEMENT_BYTES.items()}
 """The types a share can be asked of, and their widths."""
 
 DEFAULT_DB_DROP = 1.0

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtopt.config import PRECISIONS
 from trtopt.errors import UsageError
+from trtopt.support.precision import MATH_TYPES, PRECISIONS, Precision
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,15 +38,17 @@ SHORT_NAMES = {
 
 
 UNITS = {
-    "fp32": "fp32", "tf32": "tf32", "fp16": "fp16_acc32", "fp8": "fp8_acc32", "int8": "int8", "fp4": "fp4",
-}  # fmt: skip
+    Precision.FP32: "fp32",
+    Precision.TF32: "tf32",
+    Precision.FP16: "fp16_acc32",
+    Precision.FP8: "fp8_acc32",
+    Precision.INT8: "int8",
+    Precision.FP4: "fp4",
+}
 """The key of ``fma_per_clock_per_sm`` from which the rate of each key of ``tflops`` follows."""
 
 _BF16_SINCE = 8
 """The first major compute capability whose Tensor Cores take BF16 (Ampere), at the rate of FP16."""
-
-TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
-"""Types of the operands of products: the keys of ``tflops``, and BF16, which has the rate of FP16."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def gpu_of(fields: Mapping[str, Any], where: str) -> GpuSpec:
     figures = (gpu.sm, gpu.clock_cuda_mhz, gpu.clock_tensor_mhz, gpu.memory_gb, gpu.bandwidth_gbs, gpu.l2_mib)
     if not all(figure > 0 for figure in (*figures, *gpu.tflops.values())):
         raise UsageError("The report has a wrong GPU: a figure is not above zero", where=where, remedy=remedy)
-    if "fp32" not in gpu.tflops:
+    if Precision.FP32 not in gpu.tflops:
         raise UsageError("The report has a wrong GPU: no rate of FP32", where=where, remedy=remedy)
     return gpu
 
@@ -172,32 +174,32 @@ def choose_gpu(name: str | None, gpus: Sequence[GpuSpec], present: GpuSpec | Non
 
 
 def supports(gpu: GpuSpec, dtype: str) -> bool:
-    """Whether the GPU has arithmetic units for one of :data:`TYPES`."""
-    if dtype == "bf16":
-        return "fp16" in gpu.tflops and int(gpu.compute_capability.split(".")[0]) >= _BF16_SINCE
+    """Whether the GPU has arithmetic units for a type of arithmetic."""
+    if dtype == Precision.BF16:
+        return Precision.FP16 in gpu.tflops and int(gpu.compute_capability.split(".")[0]) >= _BF16_SINCE
     return dtype in gpu.tflops
 
 
-def precisions_of(gpu: GpuSpec) -> tuple[str, ...]:
-    """The precisions a GPU has arithmetic units for, of :data:`trtopt.config.PRECISIONS`."""
+def precisions_of(gpu: GpuSpec) -> tuple[Precision, ...]:
+    """The precisions a GPU has arithmetic units for."""
     return tuple(name for name in PRECISIONS if supports(gpu, name))
 
 
 def dense_tflops(gpu: GpuSpec, dtype: str) -> float:
-    """The rate of one of :data:`TYPES` in 1e12 operations per second.
+    """The rate of a type of arithmetic in 1e12 operations per second.
 
     Raises:
         UsageError: The GPU has no units for that type.
     """
     if not supports(gpu, dtype):
-        have = ", ".join(name for name in TYPES if supports(gpu, name))
+        have = ", ".join(name for name in MATH_TYPES if supports(gpu, name))
         raise UsageError(f"{gpu.name} has no units for {dtype}", where="--precision", remedy=f"it has: {have}")
-    return gpu.tflops["fp16" if dtype == "bf16" else dtype]
+    return gpu.tflops[Precision.FP16 if dtype == Precision.BF16 else dtype]
 
 
 def clock_mhz(gpu: GpuSpec, dtype: str) -> float:
     """The clock at which the units of a key of ``tflops`` run."""
-    return gpu.clock_cuda_mhz if dtype == "fp32" else gpu.clock_tensor_mhz
+    return gpu.clock_cuda_mhz if dtype == Precision.FP32 else gpu.clock_tensor_mhz
 
 
 def ridge_flop_per_byte(gpu: GpuSpec, dtype: str) -> float:
@@ -206,7 +208,7 @@ def ridge_flop_per_byte(gpu: GpuSpec, dtype: str) -> float:
 
     Args:
         gpu: The GPU.
-        dtype: One of :data:`TYPES`.
+        dtype: A type of arithmetic.
 
     Raises:
         UsageError: The GPU has no units for that type.

@@ -10,6 +10,7 @@ from typing import Any
 
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import PORTABLE, SHORT_NAMES, UNITS, GpuSpec, all_gpus, clock_mhz, normalized
+from trtopt.support.precision import Precision
 from trtopt.support.words import did_you_mean
 
 _BASE = "base"
@@ -129,14 +130,14 @@ class _Reader:
             source=source,
         )
         self._settle(plain, units, rates)
-        if "fp32" not in plain.tflops:
+        if Precision.FP32 not in plain.tflops:
             raise self._error("The rate of FP32 is not known", "tflops", "give tflops = { fp32 = ... } at least")
         return plain
 
     @staticmethod
     def _scale(dtype: str, base: GpuSpec, numbers: Mapping[str, float]) -> float:
         """How the base's rate changes with the user's SMs and clock."""
-        clock = "clock_cuda_mhz" if dtype == "fp32" else "clock_tensor_mhz"
+        clock = "clock_cuda_mhz" if dtype == Precision.FP32 else "clock_tensor_mhz"
         return numbers["sm"] * numbers[clock] / (base.sm * clock_mhz(base, dtype))
 
     def _settle(self, gpu: GpuSpec, units: Mapping[str, float], rates: Mapping[str, float]) -> None:

@@ -27,6 +27,7 @@ from trtopt.precision.write import narrow_borders
 from trtopt.report.schema.build import Cost
 from trtopt.source.save import save_model
 from trtopt.support.files import TEMPORARY
+from trtopt.support.precision import Precision
 
 _CHANNELS_LAST = "HWC"
 """How TensorRT for RTX keeps feature maps between convolutions."""
@@ -42,9 +43,6 @@ _ELEMENTWISE = frozenset(
 _STEPS_TO_A_CONV = 12
 """An addition, an activation, and a quantizer written as arithmetic."""
 
-_NARROW = {"bf16": ir.DataType.BFLOAT16}
-"""The 16-bit type of a precision, where it is not FP16."""
-
 
 class CompilerJudge:
     """TensorRT for RTX: the kernels it really makes, each timed by the performance model.
@@ -59,7 +57,7 @@ class CompilerJudge:
         self,
         compiler: Compiler | CompilerPool,
         gpus: tuple[GpuSpec, GpuSpec],
-        precision: str | None,
+        precision: Precision | None,
         plugins: tuple[str, ...] = (),
         io: tuple[IoRequest, ...] = (),
     ) -> None:
@@ -78,11 +76,13 @@ class CompilerJudge:
         if self._precision is not None:
             model = written(model, self._precision, {}, TENSORRT_RTX)
             if inner:
-                model = narrow_borders(model, _NARROW.get(self._precision, ir.DataType.FLOAT16))
+                model = narrow_borders(
+                    model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16
+                )
         formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else {}
         if self._io and not inner:
             model, formats = apply_io(model, self._io), io_formats(self._io)
-        tf32 = self._precision == "tf32"
+        tf32 = self._precision == Precision.TF32
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
@@ -97,7 +97,9 @@ class CompilerJudge:
                     formats=formats,
                 )
             )
-        work = layers_of_engine(layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, "tf32"))
+        work = layers_of_engine(
+            layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, Precision.TF32)
+        )
         rows = timed_rows(work.layers, self._gpu)
         sizes = buffer_sizes(layers)
         launched = [(layer, trips or 1) for layer, trips in zip(layers, trip_counts(layers), strict=True)]

@@ -14,13 +14,14 @@ from trtopt.judge.model import ModelJudge
 from trtopt.judge.protocol import Judge
 from trtopt.judge.target import nearest_target
 from trtopt.precision.fp16.network_io import IoRequest
+from trtopt.support.precision import Precision
 
 
 @contextmanager
 def judge_for(
     backend: Backend,
     gpu: GpuSpec | None,
-    precision: str | None,
+    precision: Precision | None,
     plugins: tuple[str, ...] = (),
     io: tuple[IoRequest, ...] = (),
 ) -> Iterator[Judge]:
@@ -29,7 +30,7 @@ def judge_for(
     Args:
         backend: The backend.
         gpu: The GPU; None for every GPU from Ampere on, judged on the default one.
-        precision: One of ``config.PRECISIONS``; None for the types the graph has.
+        precision: The precision asked for; None for the types the graph has.
         plugins: Libraries the compiler loads.
         io: Types and layouts of the whole network's inputs and outputs.
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from trtopt.engine.backend import TENSORRT
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.protocol import Priced
 from trtopt.judge.rows import kernels_of, timed_rows
-from trtopt.precision.decide import QUANTIZED_TYPES, placed_nodes
+from trtopt.precision.decide import placed_nodes
 from trtopt.report.schema.build import Cost
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.roofline.work import MathType
+from trtopt.support.precision import Precision
 
-_BASES: dict[str | None, MathType] = {None: "fp32", "fp32": "fp32", "tf32": "tf32", "bf16": "bf16"}
+
+def types_in(model: ir.Model, precision: Precision | None, backend: str) -> GraphTypes:
+    """The types a graph runs in once a precision is written into it, before anything was observed.
+
+    Args:
+        model: The model, nodes named.
+        precision: The precision; None for the types the graph has.
+        backend: Whose table says which nodes become 8-bit.
+    """
+    if precision is None:
+        return GraphTypes()
+    for dtype in precision.quantized_types[:1]:
+        return GraphTypes(precision.base, placed_nodes(model, backend, dtype), dtype)
+    return GraphTypes(precision.base)
 
 
 class ModelJudge:
@@ -27,14 +41,12 @@ class ModelJudge:
 
     name = "model:tensorrt"
 
-    def __init__(self, gpu: GpuSpec, precision: str | None) -> None:
+    def __init__(self, gpu: GpuSpec, precision: Precision | None) -> None:
         self._gpu, self._precision = gpu, precision
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         """See :class:`~trtopt.judge.protocol.Judge`; operators without a known cost are left out."""
-        types = Precision(base=_BASES.get(self._precision, "fp16"))
-        for dtype in QUANTIZED_TYPES.get(self._precision or "", ())[:1]:
-            types = Precision("fp16", placed_nodes(model, "tensorrt", dtype), dtype)
+        types = types_in(model, self._precision, TENSORRT.name)
         layers = layers_of_graph(model, static_shapes(model, {}), types)
         rows = timed_rows(layers, self._gpu)
         total = Cost(len(layers), 0, sum(row.bytes for row in rows), sum(row.predicted_us for row in rows))

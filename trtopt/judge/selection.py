@@ -21,12 +21,13 @@ from trtopt.judge.memo import PriceFile, Prices, Question
 from trtopt.judge.protocol import Judge, Priced
 from trtopt.judge.selection_subgraphs import Piece, additions, between, piece_key, piece_of
 from trtopt.judge.subgraph import CutError, Cutter
-from trtopt.precision.decide import QUANTIZED_TYPES, plan_for
+from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
-from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, Region
 from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.report.schema.build import Cost
+from trtopt.support.precision import EIGHT_BIT_TYPES, Precision
 
 Choice = Mapping[str, QuantizedOp]
 """The 8-bit nodes and their forms; the others are 16-bit."""
@@ -106,7 +107,7 @@ class Guard:
     _pieces: dict[str, Piece | str] = field(default_factory=dict)
     _forms_now: Candidates = field(init=False)
     _wide: Mapping[str, str] = field(init=False)
-    _wide_quantized: Mapping[QuantizedType, Mapping[str, str]] = field(init=False)
+    _wide_quantized: Mapping[Precision, Mapping[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._prices = Prices(self.judge, self.file)
@@ -114,9 +115,11 @@ class Guard:
         self._cutter = Cutter(self.static, across_stored=False)
         self._additions = additions(self.static) if self.problem.fuses_quantizers else {}
         self._all = piece_of(self.static)
-        self._wide = plan_for(self.problem, "").wide
-        each = {dtype: self.candidates.of_types((dtype,)).all.values() for dtype in QUANTIZED_TYPES["auto"]}
-        self._wide_quantized = {dtype: plan_for(self.problem, "", tuple(ops)).wide for dtype, ops in each.items()}
+        self._wide = plan_for(self.problem, Precision.AUTO).wide
+        each = {dtype: self.candidates.of_types((dtype,)).all.values() for dtype in EIGHT_BIT_TYPES}
+        self._wide_quantized = {
+            dtype: plan_for(self.problem, Precision.AUTO, tuple(ops)).wide for dtype, ops in each.items()
+        }
 
     def choose(self) -> Guarded:
         """The choice that is fastest, with a verdict on every region.
@@ -254,7 +257,7 @@ class Guard:
         best = {next(iter(verdict.kept.values())).dtype: verdict for verdict in paying}
         return replace(max(found, key=_rank), options=tuple(best.values()))
 
-    def _of_type(self, region: Region, dtype: QuantizedType, piece: Piece, others: Choice, whole: Priced) -> Verdict:
+    def _of_type(self, region: Region, dtype: Precision, piece: Piece, others: Choice, whole: Priced) -> Verdict:
         """The best form of a type: the coarsest is the fastest; where it pays, a more accurate one may cost some.
 
         Where an addition reads the same tensor as a residual, it may read it quantized too, if INT8 or FP8 holds the
@@ -283,7 +286,7 @@ class Guard:
             return ()
         return self._additions.get(region.name, ())
 
-    def _forms(self, region: Region, dtype: QuantizedType) -> tuple[Choice, Choice]:
+    def _forms(self, region: Region, dtype: Precision) -> tuple[Choice, Choice]:
         """The most accurate form of a type, and the coarsest."""
         ops = {
             node: [op for op in self._forms_now.ops[node] if op.dtype == dtype]
@@ -293,7 +296,7 @@ class Guard:
         ops = {node: forms for node, forms in ops.items() if forms}
         return {node: forms[0] for node, forms in ops.items()}, {node: forms[-1] for node, forms in ops.items()}
 
-    def _types(self, region: Region) -> tuple[QuantizedType, ...]:
+    def _types(self, region: Region) -> tuple[Precision, ...]:
         ops = (op for node in region.nodes for op in self._forms_now.ops.get(node, ()))
         return tuple(dict.fromkeys(op.dtype for op in ops))
 
@@ -334,7 +337,9 @@ class Guard:
             for name in piece.names
             if name in (wides := self._wide_quantized[choice[name].dtype] if name in chosen else self._wide)
         }
-        plan = PrecisionPlan("", self.problem.narrow, wide, tuple(ops), fused_quantizers=self.problem.fuses_quantizers)
+        plan = PrecisionPlan(
+            Precision.AUTO, self.problem.narrow, wide, tuple(ops), fused_quantizers=self.problem.fuses_quantizers
+        )
         return Question(
             f"{piece_key(piece, plan)} inner",
             piece.names,
@@ -366,7 +371,7 @@ class Guard:
 
     def _whole_question(self, choice: Choice, narrow: NarrowType | None = None) -> Question:
         problem = self.problem if narrow is None else replace(self.problem, narrow=narrow)
-        plan = plan_for(problem, "", tuple(choice.values()))
+        plan = plan_for(problem, Precision.AUTO, tuple(choice.values()))
         return Question(piece_key(self._all, plan), self._all.names, lambda: apply_plan(self.static, plan), inner=False)
 
 
@@ -378,7 +383,7 @@ def _without(verdict: Verdict, out: Mapping[str, str]) -> Verdict:
 
 def _with_options(same: Sequence[Verdict]) -> Verdict:
     """The first of several verdicts on one region, with the best options of all."""
-    best: dict[QuantizedType, Verdict] = {}
+    best: dict[Precision, Verdict] = {}
     for option in (option for verdict in same for option in verdict.options):
         dtype = next(iter(option.kept.values())).dtype
         if dtype not in best or option.saved_us > best[dtype].saved_us:

@@ -13,9 +13,10 @@ from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.ranges import StatsBuilder, TensorStats
 from trtopt.precision.write import apply_plan
+from trtopt.support.precision import Precision
 
 
-def written(model: ir.Model, precision: str, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> ir.Model:
+def written(model: ir.Model, precision: Precision, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> ir.Model:
     """Write a precision into a graph without having run it: speed does not depend on the values.
 
     What needs no statistics is decided as a build decides it: the compiler's INT8 table, operators without a narrow
@@ -24,7 +25,7 @@ def written(model: ir.Model, precision: str, shapes: Mapping[str, tuple[int, ...
 
     Args:
         model: The model; not changed.
-        precision: One of ``config.PRECISIONS``.
+        precision: The precision asked for.
         shapes: Input shapes, for those with dynamic axes.
         backend: Whose INT8 rules apply.
     """

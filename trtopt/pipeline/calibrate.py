@@ -18,6 +18,7 @@ from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.statistics_cache import CacheFile
 from trtopt.report.schema.build import CalibrationRecord
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 from trtopt.support.version import VERSION
 
 
@@ -35,7 +36,7 @@ class Observer:
     """
 
     artifact: ModelArtifact
-    precision: str
+    precision: Precision
     backend: str
     samples: Samples
     config: BuildConfig
@@ -78,7 +79,7 @@ class Observer:
     def warn_synthetic(self) -> None:
         """Say loudly that nobody gave samples."""
         if self.samples.source == "synthetic":
-            eight = self.precision in ("int8", "fp8", "auto")
+            eight = self.precision.is_quantized
             guessed = "8-bit scales and the FP16 overflow check are" if eight else "the overflow check is"
             text = f"no calibration samples: ranges come from SYNTHETIC random data, so {guessed} a guess"
             self.clock.warn("calibrate", f"{text}. Give real samples with --calib")

@@ -15,12 +15,12 @@ from trtopt.judge.judges import judge_for
 from trtopt.judge.memo import PriceFile
 from trtopt.judge.selection import Guard, Guarded, Verdict
 from trtopt.pipeline.calibrate import Observer
-from trtopt.precision.decide import QUANTIZED_TYPES
-from trtopt.precision.plan import PrecisionPlan, QuantizedType
+from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.schema.guard import GuardRecord
 from trtopt.report.schema.search import SearchRecord
 from trtopt.support.files import hash_file
+from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class GuardTarget:
         """The backend and the GPU, in words."""
         return f"{self.backend.name} {self.gpu.name if self.gpu is not None else PORTABLE}"
 
-    def quantized_types(self, precision: str) -> tuple[QuantizedType, ...]:
+    def quantized_types(self, precision: Precision) -> tuple[Precision, ...]:
         """The 8-bit types that a precision stands for and the target computes in."""
-        fp8 = self.gpu is not None and supports(self.gpu, "fp8")
-        return tuple(dtype for dtype in QUANTIZED_TYPES.get(precision, ()) if dtype != "fp8" or fp8)
+        fp8 = self.gpu is not None and supports(self.gpu, Precision.FP8)
+        return tuple(dtype for dtype in precision.quantized_types if dtype != Precision.FP8 or fp8)
 
     @property
     def takes_bfloat(self) -> bool:
         """Whether the target computes in BF16."""
-        return self.gpu is None or supports(self.gpu, "bf16")
+        return self.gpu is None or supports(self.gpu, Precision.BF16)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from trtopt.precision.observe.trt_cache import (
 from trtopt.precision.qdq.existing import existing_ranges
 from trtopt.report.schema.build import StepRecord
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Imports:
     steps: tuple[StepRecord, ...] = ()
 
 
-def given_ranges(config: BuildConfig, precision: str | None, model: ir.Model, clock: Clock) -> Given | None:
+def given_ranges(config: BuildConfig, precision: Precision | None, model: ir.Model, clock: Clock) -> Given | None:
     """The calibration cache of TensorRT that ``--calib-cache`` names; None when it names none, or a file of our own.
 
     Args:
@@ -67,7 +68,7 @@ def given_ranges(config: BuildConfig, precision: str | None, model: ir.Model, cl
         return None
     cache, names = read_trt_cache(Path(config.calib_cache)), tensor_names(model)
     check_belongs(cache, names)
-    if precision not in ("int8", "auto"):
+    if precision not in (Precision.INT8, Precision.AUTO):
         kind = "keeps its types" if precision is None else f"is {precision}"
         clock.warn("calibrate", f"{config.calib_cache} holds INT8 ranges, and the engine {kind}: they are not used")
     return Given(cache, names)

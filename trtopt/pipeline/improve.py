@@ -22,6 +22,7 @@ from trtopt.precision.ptq.scaling import Scaled
 from trtopt.precision.ptq.smooth import smooth
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.report.schema.build import StepRecord
+from trtopt.support.precision import Precision
 
 SMALLEST_SAMPLES = 16
 """With fewer samples, what fits them need not fit others: channels that hardly show in them get scales of their own."""
@@ -65,7 +66,7 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
     Raises:
         InvalidModelError: ONNX Runtime cannot run the model.
     """
-    nodes = frozenset(op.node for op in plan.quantized if op.dtype == "int8" and op.other is None)
+    nodes = frozenset(op.node for op in plan.quantized if op.dtype == Precision.INT8 and op.other is None)
     if not nodes or observer.samples.source == "synthetic":
         return Improved(problem, plan)
     count = sum(1 for _ in observer.samples)

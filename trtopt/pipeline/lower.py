@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from trtopt.config import AUTO, BuildConfig
+from trtopt.config import BuildConfig
 from trtopt.errors import EngineBuildError, TargetError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
@@ -29,7 +29,7 @@ from trtopt.pipeline.imported_ranges import Given, imports
 from trtopt.pipeline.improve import improve
 from trtopt.pipeline.repair import repaired
 from trtopt.pipeline.search import Gauge, RegionOracle, search
-from trtopt.precision.decide import QUANTIZED_TYPES, decide, int8_flop_share, plan_for, wanted_tensors
+from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors
 from trtopt.precision.fp16.bfloat import with_bfloat
 from trtopt.precision.fp16.repair import Repaired
 from trtopt.precision.fp16.to_fp32 import widen
@@ -43,6 +43,7 @@ from trtopt.report.schema.build import CalibrationRecord, Cost, KeptNode, Precis
 from trtopt.report.schema.guard import GuardRecord
 from trtopt.report.schema.search import SearchRecord
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Lowering:
     """What a model is lowered to, and from what.
 
     Attributes:
-        precision: One of ``config.PRECISIONS``, or ``auto``.
+        precision: The precision asked for.
         target: The backend and the GPU, and the shapes at which regions are judged.
         samples: Calibration samples.
         config: Calibration method, caches, guard.
@@ -62,7 +63,7 @@ class Lowering:
         failed: Whether the compiler could not build the engine and did not say why: regions are built one by one.
     """
 
-    precision: str
+    precision: Precision
     target: GuardTarget
     samples: Samples
     config: BuildConfig
@@ -99,7 +100,7 @@ class Lowered:
     quantized: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_precision(precision: str | None, gpu: GpuSpec | None, config: BuildConfig, clock: Clock) -> None:
+def check_precision(precision: Precision | None, gpu: GpuSpec | None, config: BuildConfig, clock: Clock) -> None:
     """Refuse FP8 where there are no units for it, and say which options have no effect.
 
     Args:
@@ -111,11 +112,11 @@ def check_precision(precision: str | None, gpu: GpuSpec | None, config: BuildCon
     Raises:
         TargetError: The GPU, or one of those a portable engine runs on, has no FP8 units.
     """
-    if precision == "fp8" and (gpu is None or not supports(gpu, "fp8")):
+    if precision == Precision.FP8 and (gpu is None or not supports(gpu, Precision.FP8)):
         name = PORTABLE if gpu is None else gpu.name
         remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
         raise TargetError("The target has no FP8 units", where=f"--gpu {name}", remedy=remedy)
-    if config.keep_all_int8 and precision not in QUANTIZED_TYPES:
+    if config.keep_all_int8 and not (precision is not None and precision.is_quantized):
         kind = "the model keeps its types" if precision is None else f"the precision is {precision}"
         clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
 
@@ -156,7 +157,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         for text in range_warnings(stats, [str(value.name) for value in base.graph.inputs]):
             clock.warn("calibrate", f"calibration samples: {text}")
     shapes = static_shapes(base, job.largest)
-    if job.precision in QUANTIZED_TYPES:
+    if job.precision.is_quantized:
         problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
         problem = replace(problem, takes_bfloat=job.target.takes_bfloat)
         mended = _repaired(problem.model, plan_for(problem, job.precision), job, clock)
@@ -194,7 +195,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
 
 def _repaired(base: ir.Model, plan: PrecisionPlan, job: Lowering, clock: Clock) -> Repaired:
     """The 16-bit part of a plan, run on a few samples and mended until its outputs are within the bound."""
-    least = None if job.precision in QUANTIZED_TYPES else job.config.min_sqnr_db
+    least = None if job.precision.is_quantized else job.config.min_sqnr_db
     with clock.stage("check precision"):
         found = repaired(base, plan, job.samples, min_sqnr_db=least, on_event=clock.listen)
     if not found.after.is_allowed:
@@ -231,7 +232,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
     """The plan with the 8-bit regions that pay, or with all of them."""
     every = find_candidates(problem, job.target.quantized_types(job.precision))
     candidates, blocked = without(every, job.blocked), job.blocked
-    searches = job.gauge is not None and job.precision == AUTO  # over 16-bit types at least
+    searches = job.gauge is not None and job.precision == Precision.AUTO  # over 16-bit types at least
     if job.config.keep_all_int8 or not (candidates.regions or searches):
         if job.failed:
             blocked = {**blocked, **_culprits(problem, candidates, observer, job)}
@@ -249,7 +250,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         improved = improve(problem, plan, observer, form_price(guard, job.target))
         chosen = _Chosen(improved.problem.model, improved.plan, improved.steps, records, guarded.before)
         chosen = replace(chosen, judge=guard.judge.name)
-        if job.gauge is None or not (guarded.choice or job.precision == AUTO):
+        if job.gauge is None or not (guarded.choice or job.precision == Precision.AUTO):
             return chosen
         flop = cost.flop_by_node(problem.model, problem.shapes)
         with observer.clock.stage("search"), job.gauge as gauge:
@@ -278,7 +279,7 @@ def _taken_back(
 
 
 def _step(model: ir.Model, plan: PrecisionPlan, seconds: float) -> StepRecord:
-    eight = plan.requested in QUANTIZED_TYPES
+    eight = plan.requested.is_quantized
     changes = len(plan.quantized) if eight else sum(1 for _ in model.graph) - len(plan.wide)
     return StepRecord(f"precision-{plan.requested}", "PRECISION", changes, seconds, plan.refused)
 
@@ -287,10 +288,10 @@ def _record(chosen: _Chosen, flop: Mapping[str, int]) -> PrecisionRecord:
     plan = chosen.plan
     return PrecisionRecord(
         requested=plan.requested,
-        int8_flop_share=int8_flop_share(chosen.base, plan, flop) if plan.requested in QUANTIZED_TYPES else None,
+        int8_flop_share=int8_flop_share(chosen.base, plan, flop) if plan.requested.is_quantized else None,
         kept=tuple(
             KeptNode(node, dtype, reason)
-            for dtype, nodes in (("fp32", plan.wide), ("bf16", plan.bfloat))
+            for dtype, nodes in ((Precision.FP32, plan.wide), (Precision.BF16, plan.bfloat))
             for node, reason in nodes.items()
         ),
     )

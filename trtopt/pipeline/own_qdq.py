@@ -14,22 +14,19 @@ from trtopt.graph.shapes import at_shapes
 from trtopt.judge.gain import LEAST_GAIN
 from trtopt.judge.judges import judge_for
 from trtopt.pipeline.guard import GuardTarget
-from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.qdq.existing import existing_nodes, existing_ranges, existing_types, mend, without_qdq
 from trtopt.report.schema.build import Cost, StepRecord
 from trtopt.report.schema.guard import GuardRecord
 from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 OWN = "Q/DQ of the model"
 """The region of a model's own Q/DQ in reports."""
 
 OUT = "existing-qdq-out"
 """Name of the step that takes it out."""
-
-_FP16 = ("fp16", *QUANTIZED_TYPES)
-"""The precisions in which what is not 8-bit is FP16."""
 
 
 def mended(artifact: ModelArtifact, backend: str, clock: Clock) -> ModelArtifact:
@@ -68,7 +65,7 @@ def own_qdq(
     artifact: ModelArtifact,
     rewrite: Callable[[ModelArtifact], Rewritten],
     target: GuardTarget,
-    precision: str | None,
+    precision: Precision | None,
     config: BuildConfig,
     clock: Clock,
 ) -> OwnQdq:
@@ -93,9 +90,9 @@ def own_qdq(
     if not nodes:
         return OwnQdq(kept)
     plain = rewrite(replace(artifact, model=without_qdq(artifact.model)))
-    eight_bit = precision in QUANTIZED_TYPES
+    eight_bit = precision is not None and precision.is_quantized
     try:
-        judged_in = "fp16" if eight_bit else precision
+        judged_in = Precision.FP16 if eight_bit else precision
         with (
             clock.stage("judge Q/DQ"),
             judge_for(target.backend, target.gpu, judged_in, config.plugins, parse_io(config.io)) as judge,
@@ -106,7 +103,7 @@ def own_qdq(
     except TrtoptError as error:
         clock.warn("judge Q/DQ", f"the model's own Q/DQ stays as it is, since nobody can judge it: {error.what}")
         return OwnQdq(kept)
-    sixteen_bit = before if precision in _FP16 else None
+    sixteen_bit = before if precision is not None and precision.base == Precision.FP16 else None
     found = f"{after.predicted_us:.1f} us predicted with it, {before.predicted_us:.1f} us without"
     if eight_bit and not config.keep_all_int8 and after.predicted_us > before.predicted_us:
         text = f"the model's own Q/DQ makes it slower and is taken out: {found}"

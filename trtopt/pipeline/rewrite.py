@@ -15,13 +15,14 @@ from trtopt.judge.target import nearest_target
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Target
+from trtopt.support.precision import Precision
 
 
 def rewrite(
     artifact: ModelArtifact,
     backend: Backend,
     gpu: GpuSpec | None,
-    precision: str | None,
+    precision: Precision | None,
     shapes: Mapping[str, tuple[int, ...]],
     config: BuildConfig,
     on_event: OnEvent,

@@ -24,31 +24,22 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.guard import GuardTarget
 from trtopt.pipeline.improve import Improved
 from trtopt.pipeline.stages import Verification, verify
-from trtopt.precision.decide import QUANTIZED_TYPES, plan_for
+from trtopt.precision.decide import plan_for
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.regions import find_candidates
 from trtopt.precision.search.checkpoint import Journal
 from trtopt.precision.search.result import Found
 from trtopt.precision.search.search import search_auto, search_budget
-from trtopt.precision.search.space import (
-    Budget,
-    Evaluation,
-    Form,
-    Mix,
-    NarrowName,
-    Option,
-    SearchRegion,
-    Space,
-    aim_for,
-)
+from trtopt.precision.search.space import Budget, Evaluation, Form, Mix, Option, SearchRegion, Space, aim_for
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import AccuracyRecord
 from trtopt.report.schema.search import SearchRecord
 from trtopt.report.text.search import miss_text
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.precision import Precision
 
 
 class Gauge:
@@ -136,7 +127,7 @@ class Gauge:
 
 def gauge_for(job: Verification, config: BuildConfig, *, is_default: bool = False) -> Gauge | None:
     """The gauge of a build that has a budget and 8-bit regions to choose; None for others."""
-    chooses = config.precision in QUANTIZED_TYPES and not config.keep_all_int8
+    chooses = config.precision is not None and config.precision.is_quantized and not config.keep_all_int8
     if not chooses or (config.max_accuracy_drop is None and config.min_sqnr_db is None):
         return None
     return Gauge(job, config, is_default=is_default)
@@ -239,14 +230,16 @@ class RegionOracle:
     def plan(self, mix: Mix) -> PrecisionPlan:
         """The plan of a mix, with the improved numbers of its nodes."""
         known, problem = self._improved.plan, self._improved.problem
-        if mix.narrow == "bf16":
+        if mix.narrow == Precision.BF16:
             problem = replace(problem, narrow=BF16)
         plan = plan_for(problem, known.requested, self.ops(mix), known.refused)
         # Their values are in units of scales that the 16-bit type rounded, or FP32 did not.
         same = {
             op.node
             for op in plan.quantized
-            if op in known.quantized and mix.narrow == "fp16" and (op.node in plan.wide) == (op.node in known.wide)
+            if op in known.quantized
+            and mix.narrow == Precision.FP16
+            and (op.node in plan.wide) == (op.node in known.wide)
         }
         return replace(
             plan,
@@ -261,7 +254,7 @@ class RegionOracle:
 
     def time_us(self, mix: Mix) -> float:
         """See :class:`~trtopt.precision.search.space.Oracle`."""
-        found = self._guard.whole({op.node: op for op in self.ops(mix)}, BF16 if mix.narrow == "bf16" else None)
+        found = self._guard.whole({op.node: op for op in self.ops(mix)}, BF16 if mix.narrow == Precision.BF16 else None)
         return math.inf if found is None else found.predicted_us
 
     def rank(self, mix: Mix) -> Mapping[str, float]:
@@ -292,7 +285,7 @@ def _best_of_types(verdict: Verdict) -> dict[Form, Verdict]:
     return {**found, _dtype_of(verdict): verdict} if verdict.kept else found
 
 
-def _dtype_of(verdict: Verdict) -> QuantizedType:
+def _dtype_of(verdict: Verdict) -> Precision:
     return next(op.dtype for op in verdict.kept.values())
 
 
@@ -319,8 +312,8 @@ def search(
         folder = Path(config.cache_dir) if config.cache_dir else None
         journal = Journal(oracle, [hashlib.sha256(key.encode()).hexdigest() for key in keys], folder, listen)
     asked = journal or oracle
-    narrows: Sequence[NarrowName] = ("fp16", "bf16") if target.takes_bfloat else ("fp16",)
-    if observer.precision == "auto":
+    narrows: Sequence[Precision] = (Precision.FP16, Precision.BF16) if target.takes_bfloat else (Precision.FP16,)
+    if observer.precision == Precision.AUTO:
         found = search_auto(space, gauge.budget(), asked, narrows=narrows, on_event=listen)
     else:
         found = search_budget(space, gauge.budget(), asked, on_event=listen)

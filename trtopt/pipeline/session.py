@@ -10,7 +10,7 @@ from typing import Any
 
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
-from trtopt.config import AUTO, DEFAULT_ACCURACY_DROP, BuildConfig
+from trtopt.config import DEFAULT_ACCURACY_DROP, BuildConfig
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
@@ -32,7 +32,6 @@ from trtopt.pipeline.imported_ranges import Given, given_ranges
 from trtopt.pipeline.own_qdq import OwnQdq, mended, own_qdq
 from trtopt.pipeline.rewrite import rewrite
 from trtopt.pipeline.search import missed
-from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.observe.samples import Samples, open_samples
 from trtopt.precision.observe.synthetic import SYNTHETIC
@@ -44,6 +43,7 @@ from trtopt.source.external import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 from trtopt.support.files import check_outputs
+from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,13 @@ class Session:
     """One run of build or optimize."""
 
     def __init__(self, config: BuildConfig, clock: Clock, make_engine: bool) -> None:
-        asks = config.precision == AUTO or (pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss)
+        asks = config.precision == Precision.AUTO or (
+            pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss
+        )
         is_by_sqnr = config.metric == "sqnr"  # no drop bounds it
         if asks and is_by_sqnr and config.max_accuracy_drop is None and config.min_sqnr_db is None:
             raise UsageError(
-                f"{'--auto' if config.precision == AUTO else '--sparse'} has no budget: the drop that it allows by "
+                f"{'--auto' if config.precision == Precision.AUTO else '--sparse'} has no budget: the drop that it allows by "
                 "default cannot bound the metric sqnr, whose baseline is infinite",
                 where="--metric sqnr",
                 remedy="give --min-sqnr-db X",
@@ -84,7 +86,7 @@ class Session:
         )
         self.clock = clock
         self.make_engine = make_engine
-        self.precision = config.precision or ("fp16" if make_engine else None)
+        self.precision = config.precision or (Precision.FP16 if make_engine else None)
         self._cache: EngineCache | None = None
 
     def run(self, path: Path, calib: Any, eval_samples: Any, metric: Any) -> BuildReport:
@@ -124,7 +126,7 @@ class Session:
             loaded.model, rewritten.artifact.model, check, source, measured, config.compare_tensors, parts.host
         )
         sparse = self._sparse(rewritten.artifact, judged, samples, plain)
-        if self._is_default_budget and config.precision != AUTO and not sparse.is_pruned:
+        if self._is_default_budget and config.precision != Precision.AUTO and not sparse.is_pruned:
             # It is the budget of --sparse: other precisions are gated only when asked.
             self.config = config = dataclasses.replace(config, max_accuracy_drop=None)
             self._is_default_budget = False
@@ -165,7 +167,7 @@ class Session:
                 engine = compile.compile_engine(
                     border.lowered.artifact,
                     stages.Compilation(
-                        target.backend, target.gpu, border.profiles, self.precision == "tf32", self._cache
+                        target.backend, target.gpu, border.profiles, self.precision == Precision.TF32, self._cache
                     ),
                     pipeline_sparse.with_flag(config, target.backend),
                     clock,
@@ -290,10 +292,10 @@ class Session:
                 self.clock.listen,
             )
 
-    def _sixteen_bit(self) -> str | None:
+    def _sixteen_bit(self) -> Precision | None:
         """The precision recipes are judged in: FP16 where 8-bit regions must win against the best FP16 engine."""
-        guarded = self.precision in QUANTIZED_TYPES and not self.config.keep_all_int8
-        return "fp16" if guarded else self.precision
+        guarded = self.precision is not None and self.precision.is_quantized and not self.config.keep_all_int8
+        return Precision.FP16 if guarded else self.precision
 
     def _cut(
         self, loaded: ModelArtifact, target: Target, profiles: tuple[Profile, ...], outputs: dict[str, Path]
@@ -359,7 +361,7 @@ class Session:
         """The engine's predicted time; None without an engine, and for a target that is not one chip."""
         if engine is None or target.gpu is None:
             return None
-        tf32 = self.precision == "tf32" and supports(target.gpu, "tf32")
+        tf32 = self.precision == Precision.TF32 and supports(target.gpu, Precision.TF32)
         shapes = _optimum(profiles)
         return stages.predict_engine(lowered.artifact.model, engine, target.gpu, shapes, tf32, self.clock)
 

@@ -18,33 +18,31 @@ from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import GpuSpec
+from trtopt.judge.model import types_in
 from trtopt.pipeline.guard import GuardTarget
 from trtopt.pipeline.output_error import OutputError
 from trtopt.pipeline.search import Gauge
 from trtopt.pipeline.sparse_record import record_of
 from trtopt.pipeline.sparse_search import SparseOracle, budget_record, saved
 from trtopt.pipeline.stages import Verification
-from trtopt.precision.decide import QUANTIZED_TYPES, placed_nodes
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import Samples
-from trtopt.precision.plan import QuantizedType
 from trtopt.precision.search.result import Found
 from trtopt.precision.search.search import search_budget
 from trtopt.report.schema.analysis import Sparsity
 from trtopt.report.schema.build import Refusal, StepRecord
 from trtopt.report.schema.sparsity import SparsityRecord
 from trtopt.report.text.numbers import count
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.roofline.work import MathType
 from trtopt.sparsity import pruned as weights
 from trtopt.sparsity.eligibility import eligibility
 from trtopt.sparsity.layers import Candidate, Candidates, candidates
 from trtopt.sparsity.prune import Pruned, prune
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 _STAGE = "SPARSITY"
-_BASES: dict[str | None, MathType] = {None: "fp32", "fp32": "fp32", "tf32": "tf32", "bf16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class SparseJob:
     """
 
     target: GuardTarget
-    precision: str | None
+    precision: Precision | None
     samples: Samples
     plain: Verification
     config: BuildConfig
@@ -80,7 +78,7 @@ class SparseJob:
     def gauge(self) -> Gauge:
         """Measures accuracy; half of the budget is left to 8-bit where that is asked for too."""
         config, drop = self.config, self.config.max_accuracy_drop
-        if drop is not None and self.precision in QUANTIZED_TYPES:
+        if drop is not None and self.precision is not None and self.precision.is_quantized:
             config = replace(config, max_accuracy_drop=drop / 2)
         return Gauge(self.plain, config, is_default=self.is_default_budget)
 
@@ -132,7 +130,7 @@ def check_sparse(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, cal
         )
 
 
-def check_types(config: BuildConfig, precision: str | None, model: ir.Model) -> None:
+def check_types(config: BuildConfig, precision: Precision | None, model: ir.Model) -> None:
     """Refuse to prune a model that is to keep types other than FP32: pruning and its predictions would be in FP32.
 
     Args:
@@ -164,7 +162,10 @@ def with_flag(config: BuildConfig, backend: Backend) -> BuildConfig:
 
 
 def as_made(
-    record: SparsityRecord | None, precision: str | None, quantized: Collection[str], engine: EngineArtifact | None
+    record: SparsityRecord | None,
+    precision: Precision | None,
+    quantized: Collection[str],
+    engine: EngineArtifact | None,
 ) -> SparsityRecord | None:
     """The record with what is known once the model is lowered and built.
 
@@ -177,7 +178,7 @@ def as_made(
     if record is None:
         return None
     wide = [item for item in record.layers if item.sparse and not set(item.nodes).issubset(quantized)]
-    if wide and precision in QUANTIZED_TYPES:
+    if wide and precision is not None and precision.is_quantized:
         text = f"Gains are predicted in {precision.upper()}; {count(len(wide), 'pruned layer')} did not become that."
         record = replace(record, note=f"{record.note} {text}")
     return record if engine is None else replace(record, sparse_kernels=sparse_kernels(engine.record.layers))
@@ -283,12 +284,9 @@ class _Sparsifier:
         return again if found.order <= search.evaluation.order else some
 
 
-def _math(model: ir.Model, precision: str | None) -> Precision:
-    """The types that gains are predicted in: those asked for; FP32 where none are."""
-    if precision in ("int8", "fp8"):
-        dtype: QuantizedType = "fp8" if precision == "fp8" else "int8"
-        return Precision("fp16", placed_nodes(model, TENSORRT.name, dtype), dtype)
-    return Precision(_BASES.get(precision, "fp16"))
+def _math(model: ir.Model, precision: Precision | None) -> GraphTypes:
+    """The types that gains are predicted in: those asked for; FP16 where a search is to choose them."""
+    return types_in(model, Precision.FP16 if precision == Precision.AUTO else precision, TENSORRT.name)
 
 
 def _chosen(found: Candidates, verdict: Sparsity | None, config: BuildConfig) -> tuple[Candidate, ...]:

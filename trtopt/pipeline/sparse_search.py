@@ -20,6 +20,7 @@ from trtopt.report.schema.sparsity import CurvePoint, SparsityBudget
 from trtopt.sparsity import pruned as weights
 from trtopt.sparsity.layers import Candidate
 from trtopt.sparsity.prune import Pruned
+from trtopt.support.precision import Precision
 
 _FORM: Form = "2:4"
 _CURVE = (0.25, 0.5, 0.75)
@@ -61,7 +62,7 @@ class SparseOracle:
             else verdict.sparse_us + math.fsum(self._gains.get(name, 0.0) for name in self._layers)
         )
         self.space = Space(tuple(SearchRegion(name, (Option(_FORM, saved[name]),)) for name in self._layers))
-        self.everything = self.space.fastest("fp16")
+        self.everything = self.space.fastest(Precision.FP16)
         self._known: dict[Mix, Evaluation] = {}
 
     def model(self, mix: Mix) -> ir.Model:
@@ -105,7 +106,7 @@ class SparseOracle:
         moves = self.space.ways_down(
             self.everything, {(name, _FORM): e for name, e in self.rank(self.everything).items()}
         )
-        points = [Mix("fp16"), self.everything, chosen]
+        points = [Mix(Precision.FP16), self.everything, chosen]
         points += [self.everything.moved(moves[: round(len(moves) * share)]) for share in _CURVE]
         for mix in points:
             self.evaluate(mix)

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.attention import attention_of, only_user
 from trtopt.precision import rules
-from trtopt.precision.plan import QuantizedType
 from trtopt.report.schema.build import Refusal
+from trtopt.support.precision import Precision
 
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -42,7 +42,7 @@ class AttentionProducts:
 
 
 def attention_products(
-    model: ir.Model, backend: str, dtype: QuantizedType, shapes: Mapping[str, tuple[int, ...]] | None = None
+    model: ir.Model, backend: str, dtype: Precision, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> tuple[list[AttentionProducts], list[Refusal]]:
     """The attentions that the backend's table sends to ``dtype``, and the refusals of the products of the others.
 
@@ -71,7 +71,7 @@ def attention_products(
 
 
 def _why_not(
-    scores: ir.Node, mix: ir.Node, backend: str, dtype: QuantizedType, shapes: Mapping[str, tuple[int, ...]]
+    scores: ir.Node, mix: ir.Node, backend: str, dtype: Precision, shapes: Mapping[str, tuple[int, ...]]
 ) -> str:
     """Why the table leaves this attention out; empty where it does not."""
     head, head_of_values = _size(scores.inputs[0], -1, shapes), _size(mix.inputs[1], -1, shapes)

@@ -13,16 +13,14 @@ from trtopt.precision.fp16.bfloat import with_bfloat
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.observe.ranges import TensorStats
 from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Spans, is_float
-from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.qdq.write_qdq import LARGEST
 from trtopt.precision.regions import WEIGHTED, Problem, candidate_nodes, find_candidates
 from trtopt.report.schema.build import Refusal
+from trtopt.support.precision import Precision
 
 _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
-
-QUANTIZED_TYPES: dict[str, tuple[QuantizedType, ...]] = {"int8": ("int8",), "fp8": ("fp8",), "auto": ("int8", "fp8")}
-"""The 8-bit types a requested precision stands for."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +31,16 @@ class Wanted:
     ranges: frozenset[str]
 
 
-def wanted_tensors(model: ir.Model, precision: str, backend: str) -> Wanted:
+def wanted_tensors(model: ir.Model, precision: Precision, backend: str) -> Wanted:
     """What :func:`decide` needs to know about ``model`` (widened, nodes named).
 
     Left out: the outputs of operators that only move values, and what a fused kernel never stores.
     """
-    if precision in ("fp32", "tf32"):
+    if precision.is_wide:
         return Wanted(frozenset(), frozenset())
-    nodes = [node for dtype in QUANTIZED_TYPES.get(precision, ()) for node in candidate_nodes(model, backend, dtype)[0]]
+    nodes = [node for dtype in precision.quantized_types for node in candidate_nodes(model, backend, dtype)[0]]
     histogram = {str(node.inputs[0].name) for node in nodes if node.inputs[0] is not None}
-    for dtype in QUANTIZED_TYPES.get(precision, ()):
+    for dtype in precision.quantized_types:
         histogram.update(name for item in attention_products(model, backend, dtype)[0] for name in item.operands)
     values = [value for value in model.graph.inputs if is_float(value)]
     for node in model.graph:
@@ -54,7 +52,7 @@ def wanted_tensors(model: ir.Model, precision: str, backend: str) -> Wanted:
 
 def decide(
     model: ir.Model,
-    precision: str,
+    precision: Precision,
     backend: str,
     stats: Mapping[str, TensorStats],
     shapes: Mapping[str, tuple[int, ...]],
@@ -64,21 +62,21 @@ def decide(
 
     Args:
         model: A widened model, nodes named.
-        precision: One of ``config.PRECISIONS``.
+        precision: The precision asked for.
         backend: ``tensorrt-rtx`` or ``tensorrt``: whose table applies.
         stats: What was observed of :func:`wanted_tensors`.
         shapes: Static shapes by tensor name, at the largest input shapes.
         method: How INT8 ranges are chosen from histograms.
     """
-    if precision in ("fp32", "tf32"):
+    if precision.is_wide:
         return PrecisionPlan(precision)
-    problem = Problem(model, backend, stats, shapes, method, BF16 if precision == "bf16" else FP16)
-    candidates = find_candidates(problem, QUANTIZED_TYPES.get(precision, ()))
+    problem = Problem(model, backend, stats, shapes, method, BF16 if precision == Precision.BF16 else FP16)
+    candidates = find_candidates(problem, precision.quantized_types)
     return plan_for(problem, precision, tuple(candidates.all.values()), candidates.refused)
 
 
 def plan_for(
-    problem: Problem, requested: str, ops: Sequence[QuantizedOp] = (), refused: Sequence[Refusal] = ()
+    problem: Problem, requested: Precision, ops: Sequence[QuantizedOp] = (), refused: Sequence[Refusal] = ()
 ) -> PrecisionPlan:
     """The plan in which exactly ``ops`` are 8-bit: what has to stay FP32 beside them, and why.
 
@@ -88,7 +86,7 @@ def plan_for(
         ops: The 8-bit nodes, one type each.
         refused: What the report says of the others.
     """
-    integer = frozenset(op.node for op in ops if op.dtype == "int8")
+    integer = frozenset(op.node for op in ops if op.dtype == Precision.INT8)
     spans = Spans(problem.stats, problem.shapes)
     wide = wide_nodes(problem.model, spans, problem.narrow, integer)
     for op in ops:
@@ -109,7 +107,7 @@ def plan_for(
     )
 
 
-def placed_nodes(model: ir.Model, backend: str, dtype: QuantizedType) -> frozenset[str]:
+def placed_nodes(model: ir.Model, backend: str, dtype: Precision) -> frozenset[str]:
     """The nodes that the backend's table sends to an 8-bit type, before anything was observed.
 
     Args:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from trtopt.report.schema.build import Refusal
+from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class NarrowType:
         precision: Distance from 1 to the next value.
     """
 
-    name: str
+    name: Precision
     dtype: ir.DataType
     largest: float
     smallest_normal: float
@@ -57,13 +57,9 @@ class NarrowType:
         )
 
 
-FP16 = NarrowType("fp16", ir.DataType.FLOAT16, 65504.0, 2.0**-14, 2.0**-10)
+FP16 = NarrowType(Precision.FP16, ir.DataType.FLOAT16, 65504.0, 2.0**-14, 2.0**-10)
 _BF16_MAX = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
-BF16 = NarrowType("bf16", ir.DataType.BFLOAT16, _BF16_MAX, 2.0**-126, 2.0**-7)
-
-
-QuantizedType = Literal["int8", "fp8"]
-"""The 8-bit types: signed integers -127..127, and FP8 E4M3 (largest value 448)."""
+BF16 = NarrowType(Precision.BF16, ir.DataType.BFLOAT16, _BF16_MAX, 2.0**-126, 2.0**-7)
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class QuantizedOp:
     weight_axis: int | None
     method: str
     multiply: bool = False
-    dtype: QuantizedType = "int8"
+    dtype: Precision = Precision.INT8
     other: Operand | None = None
     skips: tuple[str, ...] = ()
 
@@ -126,7 +122,7 @@ class PrecisionPlan:
         fused_quantizers: Whether INT8 quantizers behind 16-bit products are written as arithmetic.
     """
 
-    requested: str
+    requested: Precision
     narrow: NarrowType | None = None
     wide: Mapping[str, str] = field(default_factory=dict)
     quantized: tuple[QuantizedOp, ...] = ()

@@ -14,11 +14,12 @@ from trtopt.precision import rules
 from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.observe import ranges
 from trtopt.precision.observe.ranges import TensorStats
-from trtopt.precision.plan import NarrowType, Operand, QuantizedOp, QuantizedType
+from trtopt.precision.plan import NarrowType, Operand, QuantizedOp
 from trtopt.precision.qdq.write_qdq import LARGEST, quantize_weight
 from trtopt.precision.residuals import residual_adds
 from trtopt.precision.shared_ranges import with_shared_ranges
 from trtopt.report.schema.build import Refusal
+from trtopt.support.precision import Precision
 
 IMPORTED = "imported"
 """Name of the method that took a range from a calibration cache."""
@@ -93,13 +94,13 @@ class Candidates:
         """Every node in its first form."""
         return {node: forms[0] for node, forms in self.ops.items()}
 
-    def of_types(self, dtypes: Sequence[QuantizedType]) -> Candidates:
+    def of_types(self, dtypes: Sequence[Precision]) -> Candidates:
         """The same regions with the forms of some types only."""
         ops = {node: tuple(op for op in forms if op.dtype in dtypes) for node, forms in self.ops.items()}
         return Candidates({node: forms for node, forms in ops.items() if forms}, self.regions, self.refused)
 
 
-def find_candidates(problem: Problem, dtypes: Sequence[QuantizedType]) -> Candidates:
+def find_candidates(problem: Problem, dtypes: Sequence[Precision]) -> Candidates:
     """The nodes that the backend's table and the observed ranges let become 8-bit.
 
     Args:
@@ -141,7 +142,7 @@ def without(candidates: Candidates, blocked: Mapping[str, str]) -> Candidates:
     )
 
 
-def _partners(problem: Problem, dtypes: Sequence[QuantizedType]) -> dict[str, ir.Node]:
+def _partners(problem: Problem, dtypes: Sequence[Precision]) -> dict[str, ir.Node]:
     """The product of queries and keys, by the name of the product with the values that it changes with."""
     found = [item for dtype in dtypes for item in attention_products(problem.model, problem.backend, dtype)[0]]
     return {str(item.mix.name): item.scores for item in found}
@@ -149,13 +150,13 @@ def _partners(problem: Problem, dtypes: Sequence[QuantizedType]) -> dict[str, ir
 
 def _coarser(op: QuantizedOp, node: ir.Node) -> tuple[QuantizedOp, ...]:
     """The form with one scale of a node that has scales per channel, if its weight allows it."""
-    if op.weight_axis is None or op.dtype != "int8" or weight_sqnr_db(node) < rules.LEAST_WEIGHT_SQNR_DB:
+    if op.weight_axis is None or op.dtype != Precision.INT8 or weight_sqnr_db(node) < rules.LEAST_WEIGHT_SQNR_DB:
         return ()
     return (replace(op, weight_axis=None, multiply=False),)
 
 
 def candidate_nodes(
-    model: ir.Model, backend: str, dtype: QuantizedType = "int8"
+    model: ir.Model, backend: str, dtype: Precision = Precision.INT8
 ) -> tuple[list[ir.Node], list[Refusal]]:
     """Nodes with a constant weight that the backend's table sends to ``dtype``, and the refusals of the others."""
     nodes, refused = [], []
@@ -177,10 +178,10 @@ def candidate_nodes(
     return nodes, refused
 
 
-def _ops(problem: Problem, dtype: QuantizedType) -> tuple[list[QuantizedOp], list[Refusal]]:
+def _ops(problem: Problem, dtype: Precision) -> tuple[list[QuantizedOp], list[Refusal]]:
     nodes, refused = candidate_nodes(problem.model, problem.backend, dtype)
     found: list[QuantizedOp] = []
-    given = problem.imported.items() if dtype == "int8" else ()
+    given = problem.imported.items() if dtype == Precision.INT8 else ()
     amax = {activation: (bound, IMPORTED) for activation, bound in given}
     for node in nodes:
         op = _quantized_op(node, problem, dtype, amax)
@@ -188,7 +189,7 @@ def _ops(problem: Problem, dtype: QuantizedType) -> tuple[list[QuantizedOp], lis
             refused.append(op)
         else:
             found.append(op)
-    if dtype == "int8":
+    if dtype == Precision.INT8:
         left_out = _left_out(problem, found)
         refused += left_out.values()
         found = [op for op in found if op.node not in left_out]
@@ -209,25 +210,25 @@ def _with_residuals(problem: Problem, ops: Sequence[QuantizedOp]) -> list[Quanti
 
 
 def _attention_ops(
-    problem: Problem, dtype: QuantizedType, weighted: Collection[str], known: dict[str, tuple[float, str]]
+    problem: Problem, dtype: Precision, weighted: Collection[str], known: dict[str, tuple[float, str]]
 ) -> tuple[list[QuantizedOp], list[Refusal]]:
     """The products of attention, both or none of each."""
     products, refused = attention_products(problem.model, problem.backend, dtype, problem.shapes)
     found: list[QuantizedOp] = []
     for item in products:
         reason = ""
-        if dtype == "int8" and not (item.readers and item.readers <= set(weighted)):
+        if dtype == Precision.INT8 and not (item.readers and item.readers <= set(weighted)):
             reason = "the fused INT8 attention writes INT8, and what reads its result does not take it so"
         for name in item.operands:
             stats = problem.stats.get(name)
             if stats is None or stats.nonfinite or not stats.has_histogram or stats.absmax <= 0:
                 reason = reason or f"{name} was not observed, or is not finite or zero in every sample"
                 continue
-            if dtype == "int8" and name in problem.unknown:
+            if dtype == Precision.INT8 and name in problem.unknown:
                 reason = reason or problem.unknown[name]
             if name not in known:
                 known[name] = _range(stats, problem.method, dtype)
-            decibel = ranges.int8_sqnr_db(stats, known[name][0]) if dtype == "int8" else math.inf
+            decibel = ranges.int8_sqnr_db(stats, known[name][0]) if dtype == Precision.INT8 else math.inf
             if decibel < rules.SMALLEST_INPUT_SQNR_DB:
                 reason = reason or f"{name} keeps only {decibel:.1f} dB in INT8: too heavy-tailed"
             if known[name][0] / LARGEST[dtype] < problem.narrow.smallest_normal:
@@ -249,7 +250,7 @@ def _is_dequantized(value: ir.Value | None) -> bool:
 
 
 def _quantized_op(
-    node: ir.Node, problem: Problem, dtype: QuantizedType, known: dict[str, tuple[float, str]]
+    node: ir.Node, problem: Problem, dtype: Precision, known: dict[str, tuple[float, str]]
 ) -> QuantizedOp | Refusal:
     name, activation = str(node.name), str(node.inputs[0].name)  # type: ignore[union-attr]
     found = problem.stats.get(activation)
@@ -260,7 +261,7 @@ def _quantized_op(
         return Refusal(name, f"{activation} was not observed")
     if found.nonfinite:
         return Refusal(name, f"{activation} holds NaN or infinity in the FP32 reference")
-    if dtype == "int8" and activation in problem.unknown:
+    if dtype == Precision.INT8 and activation in problem.unknown:
         return Refusal(name, problem.unknown[activation])
     if activation not in known:
         known[activation] = _range(found, problem.method, dtype)
@@ -270,13 +271,15 @@ def _quantized_op(
     granularity = rules.placement(node, problem.backend, dtype).granularity
     if granularity == "per-channel":
         return QuantizedOp(name, activation, amax, _channel_axis(node), chosen, dtype=dtype)
-    multiply = dtype == "int8" and node.op_type == "Conv" and weight_sqnr_db(node) < rules.SMALLEST_WEIGHT_SQNR_DB
+    multiply = (
+        dtype == Precision.INT8 and node.op_type == "Conv" and weight_sqnr_db(node) < rules.SMALLEST_WEIGHT_SQNR_DB
+    )
     return QuantizedOp(name, activation, amax, 0 if multiply else None, chosen, multiply, dtype)
 
 
-def _range(found: TensorStats, method: str, dtype: QuantizedType) -> tuple[float, str]:
+def _range(found: TensorStats, method: str, dtype: Precision) -> tuple[float, str]:
     """A floating type keeps its relative precision down to small numbers: clipping gains nothing, so the maximum."""
-    return (found.absmax, "max") if dtype == "fp8" else ranges.choose_amax(found, method)
+    return (found.absmax, "max") if dtype == Precision.FP8 else ranges.choose_amax(found, method)
 
 
 def _left_out(problem: Problem, ops: Sequence[QuantizedOp]) -> dict[str, Refusal]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.precision.fp16.heads import is_prediction_head
-from trtopt.precision.plan import QuantizedType
+from trtopt.support.precision import Precision
 
 Granularity = Literal["per-tensor", "per-channel"]
 
@@ -99,35 +99,35 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "8-bit groups of a size that is no multiple of four are padded one by one",
         ),
         _rule(
-            "fp8",
+            Precision.FP8,
             "Conv",
             "thin-first",
             None,
             "a first layer of few channels is bound by memory, and FP8 keeps 4 bits of an 8-bit image",
         ),
         _rule(
-            "int8",
+            Precision.INT8,
             "Conv",
             "always",
             "per-tensor",
             "scales per channel inside the convolution leave FP32 outputs and one more kernel",
         ),
         _rule(
-            "int8",
+            Precision.INT8,
             "MatMul Gemm",
             "merged-qkv",
             "per-tensor",
             "a merged QKV with scales per channel becomes weight-only",
         ),
         _rule(
-            "int8",
+            Precision.INT8,
             "MatMul Gemm",
             "always",
             "per-channel",
             "scales per channel are a multiplication in the kernel that adds the bias behind the product",
         ),
         _rule(
-            "fp8",
+            Precision.FP8,
             "Conv MatMul Gemm",
             "always",
             "per-tensor",
@@ -137,16 +137,24 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "tensorrt": (
         _HEAD,
         _rule(_BOTH, "ConvTranspose", "grouped", None, "no 8-bit kernel for grouped transposed convolutions"),
-        _rule("fp8", "ConvTranspose", "always", None, "no FP8 kernel for transposed convolutions"),
+        _rule(Precision.FP8, "ConvTranspose", "always", None, "no FP8 kernel for transposed convolutions"),
         _rule(
-            "fp8", "Conv", "few-channels-fp8", None, "FP8 convolutions need more than 16 channels per group, in and out"
+            Precision.FP8,
+            "Conv",
+            "few-channels-fp8",
+            None,
+            "FP8 convolutions need more than 16 channels per group, in and out",
         ),
-        _rule("fp8", "Conv", "large-window", None, "FP8 convolutions have windows of at most 32 elements"),
+        _rule(Precision.FP8, "Conv", "large-window", None, "FP8 convolutions have windows of at most 32 elements"),
         _rule(
-            "int8", "Conv", "thin-groups-trt", None, "no INT8 kernel for groups this thin, or windows below 3x3 on them"
+            Precision.INT8,
+            "Conv",
+            "thin-groups-trt",
+            None,
+            "no INT8 kernel for groups this thin, or windows below 3x3 on them",
         ),
         _rule(
-            "int8",
+            Precision.INT8,
             "Conv",
             "thin",
             None,
@@ -161,15 +169,17 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ),
         _rule(_BOTH, "MatMul Gemm", "thin-product", None, "fewer than 16 rows or columns in the weight: no tile fills"),
         _rule(
-            "int8",
+            Precision.INT8,
             "Conv ConvTranspose",
             "always",
             "per-channel",
             "scales per channel fold into the convolution's epilogue",
         ),
-        _rule("int8", "MatMul Gemm", "always", "per-channel", "scales per channel fold into the GEMM's epilogue"),
         _rule(
-            "fp8",
+            Precision.INT8, "MatMul Gemm", "always", "per-channel", "scales per channel fold into the GEMM's epilogue"
+        ),
+        _rule(
+            Precision.FP8,
             "Conv MatMul Gemm",
             "always",
             "per-tensor",
@@ -185,7 +195,7 @@ of the product that reads them.
 """
 
 
-def placement(node: ir.Node, backend: str, dtype: QuantizedType = "int8") -> Placement:
+def placement(node: ir.Node, backend: str, dtype: Precision = Precision.INT8) -> Placement:
     """The first row of ``backend``'s table that speaks of ``node`` in ``dtype``.
 
     Args:
@@ -254,11 +264,11 @@ class AttentionRule:
 
 _ANY = range(1, 1 << 31)
 
-ATTENTION_RULES: dict[tuple[str, QuantizedType], AttentionRule] = {
-    ("tensorrt-rtx", "int8"): AttentionRule(frozenset({16, 32, 64}), range(2, _ANY.stop), range(2, 513)),
-    ("tensorrt-rtx", "fp8"): AttentionRule(range(8, 257, 8), range(32, _ANY.stop), range(32, _ANY.stop)),
-    ("tensorrt", "int8"): AttentionRule(range(8, 257, 8), range(2, _ANY.stop), range(2, 513)),
-    ("tensorrt", "fp8"): AttentionRule(range(16, 257, 8), range(2, _ANY.stop), range(2, _ANY.stop)),
+ATTENTION_RULES: dict[tuple[str, Precision], AttentionRule] = {
+    ("tensorrt-rtx", Precision.INT8): AttentionRule(frozenset({16, 32, 64}), range(2, _ANY.stop), range(2, 513)),
+    ("tensorrt-rtx", Precision.FP8): AttentionRule(range(8, 257, 8), range(32, _ANY.stop), range(32, _ANY.stop)),
+    ("tensorrt", Precision.INT8): AttentionRule(range(8, 257, 8), range(2, _ANY.stop), range(2, 513)),
+    ("tensorrt", Precision.FP8): AttentionRule(range(16, 257, 8), range(2, _ANY.stop), range(2, _ANY.stop)),
 }
 """For TensorRT for RTX as its compiler does it (compute capability 8.9); for TensorRT as Model Optimizer places it.
 
@@ -269,7 +279,7 @@ tokens on (301 and 284; 2048 tokens 2874 and 2554). Beyond 512 keys INT8 has no 
 
 
 def attention_placement(
-    head: int | None, queries: int | None, keys: int | None, backend: str, dtype: QuantizedType
+    head: int | None, queries: int | None, keys: int | None, backend: str, dtype: Precision
 ) -> Placement:
     """Whether the products of activations in an attention of these sizes may be 8-bit; None is a size that fits.
 

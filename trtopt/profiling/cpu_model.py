@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.report.schema.analysis import LayerRow, Limiter
 from trtopt.roofline.work import Layer, Work
+from trtopt.support.precision import Precision
 
 
 def predict_cpu(layers: Sequence[Layer], cpu: CpuSpec) -> tuple[LayerRow | None, ...]:
@@ -41,7 +42,7 @@ def _bandwidth(size: int, cpu: CpuSpec) -> float:
 
 def _row(layer: Layer, work: Work, cpu: CpuSpec, weights_gbs: float) -> LayerRow:
     gemm = work.gemm
-    math_us = work.flop / cpu.tflops.get(work.dtype, cpu.tflops["fp32"]) / 1e6
+    math_us = work.flop / cpu.tflops.get(work.dtype, cpu.tflops[Precision.FP32]) / 1e6
     activations_gbs = _bandwidth(work.bytes // _executions(work), cpu)
     memory_us = ((work.moved_bytes - work.weight_bytes) / activations_gbs + work.weight_bytes / weights_gbs) / 1e3
     latency_us = (cpu.latency_us + cpu.profiled_us) * _executions(work)

@@ -23,6 +23,7 @@ from trtopt.hardware.cpu import CpuSpec
 from trtopt.profiling.ort_events import Run, read_profile
 from trtopt.support.files import TEMPORARY
 from trtopt.support.ort_session import Feeds, TimedSession
+from trtopt.support.precision import Precision
 
 _WIDTH = 1024
 """Width and depth of the matrix product: large enough for the peak, and its operands fit into caches."""
@@ -61,7 +62,7 @@ def probe_cpu(threads: int) -> CpuSpec:
     return CpuSpec(
         name=_name(),
         threads=threads,
-        tflops={"fp32": _tflops(threads)},
+        tflops={Precision.FP32: _tflops(threads)},
         bandwidth_gbs=dram,
         cache_bandwidth_gbs=cache,
         cache_bytes=max(cached, default=_SIZES[0]),

@@ -16,12 +16,8 @@ from trtopt.engine.kernel_names import is_sparse
 from trtopt.engine.layers import BITS, constant_bytes
 from trtopt.engine.work import accumulates_fp16, packed_channels
 from trtopt.report.schema.build import LayerInfo, TensorInfo
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Window, Work, alignment_of, sparse_work
-
-_MATH_TYPES: dict[str, MathType] = {
-    "Half": "fp16", "BFloat16": "bf16", "FP8": "fp8", "Int8": "int8", "FP4": "fp4", "FP4E2M1": "fp4",
-}  # fmt: skip
-"""The type of the arithmetic by that of the operand; all others compute where FP32 does."""
+from trtopt.roofline.work import Gemm, Window, Work, alignment_of, sparse_work
+from trtopt.support.precision import ELEMENT_BYTES, TENSORRT_TYPES, Precision
 
 _TF32 = re.compile(r"tf32|_s1688")
 """In tactics on FP32 operands: TF32 Tensor Cores (CUTLASS names a kernel's instruction: s1688 is m16n8k8 with FP32
@@ -91,7 +87,9 @@ def _work(info: LayerInfo, entry: Mapping[str, Any]) -> Work:
     return _moving_layer(info, entry, moved)
 
 
-def convolution(data: Sequence[int], out: Sequence[int], window: Window, dtype: MathType, out_dtype: MathType) -> Work:
+def convolution(
+    data: Sequence[int], out: Sequence[int], window: Window, dtype: Precision, out_dtype: Precision
+) -> Work:
     """A convolution that reads its operands and writes its result once.
 
     Args:
@@ -243,8 +241,8 @@ def _moving_layer(info: LayerInfo, entry: Mapping[str, Any], moved: tuple[int, i
         axis = 1 if kind == "reformat" else -1
         shapes = [item.shape if len(item.shape) >= 2 else (1, *item.shape, 1) for item in (data, out)]
         rows = [shape[axis] * BITS[item.dtype] // 8 for shape, item in zip(shapes, (data, out), strict=True)]
-        alignment = alignment_of(*rows, dtype="int8")
-        return Work("layout", math.prod(out.shape), read, weights, write, "fp32", alignment_bytes=alignment)
+        alignment = alignment_of(*rows, dtype=Precision.INT8)
+        return Work("layout", math.prod(out.shape), read, weights, write, Precision.FP32, alignment_bytes=alignment)
     window = math.prod(_sizes(entry, "WindowSize", None, 1)) if "WindowSize" in entry else 1
     return Work("memory", math.prod(out.shape) * window, read, weights, write, _math_type(info))
 
@@ -260,11 +258,11 @@ def _stored_bytes(tensor: TensorInfo) -> int:
     return math.ceil(math.prod(dims) * BITS[tensor.dtype] / 8)
 
 
-def _math_type(info: LayerInfo) -> MathType:
+def _math_type(info: LayerInfo) -> Precision:
     operand = info.inputs[0].dtype
     if operand == "Float" and _TF32.search(info.tactic):
-        return "tf32"
-    return _MATH_TYPES.get(operand, "fp32")
+        return Precision.TF32
+    return TENSORRT_TYPES.get(operand, Precision.FP32)
 
 
 def _sizes(entry: Mapping[str, Any], key: str, number: int | None, least: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from trtopt.profiling.measured import MeasuredLayer
 from trtopt.profiling.subject import NARROW_BYTES, Subject
 from trtopt.report.schema.profile import Deviation, Reason
 from trtopt.report.text.numbers import percent
+from trtopt.support.precision import Precision
 
 FAR = 1.2
 """A layer is far from its prediction from this ratio on, either way: the model's error is 13 to 18 % per layer on
@@ -70,9 +71,9 @@ def no_tensor_core(subject: Subject) -> Why:
     if work is None or gpu is None or uses_tensor_cores(layer.info.tactic) is not False:
         return
     dtype = work.dtype
-    if dtype == "fp32":
-        dtype = "tf32" if "tf32" in gpu.tflops else "fp16"
-    if dtype not in gpu.tflops and dtype != "bf16":
+    if dtype == Precision.FP32:
+        dtype = Precision.TF32 if Precision.TF32 in gpu.tflops else Precision.FP16
+    if dtype not in gpu.tflops and dtype != Precision.BF16:
         return
     if work.gemm is not None and min(work.gemm.m, work.gemm.n) == 1:
         return  # a matrix by a vector: bound by the matrix's bytes on any core
@@ -80,7 +81,7 @@ def no_tensor_core(subject: Subject) -> Why:
     remedy = "give it channels in multiples of 8 (FP16) or 16 (INT8)"
     if _channels(layer) < 4 and work.window is not None:
         remedy = "feed four channels in the layer's own format (--io NAME:fp16:hwc4), or leave it in FP16"
-    elif work.dtype == "fp32":
+    elif work.dtype == Precision.FP32:
         remedy = "build it with --fp16 or --tf32"
     if us >= LEAST_US:
         yield us, f"{work.dtype.upper()} product on CUDA cores: kernel {layer.info.tactic}", remedy

@@ -26,6 +26,7 @@ from trtopt.report.text.numbers import count
 from trtopt.roofline.layer import predict
 from trtopt.roofline.peaks import peak_rate
 from trtopt.roofline.work import Layer, Work
+from trtopt.support.precision import Precision
 
 _MOST_SHARE = 1.1
 """Of the peak: clocks may be above the datasheet's."""
@@ -63,7 +64,7 @@ class Device:
     def peak_flop_per_us(self, work: Work) -> float:
         """The peak rate in the type of a layer's arithmetic."""
         if isinstance(self.spec, CpuSpec):
-            return self.spec.tflops.get(work.dtype, self.spec.tflops["fp32"]) * 1e6
+            return self.spec.tflops.get(work.dtype, self.spec.tflops[Precision.FP32]) * 1e6
         return peak_rate(self.spec, work.dtype, work.accumulate_fp16)
 
     @property
@@ -166,7 +167,7 @@ def _impossible(layers: Sequence[ProfileLayer], device: Device) -> list[str]:
     fast = [
         layer
         for layer in layers
-        if layer.predicted is not None and layer.predicted.gemm is not None and layer.predicted.dtype != "fp32"
+        if layer.predicted is not None and layer.predicted.gemm is not None and layer.predicted.dtype != Precision.FP32
         if layer.math_share is not None and layer.math_share > _MOST_SHARE
     ]
     if not fast:

@@ -11,9 +11,10 @@ from trtopt.graph import cost
 from trtopt.graph.edit import constant_tensor_of
 from trtopt.profiling.ort_events import Kernel, Tensor
 from trtopt.report.schema.build import LayerInfo, TensorInfo
-from trtopt.roofline.node_work import PRODUCT_KINDS, Precision, dequantized, work_of_node
+from trtopt.roofline.node_work import PRODUCT_KINDS, GraphTypes, dequantized, work_of_node
 from trtopt.roofline.onnx_layers import repeated
 from trtopt.roofline.work import Work
+from trtopt.support.precision import Precision
 
 _DTYPES = {
     ir.DataType.FLOAT: "Float",
@@ -28,7 +29,7 @@ _DTYPES = {
 """The names that compilers give types, where they are not those of ONNX with a capital letter."""
 
 _KINDS = {"gemm": "gemm", "conv": "conv", "attention": "mha"}
-_FP32 = Precision("fp32")
+_FP32 = GraphTypes(Precision.FP32)
 
 
 class NodeLayers:
@@ -126,7 +127,7 @@ def added_layer(name: str, kernel: Kernel, executions: int) -> tuple[LayerInfo, 
         outputs=tuple(_seen_tensor(tensor) for tensor in kernel.outputs),
         kind="pointwise" if kernel.op == "Cast" else "other",
     )
-    work = Work("memory", 0, _bytes(kernel.inputs), 0, _bytes(kernel.outputs), "fp32")
+    work = Work("memory", 0, _bytes(kernel.inputs), 0, _bytes(kernel.outputs), Precision.FP32)
     return info, repeated(work, executions)
 
 

@@ -12,8 +12,9 @@ from trtopt.report.schema.profile import Launching
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import LayerTime, layer_times
 from trtopt.roofline.work import Work
+from trtopt.support.precision import Precision
 
-NARROW_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+NARROW_BYTES: dict[str, int] = {Precision.FP16: 2, Precision.BF16: 2, Precision.INT8: 1, Precision.FP8: 1}
 """Bytes of an element of the types below 32 bits."""
 
 _PRODUCTS = ("gemm", "conv", "attention", "recurrent")

@@ -15,7 +15,8 @@ from trtopt.hardware.spec import GpuSpec
 from trtopt.roofline.constants import Constants, sustained_share
 from trtopt.roofline.gemm import Array, Chip, Choice, Products, choose, memory_time
 from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate, sparse_speed
-from trtopt.roofline.work import ELEMENT_BYTES, Work
+from trtopt.roofline.work import Work
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 WINOGRAD_SAVING: dict[tuple[int, ...], float] = {(3, 3): 4.0, (5, 5): 6.25}
 """Multiplications of a direct convolution for each of Winograd's F(4x4, r x r), by its kernel: 16 r^2 / (r + 3)^2
@@ -150,7 +151,7 @@ class Batch:
         works = [work for work in self.works if work.gemm is not None and work.kind != "depthwise"]
         m, n, k, batch, taps = self.sizes
         element = _array(ELEMENT_BYTES[work.dtype] for work in works)
-        per_tap = np.where([work.dtype == "fp32" for work in works], 1.0, c.tap_bytes / element)
+        per_tap = np.where([work.dtype == Precision.FP32 for work in works], 1.0, c.tap_bytes / element)
         padded = np.where(taps > 1, taps * np.ceil(k / taps / per_tap) * per_tap, k)
         family = _array(_family_share(work, c) for work in works)
         gain = np.where(self.saving[rows] > 1, c.winograd_gain, 1.0)
@@ -180,7 +181,7 @@ def _family_share(work: Work, c: Constants) -> float:
     """Rate of a family of kernels. A convolution of very few channels is padded to whole vectors instead."""
     share = c.conv_share if work.kind == "conv" else 1.0
     vectors = work.gemm is None or work.gemm.k // _taps(work) * ELEMENT_BYTES[work.dtype] >= _VECTOR_BYTES
-    if work.dtype != "fp32" and vectors and work.alignment_bytes < _VECTOR_BYTES:
+    if work.dtype != Precision.FP32 and vectors and work.alignment_bytes < _VECTOR_BYTES:
         share *= c.misaligned_share
     return share
 
@@ -208,7 +209,7 @@ def _taps(work: Work) -> int:
 def _winograd_saving(work: Work) -> float:
     """Stride-1 convolutions with kernels of 3x3 and 5x5 on CUDA cores; Tensor Cores are faster without."""
     window = work.window
-    if work.dtype != "fp32" or window is None or work.gemm is None or work.kind != "conv":
+    if work.dtype != Precision.FP32 or window is None or work.gemm is None or work.kind != "conv":
         return 1.0
     plain = set(window.stride) == {1} and set(window.dilation) == {1} and window.group == 1 and not window.transposed
     worth_it = plain and work.gemm.k >= math.prod(window.kernel) * _WINOGRAD_CHANNELS

@@ -16,13 +16,13 @@ from trtopt.graph.edit import all_nodes, constant_tensor_of, is_op, subgraphs_of
 from trtopt.graph.products import Shapes, products_of
 from trtopt.roofline.node_work import (
     READ_AS_WRITTEN,
-    Precision,
+    GraphTypes,
     dequantized,
     quantized_inputs,
     read,
     written,
 )
-from trtopt.roofline.work import ELEMENT_BYTES, MathType
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 GEMM_OPS = ("MatMul", "Gemm", "Attention", "Einsum")
 """Matrix products whose kernels read and write their operands transposed at no cost."""
@@ -49,7 +49,7 @@ class Flow:
         kept: Tensors that have to be there at the end.
     """
 
-    def __init__(self, graph: ir.Graph, shapes: Shapes, precision: Precision) -> None:
+    def __init__(self, graph: ir.Graph, shapes: Shapes, precision: GraphTypes) -> None:
         self.shapes = shapes
         self.precision = precision
         self.nodes: list[ir.Node] = []
@@ -59,7 +59,7 @@ class Flow:
         self._behind: dict[ir.Value, ir.Value] = {}
         self._known: dict[ir.Value, bool] = {}
         self._inputs: dict[ir.Node, list[ir.Value]] = {}
-        self._quantized: dict[ir.Node, MathType | None] = {}
+        self._quantized: dict[ir.Node, Precision | None] = {}
         for node in graph:
             self._add(node)
         self.position = {node: index for index, node in enumerate(self.nodes)}
@@ -92,7 +92,7 @@ class Flow:
         shape = self.shapes.get(str(value.name))
         return None if shape is None else math.prod(shape)
 
-    def quantized(self, node: ir.Node) -> MathType | None:
+    def quantized(self, node: ir.Node) -> Precision | None:
         """The type a product's operands are quantized to; None when they are not, or it is no product."""
         if node not in self._quantized:
             self._quantized[node] = quantized_inputs(node, self.precision)
@@ -128,7 +128,7 @@ class Flow:
             sizes.add(per_element)
         return math.ceil(elements * sum(size for size in sizes if size <= per_element))
 
-    def _narrow_use(self, node: ir.Node, value: ir.Value) -> MathType | None:
+    def _narrow_use(self, node: ir.Node, value: ir.Value) -> Precision | None:
         narrow = self.quantized(node)
         if narrow is None:
             return None

@@ -33,13 +33,14 @@ from trtopt.graph.edit import input_of, is_op
 from trtopt.roofline.clusters import ROWWISE, Kernel, joined_kernels
 from trtopt.roofline.flow import Flow, is_pointwise
 from trtopt.roofline.node_work import dequantized, product_type
+from trtopt.support.precision import Precision
 
 _FUSING_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 
 _LARGEST_REGION = 24
 """Nodes between a product's result and the value they all flow into: GELU, a decomposed softmax with its mask, ..."""
 
-_ATTENTION_TYPES = frozenset({"fp16", "bf16", "int8", "fp8"})
+_ATTENTION_TYPES = frozenset({Precision.FP16, Precision.BF16, Precision.INT8, Precision.FP8})
 _ATTENTION_HEADS = range(9, 257)
 """Sizes of a head for which the compiler has a fused kernel; never in FP32 or TF32 (measured on TensorRT for RTX 1.7:
 10 to 256 are fused, 8 and 512 are not)."""

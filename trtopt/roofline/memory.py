@@ -11,9 +11,9 @@ from trtopt.graph.edit import all_graphs, all_nodes, constant_tensor_of, is_op, 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import Memory
 from trtopt.roofline.flow import Flow
-from trtopt.roofline.node_work import Precision, quantized_inputs
+from trtopt.roofline.node_work import GraphTypes, quantized_inputs
 from trtopt.roofline.onnx_layers import FusedGraph, FusedModel
-from trtopt.roofline.work import ELEMENT_BYTES
+from trtopt.support.precision import ELEMENT_BYTES
 
 RESERVED_BYTES = 1 << 30
 """Left for the CUDA context, the runtime's libraries and the workspace of kernels: an allowance, not a measurement."""
@@ -44,7 +44,7 @@ def peak_memory(fused: FusedModel, gpu: GpuSpec) -> Memory:
     )
 
 
-def weight_bytes(model: ir.Model, precision: Precision) -> int:
+def weight_bytes(model: ir.Model, precision: GraphTypes) -> int:
     """Bytes of all constants of a model, each once, at the type it is used in; nothing is read.
 
     A constant that only quantized products read as their weight is quantized.

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from trtopt.graph import cost
 from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, ints_attribute, is_op
 from trtopt.graph.products import Product, Shapes, heads_of, products_of, shape_of_input, shape_of_output
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, Kind, MathType, Window, Work, alignment_of
+from trtopt.roofline.work import Gemm, Kind, Window, Work, alignment_of
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 PRODUCT_KINDS: dict[str, Kind] = {
     "Attention": "attention",
@@ -42,18 +43,18 @@ _DEVICE_INPUTS = {
 }  # fmt: skip
 """How many leading inputs are tensors on the GPU; the rest are parameters the host knows. All, where not listed."""
 
-_OWN_TYPES: dict[ir.DataType, MathType] = {
-    ir.DataType.FLOAT16: "fp16",
-    ir.DataType.BFLOAT16: "bf16",
-    ir.DataType.INT8: "int8",
-    ir.DataType.FLOAT8E4M3FN: "fp8",
-    ir.DataType.FLOAT8E5M2: "fp8",
-    ir.DataType.FLOAT4E2M1: "fp4",
+_OWN_TYPES: dict[ir.DataType, Precision] = {
+    ir.DataType.FLOAT16: Precision.FP16,
+    ir.DataType.BFLOAT16: Precision.BF16,
+    ir.DataType.INT8: Precision.INT8,
+    ir.DataType.FLOAT8E4M3FN: Precision.FP8,
+    ir.DataType.FLOAT8E5M2: Precision.FP8,
+    ir.DataType.FLOAT4E2M1: Precision.FP4,
 }
 
 
 @dataclass(frozen=True)
-class Precision:
+class GraphTypes:
     """The types a graph runs in.
 
     Tensors that are FLOAT in the graph take the type ``base``, the network's inputs and outputs included; tensors that
@@ -67,17 +68,17 @@ class Precision:
         quantized_dtype: ``int8`` or ``fp8``.
     """
 
-    base: MathType = "fp32"
+    base: Precision = Precision.FP32
     quantized: frozenset[str] = frozenset()
-    quantized_dtype: MathType = "int8"
+    quantized_dtype: Precision = Precision.INT8
 
-    def math_type(self, values: Iterable[ir.Value | None]) -> MathType:
+    def math_type(self, values: Iterable[ir.Value | None]) -> Precision:
         """The type of element-wise arithmetic on ``values``: that of the first one that is a float."""
         for value in values:
             if value is not None and (value.dtype is None or value.dtype.is_floating_point()):
                 found = self.base if value.dtype is None else _OWN_TYPES.get(value.dtype, self.base)
-                return "fp32" if found == "tf32" else found
-        return "fp32" if self.base == "tf32" else self.base
+                return Precision.FP32 if found == Precision.TF32 else found
+        return Precision.FP32 if self.base == Precision.TF32 else self.base
 
     def element_bytes(self, value: ir.Value) -> float:
         """Bytes of one element of a tensor. Unknown types and DOUBLE (which TensorRT narrows) count as FLOAT."""
@@ -87,7 +88,7 @@ class Precision:
         return dtype.bitwidth / 8
 
 
-def quantized_inputs(node: ir.Node, precision: Precision) -> MathType | None:
+def quantized_inputs(node: ir.Node, precision: GraphTypes) -> Precision | None:
     """The type a product's operands are quantized to; None when they are not.
 
     A product is quantized when the precision names it, or when both its operands come from a DequantizeLinear (through
@@ -111,7 +112,7 @@ def dequantized(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0] if node is not None and is_op(node, "DequantizeLinear") else None
 
 
-def work_of_node(node: ir.Node, shapes: Shapes, precision: Precision) -> Work | None:
+def work_of_node(node: ir.Node, shapes: Shapes, precision: GraphTypes) -> Work | None:
     """What a node has to do as a kernel of its own, unfused.
 
     Each distinct input and constant is read once and each used output written once. Gathers and slices read what they
@@ -141,7 +142,7 @@ def work_of_node(node: ir.Node, shapes: Shapes, precision: Precision) -> Work | 
     return shaped(node, shapes, precision, flop, moved)
 
 
-def shaped(node: ir.Node, shapes: Shapes, precision: Precision, flop: int, moved: tuple[int, int, int]) -> Work:
+def shaped(node: ir.Node, shapes: Shapes, precision: GraphTypes, flop: int, moved: tuple[int, int, int]) -> Work:
     """The work of a kernel that ``node`` gives its shape: its products, window, steps and alignment.
 
     Args:
@@ -178,23 +179,23 @@ def shaped(node: ir.Node, shapes: Shapes, precision: Precision, flop: int, moved
     )
 
 
-def sums_in_fp16(kind: Kind, dtype: MathType) -> bool:
+def sums_in_fp16(kind: Kind, dtype: Precision) -> bool:
     """Whether TensorRT is expected to sum FP16 products in FP16, when no kernel tells.
 
     It does in convolutions: all 60 kernels of the TensorRT 10 layer profiles of an RTX 3060 (AlexNet, MobileNetV2,
     ResNet-18) have FP16 sums in their names, and none of the matrix products of the same engines.
     """
-    return kind == "conv" and dtype == "fp16"
+    return kind == "conv" and dtype == Precision.FP16
 
 
-def product_type(node: ir.Node, precision: Precision) -> MathType:
+def product_type(node: ir.Node, precision: GraphTypes) -> Precision:
     """The type of the operands of a product."""
     quantized = quantized_inputs(node, precision)
     if quantized is not None:
         return quantized
     first = node.inputs[0]
-    if precision.base == "tf32" and (first is None or first.dtype in (None, ir.DataType.FLOAT)):
-        return "tf32"
+    if precision.base == Precision.TF32 and (first is None or first.dtype in (None, ir.DataType.FLOAT)):
+        return Precision.TF32
     return precision.math_type(node.inputs)
 
 
@@ -246,7 +247,7 @@ def _rows(node: ir.Node, shapes: Shapes, product: Product) -> tuple[int, ...]:
 
 
 def _bytes_of(
-    node: ir.Node, shapes: Shapes, precision: Precision, quantized: MathType | None
+    node: ir.Node, shapes: Shapes, precision: GraphTypes, quantized: Precision | None
 ) -> tuple[int, int, int] | None:
     if any(value.dtype == ir.DataType.STRING for value in (*written(node), *read(node))):
         return None

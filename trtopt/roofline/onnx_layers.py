@@ -14,11 +14,11 @@ from trtopt.graph.products import Shapes, products_of
 from trtopt.roofline.clusters import Kernel
 from trtopt.roofline.flow import Flow
 from trtopt.roofline.fuse import kernels_of
-from trtopt.roofline.node_work import Precision, read, shaped, written
+from trtopt.roofline.node_work import GraphTypes, read, shaped, written
 from trtopt.roofline.work import Layer, Work, alignment_of
 
 
-def layers_of_graph(model: ir.Model, shapes: Shapes, precision: Precision) -> tuple[Layer, ...]:
+def layers_of_graph(model: ir.Model, shapes: Shapes, precision: GraphTypes) -> tuple[Layer, ...]:
     """The kernels of a model, in an order in which they can run.
 
     Views, constants, shape arithmetic on the host, and what kernels read or write in place (slices, concatenations,
@@ -46,7 +46,7 @@ class FusedModel:
         precision: The types it runs in.
     """
 
-    def __init__(self, model: ir.Model, shapes: Shapes, precision: Precision) -> None:
+    def __init__(self, model: ir.Model, shapes: Shapes, precision: GraphTypes) -> None:
         self.model, self.shapes, self.precision = model, shapes, precision
         self._fused: dict[ir.Graph, FusedGraph] = {}
 

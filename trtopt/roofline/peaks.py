@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import GpuSpec, dense_tflops
-from trtopt.roofline.work import MathType
+from trtopt.support.precision import Precision
 
 L2_PORT_BYTES = 64
 """Bytes per cycle that an SM can take from the L2 cache (NVIDIA A100 architecture white paper, 2020; no later
@@ -19,12 +19,12 @@ taken to cost what it costs a dense kernel: activations, the operands' way to th
 launch. So BERT (base and large, 128 and 384 tokens, batch 128, INT8, A100) is predicted 1.14 to 1.22 times as fast;
 NVIDIA attests 1.12 to 1.31. Were the weight compressed on its way to the SMs too, it would be up to 1.37."""
 
-SPARSE_TYPES: tuple[MathType, ...] = ("fp16", "bf16", "fp8", "int8")
+SPARSE_TYPES: tuple[Precision, ...] = (Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8)
 """Types of 2:4 products. In TF32 one of two weights stays, and in FP4 pairs of weights (cuSPARSELt documentation,
 "cusparseLtSparsity_t"): 2:4 weights are in general neither."""
 
 
-def peak_rate(gpu: GpuSpec, dtype: MathType, accumulate_fp16: bool = False) -> float:
+def peak_rate(gpu: GpuSpec, dtype: Precision, accumulate_fp16: bool = False) -> float:
     """Dense peak in flop per microsecond, one multiply-add = 2 flop.
 
     Args:
@@ -36,17 +36,17 @@ def peak_rate(gpu: GpuSpec, dtype: MathType, accumulate_fp16: bool = False) -> f
         UsageError: The GPU has no units for that type.
     """
     rate, units = dense_tflops(gpu, dtype) * 1e6, gpu.fma_per_clock_per_sm
-    if dtype == "fp16" and accumulate_fp16 and "fp16_acc16" in units:
+    if dtype == Precision.FP16 and accumulate_fp16 and "fp16_acc16" in units:
         return rate * units["fp16_acc16"] / units["fp16_acc32"]
     return rate
 
 
 def cuda_core_rate(gpu: GpuSpec) -> float:
     """FP32 peak of the CUDA cores in flop per microsecond."""
-    return peak_rate(gpu, "fp32")
+    return peak_rate(gpu, Precision.FP32)
 
 
-def sparse_speed(gpu: GpuSpec, dtype: MathType) -> float:
+def sparse_speed(gpu: GpuSpec, dtype: Precision) -> float:
     """How many times as fast as dense ones the Tensor Cores multiply by a 2:4 weight.
 
     Raises:

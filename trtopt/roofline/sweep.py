@@ -19,7 +19,7 @@ from trtopt.report.schema.analysis import BatchPoint, BatchSweep
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.memory import peak_memory
-from trtopt.roofline.node_work import Precision
+from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import FusedModel
 from trtopt.roofline.work import Work
 
@@ -102,7 +102,7 @@ class Sweeper:
     axis: BatchAxis
     shapes: Shapes
     values: Shapes
-    precision: Precision
+    precision: GraphTypes
     gpu: GpuSpec
 
     def sweep(self, batches: Sequence[int], budget_us: float | None = None, on_event: OnEvent = ignore) -> BatchSweep:

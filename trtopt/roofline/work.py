@@ -10,18 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trtopt.support.precision import ELEMENT_BYTES, Precision
+
 Kind = Literal["gemm", "conv", "depthwise", "attention", "recurrent", "layout", "memory"]
 """Which kernel does the work: a matrix product; a convolution (also transposed or grouped) as an implicit one; a
 convolution with one input channel per group, on CUDA cores; fused attention; a recurrent layer, step by step; a change
 of layout (a transposition, a reformat); everything else that is bound by what it moves."""
-
-MathType = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
-
-ELEMENT_BYTES: dict[MathType, float] = {
-    "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5,
-}  # fmt: skip
-"""Bytes of one element of an operand."""
-
 
 LARGEST_ALIGNMENT = 128
 """Bytes from which on more alignment is worth nothing: a line of the cache."""
@@ -93,7 +87,7 @@ class Work:
     read_bytes: int
     weight_bytes: int
     write_bytes: int
-    dtype: MathType
+    dtype: Precision
     accumulate_fp16: bool = False
     gemm: Gemm | None = None
     window: Window | None = None
@@ -141,7 +135,7 @@ class Layer:
     work: Work | None
 
 
-def sparse_share(dtype: MathType) -> float:
+def sparse_share(dtype: Precision) -> float:
     """Bytes of a compressed 2:4 weight over those of the dense one: two of four elements are kept, with two bits each
     for their places. 1/2 + 1/(8 bytes per element): 9/16 in FP16 and BF16, 10/16 in INT8 and FP8 (PyTorch's
     ``SparseSemiStructuredTensor`` stores as many)."""
@@ -164,7 +158,7 @@ def sparse_work(work: Work) -> Work:
     return replace(work, sparse=True, weight_bytes=work.weight_bytes - math.floor(saved))
 
 
-def alignment_of(*row_lengths: int, dtype: MathType) -> int:
+def alignment_of(*row_lengths: int, dtype: Precision) -> int:
     """The largest power of two, at most 128, that divides every row's length in bytes.
 
     Args:

@@ -35,8 +35,9 @@ from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.report.text.numbers import percent
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import LayerTime, layer_times
-from trtopt.roofline.work import ELEMENT_BYTES, Layer, Work, sparse_work
+from trtopt.roofline.work import Layer, Work, sparse_work
 from trtopt.sparsity.layers import Candidate, Candidates, candidates
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 LEAST_CHANNELS = 256
 """Input channels (times taps) and output channels from which on NVIDIA found sparse kernels faster."""
@@ -216,12 +217,12 @@ _CONDITIONS: dict[str, Callable[[_Place], bool]] = {
     "fused": lambda place: place.layer.name != place.node or place.work.kind not in ("gemm", "conv", "depthwise"),
     "grouped": lambda place: _group(place) > 1,
     "3-d": lambda place: place.work.window is not None and len(place.work.window.kernel) > 2,
-    "fp32": lambda place: place.work.dtype == "fp32",
-    "tf32": lambda place: place.work.dtype == "tf32",
-    "other-type": lambda place: place.work.dtype not in ("fp16", "int8"),
+    "fp32": lambda place: place.work.dtype == Precision.FP32,
+    "tf32": lambda place: place.work.dtype == Precision.TF32,
+    "other-type": lambda place: place.work.dtype not in (Precision.FP16, Precision.INT8),
     "uneven": _is_uneven,
     "small": _is_small,
     "memory": lambda place: place.time.limiter == "memory",
-    "int8": lambda place: place.work.dtype == "int8",
+    "int8": lambda place: place.work.dtype == Precision.INT8,
     "product": lambda place: place.work.kind == "gemm",
 }

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.precision.plan import NarrowType
+from trtopt.support.precision import Precision
 
 TYPE_ATTRIBUTES = {
     "Cast": "to",
@@ -28,10 +29,10 @@ _FOLLOWED_INPUT = {"DequantizeLinear": 1, "EyeLike": 0, "RandomNormalLike": 0, "
 """Operators whose output, without that attribute, has the type of this input though their schema does not say so."""
 
 _NO_16_BIT_FORM = {
-    ("BitCast", "fp16"): "it reinterprets the bits of FP32",
-    ("BitCast", "bf16"): "it reinterprets the bits of FP32",
+    ("BitCast", Precision.FP16): "it reinterprets the bits of FP32",
+    ("BitCast", Precision.BF16): "it reinterprets the bits of FP32",
 } | {
-    (op, "bf16"): f"TensorRT for RTX refuses {op} in bf16"
+    (op, Precision.BF16): f"TensorRT for RTX refuses {op} in bf16"
     for op in ("ConvTranspose", "GRU", "HardSwish", "LpNormalization", "LpPool", "Mish")
 }
 
@@ -105,7 +106,7 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
 def _schema_of(node: ir.Node, narrow: NarrowType) -> onnx.defs.OpSchema | None:
     imported = node.graph.opset_imports.get(node.domain) if node.graph is not None else None
     version = node.version or imported or onnx.defs.onnx_opset_version()
-    if narrow.name == "bf16" and node.domain in ("", "ai.onnx") and version == _TYPES_ONLY[0]:
+    if narrow.name == Precision.BF16 and node.domain in ("", "ai.onnx") and version == _TYPES_ONLY[0]:
         version = _TYPES_ONLY[1]
     return _schema(node.op_type, version, node.domain)
 

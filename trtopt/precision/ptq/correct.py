@@ -21,6 +21,7 @@ from trtopt.precision.ptq.layer_inputs import Layer, layer_of, positions, rows_a
 from trtopt.precision.ptq.layer_walk import Stop, walk
 from trtopt.precision.ptq.rounding import Factor, Rows, best_share, blocks
 from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
+from trtopt.support.precision import Precision
 
 TASK = "refine"
 """The name of the progress events' task."""
@@ -310,7 +311,7 @@ def _search_group(
 
 
 def _why_not(layer: Layer, op: QuantizedOp) -> str:
-    if op.dtype != "int8":
+    if op.dtype != Precision.INT8:
         return "FP8 keeps the nearest values: its levels are not evenly spaced"
     if layer.depth > LARGEST_DEPTH:
         return f"a sum of {layer.depth} products is more than the {LARGEST_DEPTH} that are rounded together"

@@ -11,11 +11,11 @@ from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.precision.observe.ranges import LEVELS
-from trtopt.precision.plan import QuantizedType
 from trtopt.precision.qdq import forms, qlinear
 from trtopt.precision.qdq.canonicalize import INTEGERS, Mending, dequantized, quantizer_of
 from trtopt.precision.qdq.placement import mend_places, pairs
 from trtopt.report.schema.build import StepRecord
+from trtopt.support.precision import Precision
 
 STEP = "existing-qdq"
 """Name of the step in reports."""
@@ -122,10 +122,10 @@ def existing_nodes(model: ir.Model) -> frozenset[str]:
     return frozenset(found)
 
 
-def existing_types(model: ir.Model) -> frozenset[QuantizedType]:
+def existing_types(model: ir.Model) -> frozenset[Precision]:
     """The 8-bit types of the tensors that a mended model dequantizes."""
     hows = [quantizer_of(node) for node in model.graph if edit.is_op(node, "DequantizeLinear")]
-    return frozenset("int8" if how.dtype.is_integer() else "fp8" for how in hows if how is not None)
+    return frozenset(Precision.INT8 if how.dtype.is_integer() else Precision.FP8 for how in hows if how is not None)
 
 
 def without_qdq(model: ir.Model) -> ir.Model:

@@ -14,8 +14,9 @@ from trtopt.graph.attention import Attention, attention_of
 from trtopt.graph.views import is_move
 from trtopt.precision import rules
 from trtopt.precision.observe.ranges import LEVELS
-from trtopt.precision.plan import FP16, QuantizedType
+from trtopt.precision.plan import FP16
 from trtopt.precision.qdq.canonicalize import Mending, Quantizer, dequantized, quantizer_of
+from trtopt.support.precision import Precision
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _READERS = {
@@ -27,7 +28,7 @@ quantization). TensorRT for RTX has none, and runs a kernel for such Q/DQ. But a
 quantized for a product anyway: if all its readers do, the 16-bit tensor is never written (ResNet-50, INT8, batch 8: 564
 MB moved instead of 660, by as many kernels)."""
 
-_ATTENTION_DIMS = {"int8": (16, 32, 64), "fp8": tuple(range(16, 161, 8))}
+_ATTENTION_DIMS = {Precision.INT8: (16, 32, 64), Precision.FP8: tuple(range(16, 161, 8))}
 """Head sizes for which TensorRT for RTX fuses attention on quantized operands."""
 
 _SMALLEST_RATIO = 2.0**-10
@@ -51,9 +52,9 @@ class Pair:
         return value
 
     @property
-    def dtype(self) -> QuantizedType:
+    def dtype(self) -> Precision:
         """The 8-bit type as the rules name it."""
-        return "int8" if self.how.dtype.is_integer() else "fp8"
+        return Precision.INT8 if self.how.dtype.is_integer() else Precision.FP8
 
 
 def mend_places(work: Mending) -> None:
@@ -132,7 +133,7 @@ class _Rules:
         uses = pair.dequantize.outputs[0].uses()
         return any(edit.is_op(node, *_PRODUCTS) and not self.objection(pair, node, index) for node, index in uses)
 
-    def refused(self, node: ir.Node, dtype: QuantizedType) -> str:
+    def refused(self, node: ir.Node, dtype: Precision) -> str:
         """Why a product with a constant weight stays out of ``dtype``; empty when it does not."""
         key = (str(node.name), dtype)
         if key not in self._refused:
@@ -140,7 +141,7 @@ class _Rules:
             self._refused[key] = "" if verdict is None or verdict.granularity is not None else verdict.reason
         return self._refused[key]
 
-    def verdict(self, node: ir.Node, dtype: QuantizedType) -> rules.Placement | None:
+    def verdict(self, node: ir.Node, dtype: Precision) -> rules.Placement | None:
         """What the table says of a product with a constant weight; None for others."""
         bare = self._bare[node.name]
         weight = edit.constant_tensor_of(edit.input_of(bare, 1))
@@ -155,12 +156,12 @@ class _Rules:
         if self._backend != "tensorrt-rtx":
             return ""
         how = next((quantizer_of(maker) for maker in makers if maker is not None), None)
-        dtype = "int8" if how is None or how.dtype.is_integer() else "fp8"
+        dtype = Precision.INT8 if how is None or how.dtype.is_integer() else Precision.FP8
         query = found.scores.inputs[0]
         size = None if query is None or query.shape is None else query.shape[-1]
         if size not in _ATTENTION_DIMS[dtype]:
             return f"no fused attention kernel in {dtype.upper()} for heads of {size}"
-        if dtype == "int8" and not _is_quantized_behind(mix.outputs[0]):
+        if dtype == Precision.INT8 and not _is_quantized_behind(mix.outputs[0]):
             return "INT8 attention is one kernel only with its result quantized too"
         return ""
 
@@ -246,7 +247,7 @@ def _split_scales(work: Mending, judge: _Rules) -> None:
         activation, how = quantizer_of(data), quantizer_of(weight)
         if activation is None or how is None or how.axis is None or not how.dtype.is_integer():
             continue
-        verdict = judge.verdict(node, "int8")
+        verdict = judge.verdict(node, Precision.INT8)
         if verdict is None or verdict.granularity != "per-tensor":
             continue
         reason = _split(work, node, weight, activation, how) if node.op_type == "Conv" else verdict.reason

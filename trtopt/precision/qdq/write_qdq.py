@@ -11,17 +11,18 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.precision.fp16.casts import insert_behind
 from trtopt.precision.observe.ranges import LEVELS
-from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp, QuantizedType
+from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.bias import add_bias
 from trtopt.precision.qdq.arithmetic_quantizer import ROUNDING, follows_product
+from trtopt.support.precision import Precision
 
-LARGEST: dict[QuantizedType, float] = {
-    "int8": float(LEVELS),
-    "fp8": float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max),
+LARGEST: dict[Precision, float] = {
+    Precision.INT8: float(LEVELS),
+    Precision.FP8: float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max),
 }
 """The value that a range's bound is stored as: 127, and 448, the largest number of FP8 E4M3 (it has no infinity)."""
 
-_TYPES: dict[QuantizedType, ir.DataType] = {"int8": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
+_TYPES: dict[Precision, ir.DataType] = {Precision.INT8: ir.DataType.INT8, Precision.FP8: ir.DataType.FLOAT8E4M3FN}
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ def quantize(model: ir.Model, plan: PrecisionPlan) -> QuantizedModel:
     return QuantizedModel(clone, frozenset(writer.wide))
 
 
-def activation_scale(amax: float, narrow: NarrowType | None, dtype: QuantizedType = "int8") -> np.float32:
+def activation_scale(amax: float, narrow: NarrowType | None, dtype: Precision = Precision.INT8) -> np.float32:
     """``amax / 127`` (FP8: ``amax / 448``) as the narrow type stores it, never smaller than asked for."""
     return np.float32(_round_up(np.array(max(amax, 1e-30) / LARGEST[dtype], np.float32), narrow))
 
 
 def quantize_weight(
-    weight: np.ndarray, axis: int | None, narrow: NarrowType | None, dtype: QuantizedType = "int8"
+    weight: np.ndarray, axis: int | None, narrow: NarrowType | None, dtype: Precision = Precision.INT8
 ) -> tuple[np.ndarray, np.ndarray]:
     """8-bit values and their scales.
 
@@ -89,10 +90,10 @@ def quantize_weight(
     return _rounded(exact / scales.reshape(shape), dtype), scales
 
 
-def _rounded(steps: np.ndarray, dtype: QuantizedType) -> np.ndarray:
+def _rounded(steps: np.ndarray, dtype: Precision) -> np.ndarray:
     """Values in units of their scale, to the nearest of the 8-bit type (ties to even), saturated."""
     kept = np.clip(steps, -LARGEST[dtype], LARGEST[dtype])
-    stored = np.rint(kept).astype(np.int8) if dtype == "int8" else kept.astype(ml_dtypes.float8_e4m3fn)
+    stored = np.rint(kept).astype(np.int8) if dtype == Precision.INT8 else kept.astype(ml_dtypes.float8_e4m3fn)
     return np.asarray(stored)
 
 
@@ -159,11 +160,11 @@ class _QdqWriter:
         self._graph = model.graph
         self._plan = plan
         self._names = edit.Names(model)
-        self._activations: dict[tuple[str, bool, QuantizedType], ir.Value] = {}
-        self._weights: dict[tuple[ir.Value, int | None, bool, QuantizedType, str], ir.Value] = {}
+        self._activations: dict[tuple[str, bool, Precision], ir.Value] = {}
+        self._weights: dict[tuple[ir.Value, int | None, bool, Precision, str], ir.Value] = {}
         self._quantized = {op.node for op in plan.quantized}
         self._readers = {node.name for node in self._graph if node.name not in self._quantized}
-        self._zeros: dict[QuantizedType, ir.Value] = {}
+        self._zeros: dict[Precision, ir.Value] = {}
         self._dropped: list[ir.Value] = []
         self.wide: set[str] = set()
 
@@ -176,7 +177,7 @@ class _QdqWriter:
         data, weight = node.inputs[0], node.inputs[1]
         if data is None or weight is None:
             raise ValueError(f"{node.name} has no data input or weight")
-        if op.multiply and op.dtype != "int8":
+        if op.multiply and op.dtype != Precision.INT8:
             raise ValueError(f"{node.name}: a multiplication per channel is for INT8; FP8 needs none")
         is_wide = op.node in self._plan.wide
         node.replace_input_with(0, self._activation(data, op.activation_amax, op.dtype, is_wide))
@@ -194,7 +195,7 @@ class _QdqWriter:
                     quantized = self._activation(value, op.activation_amax, op.dtype, wide)
                     node.replace_input_with(index, quantized)
 
-    def _activation(self, value: ir.Value, amax: float, dtype: QuantizedType, wide: bool) -> ir.Value:
+    def _activation(self, value: ir.Value, amax: float, dtype: Precision, wide: bool) -> ir.Value:
         name = str(value.name)
         key = (name, wide, dtype)
         if key in self._activations:
@@ -212,10 +213,10 @@ class _QdqWriter:
         self._activations[key] = dequantized.outputs[0]
         return dequantized.outputs[0]
 
-    def _quantizer(self, value: ir.Value, number: np.float32, scale: ir.Value, dtype: QuantizedType) -> list[ir.Node]:
+    def _quantizer(self, value: ir.Value, number: np.float32, scale: ir.Value, dtype: Precision) -> list[ir.Node]:
         """The nodes that quantize ``value``."""
         name = str(value.name)
-        if self._plan.fused_quantizers and dtype == "int8" and follows_product(value, self._quantized):
+        if self._plan.fused_quantizers and dtype == Precision.INT8 and follows_product(value, self._quantized):
             divisor = self._constant(f"{name}_divisor", np.array(number, np.float32))  # FP32, unlike the scale
             nodes = [self._node("Div", [value, divisor], f"{name}_scaled", value)]
             for op_type, text, constant in ROUNDING:
@@ -313,7 +314,7 @@ class _QdqWriter:
         self._graph.insert_after(node, chain)
         return chain
 
-    def _zero_point(self, dtype: QuantizedType) -> ir.Value:
+    def _zero_point(self, dtype: Precision) -> ir.Value:
         """The one zero point of an 8-bit type in the graph; without it, the output type would be UINT8."""
         if dtype not in self._zeros:
             self._zeros[dtype] = self._constant(f"{dtype}_zero_point", np.zeros((), _TYPES[dtype].numpy()))

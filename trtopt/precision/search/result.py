@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trtopt.precision.search.space import ROUNDING, Budget, Evaluation, Form, Mix, Oracle, Space
 from trtopt.report.schema.search import Action, ParetoPoint, SearchRecord, SearchStep
+from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def name_of(mix: Mix, space: Space) -> str:
         text = f"{only} {counts[only]}/{total}"
     else:
         text = " + ".join(f"{dtype} {count}/{total}" for dtype, count in counts.items())
-    return text if mix.narrow == "fp16" else f"{text}, {mix.narrow}"
+    return text if mix.narrow == Precision.FP16 else f"{text}, {mix.narrow}"
 
 
 def _counts(mix: Mix, space: Space) -> dict[str, int]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.search.result import Found, Trials, Tried, conclude
-from trtopt.precision.search.space import Budget, Form, Mix, Move, NarrowName, Oracle, Space
+from trtopt.precision.search.space import Budget, Form, Mix, Move, Oracle, Space
 from trtopt.report.schema.search import Action
 from trtopt.report.text.numbers import count, some
+from trtopt.support.precision import Precision
 
 TASK = "search"
 MOST_EVALUATIONS = 40
@@ -33,7 +34,7 @@ def search_budget(
     budget: Budget,
     oracle: Oracle,
     *,
-    narrow: NarrowName = "fp16",
+    narrow: Precision = Precision.FP16,
     most: int = MOST_EVALUATIONS,
     on_event: OnEvent = ignore,
 ) -> Found:
@@ -68,7 +69,7 @@ def search_auto(
     budget: Budget,
     oracle: Oracle,
     *,
-    narrows: Sequence[NarrowName] = ("fp16", "bf16"),
+    narrows: Sequence[Precision] = (Precision.FP16, Precision.BF16),
     most: int = MOST_EVALUATIONS,
     on_event: OnEvent = ignore,
 ) -> Found:
@@ -164,7 +165,7 @@ class _Search:
             else:
                 fails = middle
 
-    def win_back(self, narrow: NarrowName) -> None:
+    def win_back(self, narrow: Precision) -> None:
         """From the point that holds and should be the fastest to faster ones, most microseconds first.
 
         Regions that add more error than one that was refused come last.

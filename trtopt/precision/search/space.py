@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from trtopt.precision.plan import QuantizedType
+from trtopt.support.precision import Precision
 
-Form: TypeAlias = QuantizedType | Literal["2:4"]
+Form: TypeAlias = Precision | Literal["2:4"]
 """What a region may be instead of 16-bit and dense: of an 8-bit type, or 2:4. A search over layers to prune is the same
 search; "8-bit" in these modules stands for pruned then."""
-
-NarrowName = Literal["fp16", "bf16"]
 
 ROUNDING = 1e-9
 """Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The gate allows as much."""
@@ -64,11 +62,11 @@ class Mix:
         quantized: The 8-bit regions and their type, in the order of their names.
     """
 
-    narrow: NarrowName
+    narrow: Precision
     quantized: tuple[tuple[str, Form], ...] = ()
 
     @classmethod
-    def of(cls, narrow: NarrowName, types: Mapping[str, Form]) -> Mix:
+    def of(cls, narrow: Precision, types: Mapping[str, Form]) -> Mix:
         """The point with these 8-bit regions."""
         return cls(narrow, tuple(sorted(types.items())))
 
@@ -196,12 +194,12 @@ class Space:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {region.name: region for region in self.regions})
 
-    def fastest(self, narrow: NarrowName) -> Mix:
+    def fastest(self, narrow: Precision) -> Mix:
         """Every region in the type that saves most; the first of equals."""
         types = {r.name: max(r.options, key=lambda option: option.saved_us).dtype for r in self.regions if r.options}
         return Mix.of(narrow, types)
 
-    def pure(self, narrow: NarrowName, dtype: Form) -> Mix:
+    def pure(self, narrow: Precision, dtype: Form) -> Mix:
         """Every region that may have ``dtype`` in it."""
         return Mix.of(narrow, {r.name: dtype for r in self.regions if any(o.dtype == dtype for o in r.options)})
 

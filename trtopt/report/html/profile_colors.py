@@ -9,16 +9,22 @@ from dataclasses import dataclass
 from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.analysis import time_text, visible
 from trtopt.report.text.numbers import count, percent
+from trtopt.support.precision import Precision
 
 _HEAT = ("#a3224f", "#d6453d", "#ee8a3c", "#f2c14e", "#cfd5a8", "#a9b5c4")
 """From the slowest layers to the fastest, which recede on white and on black."""
 _NOTHING = "#8a8f98"
-_TYPES = {
-    "fp32": "#e0457b", "tf32": "#f08a5d", "fp16": "#3b82f6", "bf16": "#7c6cf2", "int8": "#10a37f", "fp8": "#84b83c",
-    "fp4": "#e3c33b",
-}  # fmt: skip
+_TYPES: dict[str, str] = {
+    Precision.FP32: "#e0457b",
+    Precision.TF32: "#f08a5d",
+    Precision.FP16: "#3b82f6",
+    Precision.BF16: "#7c6cf2",
+    Precision.INT8: "#10a37f",
+    Precision.FP8: "#84b83c",
+    Precision.FP4: "#e3c33b",
+}
 """Colours of the types in which a layer computes; another type has that of nothing."""
-_NAMES = {"float": "fp32", "half": "fp16", "bfloat16": "bf16"}
+_NAMES = {"float": Precision.FP32, "half": Precision.FP16, "bfloat16": Precision.BF16}
 """What compilers call types that have a shorter name."""
 _RATIOS = (
     (0.5, "#2f6fd0", "less than half the prediction"),

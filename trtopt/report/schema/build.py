@@ -15,6 +15,7 @@ from trtopt.report.schema.guard import GuardRecord
 from trtopt.report.schema.plain import plain
 from trtopt.report.schema.search import SearchRecord
 from trtopt.report.schema.sparsity import SparsityRecord
+from trtopt.support.precision import Precision
 
 SCHEMA = "trtopt.build/1"
 
@@ -383,7 +384,7 @@ class BuildReport:
     def _fp16(self) -> Cost | None:
         """What the model costs in FP16: the best FP16 engine; without recipes where that was asked for, if it is not
         quantized by itself."""
-        asked = self.precision.requested == "fp16" and self.sixteen_bit is None
+        asked = self.precision.requested == Precision.FP16 and self.sixteen_bit is None
         return self.rewriting.before if asked else self.sixteen_bit
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.build import OutputAccuracy, TensorInfo
 from trtopt.report.schema.plain import plain
+from trtopt.support.precision import TENSORRT_TYPES
 
 SCHEMA = "trtopt.profile/1"
 
@@ -205,15 +206,12 @@ def nested(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, "predicted": {key: layer.get(key) for key in _ROW} if known else None}
 
 
-_SHORT = {"Float": "fp32", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8", "FP8": "fp8", "FP4": "fp4"}
-
-
 def precision_of(layer: ProfileLayer) -> str:
     """The type of a layer's arithmetic where it is a product, else of what it writes; empty where neither is told."""
     row = layer.predicted
     if row is not None and row.gemm is not None:
         return row.dtype
-    dtypes = [_SHORT.get(tensor.dtype, tensor.dtype.lower()) for tensor in layer.outputs if tensor.dtype]
+    dtypes = [TENSORRT_TYPES.get(tensor.dtype, tensor.dtype.lower()) for tensor in layer.outputs if tensor.dtype]
     return dtypes[0] if dtypes else "" if row is None else row.dtype
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtopt.report.schema.analysis import Analysis, BatchPoint, Finding, LayerRow, SparseLayer, Sparsity, Totals
 from trtopt.report.text.numbers import count, percent, some
+from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
@@ -76,7 +77,7 @@ def proxies(analysis: Analysis) -> list[str]:
 
 def rate_of(dtype: str) -> str:
     """The key of ``GpuSpec.tflops`` for a type: BF16 runs at the rate of FP16."""
-    return "fp16" if dtype == "bf16" else dtype
+    return Precision.FP16 if dtype == Precision.BF16 else dtype
 
 
 def peak_of(gpu: GpuSpec, dtype: str) -> float | None:

@@ -11,6 +11,7 @@ from trtopt.report.schema.build import Achieved, BuildReport, EngineRecord, Outp
 from trtopt.report.text import builder_options, guard, recipes, search, sparsity
 from trtopt.report.text.analysis import shorten, time_text, visible
 from trtopt.report.text.numbers import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
+from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -162,10 +163,12 @@ def _precision(report: BuildReport) -> list[RenderableType]:
     if record.achieved and record.requested == _AUTO:
         body.append(_plain("asked for auto: the types are those that the search chose"))
     elif record.achieved:
-        wanted = "fp32" if record.requested == "tf32" else record.requested
+        wanted = Precision.FP32 if record.requested == Precision.TF32 else record.requested
         share = record.achieved[wanted].flop_share if wanted in record.achieved else 0.0
         style = "" if share >= _MOSTLY else "yellow"
-        unsaid = "; the compiler may multiply in TF32 and does not say where" if record.requested == "tf32" else ""
+        unsaid = (
+            "; the compiler may multiply in TF32 and does not say where" if record.requested == Precision.TF32 else ""
+        )
         body.append(
             _plain(f"asked for {record.requested}: {percent(share)} of the flop runs in {wanted}{unsaid}", style)
         )

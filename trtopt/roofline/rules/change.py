@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import math
 
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Work, alignment_of
+from trtopt.roofline.work import Gemm, Work, alignment_of
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 _REMEMBERED = 4096
 """Changes kept, since networks repeat their layers and rules ask for the same change."""
@@ -66,14 +67,14 @@ def _alignment(old: Work, new: Work) -> int:
 
 
 @functools.lru_cache(_REMEMBERED)
-def retyped(work: Work, dtype: MathType) -> Work:
+def retyped(work: Work, dtype: Precision) -> Work:
     """The work with operands of another type. With 8-bit operands the result is written in 16 bits."""
     ratio = ELEMENT_BYTES[dtype] / ELEMENT_BYTES[work.dtype]
     written = max(ELEMENT_BYTES[dtype], 2) / max(ELEMENT_BYTES[work.dtype], 2)
     changed = dataclasses.replace(
         work,
         dtype=dtype,
-        accumulate_fp16=work.accumulate_fp16 and dtype == "fp16",
+        accumulate_fp16=work.accumulate_fp16 and dtype == Precision.FP16,
         read_bytes=round(work.read_bytes * ratio),
         weight_bytes=round(work.weight_bytes * ratio),
         write_bytes=round(work.write_bytes * written),

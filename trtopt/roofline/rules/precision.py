@@ -10,15 +10,15 @@ from trtopt.graph.edit import constant_tensor_of, input_of, is_op
 from trtopt.report.text.numbers import count
 from trtopt.roofline.rules.change import channels, retyped
 from trtopt.roofline.rules.subject import Proposal, Subject
-from trtopt.roofline.work import Layer, MathType, Work, sparse_work
+from trtopt.roofline.work import Layer, Work, sparse_work
+from trtopt.support.precision import SIXTEEN_BIT_TYPES, Precision
 
 _WORTH = 0.05
 """Share of the network's time that a change of precision must win."""
 _MOSTLY = 0.5
 _SPARSE_CHANNELS = 256
-_SPARSE_TYPES: tuple[MathType, ...] = ("fp16", "int8")
+_SPARSE_TYPES: tuple[Precision, ...] = (Precision.FP16, Precision.INT8)
 """Those that TensorRT's documentation names for sparse weights."""
-_16_BIT: tuple[MathType, ...] = ("fp16", "bf16")
 
 
 def precision_too_wide(subject: Subject) -> Iterator[Proposal]:
@@ -37,21 +37,24 @@ def precision_too_wide(subject: Subject) -> Iterator[Proposal]:
         no tensor and rounds the operands of products to 10 bits of mantissa. The gain is all layers
         predicted in the narrower type.
     """
-    flop: dict[MathType, int] = defaultdict(int)
+    flop: dict[Precision, int] = defaultdict(int)
     for _, work in subject.costed():
         flop[work.dtype] += work.flop if work.gemm else 0
     asked = max(flop, key=lambda dtype: flop[dtype], default=None)
-    narrower: dict[MathType, tuple[MathType, ...]] = {"fp32": ("tf32", "fp16"), "tf32": ("fp16",)}
+    narrower: dict[Precision, tuple[Precision, ...]] = {
+        Precision.FP32: (Precision.TF32, Precision.FP16),
+        Precision.TF32: (Precision.FP16,),
+    }
     if asked is None:
         return
     for dtype in narrower.get(asked, ()):
         if dtype not in subject.gpu.tflops:
             continue
-        subject.predict_all([retyped(work, dtype) for work in subject.distinct if work.dtype in ("fp32", "tf32")])
+        subject.predict_all([retyped(work, dtype) for work in subject.distinct if work.dtype.is_wide])
         gains = {}
         for layer, work in subject.costed():
-            changed = dtype != "tf32" or (work.gemm is not None and work.kind in ("gemm", "conv", "attention"))
-            if work.dtype in ("fp32", "tf32") and changed:
+            changed = dtype != Precision.TF32 or (work.gemm is not None and work.kind in ("gemm", "conv", "attention"))
+            if work.dtype.is_wide and changed:
                 gains[layer.name] = subject.gain(layer, retyped(work, dtype))
         won = sum(gains.values())
         if won >= _WORTH * subject.total_us and won > 0:
@@ -83,11 +86,12 @@ def precision_cannot_help(subject: Subject) -> Iterator[Proposal]:
         figure is the most that could be won, every eligible layer predicted with 8-bit operands at
         no cost for quantizing them.
     """
-    eight = next((dtype for _, dtype in _dominant(subject) if dtype in ("int8", "fp8")), None)
+    eight = next((dtype for _, dtype in _dominant(subject) if dtype in (Precision.INT8, Precision.FP8)), None)
     total = subject.total_us
     if eight is not None:
         wide = sum(
-            subject.predict(retyped(work, "fp16") if work.dtype == eight else work) for _, work in subject.costed()
+            subject.predict(retyped(work, Precision.FP16) if work.dtype == eight else work)
+            for _, work in subject.costed()
         )
         if wide - total < _WORTH * wide:
             yield Proposal(
@@ -97,7 +101,7 @@ def precision_cannot_help(subject: Subject) -> Iterator[Proposal]:
                 nodes=(),
             )
         return
-    kind: MathType = "int8"
+    kind: Precision = Precision.INT8
     eligible = list(_eligible(subject))
     if not eligible or kind not in subject.gpu.tflops or subject.is_partial:
         return
@@ -114,9 +118,9 @@ def precision_cannot_help(subject: Subject) -> Iterator[Proposal]:
         )
 
 
-def _dominant(subject: Subject) -> list[tuple[int, MathType]]:
+def _dominant(subject: Subject) -> list[tuple[int, Precision]]:
     """Flop of products by type, most first."""
-    flop: dict[MathType, int] = defaultdict(int)
+    flop: dict[Precision, int] = defaultdict(int)
     for _, work in subject.products():
         flop[work.dtype] += work.flop
     return sorted(((count, dtype) for dtype, count in flop.items()), reverse=True)[:1]
@@ -125,7 +129,7 @@ def _dominant(subject: Subject) -> list[tuple[int, MathType]]:
 def _eligible(subject: Subject) -> Iterator[tuple[Layer, Work]]:
     """Layers in 16 bits that have an 8-bit kernel: products and convolutions with constant weights."""
     for layer, work in subject.products():
-        if work.dtype in _16_BIT and _has_constant_weight(subject, layer):
+        if work.dtype in SIXTEEN_BIT_TYPES and _has_constant_weight(subject, layer):
             yield layer, work
 
 
@@ -146,14 +150,14 @@ def eight_bit(subject: Subject) -> Iterator[Proposal]:
         `--int8` with calibration samples; accuracy has to be checked. Information: the gain assumes
         that only the layers named are quantized.
     """
-    if "int8" not in subject.gpu.tflops:
+    if Precision.INT8 not in subject.gpu.tflops:
         return
     eligible = list(_eligible(subject))
-    subject.predict_all([item for _, work in eligible for item in (retyped(work, "int8"), _quantizer(work))])
+    subject.predict_all([item for _, work in eligible for item in (retyped(work, Precision.INT8), _quantizer(work))])
     gains: dict[str, float] = {}
     layers = []
     for layer, work in eligible:
-        won = subject.gain(layer, retyped(work, "int8"), _quantizer(work))
+        won = subject.gain(layer, retyped(work, Precision.INT8), _quantizer(work))
         if won > 0:
             gains[layer.name] = won
             layers.append(layer)
@@ -190,17 +194,17 @@ def precision_hole(subject: Subject) -> Iterator[Proposal]:
         Remove the Casts where accuracy allows; keep FP32 where sums would overflow (`trtopt build`
         decides per node, from samples, and says why). The gain is those layers predicted in FP16.
     """
-    flop: dict[MathType, int] = defaultdict(int)
+    flop: dict[Precision, int] = defaultdict(int)
     for _, work in subject.costed():
         flop[work.dtype] += work.flop
-    narrow = sum(count for dtype, count in flop.items() if dtype not in ("fp32", "tf32"))
+    narrow = sum(count for dtype, count in flop.items() if not dtype.is_wide)
     if not narrow or narrow <= _MOSTLY * sum(flop.values()):
         return
-    target: MathType = "bf16" if flop["bf16"] > flop["fp16"] else "fp16"
+    target: Precision = Precision.BF16 if flop[Precision.BF16] > flop[Precision.FP16] else Precision.FP16
     holes = [
         (layer, work)
         for layer, work in subject.costed()
-        if work.dtype in ("fp32", "tf32") and work.flop > 0 and not _only_converts(subject, layer)
+        if work.dtype.is_wide and work.flop > 0 and not _only_converts(subject, layer)
     ]
     if holes:
         yield Proposal(
@@ -306,7 +310,12 @@ def fp16_accumulate(subject: Subject) -> Iterator[Proposal]:
     gains: dict[str, float] = {}
     layers = []
     for layer, work in subject.costed():
-        if work.dtype != "fp16" or work.gemm is None or work.accumulate_fp16 or work.kind not in ("gemm", "conv"):
+        if (
+            work.dtype != Precision.FP16
+            or work.gemm is None
+            or work.accumulate_fp16
+            or work.kind not in ("gemm", "conv")
+        ):
             continue
         won = subject.gain(layer, dataclasses.replace(work, accumulate_fp16=True))
         if subject.row[layer.name].limiter == "math" and won > 0:

@@ -14,9 +14,16 @@ from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, is_op
 from trtopt.report.schema.analysis import Severity
 from trtopt.roofline.rules.change import channels, resized
 from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, reads_network_input, sinks, source
-from trtopt.roofline.work import ELEMENT_BYTES, Layer, MathType, Work, alignment_of
+from trtopt.roofline.work import Layer, Work, alignment_of
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
-TENSOR_CORE_TYPES: tuple[MathType, ...] = ("tf32", "fp16", "bf16", "fp8", "int8")
+TENSOR_CORE_TYPES: tuple[Precision, ...] = (
+    Precision.TF32,
+    Precision.FP16,
+    Precision.BF16,
+    Precision.FP8,
+    Precision.INT8,
+)
 _TIERS: tuple[tuple[int, Severity], ...] = ((16, "warning"), (32, "hint"), (128, "info"))
 _VOCABULARY = 2048
 """A product this wide that leaves the network is a vocabulary, not a choice of the architecture."""
@@ -31,10 +38,15 @@ _MOST = {16: 2.0, 32: 4 / 3, 128: 4 / 3}
 _MOST_OUTPUTS = 1.125
 """Outputs of the network: 1001 classes to 1008, not 10 to 16."""
 _SHORTEST_SEQUENCE = 33
-_SEQUENCE_MULTIPLES: dict[MathType, int] = {"fp16": 16, "bf16": 16, "int8": 32, "fp8": 32}
+_SEQUENCE_MULTIPLES: dict[Precision, int] = {
+    Precision.FP16: 16,
+    Precision.BF16: 16,
+    Precision.INT8: 32,
+    Precision.FP8: 32,
+}
 
 
-def multiple_for(tier_bytes: int, dtype: MathType) -> int:
+def multiple_for(tier_bytes: int, dtype: Precision) -> int:
     """Elements of ``dtype`` in ``tier_bytes``: 16 bytes are 4 in TF32, 8 in FP16 and BF16, 16 in INT8 and FP8."""
     return int(tier_bytes / ELEMENT_BYTES[dtype])
 
@@ -77,7 +89,7 @@ def alignment(subject: Subject) -> Iterator[Proposal]:
     would grow too much (16 to 64 channels), inputs of the first layer and vocabularies, which have
     rules of their own, and numbers of classes that are far from a multiple.
     """
-    found: dict[tuple[int, MathType], list[tuple[Layer, Work, _Free]]] = defaultdict(list)
+    found: dict[tuple[int, Precision], list[tuple[Layer, Work, _Free]]] = defaultdict(list)
     recent = _compute_capability(subject) >= (8, 0)
     for layer, work in subject.products():
         if work.dtype not in TENSOR_CORE_TYPES:

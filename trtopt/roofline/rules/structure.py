@@ -18,7 +18,8 @@ from trtopt.roofline.rules.subject import (
     sinks,
     source,
 )
-from trtopt.roofline.work import ELEMENT_BYTES, Gemm, Layer, Work
+from trtopt.roofline.work import Gemm, Layer, Work
+from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 _TO_CHANNELS_LAST = {(0, 2, 3, 1), (0, 2, 3, 4, 1)}
 _TO_CHANNELS_FIRST = {(0, 3, 1, 2), (0, 4, 1, 2, 3)}
@@ -106,7 +107,11 @@ def io_layout(subject: Subject) -> Iterator[Proposal]:
     us, nodes = 0.0, []
     for layer, work in subject.products():
         node = subject.main(layer)
-        if work.kind != "conv" or work.dtype not in ("fp16", "bf16", "int8", "fp8") or not is_op(node, "Conv"):
+        if (
+            work.kind != "conv"
+            or work.dtype not in (Precision.FP16, Precision.BF16, Precision.INT8, Precision.FP8)
+            or not is_op(node, "Conv")
+        ):
             continue
         if node is None or not reads_network_input(node):
             continue
@@ -114,8 +119,8 @@ def io_layout(subject: Subject) -> Iterator[Proposal]:
         if shape is None or len(shape) != 4:
             continue
         narrow = round(work.read_bytes)
-        wide = round(narrow * ELEMENT_BYTES["fp32"] / ELEMENT_BYTES[work.dtype])
-        us += subject.predict(Work("layout", 0, wide, 0, narrow, "fp32"))
+        wide = round(narrow * ELEMENT_BYTES[Precision.FP32] / ELEMENT_BYTES[work.dtype])
+        us += subject.predict(Work("layout", 0, wide, 0, narrow, Precision.FP32))
         nodes.append(str(node.name))
     if nodes and us >= _VISIBLE * subject.total_us:
         yield Proposal(
