@@ -307,8 +307,8 @@ def same_place(row: Mapping[str, Any], candidates: Sequence[Mutation]) -> tuple[
         """How much of the names and texts is equal; the same ordinal and file decide between equals."""
         pairs = ((mutation.statement, statement), (mutation.before, before), (mutation.function, row["function"]))
         score = sum(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs) / len(pairs)
-        same_file = Path(mutation.file).name == Path(row["file"]).name
-        return score + 0.01 * (mutation.ordinal == row["ordinal"]) + 0.005 * same_file
+        same = bool(mutation.ordinal == row["ordinal"]), Path(mutation.file).name == Path(row["file"]).name
+        return score + 0.01 * same[0] + 0.005 * same[1]
 
     steps: tuple[tuple[str, Sequence[Mutation], float], ...] = (
         ("same", [m for m in in_function if m.identity == identity(row) and m.before == before], 0.0),

@@ -47,7 +47,7 @@ SAMPLES = 16
 """Fewest samples that 8-bit numbers are improved by; more would only take longer."""
 SHOWN = 8
 """Differences of a build that the terminal shows."""
-SECONDS = 900
+SECONDS = 3600
 """Longest that one build may take."""
 ENGINE = "model.engine"
 FILES = (
