@@ -85,8 +85,8 @@ def _streams(out: int, err: int) -> Iterator[None]:
     try:
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1, errors="backslashreplace")
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as the interpreter has it
+        sys.stderr = open(2, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
         try:
             yield
         finally:

@@ -33,9 +33,9 @@ _PRECISION_HELP: dict[str, str] = {
     Precision.AUTO: "the fastest mix of FP16, BF16, INT8 and FP8 within --max-accuracy-drop (default 0.01)",
 }
 _IMPLIED_FP16 = {
-    "int8": "what is not INT8 runs in FP16",
-    "fp8": "what is not FP8 runs in FP16",
-    AUTO: "it chooses among all types",
+    Precision.INT8: "what is not INT8 runs in FP16",
+    Precision.FP8: "what is not FP8 runs in FP16",
+    Precision.AUTO: "it chooses among all types",
 }
 """The precisions that ``--fp16`` may stand beside, as in lines written for trtexec, and why it says nothing there."""
 _FP16_NOTE = "--fp16 is implied by"
