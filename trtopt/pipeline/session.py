@@ -74,8 +74,9 @@ class Session:
         )
         is_by_sqnr = config.metric == "sqnr"  # no drop bounds it
         if asks and is_by_sqnr and config.max_accuracy_drop is None and config.min_sqnr_db is None:
+            asked = "--auto" if config.precision == Precision.AUTO else "--sparse"
             raise UsageError(
-                f"{'--auto' if config.precision == Precision.AUTO else '--sparse'} has no budget: the drop that it allows "
+                f"{asked} has no budget: the drop that it allows "
                 "by default cannot bound the metric sqnr, whose baseline is infinite",
                 where="--metric sqnr",
                 remedy="give --min-sqnr-db X",
