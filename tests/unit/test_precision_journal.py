@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from search_oracles import Numbers, one_type
 
+from trtopt.config.budget import AccuracyBudget
 from trtopt.events import Event, ignore
 from trtopt.precision.search.checkpoint import Journal
 from trtopt.precision.search.search import search_budget
@@ -33,16 +34,16 @@ def file_in(folder: Path) -> Path:
 
 def test_a_second_search_asks_nothing_and_finds_the_same(tmp_path: Path) -> None:
     first, second = network(), network()
-    found = search_budget(first.space, Budget(0.01, "top1"), journal(first, tmp_path))
+    found = search_budget(first.space, Budget(AccuracyBudget(0.01), "top1"), journal(first, tmp_path))
     kept = journal(second, tmp_path)
-    assert search_budget(second.space, Budget(0.01, "top1"), kept) == found
+    assert search_budget(second.space, Budget(AccuracyBudget(0.01), "top1"), kept) == found
     assert not second.asked and kept.reused == len(first.asked) > 5
 
 
 def test_a_search_with_another_budget_uses_what_was_evaluated(tmp_path: Path) -> None:
     first, second = network(), network()
-    search_budget(first.space, Budget(0.01, "top1"), journal(first, tmp_path))
-    found = search_budget(second.space, Budget(0.005, "top1"), journal(second, tmp_path))
+    search_budget(first.space, Budget(AccuracyBudget(0.01), "top1"), journal(first, tmp_path))
+    found = search_budget(second.space, Budget(AccuracyBudget(0.005), "top1"), journal(second, tmp_path))
     assert found.reached and second.count("evaluate") < found.record.evaluations
 
 

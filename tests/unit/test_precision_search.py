@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from search_oracles import PLAIN_US, Numbers, one_type, two_types
 
+from trtopt.config.budget import AccuracyBudget
 from trtopt.events import Event
 from trtopt.precision.search.result import Trials, Tried, conclude
 from trtopt.precision.search.search import search_auto, search_budget
@@ -16,7 +17,7 @@ from trtopt.precision.search.space import Budget, Evaluation, Mix, Move, Option,
 from trtopt.report.schema.search import SearchRecord
 from trtopt.support.precision import Precision
 
-BUDGET = Budget(0.01, "top1")
+BUDGET = Budget(AccuracyBudget(0.01), "top1")
 
 
 def random_network(regions: int, seed: int, total: float, **how: float) -> Numbers:
@@ -144,7 +145,7 @@ def test_a_step_that_does_not_help_is_undone_and_the_regions_ranked_anew() -> No
 def test_equal_drops_are_told_apart_by_the_error() -> None:
     """A metric over 20 samples: most steps change nothing in it, and the search does not take that for no help."""
     oracle = random_network(40, 1, 0.4, steps=20)
-    found = search_budget(oracle.space, Budget(0.05, "top1"), oracle)
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.05), "top1"), oracle)
     assert found.reached and found.record.rankings == 1
     assert len(found.mix.quantized) > 10
 
@@ -152,7 +153,7 @@ def test_equal_drops_are_told_apart_by_the_error() -> None:
 def trials_of(points: list[tuple[float, float]], **how: float) -> tuple[Trials, list[Mix]]:
     """Points of the given errors and drops, as if they had been evaluated."""
     oracle = one_type([0.1] * len(points), [1.0] * len(points))
-    trials = Trials(oracle.space, Budget(0.01, "top1", **how), oracle)
+    trials = Trials(oracle.space, Budget(AccuracyBudget(0.01), "top1", **how), oracle)
     mixes = [Mix("fp16", tuple(oracle.space.fastest("fp16").quantized[:index])) for index in range(len(points))]
     trials.tried.update(
         (mix, Tried("win back", (), Evaluation(drop, error))) for mix, (error, drop) in zip(mixes, points, strict=True)
@@ -188,7 +189,7 @@ def test_chance_costs_time_and_not_accuracy() -> None:
     drops = []
     for seed in range(12):
         oracle = random_network(53, seed, 0.2, noise=0.003)
-        found = search_budget(oracle.space, Budget(0.01, "top1", aim=0.007), oracle)
+        found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "top1", aim=0.007), oracle)
         assert found.reached and found.evaluation.drop <= 0.01
         drops.append(oracle.error(found.mix))
     assert np.mean(drops) < 0.01
@@ -199,27 +200,27 @@ def test_the_aim_leaves_room_for_samples_that_were_not_seen() -> None:
     assert aim_for(0.01, 10_000) == pytest.approx(0.0090, abs=1e-4)
     assert aim_for(0.01, 50) == 0.005 and aim_for(0.0, 100) == 0.0 and aim_for(3.0, 0) == 3.0
     oracle = one_type([0.004, 0.003, 0.002], [1, 2, 3])
-    found = search_budget(oracle.space, Budget(0.01, "top1", aim=0.006), oracle)
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "top1", aim=0.006), oracle)
     assert found.evaluation.drop == pytest.approx(0.005) and found.record.aim == 0.006
     assert found.record.steps[0].within_budget and not found.record.steps[0].within_aim
 
 
 def test_an_aim_that_sixteen_bit_misses_is_given_up_for_the_budget() -> None:
     oracle = one_type([0.001, 0.002, 0.02], [1, 2, 3], floor={"fp16": 0.007})
-    found = search_budget(oracle.space, Budget(0.01, "top1", aim=0.006), oracle)
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "top1", aim=0.006), oracle)
     assert found.reached and found.record.aim == 0.01
     assert found.mix.types == {"r0": "int8", "r1": "int8"}
 
 
 def test_a_drop_that_is_the_budget_but_for_rounding_is_within_it() -> None:
-    assert 0.9 - 0.895 > 0.005 and Budget(0.005, "top1").holds(Evaluation(0.9 - 0.895, 0.1))
+    assert 0.9 - 0.895 > 0.005 and Budget(AccuracyBudget(0.005), "top1").holds(Evaluation(0.9 - 0.895, 0.1))
     trials, mixes = trials_of([(0.0, 0.0), (0.1, 0.91 - 0.9)])
     assert trials.tried[mixes[1]].found.drop > 0.01 and trials.holds(mixes[1])
 
 
 def test_a_bound_on_the_error_holds_as_well() -> None:
     oracle = one_type([0.004, 0.003, 0.002], [1, 2, 3])
-    found = search_budget(oracle.space, Budget(1.0, "top1", error=0.0055), oracle)
+    found = search_budget(oracle.space, Budget(AccuracyBudget(1.0, -10 * math.log10(0.0055)), "top1"), oracle)
     assert found.reached and found.evaluation.error <= 0.0055 and len(found.mix.quantized) == 2
 
 

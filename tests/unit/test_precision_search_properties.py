@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_oracles import Numbers, two_types
 
+from trtopt.config.budget import AccuracyBudget
 from trtopt.events import ignore
 from trtopt.precision.search.checkpoint import Journal
 from trtopt.precision.search.result import Found
@@ -42,9 +43,12 @@ def networks(draw: st.DrawFn) -> Numbers:
 
 budgets = st.builds(
     Budget,
-    st.sampled_from([0.0, 0.005, 0.01, 0.05]),
+    st.builds(
+        AccuracyBudget,
+        st.sampled_from([0.0, 0.005, 0.01, 0.05]),
+        st.sampled_from([None, -10 * math.log10(0.03)]),
+    ),
     st.just("top1"),
-    error=st.sampled_from([math.inf, 0.03]),
     aim=st.sampled_from([None, 0.0, 0.004]),
 )
 searches = st.sampled_from(SEARCHES)

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from search_oracles import one_type, two_types
 
+from trtopt.config.budget import AccuracyBudget
 from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget
 from trtopt.report.schema.plain import plain
@@ -25,7 +26,7 @@ def shown(parts: list[RenderableType], width: int = 100) -> str:
 
 def record() -> SearchRecord:
     oracle = two_types([(0.02, 40), (0.002, 30), (0.001, 5)], [(0.003, 35), (0.001, 10), None])
-    return search_auto(oracle.space, Budget(0.01, "top-1 agreement", is_default=True), oracle).record
+    return search_auto(oracle.space, Budget(AccuracyBudget(0.01, source="default"), "top-1 agreement"), oracle).record
 
 
 def test_it_says_what_was_asked_for_and_what_was_found() -> None:
@@ -61,7 +62,7 @@ def test_the_front_marks_the_chosen_point() -> None:
 
 def test_a_miss_names_the_closest_point() -> None:
     oracle = one_type([0.1, 0.1], [10, 10], floor={"fp16": 0.02})
-    found = search_budget(oracle.space, Budget(0.01, "metric.py:f"), oracle).record
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "metric.py:f"), oracle).record
     assert miss_text(found) == (
         "accuracy budget: no precision that was tried is within the 0.01 of --max-accuracy-drop; the closest point has "
         "a drop of 0.0200 (metric.py:f) with no region in 8-bit, predicted 1.00 ms"
@@ -71,7 +72,7 @@ def test_a_miss_names_the_closest_point() -> None:
 
 def test_a_budget_of_sqnr_alone_is_said_as_one() -> None:
     oracle = one_type([0.1, 0.1], [10, 10], floor={"fp16": 0.02})
-    found = search_budget(oracle.space, Budget(math.inf, "agreement", error=0.01), oracle).record
+    found = search_budget(oracle.space, Budget(AccuracyBudget(sqnr_db=20.0), "agreement"), oracle).record
     assert not found.reached
     assert miss_text(found) == (
         "accuracy budget: no precision that was tried holds --min-sqnr-db; the closest point has 17.0 dB SQNR with no "
@@ -87,7 +88,7 @@ def test_a_budget_of_sqnr_alone_is_said_as_one() -> None:
 
 def test_both_budgets_have_a_column() -> None:
     oracle = one_type([0.001, 0.002], [10, 10])
-    found = search_budget(oracle.space, Budget(0.01, "top1", error=0.01), oracle).record
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.01, 20.0), "top1"), oracle).record
     text = " ".join(shown(section(found), width=140).split())
     assert "a drop of 0.01 (top1); and an SQNR of 20 dB" in text and "drop 0.0030, SQNR 25.2 dB, predicted" in text
     assert "all that pays int8 0.0030 25.2 dB within" in text
@@ -95,7 +96,7 @@ def test_both_budgets_have_a_column() -> None:
 
 def test_the_models_own_qdq_is_named() -> None:
     oracle = one_type([], [])
-    found = search_budget(oracle.space, Budget(0.01, "top1"), oracle).record
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "top1"), oracle).record
     said = shown(section(dataclasses.replace(found, own_qdq=True)), width=140)
     assert "no region in 8-bit but the model's own Q/DQ" in said and "in all points" in said
     assert "own Q/DQ" not in shown(section(found))
@@ -104,7 +105,7 @@ def test_the_models_own_qdq_is_named() -> None:
 def test_steps_beyond_the_first_are_counted_and_the_aim_is_said() -> None:
     generator = np.random.default_rng(0)
     oracle = one_type([*(generator.lognormal(0, 1.5, 200) / 900)], [*generator.lognormal(0, 1, 200)])
-    found = search_budget(oracle.space, Budget(0.01, "top1", aim=0.0056), oracle).record
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "top1", aim=0.0056), oracle).record
     found = dataclasses.replace(found, steps=found.steps * 3, resumed=7, stopped_early=True)
     text = shown(section(found), width=140)
     assert f"and {len(found.steps) - 24} more, in the JSON report" in text

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from trtopt.config import BuildConfig
+from trtopt.config.budget import AccuracyBudget
 from trtopt.report.schema.build import AccuracyRecord, OutputAccuracy
 
-_ROUNDING = 1e-9
-"""Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The search within a budget allows as much."""
 
-
-def gate(record: AccuracyRecord, config: BuildConfig, *, is_default: bool = False) -> tuple[str, ...]:
+def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     """The gates that failed, one sentence each; the caller decides between an error and a warning.
 
     Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
@@ -21,8 +18,7 @@ def gate(record: AccuracyRecord, config: BuildConfig, *, is_default: bool = Fals
 
     Args:
         record: The verification.
-        config: Its ``max_accuracy_drop`` and ``min_sqnr_db``.
-        is_default: Whether nobody gave ``max_accuracy_drop``: the message says so.
+        budget: What those options say.
     """
     sources = [("output", record.outputs, record.metric)]
     if record.engine is not None:
@@ -36,32 +32,25 @@ def gate(record: AccuracyRecord, config: BuildConfig, *, is_default: bool = Fals
                     f"{where}: {accuracy.nonfinite} values are NaN or infinite where the FP32 reference is finite"
                 )
             elif name not in record.host_outputs:
-                failures += _output_failures(where, accuracy, config, metric is not None, is_default)
-    drop, default = config.max_accuracy_drop, ", its default here" if is_default else ""
+                failures += _output_failures(where, accuracy, budget, metric is not None)
     for suffix, metric in (("", record.metric), (" of the engine", record.engine_metric)):
-        if drop is not None and metric is not None and not metric.drop <= drop + _ROUNDING:
+        if metric is not None and not budget.allows(metric.drop):
             failures.append(
                 f"metric {metric.name}{suffix}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of "
-                f"{metric.drop:.4g}, more than the {drop:g} of --max-accuracy-drop{default}"
+                f"{metric.drop:.4g}, more than the {budget.words()}"
             )
     return tuple(failures)
 
 
-def _output_failures(
-    where: str, accuracy: OutputAccuracy, config: BuildConfig, has_metric: bool, is_default: bool
-) -> list[str]:
+def _output_failures(where: str, accuracy: OutputAccuracy, budget: AccuracyBudget, has_metric: bool) -> list[str]:
     failures = []
-    if config.min_sqnr_db is not None and not accuracy.sqnr_db >= config.min_sqnr_db:
+    if not budget.allows_sqnr(accuracy.sqnr_db):
         failures.append(
-            f"{where}: SQNR {accuracy.sqnr_db:.1f} dB, less than the {config.min_sqnr_db:g} dB of --min-sqnr-db"
+            f"{where}: SQNR {accuracy.sqnr_db:.1f} dB, less than the {budget.sqnr_db:g} dB of --min-sqnr-db"
         )
-    if config.max_accuracy_drop is not None and not has_metric:
-        measure, drop = drop_of(accuracy)
-        if not drop <= config.max_accuracy_drop + _ROUNDING:
-            failures.append(
-                f"{where}: 1 - {measure} = {drop:.4g}, more than the {config.max_accuracy_drop:g} of "
-                f"--max-accuracy-drop{', its default here' if is_default else ''}"
-            )
+    measure, drop = drop_of(accuracy)
+    if not has_metric and not budget.allows(drop):
+        failures.append(f"{where}: 1 - {measure} = {drop:.4g}, more than the {budget.words()}")
     return failures
 
 

@@ -5,7 +5,6 @@ from trtopt.config.base import (
     BACKENDS,
     BUILDER,
     CALIB_METHODS,
-    DEFAULT_ACCURACY_DROP,
     FILES,
     GROUPS,
     PRECISION,
@@ -22,6 +21,7 @@ from trtopt.config.base import (
     flag,
     options,
 )
+from trtopt.config.budget import DEFAULT_ACCURACY_DROP, AccuracyBudget
 from trtopt.config.build import BuildConfig
 from trtopt.config.profile import ONNXRUNTIME, ProfileConfig
 from trtopt.config.sensitivity import SensitivityConfig
@@ -38,6 +38,7 @@ __all__ = [
     "REWRITES",
     "SAMPLES",
     "TARGET",
+    "AccuracyBudget",
     "AnalyzeConfig",
     "BuildConfig",
     "Config",

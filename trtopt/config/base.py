@@ -18,9 +18,6 @@ from trtopt.support.words import did_you_mean
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-DEFAULT_ACCURACY_DROP = 0.01
-"""The largest drop of accuracy where nobody gives one: that of NNCF's accuracy control."""
-
 CALIB_METHODS = ("auto", "max", "percentile", "entropy", "mse")
 BACKENDS = ("auto", "tensorrt", "tensorrt-rtx")
 

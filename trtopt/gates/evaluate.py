@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trtopt.accuracy.gate import drop_of
-from trtopt.config import DEFAULT_ACCURACY_DROP
+from trtopt.config.budget import DEFAULT_ACCURACY_DROP, ROUNDING
 from trtopt.errors import UsageError
 from trtopt.gates import limits as defaults
 from trtopt.gates.baseline import comparable
@@ -15,9 +15,6 @@ from trtopt.gates.facts import EIGHT_BIT, Facts
 from trtopt.gates.limits import BITS, Limits
 from trtopt.report.schema.check import CheckReport, Gate, LayerChange, Unit
 from trtopt.report.text.numbers import count, some
-
-_ROUNDING = 1e-9
-"""Of a difference of two shares: 0.9 - 0.01 is a little more than 0.89."""
 
 _BITS: dict[str, int] = {**BITS, EIGHT_BIT: 8}
 
@@ -232,13 +229,13 @@ def _kernels(pair: _Pair, limits: Limits) -> Iterator[Gate]:
 
 def _at_least(gate: Gate, limit: float, reason: str, layers: tuple[LayerChange, ...] = ()) -> Gate:
     gate = replace(gate, bound="at least", limit=limit)
-    good = gate.after is not None and gate.after >= limit - _ROUNDING
+    good = gate.after is not None and gate.after >= limit - ROUNDING
     return gate if good else replace(gate, verdict="failed", reason=reason, layers=layers)
 
 
 def _at_most(gate: Gate, limit: float, reason: str, layers: tuple[LayerChange, ...] = ()) -> Gate:
     gate = replace(gate, bound="at most", limit=limit)
-    good = gate.after is not None and gate.after <= limit * (1 + _ROUNDING)
+    good = gate.after is not None and gate.after <= limit * (1 + ROUNDING)
     return gate if good else replace(gate, verdict="failed", reason=reason, layers=layers)
 
 

@@ -16,7 +16,7 @@ from trtopt.accuracy.gate import drop_of
 from trtopt.accuracy.memo import Remembered
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
-from trtopt.config import BuildConfig
+from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.events import ignore
 from trtopt.graph import cost
 from trtopt.judge.selection import Guard, Guarded, Verdict
@@ -47,13 +47,11 @@ class Gauge:
 
     Args:
         job: The verification; its optimized graph is exchanged.
-        config: The budget.
-        is_default: Whether nobody gave the budget.
+        allowed: What may be lost.
     """
 
-    def __init__(self, job: Verification, config: BuildConfig, *, is_default: bool = False) -> None:
-        self._job = replace(job, tensors=False)
-        self._config, self._is_default = config, is_default
+    def __init__(self, job: Verification, allowed: AccuracyBudget) -> None:
+        self._job, self._allowed = replace(job, tensors=False), allowed
         self._session: OrtSession | None = None
         self._known: Remembered | None = None
 
@@ -101,12 +99,10 @@ class Gauge:
 
     def budget(self) -> Budget:
         """What a point has to hold; the search aims lower by what chance may cost on samples it has not seen."""
-        config, metric = self._config, self._job.metric
-        drop = math.inf if config.max_accuracy_drop is None else config.max_accuracy_drop
-        error = math.inf if config.min_sqnr_db is None else 10 ** (-config.min_sqnr_db / 10)
+        metric, drop = self._job.metric, self._allowed.largest_drop
         name = metric.name if metric is not None else "1 - top-1 agreement, else 1 - cosine"
         aim = aim_for(drop, self._answers()) if drop < 1 and self._is_share() else None
-        return Budget(drop, name, error, self._is_default, aim)
+        return Budget(self._allowed, name, aim)
 
     def _is_share(self) -> bool:
         """Whether the drop is a share of answers (a user's metric is taken for one); a cosine is not."""
@@ -125,12 +121,10 @@ class Gauge:
         )
 
 
-def gauge_for(job: Verification, config: BuildConfig, *, is_default: bool = False) -> Gauge | None:
+def gauge_for(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -> Gauge | None:
     """The gauge of a build that has a budget and 8-bit regions to choose; None for others."""
     chooses = config.precision is not None and config.precision.is_quantized and not config.keep_all_int8
-    if not chooses or (config.max_accuracy_drop is None and config.min_sqnr_db is None):
-        return None
-    return Gauge(job, config, is_default=is_default)
+    return Gauge(job, allowed) if chooses and allowed.is_given else None
 
 
 def missed(found: SearchRecord | None) -> tuple[str, ...]:

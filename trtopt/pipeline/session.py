@@ -10,7 +10,7 @@ from typing import Any
 
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
-from trtopt.config import DEFAULT_ACCURACY_DROP, BuildConfig
+from trtopt.config import DEFAULT_ACCURACY_DROP, AccuracyBudget, BuildConfig
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
@@ -69,22 +69,7 @@ class Session:
     """One run of build or optimize."""
 
     def __init__(self, config: BuildConfig, clock: Clock, make_engine: bool) -> None:
-        asks = config.precision == Precision.AUTO or (
-            pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss
-        )
-        is_by_sqnr = config.metric == "sqnr"  # no drop bounds it
-        if asks and is_by_sqnr and config.max_accuracy_drop is None and config.min_sqnr_db is None:
-            asked = "--auto" if config.precision == Precision.AUTO else "--sparse"
-            raise UsageError(
-                f"{asked} has no budget: the drop that it allows "
-                "by default cannot bound the metric sqnr, whose baseline is infinite",
-                where="--metric sqnr",
-                remedy="give --min-sqnr-db X",
-            )
-        self._is_default_budget = asks and not is_by_sqnr and config.max_accuracy_drop is None
-        self.config = (
-            dataclasses.replace(config, max_accuracy_drop=DEFAULT_ACCURACY_DROP) if self._is_default_budget else config
-        )
+        self.config, self.budget = config, budget_of(config)
         self.clock = clock
         self.make_engine = make_engine
         self.precision = config.precision or (Precision.FP16 if make_engine else None)
@@ -127,10 +112,9 @@ class Session:
             loaded.model, rewritten.artifact.model, check, source, measured, config.compare_tensors, parts.host
         )
         sparse = self._sparse(rewritten.artifact, judged, samples, plain)
-        if self._is_default_budget and config.precision != Precision.AUTO and not sparse.is_pruned:
-            # It is the budget of --sparse: other precisions are gated only when asked.
-            self.config = config = dataclasses.replace(config, max_accuracy_drop=None)
-            self._is_default_budget = False
+        if config.precision != Precision.AUTO and not sparse.is_pruned:
+            # A default is that of --sparse: other precisions are gated only when asked.
+            self.budget = self.budget.as_asked()
         lowering = self._lowering(judged, samples, profiles, given, own, plain)
         made = self._made(sparse.artifact, lowering, plain, profiles, target)
         for failure in made.failures if config.allow_accuracy_loss else ():
@@ -141,7 +125,7 @@ class Session:
         host = None if parts.host is None else parts.host.model
         results = pipeline_write.Results(report, made.engine, made.lowered, host, (samples, check), others)
         with clock.stage("write"):
-            pipeline_write.write(results, places, config, signer)
+            pipeline_write.write(results, places, self._effective(), signer)
         stages.trim_cache(config, clock)
         return report
 
@@ -161,7 +145,7 @@ class Session:
         border = network_io.change(lowered, profiles, parse_io(config.io), plain.reference, plain.host)
         job = dataclasses.replace(plain, optimized=border.compared, feeds=border.feeds)
         accuracy = stages.verify(job, clock)
-        failures = missed(lowered.search) + gate(accuracy, config, is_default=self._is_default_budget)
+        failures = missed(lowered.search) + gate(accuracy, self.budget)
         engine = None
         if make and (not failures or config.allow_accuracy_loss):
             try:
@@ -185,7 +169,7 @@ class Session:
                 )
                 return self._made(artifact, again, plain, profiles, target)
             accuracy = stages.verify_engine(accuracy, job, engine, target.backend, clock)
-            failures = missed(lowered.search) + gate(accuracy, config, is_default=self._is_default_budget)
+            failures = missed(lowered.search) + gate(accuracy, self.budget)
         return _Made(border.lowered, border, accuracy, engine, failures)
 
     def _report(
@@ -212,7 +196,7 @@ class Session:
             rewriting=RewritingRecord(rewritten.before, rewritten.after),
             warnings=tuple(clock.warnings),
             engine=_engine_record(made.engine, outputs["engine"] if written and made.engine else None),
-            config=dataclasses.asdict(self.config),
+            config=dataclasses.asdict(self._effective()),
             environment=environment(),
             seconds={name: round(value, 4) for name, value in clock.seconds.items()},
             gate_failures=made.failures,
@@ -223,6 +207,10 @@ class Session:
             sixteen_bit=own.sixteen_bit or lowered.sixteen_bit,
             search=lowered.search,
         )
+
+    def _effective(self) -> BuildConfig:
+        """The options as they took effect."""
+        return dataclasses.replace(self.config, max_accuracy_drop=self.budget.drop)
 
     def _target(self) -> Target:
         """The GPU asked for, the one present, or the default; and the compiler for it."""
@@ -264,7 +252,7 @@ class Session:
             metric = python_metric(given)
         else:
             has_labels = check.labels is not None
-            metric = load_metric(given, has_labels=has_labels, max_drop=self.config.max_accuracy_drop)
+            metric = load_metric(given, has_labels=has_labels, max_drop=self.budget.drop)
         return stages.with_baseline(metric, model.model, check, self.clock)
 
     def _profiles(self, model: ModelArtifact, samples: Samples) -> tuple[Profile, ...]:
@@ -319,7 +307,7 @@ class Session:
         """The model with what gains by it pruned, where that was asked for."""
         if not pipeline_sparse.is_asked(self.config):
             return pipeline_sparse.Sparsified(artifact, None)
-        job = pipeline_sparse.SparseJob(judged, self.precision, samples, plain, self.config, self._is_default_budget)
+        job = pipeline_sparse.SparseJob(judged, self.precision, samples, plain, self.config, self.budget)
         return pipeline_sparse.sparsify(artifact, job, self.clock)
 
     def _lowering(
@@ -335,7 +323,7 @@ class Session:
         if self.precision is None:
             return None
         largest = {name: top for profile in profiles for name, (_, _, top) in profile.shapes.items()}
-        gauge = search.gauge_for(plain, self.config, is_default=self._is_default_budget)
+        gauge = search.gauge_for(plain, self.config, self.budget)
         return lower.Lowering(self.precision, judged, samples, self.config, largest, given, own.ranges, gauge)
 
     def _achieved(
@@ -370,6 +358,29 @@ class Session:
         if target.gpu is None:
             return {"name": PORTABLE, "compute_capability": "8.0 and later"}
         return {"name": target.gpu.name, "compute_capability": target.gpu.compute_capability}
+
+
+def budget_of(config: BuildConfig) -> AccuracyBudget:
+    """The accuracy that may be lost: what the user gave, and a default where something is searched for within one.
+
+    Raises:
+        UsageError: The metric is an SQNR, which no drop bounds, and nothing else bounds it.
+    """
+    given = AccuracyBudget(config.max_accuracy_drop, config.min_sqnr_db)
+    is_auto = config.precision == Precision.AUTO
+    searches = is_auto or (pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss)
+    if not searches or given.drop is not None:
+        return given
+    if config.metric != "sqnr":
+        return AccuracyBudget(DEFAULT_ACCURACY_DROP, config.min_sqnr_db, "default")
+    if given.sqnr_db is None:
+        raise UsageError(
+            f"{'--auto' if is_auto else '--sparse'} has no budget: the drop that it allows by default cannot bound the "
+            "metric sqnr, whose baseline is infinite",
+            where="--metric sqnr",
+            remedy="give --min-sqnr-db X",
+        )
+    return given
 
 
 def _main(outputs: dict[str, Path]) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from trtopt.config import BuildConfig
+from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.engine.achieved import sparse_kernels
 from trtopt.engine.backend import TENSORRT, Backend
 from trtopt.engine.build import EngineArtifact
@@ -55,7 +55,7 @@ class SparseJob:
         samples: Calibration samples; synthetic ones are not fitted to.
         plain: The verification of the model as it is.
         config: The options.
-        is_default_budget: Whether nobody gave the accuracy budget that they have.
+        budget: The accuracy that may be lost.
     """
 
     target: GuardTarget
@@ -63,24 +63,17 @@ class SparseJob:
     samples: Samples
     plain: Verification
     config: BuildConfig
-    is_default_budget: bool
+    budget: AccuracyBudget
 
     @property
     def is_real(self) -> bool:
         """Whether there are samples to fit weights to."""
         return self.samples.source != "synthetic"
 
-    @property
-    def has_budget(self) -> bool:
-        """Whether layers are given back until a budget holds."""
-        return self.config.max_accuracy_drop is not None or self.config.min_sqnr_db is not None
-
     def gauge(self) -> Gauge:
         """Measures accuracy; half of the budget is left to 8-bit where that is asked for too."""
-        config, drop = self.config, self.config.max_accuracy_drop
-        if drop is not None and self.precision is not None and self.precision.is_quantized:
-            config = replace(config, max_accuracy_drop=drop / 2)
-        return Gauge(self.plain, config, is_default=self.is_default_budget)
+        shares = self.precision is not None and self.precision.is_quantized
+        return Gauge(self.plain, self.budget.halved() if shares else self.budget)
 
 
 @dataclass(frozen=True)
@@ -228,7 +221,7 @@ class _Sparsifier:
             worth = saved(chosen, verdict, self._flop())
             oracle = SparseOracle(self._model, everything, worth, verdict, gauge, job.samples, listen)
             budget = gauge.budget()
-            if job.has_budget:
+            if job.budget.is_given:
                 search = search_budget(oracle.space, budget, oracle, on_event=listen)
             curve = oracle.curve(oracle.everything if search is None else search.mix)
             final = everything if search is None else self._final(oracle, chosen, everything, search)

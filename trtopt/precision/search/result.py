@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trtopt.precision.search.space import ROUNDING, Budget, Evaluation, Form, Mix, Oracle, Space
+from trtopt.config.budget import ROUNDING
+from trtopt.precision.search.space import Budget, Evaluation, Form, Mix, Oracle, Space
 from trtopt.report.schema.search import Action, ParetoPoint, SearchRecord, SearchStep
 from trtopt.support.precision import Precision
 
@@ -192,8 +193,8 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> Found:
             name for name in saved if name in before and saved[name](after.get(name)) < saved[name](before[name])
         ),
         won_back=tuple(name for name, dtype in trials.won.items() if after.get(name) == dtype),
-        min_sqnr_db=trials.budget.min_sqnr_db,
-        is_default_budget=trials.budget.is_default,
+        min_sqnr_db=trials.budget.allowed.sqnr_db,
+        is_default_budget=trials.budget.allowed.is_default,
         stopped_early=trials.stopped_early,
     )
     return Found(chosen, found, bool(within), record)

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from trtopt.config.budget import ROUNDING, AccuracyBudget
 from trtopt.support.precision import Precision
 
 Form: TypeAlias = Precision | Literal["2:4"]
 """What a region may be instead of 16-bit and dense: of an 8-bit type, or 2:4. A search over layers to prune is the same
 search; "8-bit" in these modules stands for pruned then."""
-
-ROUNDING = 1e-9
-"""Of a difference of two shares: 0.9 - 0.895 is a little more than 0.005. The gate allows as much."""
 
 Errors = Mapping[tuple[str, Form], float]
 """The error that a region adds in an 8-bit type, by region and type."""
@@ -120,27 +118,23 @@ class Budget:
     """What a point has to hold.
 
     Attributes:
-        drop: The largest drop.
-        metric: What it is measured by, for the report.
-        error: The largest error: 10 ** (-X / 10) for an SQNR of X dB.
-        is_default: Whether nobody gave it.
+        allowed: What may be lost.
+        metric: What the drop is measured by, for the report.
         aim: The drop the search aims at, where 16-bit can hold it: see :func:`aim_for`; None for the budget itself.
     """
 
-    drop: float
+    allowed: AccuracyBudget
     metric: str
-    error: float = math.inf
-    is_default: bool = False
     aim: float | None = None
 
     @property
-    def min_sqnr_db(self) -> float | None:
-        """The bound on the error as an SQNR in dB; None where there is none."""
-        return None if self.error == math.inf else -10 * math.log10(self.error)
+    def drop(self) -> float:
+        """The largest drop; infinite where there is no bound."""
+        return self.allowed.largest_drop
 
     def holds(self, found: Evaluation) -> bool:
         """Whether a point is within the budget."""
-        return found.drop <= self.drop + ROUNDING and found.error <= self.error
+        return found.drop <= self.drop + ROUNDING and found.error <= self.allowed.largest_error
 
 
 def aim_for(drop: float, samples: int) -> float:

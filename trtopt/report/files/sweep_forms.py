@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trtopt.config.budget import AccuracyBudget
 from trtopt.report.files.profile_markdown import markdown_table, text
 from trtopt.report.schema.plain import plain
 from trtopt.report.schema.sweep import SweepReport, SweepRow
@@ -25,8 +26,6 @@ _CSV = (
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula."""
-_ROUNDING = 1e-9
-"""Of a drop, a difference of two shares, as the gate of a build allows it: 0.9 - 0.895 is a little more than 0.005."""
 _LARGE_RISE = 0.05
 _MOST_DIGITS = 17
 
@@ -286,7 +285,7 @@ def _excluded(row: SweepRow, limits: Limits) -> str:
         if shown == time_text(1e3 * limits.latency_ms):
             shown = f"{_apart(found.latency_us / 1e3, limits.latency_ms, 3)} ms"
         over.append(f"takes {shown}")
-    if limits.drop is not None and found.drop is not None and found.drop > limits.drop + _ROUNDING:
+    if limits.drop is not None and found.drop is not None and not AccuracyBudget(limits.drop).allows(found.drop):
         over.append(f"accuracy drops by {_apart(found.drop, limits.drop, 4)}")
     return "; ".join(over)
 
