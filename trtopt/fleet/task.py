@@ -16,6 +16,7 @@ from typing import Any
 
 from trtopt import api
 from trtopt.analysis.profile import profile
+from trtopt.cache.code import code_hash
 from trtopt.config import BuildConfig, ProfileConfig
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, installed_version
@@ -65,10 +66,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a machine has: versions of trtopt and of the compilers, the name of its GPU (empty without one), and hashes
-    of others' packs of recipes."""
+    """What a machine has: the version of trtopt, a hash of the code that does a job, versions of the compilers, the
+    name of its GPU (empty without one), and hashes of others' packs of recipes."""
 
     trtopt: str
+    code: str
     backends: dict[str, str]
     gpu: str
     packs: dict[str, str]
@@ -78,7 +80,8 @@ def survey() -> Survey:
     """What this machine has."""
     gpu = present_gpu()
     versions = {name: installed_version(backend) for name, backend in BACKENDS.items()}
-    return Survey(VERSION, versions, "" if gpu is None else gpu.name, pack_hashes())
+    code = code_hash(__name__, "trtopt_recipes")
+    return Survey(VERSION, code, versions, "" if gpu is None else gpu.name, pack_hashes())
 
 
 def execute(task: Task, folder: Path) -> Outcome:
