@@ -131,16 +131,16 @@ def test_a_wrong_option_names_what_is_right(trtopt: Run, arguments: tuple[str, .
 
 
 def test_damage_is_found_in_each_kind_and_removed_when_asked(trtopt: Run, tmp_path: Path) -> None:
-    from trtopt.cache.checksummed import seal_line, write_sealed
+    from trtopt.cache.checksummed import to_line, write_checksummed
 
     for kind, suffix in KINDS.items():
         name = "NVIDIA-L4-8.9-10.3.0" if kind == "timing" else 64 * "0"
         path = tmp_path / "cache" / kind / f"{name}{suffix}"
         path.parent.mkdir(parents=True)
         if suffix == ".jsonl":
-            path.write_bytes(seal_line({"key": "a"}) + seal_line({"key": "b"}) + b'{"torn": ')
+            path.write_bytes(to_line({"key": "a"}) + to_line({"key": "b"}) + b'{"torn": ')
         else:
-            write_sealed(path, FORMATS[kind], path.stem, [b"content"])
+            write_checksummed(path, FORMATS[kind], path.stem, [b"content"])
     verify = ("cache", "verify", "--cache-dir", "cache")
     whole = trtopt(*verify)
     assert whole.returncode == 0 and "0 damaged" in whole.stdout

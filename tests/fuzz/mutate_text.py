@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from trtopt.cache.checksummed import open_line, seal_line
+from trtopt.cache.checksummed import from_line, to_line
 from trtopt.report.schema.manifest import DIGEST, with_digest
 
 STRINGS = (
@@ -186,8 +186,8 @@ def mutate_lines(data: bytes, other: bytes, dice: random.Random) -> bytes:
         lines[at] = mutate_bytes(lines[at], other, dice)
     else:
         try:
-            record = mutate_value(open_line(lines[at]), None, dice)
-            lines[at] = seal_line(record).rstrip(b"\n") if isinstance(record, dict) else _json_text(record)
+            record = mutate_value(from_line(lines[at]), None, dice)
+            lines[at] = to_line(record).rstrip(b"\n") if isinstance(record, dict) else _json_text(record)
         except (ValueError, OverflowError):
             lines[at] = mutate_bytes(lines[at], other, dice)
     return b"\n".join(lines)

@@ -204,11 +204,11 @@ def test_a_damaged_cache_is_replaced_with_a_warning(tmp_path: Path, damage: str)
         path.mkdir()
         found, warnings = cached(tmp_path)
         assert dict(found.table.stats) == dict(first.table.stats)
-        assert len(warnings) == 2 and "cannot be read" in warnings[0] and "not kept" in warnings[1]
+        assert len(warnings) == 2 and "cannot be used" in warnings[0] and "not kept" in warnings[1]
         return
     found, warnings = cached(tmp_path)
     assert not found.cached
-    assert "cannot be read" in warnings[0]
+    assert "cannot be used" in warnings[0]
     assert dict(found.table.stats) == dict(first.table.stats)
     assert cached(tmp_path)[0].cached
 

@@ -18,7 +18,7 @@ import onnx.parser
 import pytest
 
 import trtopt
-from trtopt.cache.checksummed import read_sealed, write_sealed
+from trtopt.cache.checksummed import read_checksummed, write_checksummed
 from trtopt.cache.folder import FORMATS
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
@@ -326,9 +326,9 @@ def test_an_entry_whose_layers_are_not_understood_leaves_no_log(
     options = {**FAST, "cache_dir": str(tmp_path / "cache"), "output": str(tmp_path / "net.engine")}
     trtopt.build(folder / "net.onnx", **options)
     (entry,) = (tmp_path / "cache" / "engines").glob("*.entry")
-    identity, content = read_sealed(entry, FORMATS["engines"], 1 << 30)
+    content = read_checksummed(entry, FORMATS["engines"], entry.stem, 1 << 30)
     compiled = replace(Compiled.from_content(content), layers="Layers:\nnot a layer\n")
-    write_sealed(entry, FORMATS["engines"], identity, compiled.to_parts())
+    write_checksummed(entry, FORMATS["engines"], entry.stem, compiled.to_parts())
     again = trtopt.build(folder / "net.onnx", **options)
     assert again.engine is not None and not again.engine.cached
     assert any("it is built anew" in text for text in again.warnings)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rtx_nets import conv_net, request
 
-from trtopt.cache.checksummed import read_sealed, write_sealed
+from trtopt.cache.checksummed import read_checksummed, write_checksummed
 from trtopt.cache.folder import FORMATS
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import EngineArtifact, build_engine
@@ -75,7 +75,7 @@ def test_an_engine_that_is_not_the_one_that_was_timed_is_said(tmp_path: Path, mo
     search = Search(tmp_path, monkeypatch, is_kept=True)
     search.run()
     for path in (tmp_path / "cache" / "times").iterdir():
-        key, content = read_sealed(path, FORMATS["times"], 1 << 16)
-        write_sealed(path, FORMATS["times"], key, [json.dumps({**json.loads(bytes(content)), "sha256": "0"}).encode()])
+        content = json.loads(bytes(read_checksummed(path, FORMATS["times"], path.stem, 1 << 16)))
+        write_checksummed(path, FORMATS["times"], path.stem, [json.dumps({**content, "sha256": "0"}).encode()])
     search.run()
     assert len(search.clock.warnings) == 1 and "built again" in search.clock.warnings[0]

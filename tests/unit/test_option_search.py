@@ -163,7 +163,7 @@ def test_a_second_search_asks_nothing_and_finds_the_same(tmp_path: Path) -> None
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"median_us": "x"}', b"[" * 10_000, b"null"])
 def test_a_time_that_is_none_is_measured_anew(tmp_path: Path, content: bytes) -> None:
     cache = EngineCache(tmp_path, ignore)
-    cache.keep_times(KEY, content)
+    cache.times.store(KEY, [content])
     net = Landscape({})
     assert remembered(cache, KEY, lambda: net.ask(())).engine == ()
     assert remembered(cache, KEY, lambda: net.ask(())).engine is None and len(net.asked) == 1

@@ -374,8 +374,8 @@ def test_names_follow_the_order_of_the_nodes() -> None:
     first, second = chain(), chain()
     for node in second.graph:
         node.name = f"other_{node.name}"
-    assert {name for nodes, _, _ in prices.of(first, inner=True).kernels for name in nodes} == {"a", "b", "c", "d"}
-    names = {name for nodes, _, _ in prices.of(second, inner=True).kernels for name in nodes}
+    assert {name for nodes, _, _ in prices.price(first, inner=True).kernels for name in nodes} == {"a", "b", "c", "d"}
+    names = {name for nodes, _, _ in prices.price(second, inner=True).kernels for name in nodes}
     assert names == {"other_a", "other_b", "other_c", "other_d"}
 
 

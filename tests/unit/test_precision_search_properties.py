@@ -13,7 +13,7 @@ from search_oracles import Numbers, two_types
 
 from trtopt.config.budget import AccuracyBudget
 from trtopt.events import ignore
-from trtopt.precision.search.checkpoint import Journal
+from trtopt.precision.search.checkpoint import Checkpoint
 from trtopt.precision.search.result import Found
 from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget, Evaluation, Mix, Oracle, Space
@@ -142,7 +142,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_result_and_asks_nothing_tw
         for life in [*lives, 10_000]:
             mortal.left = life
             try:
-                found = search(oracle.space, budget, Journal(mortal, ["network"], Path(folder), ignore))
+                found = search(oracle.space, budget, Checkpoint(mortal, "network", Path(folder), ignore))
             except KilledError:
                 continue
     assert found == whole

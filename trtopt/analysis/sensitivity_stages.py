@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx_ir as ir
 
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import Errors, growth, sensitivity
 from trtopt.accuracy.sensitivity_cache import SensitivityCache
+from trtopt.cache.code import entry_key
 from trtopt.config import BuildConfig, SensitivityConfig
 from trtopt.errors import InvalidModelError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
+from trtopt.graph.skeleton import content_hash
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import Samples
@@ -77,7 +78,7 @@ def measure(job: SensitivityJob, clock: Clock) -> Sensitivity:
     if not candidates.regions:
         raise _nothing(precision, candidates, base)
     with clock.stage("sensitivity"):
-        errors, steps, cached = _measured(job, base, candidates, observer.key(base, ""), clock)
+        errors, steps, cached = _measured(job, base, candidates, clock)
     flop = cost.flop_by_node(base, values)
     total = sum(flop.values()) or 1
     regions = [
@@ -109,13 +110,12 @@ def _cleaned(job: SensitivityJob, clock: Clock) -> ModelArtifact:
 
 
 def _measured(
-    job: SensitivityJob, base: ir.Model, candidates: Candidates, key: str, clock: Clock
+    job: SensitivityJob, base: ir.Model, candidates: Candidates, clock: Clock
 ) -> tuple[Errors, tuple[GrowthStep, ...], bool]:
     """The figures, and whether they were in the cache."""
     ops = tuple(candidates.all.values())
-    identity = f"{key} {job.check.sha256} {ops!r}"
-    folder = Path(job.config.cache_dir) if job.config.cache_dir else None
-    cache = SensitivityCache(identity, folder=folder, on_event=clock.listen)
+    key = entry_key(__name__, content_hash(base), job.check.sha256, repr(ops))
+    cache = SensitivityCache(key, folder=job.config.cache_dir, on_event=clock.listen)
     known = cache.load()
     if known is not None:
         return *known, True

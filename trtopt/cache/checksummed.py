@@ -23,7 +23,7 @@ _HEADER = {"format": str, "identity": str, "bytes": int, "sha256": str}
 _CRC = "crc32"
 
 MOST_LINE_BYTES = 16 << 20
-"""Of a file of lines: about 30000 prices; the journal of a search has about a hundred lines."""
+"""Of a file of lines: about 30000 prices; the checkpoint of a search has about a hundred lines."""
 
 _MOST_LINES = 200_000
 
@@ -32,7 +32,7 @@ class OtherVersionError(ValueError):
     """A file of a version of trtopt that wrote it in another form; damage is not the same."""
 
 
-def write_sealed(path: Path, form: str, identity: str, parts: Sequence[bytes]) -> None:
+def write_checksummed(path: Path, form: str, identity: str, parts: Sequence[bytes]) -> None:
     """Write ``parts`` behind a line with their checksum, whole or not at all.
 
     Args:
@@ -51,15 +51,15 @@ def write_sealed(path: Path, form: str, identity: str, parts: Sequence[bytes]) -
             file.write(part)
 
 
-def read_sealed(path: Path, form: str, max_bytes: int) -> tuple[str, memoryview]:
-    """The identity and the content of a sealed file.
+def read_checksummed(path: Path, form: str, identity: str, max_bytes: int) -> memoryview:
+    """The content of a file that :func:`write_checksummed` wrote.
 
     Raises:
         FileNotFoundError: There is no such file.
         OSError: It cannot be read.
         OtherVersionError: It says that it is of another version of the format.
-        ValueError: It is larger than ``max_bytes``, of another format, or not what was written. Its size is compared
-            with what its first line says before the content is read.
+        ValueError: It is larger than ``max_bytes``, of another format or identity, or not what was written. Its size is
+            compared with what its first line says before the content is read.
     """
     with _opened(path) as file:
         head, header = _read_head(file, form)
@@ -71,7 +71,9 @@ def read_sealed(path: Path, form: str, max_bytes: int) -> tuple[str, memoryview]
         body = memoryview(file.read(header["bytes"]))
     if head != _header(form, header["identity"], [body]) + b"\n":
         raise ValueError("its content is not what was written")
-    return header["identity"], body
+    if header["identity"] != identity:
+        raise ValueError("it was made from another model, other samples or options, or by another version of trtopt")
+    return body
 
 
 def is_of_other_version(path: Path, form: str) -> bool:
@@ -134,16 +136,16 @@ def lines_of(content: bytes) -> list[bytes]:
     return content.split(b"\n")
 
 
-def seal_line(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON, its line feed included, that :func:`open_line` takes back."""
+def to_line(record: Mapping[str, Any]) -> bytes:
+    """A record as one line of JSON, its line feed included, that :func:`from_line` takes back."""
     return json.dumps({**record, _CRC: _crc(record)}).encode() + b"\n"
 
 
-def open_line(line: bytes) -> dict[str, Any]:
+def from_line(line: bytes) -> dict[str, Any]:
     """The record of a line.
 
     Raises:
-        ValueError: It is not a line that :func:`seal_line` wrote, whole.
+        ValueError: It is not a line that :func:`to_line` wrote, whole.
     """
     try:
         record = json.loads(line)

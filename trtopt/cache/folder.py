@@ -16,7 +16,7 @@ from pathlib import Path
 
 import filelock
 
-from trtopt.cache.checksummed import MOST_LINE_BYTES, is_of_other_version, lines_of, open_line, read_sealed
+from trtopt.cache.checksummed import MOST_LINE_BYTES, from_line, is_of_other_version, lines_of, read_checksummed
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.support.files import read_shared
@@ -40,10 +40,10 @@ FORMATS = {
     ENGINES: "trtopt.engine-cache/2",
     TIMING: "trtopt.timing-cache/2",
     TIMES: "trtopt.engine-times/1",
-    CALIBRATION: "trtopt.calibration/3",
+    CALIBRATION: "trtopt.calibration/4",
     SENSITIVITY: "trtopt.sensitivity-cache/3",
 }
-"""The formats of sealed files; the others hold lines, and their name is a hash that the format is in."""
+"""The formats of checksummed files; the others hold lines, and their name is a hash that the format is in."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _GPU_AND_VERSIONS = re.compile(r"[A-Za-z0-9.-]+-\d+\.\d[\d.]*")
@@ -81,7 +81,7 @@ def cache_folder(asked: str | Path | None) -> Path:
     Raises:
         UsageError: There is no home folder.
     """
-    if asked is not None:
+    if asked:
         return Path(asked)
     try:
         return Path.home() / ".cache" / "trtopt"
@@ -217,15 +217,15 @@ def damage(file: CachedFile) -> str:
             *lines, _ = lines_of(read_shared(file.path, MOST_LINE_BYTES))
             wrong = sum(not _is_line(line) for line in lines)
             return f"{wrong} of {len(lines)} lines are not what was written" if wrong else ""
-        identity, _ = read_sealed(file.path, FORMATS[file.kind], file.bytes)
-        return "" if identity == file.path.stem else "its name is that of another file"
+        read_checksummed(file.path, FORMATS[file.kind], file.path.stem, file.bytes)
     except ValueError as error:
         return str(error)
+    return ""
 
 
 def _is_line(line: bytes) -> bool:
     try:
-        open_line(line)
+        from_line(line)
     except ValueError:
         return False
     return True

@@ -1,9 +1,8 @@
-"""Engines that were built before: one sealed file per engine, found by its key, safe with many builders at once.
+"""Engines that were built before: one file per engine, found by its key, safe with many builders at once.
 
 An entry is written under another name and renamed, so readers see whole files or none, on a shared file system too.
 Locks only keep two processes from building the same engine at once: where the file system has none, or a lock is lost,
-an engine is built twice and both give the same entry. A lock is the kernel's (``filelock``, flock), so it ends with the
-process that holds it, however that ends.
+an engine is built twice and both give the same entry.
 """
 
 from __future__ import annotations
@@ -16,30 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import filelock
-import msgspec
-
-from trtopt.cache.checksummed import read_sealed, write_sealed
-from trtopt.cache.folder import (
-    DEFAULT_BYTES,
-    ENGINES,
-    FORMATS,
-    LOCKS,
-    TIMES,
-    TIMING,
-    make_cache_folder,
-    mark_used,
-    warn_not_kept,
-    why,
-)
-from trtopt.errors import EngineBuildError, UsageError
+from trtopt.cache.entries import Blobs
+from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, make_cache_folder
+from trtopt.cache.lock import locked
 from trtopt.events import Event, OnEvent
-from trtopt.support.files import check_writable
+from trtopt.support.json_text import converted
 
 _LENGTH_BYTES = 8
 _MOST_OF_TIMES = 1 << 16
 _LARGEST_HEAD_BYTES = 4 << 20
 _TASK = "build engine"
+_BUSY = "another process builds this engine"
 
 _T = TypeVar("_T")
 
@@ -84,12 +70,9 @@ class Compiled:
             ValueError: It is something else.
         """
         at = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-        try:
-            if at > _LARGEST_HEAD_BYTES:
-                raise ValueError("its head is too large")
-            head = msgspec.convert(json.loads(bytes(content[_LENGTH_BYTES:at])), _Head)
-        except (msgspec.ValidationError, RecursionError) as error:
-            raise ValueError(f"its head is wrong: {error}") from error
+        if at > _LARGEST_HEAD_BYTES:
+            raise ValueError("its head is too large")
+        head = converted(bytes(content[_LENGTH_BYTES:at]), _Head, any_text=True)
         parts: dict[str, bytes] = {}
         for name, size in head.sizes.items():
             if size < 0 or size > len(content) - at:
@@ -132,26 +115,26 @@ class EngineCache:
         max_bytes: The largest file that is kept or read.
         on_event: Told why an entry was not used, or not kept.
 
+    Attributes:
+        times: What was measured of engines, by their keys.
+
     Raises:
         UsageError: The folder was asked for, is not there and cannot be made.
     """
 
-    def __init__(self, folder: Path | None, on_event: OnEvent, *, max_bytes: int = DEFAULT_BYTES) -> None:
+    def __init__(self, folder: str | Path | None, on_event: OnEvent, *, max_bytes: int = DEFAULT_BYTES) -> None:
+        def blobs(kind: str, what: str, instead: str, most: int) -> Blobs:
+            return Blobs(kind, folder, on_event, words=(_TASK, what, instead), max_bytes=most)
+
         self._folder = make_cache_folder(folder)
-        self._max_bytes = max_bytes
         self._on_event = on_event
-        self._writes = True
-        try:
-            for kind in (ENGINES, TIMING, TIMES, LOCKS):
-                (self._folder / kind).mkdir(parents=True, exist_ok=True)
-                check_writable(self._folder / kind / "entry")
-        except (UsageError, OSError) as error:
-            self._writes = False
-            warn_not_kept(self._folder, error, on_event)
+        self._engines = blobs(ENGINES, "cached engine", "it is built anew", max_bytes)
+        self._timing = blobs(TIMING, "timing cache", "kernels are timed anew", max_bytes)
+        self.times = blobs(TIMES, "times of an engine", "they are measured anew", _MOST_OF_TIMES)
 
     def path(self, key: str) -> Path:
         """The file of an engine."""
-        return self._folder / ENGINES / f"{key}.entry"
+        return self._engines.path(key)
 
     def obtain(self, key: str, make: Callable[[], Compiled], use: Callable[[Compiled], _T]) -> tuple[_T, bool]:
         """What ``use`` makes of the entry, or of what ``make`` gives, which is then kept.
@@ -166,111 +149,44 @@ class EngineCache:
         Returns:
             What ``use`` gave, and whether it came from the cache.
         """
-        known = self._used(key, use, warns=False)
+
+        def read(content: memoryview) -> _T:
+            return use(Compiled.from_content(content))
+
+        known = self._engines.load(key, read, warns=False)
         if known is not None:
             return known, True
         with self._locked(key):
-            known = self._used(key, use, warns=True)
+            known = self._engines.load(key, read)
             if known is not None:
                 return known, True
             compiled = make()
             result = use(compiled)
-            self._keep(self.path(key), FORMATS[ENGINES], key, compiled.to_parts())
+            self._engines.store(key, compiled.to_parts())
             return result, False
 
     def timing(self, name: str) -> bytes:
         """The timing cache of a GPU and a version; empty where there is none."""
-        path = self._timing_path(name)
-        try:
-            identity, content = read_sealed(path, FORMATS[TIMING], self._max_bytes)
-            if identity != path.stem:
-                raise ValueError("it is that of another GPU or version")
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
-        except (OSError, ValueError) as error:
-            self._warn(f"timing cache {path}: it cannot be read ({error}); kernels are timed anew")
-            return b""
-        mark_used(path)
-        return bytes(content)
+        return self._timing.load(_file_name(name), bytes) or b""
 
     def keep_timing(self, name: str, content: bytes) -> None:
         """Replace the timing cache of a GPU and a version: of builds at once, that of the last to end stays."""
-        path = self._timing_path(name)
-        self._keep(path, FORMATS[TIMING], path.stem, [content])
-
-    def times(self, key: str) -> bytes | None:
-        """What was measured of an engine; None where nothing is known."""
-        path = self._folder / TIMES / f"{key}.json"
-        try:
-            identity, content = read_sealed(path, FORMATS[TIMES], _MOST_OF_TIMES)
-            if identity != key:
-                raise ValueError("it is that of another engine")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            self._warn(f"times of an engine {path}: they cannot be read ({error}); they are measured anew")
-            return None
-        mark_used(path)
-        return bytes(content)
-
-    def keep_times(self, key: str, content: bytes) -> None:
-        """Keep what was measured of an engine."""
-        self._keep(self._folder / TIMES / f"{key}.json", FORMATS[TIMES], key, [content])
-
-    def _timing_path(self, name: str) -> Path:
-        return self._folder / TIMING / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)}.entry"
-
-    def _used(self, key: str, use: Callable[[Compiled], _T], *, warns: bool) -> _T | None:
-        """What ``use`` makes of the entry; None without one, or for one that is damaged."""
-        path = self.path(key)
-        try:
-            identity, content = read_sealed(path, FORMATS[ENGINES], self._max_bytes)
-            if identity != key:
-                raise ValueError("it is that of another engine")
-            result = use(Compiled.from_content(content))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, EngineBuildError) as error:
-            if warns:
-                self._warn(f"cached engine {path}: it cannot be used ({why(error)[:200]}); it is built anew")
-            return None
-        mark_used(path)
-        return result
-
-    def _keep(self, path: Path, form: str, identity: str, parts: list[bytes]) -> None:
-        """Write an entry; what was built is not lost where that fails."""
-        if not self._writes:
-            return
-        if sum(map(len, parts)) > self._max_bytes:
-            self._warn(f"{path} would be larger than the cache may be: it is not kept")
-            return
-        try:
-            write_sealed(path, form, identity, parts)
-        except (UsageError, OSError) as error:
-            warn_not_kept(self._folder, error, self._on_event)
+        self._timing.store(_file_name(name), [content])
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Hold the lock of an engine; without it where there are no locks."""
-        if not self._writes:
+        """Hold the lock of an engine; without it where the cache cannot be written, or has no locks."""
+        if not self._engines.can_be_written():
             yield
             return
-        # A soft lock stays when its holder is killed: worse than none.
-        lock = filelock.FileLock(self._folder / LOCKS / f"{key}.lock", fallback_to_soft=False)
-        try:
-            try:
-                lock.acquire(blocking=False)
-            except filelock.Timeout:
-                self._warn("another process builds this engine: waiting for it")
-                lock.acquire(timeout=_LONGEST_WAIT_S)
-        except filelock.Timeout:
-            self._warn(f"that process took longer than {_LONGEST_WAIT_S:g} s: building without it")
-        except (OSError, NotImplementedError) as error:
-            self._warn(f"no lock in {self._folder / LOCKS} ({why(error)}): others may build the same engine meanwhile")
-        try:
+        with locked(self._folder, key, _LONGEST_WAIT_S, lambda: self._warn(f"{_BUSY}: waiting for it")) as refused:
+            if refused:
+                self._warn(f"no lock of this engine ({refused}): others may build it meanwhile")
             yield
-        finally:
-            lock.release()
 
     def _warn(self, text: str) -> None:
         self._on_event(Event("warning", _TASK, text=text))
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name)

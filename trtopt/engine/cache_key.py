@@ -7,7 +7,6 @@ samples, how a precision was chosen) cannot change the engine but through the mo
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import platform
@@ -15,9 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtopt.engine import worker
+from trtopt.cache.code import code_hash
 from trtopt.engine.process import START
 from trtopt.support.files import hash_file
+
+_DRIVER = "trtopt.engine.worker"
+"""The module that runs the compiler: what it sets beside the request changes engines too."""
 
 _NOT_OF_THE_ENGINE = ("onnx", "plugins", "timing_cache", "keep_engine")
 """Fields of a request that are paths, whose content counts, or that only say what to leave behind."""
@@ -46,7 +48,7 @@ def engine_key(
         "model": sorted(hash_file(path, "The model for the compiler")[1] for path in model),
         "plugins": [hash_file(Path(path), "The plugin library")[1] for path in asked[0]["plugins"]],
         "timing": timing,
-        "compiler": [version, gpu, platform.system(), platform.machine(), _driver(), START],
+        "compiler": [version, gpu, platform.system(), platform.machine(), code_hash(_DRIVER), START],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -54,9 +56,3 @@ def engine_key(
 def _cleaned(asked: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in asked.items() if name not in _NOT_OF_THE_ENGINE}
     return {**found, "flags": {name: on for name, on in asked["flags"].items() if on or name in _ON_BY_DEFAULT}}
-
-
-@functools.cache
-def _driver() -> str:
-    """A hash of the code that runs the compiler: what it sets beside the request changes engines too."""
-    return hash_file(Path(worker.__file__), "The code of trtopt")[1]

@@ -20,11 +20,10 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Generic, TypeVar
 
-import msgspec
-
 from trtopt.engine.cache import EngineCache
 from trtopt.errors import EngineBuildError
 from trtopt.report.schema.builder_options import BuilderTrial
+from trtopt.support.json_text import converted
 
 AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("builder_optimization_level", ("4", "5")),
@@ -133,8 +132,7 @@ def remembered(
     Raises:
         EngineBuildError: It is refused, or was when it was asked for.
     """
-    content = None if cache is None else cache.times(key)
-    known = None if content is None else _read(content)
+    known = None if cache is None else cache.times.load(key, _read)
     if isinstance(known, Measured):
         return Answer(known, None)
     if known is not None and refusals:
@@ -143,10 +141,10 @@ def remembered(
         answer = ask()
     except EngineBuildError as error:
         if cache is not None and refusals:
-            cache.keep_times(key, json.dumps(asdict(_Refused(error.what))).encode())
+            cache.times.store(key, [json.dumps(asdict(_Refused(error.what))).encode()])
         raise
     if cache is not None:
-        cache.keep_times(key, json.dumps(asdict(answer.measured)).encode())
+        cache.times.store(key, [json.dumps(asdict(answer.measured)).encode()])
     return answer
 
 
@@ -157,15 +155,14 @@ class _Refused:
     refused: str
 
 
-def _read(content: bytes) -> Measured | _Refused | None:
-    """What was kept; None for what is neither."""
-    try:
-        value = json.loads(content)
-        if "refused" in value:
-            return msgspec.convert(value, _Refused)
-        return msgspec.convert(value, Measured)
-    except (ValueError, TypeError, RecursionError, msgspec.ValidationError):
-        return None
+def _read(content: memoryview) -> Measured | _Refused:
+    """What was kept.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    data = bytes(content)
+    return converted(data, _Refused) if b'"refused"' in data else converted(data, Measured)
 
 
 def _with(options: Options, key: str, value: str | None) -> Options:

@@ -234,18 +234,18 @@ def check_recipes(path: Path, jobs: Sequence[Job], packs: Mapping[str, str]) -> 
                 select(recipes)
 
 
-def job_key(job: Job, trtopt_version: str, backend_version: str, packs: Mapping[str, str]) -> str:
-    """The SHA-256, hex, of what the results depend on: contents of files, options, versions; no names of files.
+def job_key(job: Job, code: str, backend_version: str, packs: Mapping[str, str]) -> str:
+    """The SHA-256, hex, of what the results depend on: contents of files, options, code; no names of files.
 
     Args:
         job: The job.
-        trtopt_version: Of the machine it runs on.
+        code: A hash of the code of trtopt on the machine it runs on.
         backend_version: Of the compiler there.
         packs: Hashes of the packs of recipes there, trtopt's own apart.
     """
     parts = {
         "format": _FORMAT,
-        "trtopt": trtopt_version,
+        "code": code,
         "backend": [job.config.backend, backend_version],
         "options": chosen_options(job.config),
         "inputs": [(item.option, item.function, [file.sha256 for file in item.files]) for item in job.inputs],

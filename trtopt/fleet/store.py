@@ -1,7 +1,7 @@
 """Where results are kept: a folder for each job's key, whole or not there.
 
-An entry has a sealed file, written last, with the size and hash of all its files and the row of the report: an entry is
-complete when that file is whole and the others are what it says. Only the process that runs the sweep writes.
+An entry has a checksummed file, written last, with the size and hash of all its files and the row of the report: an
+entry is complete when that file is whole and the others are what it says. Only the process that runs the sweep writes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
-import msgspec
-
-from trtopt.cache.checksummed import read_sealed, write_sealed
+from trtopt.cache.checksummed import read_checksummed, write_checksummed
 from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.report.schema.sweep import Result
 from trtopt.source.external import sha256_of
 from trtopt.support._lazy import require
 from trtopt.support.files import TEMPORARY, check_writable
+from trtopt.support.json_text import converted
 
 ENTRY = "entry.sealed"
 _FORM = "trtopt.sweep-entry/1"
@@ -146,8 +145,7 @@ class FolderStore:
         """As of :class:`Store`; every file is hashed."""
         folder = self._folder(key)
         try:
-            identity, content = read_sealed(folder / ENTRY, _FORM, _MOST_ENTRY_BYTES)
-            found = _entry(identity, bytes(content), key)
+            found = _entry(folder / ENTRY, key)
             for name, kept in found.files.items():
                 path = folder / name
                 if path.is_symlink() or path.stat().st_size != kept.bytes or sha256_of([path]) != kept.sha256:
@@ -230,8 +228,7 @@ class RemoteStore:
                 return None
             with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
                 Path(folder, ENTRY).write_bytes(self._fs.cat_file(place))
-                identity, content = read_sealed(Path(folder, ENTRY), _FORM, _MOST_ENTRY_BYTES)
-            found = _entry(identity, bytes(content), key)
+                found = _entry(Path(folder, ENTRY), key)
             sizes = {name: self._fs.size(self._place(key, name)) for name in found.files}
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
             return None
@@ -252,7 +249,7 @@ class RemoteStore:
             yield Path(name)
 
     def commit(self, key: str, folder: Path, result: Result) -> None:
-        """As of :class:`Store`: the sealed file is sent last."""
+        """As of :class:`Store`: the checksummed file is sent last."""
         entry = _seal(folder, key, result)
         if self.entry(key) is not None:
             return
@@ -277,7 +274,7 @@ class RemoteStore:
 
 
 def _seal(folder: Path, key: str, result: Result) -> Entry:
-    """Write the sealed file of an entry; what users' scripts left that is no file with a plain name is removed."""
+    """Write the checksummed file of an entry; what users' scripts left that is no file with a plain name is removed."""
     try:
         files = {}
         for path in sorted(folder.iterdir()):
@@ -288,25 +285,20 @@ def _seal(folder: Path, key: str, result: Result) -> Entry:
             elif path.name != ENTRY:
                 files[path.name] = Kept(path.stat().st_size, sha256_of([path]))
         entry = Entry(files, result)
-        write_sealed(folder / ENTRY, _FORM, key, [json.dumps(asdict(entry), allow_nan=False).encode()])
+        write_checksummed(folder / ENTRY, _FORM, key, [json.dumps(asdict(entry), allow_nan=False).encode()])
     except OSError as error:
         raise _refused(str(folder), error.strerror or str(error)) from error
     return entry
 
 
-def _entry(identity: str, content: bytes, key: str) -> Entry:
-    """Read the sealed file of an entry.
+def _entry(path: Path, key: str) -> Entry:
+    """Read the checksummed file of an entry.
 
     Raises:
+        OSError: It cannot be read.
         ValueError: It is that of another job, or wrong.
     """
-    if identity != key:
-        raise ValueError("another job's")
-    try:
-        value: Any = json.loads(content)
-        found = msgspec.convert(value, Entry)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ValueError("its fields are wrong") from error
+    found = converted(bytes(read_checksummed(path, _FORM, key, _MOST_ENTRY_BYTES)), Entry, any_text=True)
     for name in found.files:
         _checked_name(name)
     return found

@@ -236,7 +236,7 @@ def _key(job: Job, surveys: Mapping[str, Survey]) -> str:
             where=f"backend {backend}",
             remedy='pip install "trtopt[rtx,cpu]", or "trtopt[gpu]" on the machines with GPUs',
         )
-    return job_key(job, there.trtopt, version, there.packs)
+    return job_key(job, there.code, version, there.packs)
 
 
 def _estimate(jobs: tuple[Planned, ...], executor: Executor) -> float | None:

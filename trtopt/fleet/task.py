@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trtopt.cache.code import code_hash
 from trtopt.engine.backend import BACKENDS, installed_version
 from trtopt.hardware.probe import present_gpu
 from trtopt.report.schema.sweep import Failure
@@ -56,10 +57,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a machine has: versions of trtopt and of the compilers, the name of its GPU (empty without one), and hashes
-    of others' packs of recipes."""
+    """What a machine has: the version of trtopt, a hash of the code that does a job, versions of the compilers, the
+    name of its GPU (empty without one), and hashes of others' packs of recipes."""
 
     trtopt: str
+    code: str
     backends: dict[str, str]
     gpu: str
     packs: dict[str, str]
@@ -69,4 +71,5 @@ def survey() -> Survey:
     """What this machine has."""
     gpu = present_gpu()
     versions = {name: installed_version(backend) for name, backend in BACKENDS.items()}
-    return Survey(VERSION, versions, "" if gpu is None else gpu.name, pack_hashes())
+    code = code_hash("trtopt.fleet.run", "trtopt_recipes")
+    return Survey(VERSION, code, versions, "" if gpu is None else gpu.name, pack_hashes())

@@ -1,8 +1,9 @@
-"""Models as protobufs: without their weights for ONNX's C++ code, or with all of them inside."""
+"""Models as protobufs: without their weights for ONNX's C++ code, with all of them inside, or as a hash of all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -63,29 +64,41 @@ def strip(model: ir.Model) -> Callable[[], None]:
     Returns:
         A function that puts them back.
     """
-    values: list[tuple[ir.Value, ir.TensorProtocol]] = []
-    attributes: list[tuple[ir.Node, ir.Attr]] = []
+    large = list(_large_constants(model))
+    for owner, tensor in large:
+        if isinstance(owner, ir.Value):
+            owner.const_value = _without_data(tensor, str(owner.name))
+        else:
+            owner.attributes["value"] = ir.AttrTensor("value", _without_data(tensor, tensor.name or "value"))
+
+    def put_back() -> None:
+        for owner, tensor in large:
+            if isinstance(owner, ir.Value):
+                owner.const_value = tensor
+            else:
+                owner.attributes["value"] = ir.AttrTensor("value", tensor)
+
+    return put_back
+
+
+def content_hash(model: ir.Model) -> str:
+    """A hash, hex, of all that ``model`` computes with: its graph and its weights."""
+    digest = hashlib.sha256(skeleton(model).SerializeToString(deterministic=True))
+    for _, tensor in _large_constants(model):
+        digest.update(tensor.tobytes())
+    return digest.hexdigest()
+
+
+def _large_constants(model: ir.Model) -> Iterator[tuple[ir.Value | ir.Node, ir.TensorProtocol]]:
+    """Initializers and Constant nodes with tensors that a skeleton leaves out."""
     for graph in [*all_graphs(model.graph), *(g for f in model.functions.values() for g in all_graphs(f.graph))]:
         for value in graph.initializers.values():
             if value.const_value is not None and value.const_value.nbytes > KEPT_BYTES:
-                values.append((value, value.const_value))
-                value.const_value = _without_data(value.const_value, str(value.name))
+                yield value, value.const_value
         for node in graph:
             attribute = node.attributes.get("value") if is_op(node, "Constant") else None
-            if attribute is None or attribute.is_ref():
-                continue
-            tensor = attribute.as_tensor()
-            if tensor.nbytes > KEPT_BYTES:
-                attributes.append((node, attribute))
-                node.attributes["value"] = ir.AttrTensor("value", _without_data(tensor, tensor.name or "value"))
-
-    def put_back() -> None:
-        for value, tensor in values:
-            value.const_value = tensor
-        for node, attribute in attributes:
-            node.attributes["value"] = attribute
-
-    return put_back
+            if attribute is not None and not attribute.is_ref() and attribute.as_tensor().nbytes > KEPT_BYTES:
+                yield node, attribute.as_tensor()
 
 
 def _without_data(tensor: ir.TensorProtocol, name: str) -> ir.ExternalTensor:

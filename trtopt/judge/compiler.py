@@ -20,10 +20,8 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec, supports
 from trtopt.judge.protocol import Priced
 from trtopt.judge.rows import kernels_of, timed_rows
-from trtopt.judge.written import written
-from trtopt.precision.fp16.network_io import IoRequest, apply_io
+from trtopt.precision.fp16.network_io import IoRequest
 from trtopt.precision.fp16.network_io import formats as io_formats
-from trtopt.precision.write import narrow_borders
 from trtopt.report.schema.build import Cost
 from trtopt.source.save import save_model
 from trtopt.support.files import TEMPORARY
@@ -50,18 +48,21 @@ class CompilerJudge:
     Args:
         compiler: The compiler's process.
         gpus: The GPU it compiles for, and the one whose time is predicted.
-        precision: As in :func:`judge_for`, like the others.
+        plugins: Libraries that the compiler loads.
+        io: As in :func:`judge_for`.
+        tf32: Whether FP32 products may use TF32.
     """
 
     def __init__(
         self,
         compiler: Compiler | CompilerPool,
         gpus: tuple[GpuSpec, GpuSpec],
-        precision: Precision | None,
         plugins: tuple[str, ...] = (),
         io: tuple[IoRequest, ...] = (),
+        *,
+        tf32: bool = False,
     ) -> None:
-        self._compiler, self._precision, self._io = compiler, precision, io
+        self._compiler, self._io, self._tf32 = compiler, io, tf32
         self._target, self._gpu = gpus
         self._plugins = tuple(Path(item) for item in plugins)
 
@@ -73,16 +74,7 @@ class CompilerJudge:
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         """See :class:`~trtopt.judge.protocol.Judge`; the kernels of a loop count as often as they run, once where
         nobody knows how often."""
-        if self._precision is not None:
-            model = written(model, self._precision, {}, TENSORRT_RTX)
-            if inner:
-                model = narrow_borders(
-                    model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16
-                )
-        formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else {}
-        if self._io and not inner:
-            model, formats = apply_io(model, self._io), io_formats(self._io)
-        tf32 = self._precision == Precision.TF32
+        formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else io_formats(self._io)
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
@@ -92,13 +84,13 @@ class CompilerJudge:
                     backend=TENSORRT_RTX,
                     gpu=self._target,
                     nodes=tuple(str(node.name) for node in edit.all_nodes(model.graph)),
-                    tf32=tf32,
+                    tf32=self._tf32,
                     plugins=self._plugins,
                     formats=formats,
                 )
             )
         work = layers_of_engine(
-            layers, model, static_shapes(model, {}), tf32=tf32 and supports(self._gpu, Precision.TF32)
+            layers, model, static_shapes(model, {}), tf32=self._tf32 and supports(self._gpu, Precision.TF32)
         )
         rows = timed_rows(work.layers, self._gpu)
         sizes = buffer_sizes(layers)

@@ -9,10 +9,11 @@ from trtopt.engine.backend import TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.compiler import CompilerPool
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu
 from trtopt.judge.compiler import CompilerJudge
-from trtopt.judge.memo import AT_ONCE
+from trtopt.judge.memo import AT_ONCE, PriceFolder, Prices
 from trtopt.judge.model import ModelJudge
 from trtopt.judge.protocol import Judge
 from trtopt.judge.target import nearest_target
+from trtopt.judge.written import WritingJudge
 from trtopt.precision.fp16.network_io import IoRequest
 from trtopt.support.precision import Precision
 
@@ -24,6 +25,7 @@ def judge_for(
     precision: Precision | None,
     plugins: tuple[str, ...] = (),
     io: tuple[IoRequest, ...] = (),
+    prices: PriceFolder | None = None,
 ) -> Iterator[Judge]:
     """The judge of a backend.
 
@@ -33,15 +35,23 @@ def judge_for(
         precision: The precision asked for; None for the types the graph has.
         plugins: Libraries the compiler loads.
         io: Types and layouts of the whole network's inputs and outputs.
+        prices: Where prices of other runs are found, and those of this one kept; None for nowhere.
 
     Raises:
         MissingDependencyError: TensorRT for RTX is asked for and not installed.
+        UsageError: A plugin library cannot be read.
     """
     chip = gpu or find_gpu(DEFAULT_GPU)
+
+    def kept(judge: Judge) -> Judge:
+        """With what other runs were told: by what the judge is asked, after its precision is written."""
+        return judge if prices is None else Prices(judge, prices.of(judge, gpu, precision, io), by_name=bool(io))
+
     if backend != TENSORRT_RTX:
-        yield ModelJudge(chip, precision)
+        yield kept(ModelJudge(chip, precision))
         return
     target = nearest_target(chip)
     choose_backend(TENSORRT_RTX.name, target, None)
     with CompilerPool(AT_ONCE) as compiler:
-        yield CompilerJudge(compiler, (target, chip), precision, plugins, io)
+        judge = CompilerJudge(compiler, (target, chip), plugins, io, tf32=precision == "tf32")
+        yield WritingJudge(kept(judge), precision, io)

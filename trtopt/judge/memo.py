@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import functools
-import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
-from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of, open_line, seal_line
-from trtopt.cache.folder import PRICES, cache_folder, mark_used, warn_not_kept
+from trtopt.cache.code import entry_key
+from trtopt.cache.entries import Lines
+from trtopt.cache.folder import PRICES
 from trtopt.errors import TrtoptError
 from trtopt.events import OnEvent
 from trtopt.graph import edit
 from trtopt.judge.protocol import Judge, Priced
 from trtopt.judge.subgraph import structure_key
 from trtopt.report.schema.build import Cost
-from trtopt.support.files import open_shared, read_shared
-from trtopt.support.version import IMPORT_ROOT
+from trtopt.support.files import hash_file
 
-_FORMAT = "trtopt.prices/2"
 AT_ONCE = 2
 """Questions that a judge is asked at once."""
 
@@ -47,60 +42,56 @@ class Question:
     inner: bool
 
 
-class PriceFile:
-    """Prices kept in a file that all runs with one judge share: JSON lines, each written with one call.
+@dataclass(frozen=True)
+class PriceFolder:
+    """Where prices are kept.
 
-    A line that is torn, damaged, or no price is left out. A file that has grown too large is emptied.
+    Attributes:
+        cache: The cache folder; None for ``~/.cache/trtopt``.
+        on_event: Told why prices are not kept.
+        plugins: Libraries that the compiler loads, which prices depend on.
+    """
+
+    cache: str | Path | None
+    on_event: OnEvent
+    plugins: tuple[str, ...] = ()
+
+    def of(self, judge: Judge, *asked: object) -> PriceFile:
+        """The file of a judge.
+
+        Args:
+            judge: Says what prices are.
+            asked: What it is asked beside a model: the GPU, the precision it writes into the model.
+
+        Raises:
+            UsageError: A plugin library cannot be read.
+        """
+        plugins = [hash_file(Path(name), "The plugin library")[1] for name in self.plugins]
+        return PriceFile((judge.name, *map(repr, asked), *plugins), self.cache, self.on_event)
+
+
+class PriceFile:
+    """Prices kept in a file that all runs with one judge share. A line that is no price is left out.
 
     Args:
-        keys: What prices depend on beside the model: the judge, its version, the GPU, plugins. The code of trtopt is
-            added.
+        keys: What prices depend on beside the model and the code: the judge, its version, the GPU, plugins.
         folder: Where the cache lies; None for ``~/.cache/trtopt``, which need not be writable.
         on_event: Told why the file is not written.
     """
 
-    def __init__(self, keys: Sequence[str], folder: Path | None, on_event: OnEvent) -> None:
-        text = json.dumps([_FORMAT, _code(), *keys])
-        name = f"{hashlib.sha256(text.encode()).hexdigest()}.jsonl"
-        self._folder = cache_folder(folder)
-        self.path = self._folder / PRICES / name
-        self._on_event = on_event
-        self._writes = True
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(open_shared(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as handle:
-                if os.fstat(handle.fileno()).st_size > MOST_LINE_BYTES:
-                    # Emptied, not removed: what another process appends to it meanwhile stays in the file of this name.
-                    handle.truncate(0)
-        except OSError as error:
-            self._stop(error)
+    def __init__(self, keys: Sequence[str], folder: str | Path | None, on_event: OnEvent) -> None:
+        self._lines = Lines(PRICES, entry_key("trtopt.judge", *keys), folder, on_event)
+        self.path = self._lines.path
 
     def load(self) -> dict[str, Priced]:
         """The prices by their keys."""
-        try:
-            lines = lines_of(read_shared(self.path, MOST_LINE_BYTES))
-        except (OSError, ValueError):  # told when it was opened for writing
-            return {}
-        mark_used(self.path)
-        return dict(item for line in lines if (item := _read(line)) is not None)
+        return dict(item for record in self._lines.load() if (item := _read(record)) is not None)
 
     def add(self, key: str, priced: Priced) -> None:
         """Append one price."""
-        if not self._writes:
-            return
         total, kernels = priced.total, [[sorted(nodes), moved, time] for nodes, moved, time in priced.kernels]
-        record = {"key": key, "total": [total.kernels, total.syncs, total.bytes, total.predicted_us], "of": kernels}
-        try:
-            with open(open_shared(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as handle:
-                line = seal_line(record)
-                if handle.write(line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._stop(error)
-
-    def _stop(self, error: OSError) -> None:
-        self._writes = False
-        warn_not_kept(self._folder, error, self._on_event)
+        cost = [total.kernels, total.syncs, total.bytes, total.predicted_us]
+        self._lines.add({"key": key, "total": cost, "of": kernels})
 
 
 @dataclass
@@ -110,20 +101,29 @@ class Prices:
     Attributes:
         judge: Says what a model costs.
         file: Prices of other runs; None for none. What a judge refuses is not kept there.
+        by_name: Whether the judge knows inputs and outputs of whole models by their names, so that these count.
     """
 
     judge: Judge
     file: PriceFile | None = None
+    by_name: bool = False
     _known: dict[str, Priced | TrtoptError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.file is not None:
             self._known.update(self.file.load())
 
-    def of(self, model: ir.Model, *, inner: bool) -> Priced:
-        """As :meth:`~trtopt.judge.protocol.Judge.price`."""
+    @property
+    def name(self) -> str:
+        """As of the judge."""
+        return self.judge.name
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        """As of the judge."""
         names = [str(node.name) for node in edit.all_nodes(model.graph)]
-        return self.answer(Question(f"{structure_key(model)} {inner}", names, lambda: model, inner))
+        ends = (*model.graph.inputs, *model.graph.outputs) if self.by_name and not inner else ()
+        key = " ".join((structure_key(model), str(inner), *(str(value.name) for value in ends)))
+        return self.answer(Question(key, names, lambda: model, inner))
 
     def answer(self, question: Question) -> Priced:
         """The price of one model.
@@ -164,22 +164,11 @@ def _renamed(priced: Priced, names: Mapping[str, str]) -> Priced:
     return Priced(priced.total, tuple(kernels))
 
 
-def _read(line: bytes) -> tuple[str, Priced] | None:
+def _read(item: Mapping[str, Any]) -> tuple[str, Priced] | None:
     try:
-        item = open_line(line)
         kernels, syncs, moved, time = item["total"]
         total = Cost(int(kernels), int(syncs), int(moved), float(time))
         of = tuple((frozenset(map(str, nodes)), int(moved), float(time)) for nodes, moved, time in item["of"])
         return str(item["key"]), Priced(total, of)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-@functools.cache
-def _code() -> str:
-    """A hash of the package: how precision is written and kernels are timed decides what a price is."""
-    digest = hashlib.sha256()
-    for path in sorted((IMPORT_ROOT / "trtopt").rglob("*")):
-        if path.suffix in (".py", ".toml"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -110,7 +110,7 @@ class Cutter:
 
 def structure_key(model: ir.Model) -> str:
     """A hash that models of equal structure share: names do not count, nor the content of large constants."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{sorted(model.graph.opset_imports.items())}\n".encode())
     for text in _describe(model.graph, {}):
         digest.update(text.encode())
         digest.update(b"\n")

@@ -7,13 +7,45 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.engine.backend import Backend
+from trtopt.engine.backend import TENSORRT_RTX, Backend
 from trtopt.graph.shapes import static_shapes
+from trtopt.judge.protocol import Judge, Priced
 from trtopt.precision.decide import decide, wanted_tensors
+from trtopt.precision.fp16.network_io import IoRequest, apply_io
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.ranges import StatsBuilder, TensorStats
-from trtopt.precision.write import apply_plan
+from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.support.precision import Precision
+
+
+class WritingJudge:
+    """Writes a precision into each model that it is asked about, and asks another judge.
+
+    Args:
+        judge: That of TensorRT for RTX, which prices models as they are.
+        precision: As in :func:`judge_for`, like the next one.
+        io: See above.
+    """
+
+    def __init__(self, judge: Judge, precision: Precision | None, io: tuple[IoRequest, ...]) -> None:
+        self._judge, self._precision, self._io = judge, precision, io
+
+    @property
+    def name(self) -> str:
+        """That of the other judge."""
+        return self._judge.name
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        """See :class:`~trtopt.judge.protocol.Judge`."""
+        if self._precision is not None:
+            model = written(model, self._precision, {}, TENSORRT_RTX)
+            if inner:
+                model = narrow_borders(
+                    model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16
+                )
+        if self._io and not inner:
+            model = apply_io(model, self._io)
+        return self._judge.price(model, inner=inner)
 
 
 def written(model: ir.Model, precision: Precision, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> ir.Model:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.skeleton import skeleton
+from trtopt.graph.skeleton import content_hash
 from trtopt.pipeline.imported_ranges import statistics_file
 from trtopt.precision.decide import wanted_tensors
 from trtopt.precision.observe.calibrate import Calibration, cached_collect
@@ -19,7 +17,6 @@ from trtopt.precision.observe.statistics_cache import CacheFile
 from trtopt.report.schema.build import CalibrationRecord
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
-from trtopt.support.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,12 @@ class Observer:
     config: BuildConfig
     clock: Clock
 
-    def observe(self, base: ir.Model, variant: str = "") -> Calibration | None:
+    def observe(self, base: ir.Model, *, is_variant: bool = False) -> Calibration | None:
         """Statistics from the cache or from the samples; None where the precision needs none.
 
         Args:
             base: The widened model, or a form of it with other weights.
-            variant: What tells that form from others of the same graph.
+            is_variant: Whether it is such a form: the user's file of statistics is not for it.
         """
         wanted = wanted_tensors(base, self.precision, self.backend)
         if not wanted.histogram and not wanted.ranges:
@@ -55,10 +52,10 @@ class Observer:
         config, clock = self.config, self.clock
         with clock.stage("calibrate"):
             cache = CacheFile(
-                self.key(base, variant),
+                content_hash(base),
                 self.samples.sha256,
-                folder=Path(config.cache_dir) if config.cache_dir else None,
-                file=None if variant else statistics_file(config),
+                folder=config.cache_dir,
+                file=None if is_variant else statistics_file(config),
                 on_event=clock.listen,
             )
             return cached_collect(
@@ -96,9 +93,3 @@ class Observer:
             calibration.peak_rss_bytes,
             calibration.cached,
         )
-
-    def key(self, base: ir.Model, variant: str) -> str:
-        """What the statistics depend on, but for the samples: the file, the graph made of it, our version."""
-        digest = hashlib.sha256(f"{VERSION} {self.artifact.sha256} {variant}".encode())
-        digest.update(skeleton(base).SerializeToString(deterministic=True))
-        return digest.hexdigest()

@@ -6,13 +6,12 @@ Building and timing engines of TensorRT was never run: both need the GPU. What i
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trtopt.cache.code import entry_key
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend, installed_version
 from trtopt.engine.build import EngineArtifact, build_engine, cache_key, check_options
@@ -85,8 +84,9 @@ def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) 
     def times_key(options: Options) -> str:
         asked, gpu = with_options(options), probe()
         timing = timing_for(asked, version, cache)
-        parts = [cache_key(asked, version, timing.decides), gpu.name, gpu.driver, version]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return entry_key(
+            "trtopt.profiling.gpu", cache_key(asked, version, timing.decides), gpu.name, gpu.driver, version
+        )
 
     def ask(options: Options) -> Answer[EngineArtifact]:
         text = f"builder options: {', '.join(options) or 'as asked for'}"

@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from trtopt.engine.backend import Backend
 from trtopt.graph.shapes import at_shapes
 from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
 from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFile
+from trtopt.judge.memo import PriceFolder
 from trtopt.judge.selection import Guard, Guarded, Verdict
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.schema.guard import GuardRecord
 from trtopt.report.schema.search import SearchRecord
-from trtopt.support.files import hash_file
 from trtopt.support.precision import Precision
 
 
@@ -70,9 +68,7 @@ def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, obse
     config, listen = observer.config, observer.clock.listen
     static = at_shapes(problem.model, target.shapes)
     with judge_for(target.backend, target.gpu, None, config.plugins) as judge:
-        folder = Path(config.cache_dir) if config.cache_dir else None
-        plugins = [hash_file(Path(name), "The plugin library")[1] for name in config.plugins]
-        file = PriceFile((judge.name, repr(target.gpu), *plugins), folder, listen)
+        file = PriceFolder(config.cache_dir, listen, config.plugins).of(judge, target.gpu)
         yield Guard(problem, candidates, static, judge, listen, file)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-
-import onnx_ir as ir
 
 from trtopt.graph.shapes import infer_in_place
 from trtopt.pipeline.calibrate import Observer
@@ -97,7 +94,7 @@ class _Trials:
         """Another FP32 form of the model, with the ranges that it has; whether it is kept."""
         if not found.changes:
             return False
-        calibration = self._observer.observe(found.model, _weights(found.model))
+        calibration = self._observer.observe(found.model, is_variant=True)
         if calibration is not None:
             problem = replace(self.best.problem, model=found.model, stats=calibration.table.stats)
             return self._try(name, problem, began, found)
@@ -134,16 +131,6 @@ class _Trials:
         if self._price is None or len(problem.model.graph) == len(best.model.graph):
             return True
         return self._price(problem, plan) <= self._price(best, self.best.plan) * _SLOWER
-
-
-def _weights(model: ir.Model) -> str:
-    """A hash of the weights: what tells one FP32 form of a model from another."""
-    digest = hashlib.sha256()
-    for name, value in model.graph.initializers.items():
-        if value.const_value is not None:
-            digest.update(f"{name} {value.const_value.shape}".encode())
-            digest.update(value.const_value.tobytes())
-    return digest.hexdigest()
 
 
 def transferred(plan: PrecisionPlan, problem: Problem) -> PrecisionPlan:

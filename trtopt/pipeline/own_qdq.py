@@ -13,6 +13,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes
 from trtopt.judge.gain import LEAST_GAIN
 from trtopt.judge.judges import judge_for
+from trtopt.judge.memo import PriceFolder
 from trtopt.pipeline.guard import GuardTarget
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.qdq.existing import existing_nodes, existing_ranges, existing_types, mend, without_qdq
@@ -91,11 +92,12 @@ def own_qdq(
         return OwnQdq(kept)
     plain = rewrite(replace(artifact, model=without_qdq(artifact.model)))
     eight_bit = precision is not None and precision.is_quantized
+    prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
     try:
         judged_in = Precision.FP16 if eight_bit else precision
         with (
             clock.stage("judge Q/DQ"),
-            judge_for(target.backend, target.gpu, judged_in, config.plugins, parse_io(config.io)) as judge,
+            judge_for(target.backend, target.gpu, judged_in, config.plugins, parse_io(config.io), prices) as judge,
         ):
             before, after = (
                 judge.price(at_shapes(form.artifact.model, target.shapes), inner=False).total for form in (plain, kept)

@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
 import onnx_ir as ir
@@ -16,9 +15,11 @@ from trtopt.accuracy.gate import drop_of
 from trtopt.accuracy.memo import Remembered
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
+from trtopt.cache.code import entry_key
 from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.events import ignore
 from trtopt.graph import cost
+from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, Verdict
 from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.guard import GuardTarget
@@ -29,7 +30,7 @@ from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.regions import find_candidates
-from trtopt.precision.search.checkpoint import Journal
+from trtopt.precision.search.checkpoint import Checkpoint
 from trtopt.precision.search.result import Found
 from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget, Evaluation, Form, Mix, Option, SearchRegion, Space, aim_for
@@ -37,6 +38,7 @@ from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import AccuracyRecord
 from trtopt.report.schema.search import SearchRecord
 from trtopt.report.text.search import miss_text
+from trtopt.support._script import script_hash
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision
@@ -76,7 +78,7 @@ class Gauge:
 
     @property
     def identity(self) -> tuple[str, ...] | None:
-        """What answers depend on: the samples, the metric and its script, what it says of the FP32 model.
+        """What answers depend on: the samples, the metric and its code, what it says of the FP32 model.
 
         None where that cannot be told in another run.
         """
@@ -85,9 +87,7 @@ class Gauge:
             return (self._job.samples.sha256,)
         if metric.from_python:
             return None
-        script = Path(metric.name.rpartition(":")[0])
-        content = script.read_bytes() if script.is_file() else b""
-        return self._job.samples.sha256, metric.name, hashlib.sha256(content).hexdigest(), repr(metric.baseline)
+        return self._job.samples.sha256, metric.name, script_hash(metric.name), repr(metric.baseline)
 
     def measure(self, model: ir.Model) -> AccuracyRecord:
         """The accuracy of an optimized graph.
@@ -171,10 +171,11 @@ class RegionOracle:
 
     @property
     def identity(self) -> str:
-        """What the answers depend on besides the regions: the judge, the ranges, the improved numbers."""
-        plan, digest = self._improved.plan, hashlib.sha256(self._guard.judge.name.encode())
-        steps = [(step.name, step.changes) for step in self._improved.steps]
-        digest.update(repr((plan.wide, plan.quantized, steps, sorted(self._forms.items()))).encode())
+        """What the answers depend on besides the regions: the graph, the judge, the ranges, the improved numbers."""
+        plan, digest = self._improved.plan, hashlib.sha256(content_hash(self._improved.problem.model).encode())
+        put_back = sorted(self._improved.problem.put_back.items())
+        known = (self._guard.judge.name, plan.wide, plan.quantized, sorted(self._forms.items()), put_back)
+        digest.update(repr(known).encode())
         for values in (plan.rounded, plan.bias):
             for node in sorted(values):
                 digest.update(f"{node} ".encode() + values[node].tobytes())
@@ -296,20 +297,21 @@ def search(
         target: For whom prices are.
 
     Raises:
-        UsageError: The metric fails, or the journal cannot be written where it was asked for.
+        UsageError: The metric fails.
     """
     config, listen = observer.config, observer.clock.listen
     space = oracle.space(flop)
-    identity, journal = gauge.identity, None
+    identity, checkpoint = gauge.identity, None
     if identity is not None:
-        keys = (*identity, observer.identity, oracle.identity, target.name, repr(target.shapes), repr(space))
-        folder = Path(config.cache_dir) if config.cache_dir else None
-        journal = Journal(oracle, [hashlib.sha256(key.encode()).hexdigest() for key in keys], folder, listen)
-    asked = journal or oracle
+        key = entry_key(
+            __name__, *identity, observer.identity, oracle.identity, target.name, repr(target.shapes), repr(space)
+        )
+        checkpoint = Checkpoint(oracle, key, config.cache_dir, listen)
+    asked = checkpoint or oracle
     narrows: Sequence[Precision] = (Precision.FP16, Precision.BF16) if target.takes_bfloat else (Precision.FP16,)
     if observer.precision == Precision.AUTO:
         found = search_auto(space, gauge.budget(), asked, narrows=narrows, on_event=listen)
     else:
         found = search_budget(space, gauge.budget(), asked, on_event=listen)
-    record = replace(found.record, resumed=journal.reused if journal else 0, own_qdq=oracle.has_own_qdq)
+    record = replace(found.record, resumed=checkpoint.reused if checkpoint else 0, own_qdq=oracle.has_own_qdq)
     return replace(found, record=record)

@@ -95,7 +95,7 @@ class Trial:
 
     def price(self, model: ir.Model, *, inner: bool = False) -> Priced:
         """As :meth:`Judge.price`, asked once for models of equal structure."""
-        return self._prices.of(model, inner=inner)
+        return self._prices.price(model, inner=inner)
 
     def _key(self, recipe: Recipe, matches: Sequence[Match], piece: ir.Model) -> str:
         places = {str(node.name): index for index, node in enumerate(piece.graph.all_nodes())}

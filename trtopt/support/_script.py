@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trtopt.errors import UsageError
+
+_IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:from|import)[ \t]+([^\n#;]+)", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 
 
 def is_script(text: str) -> bool:
@@ -65,6 +69,34 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(f"{option}: not a function", where=text, remedy="name a function of the file")
     return function  # type: ignore[no-any-return]
+
+
+def script_hash(text: str) -> str:
+    """A hash, hex, of the file of ``FILE.py:NAME``, of NAME, and of the modules beside FILE.py that it imports.
+
+    What these import from there counts too. Nothing is run.
+    """
+    file, _, name = text.rpartition(":")
+    script = Path(file).resolve()
+    left, read = [script], dict[Path, bytes]()
+    while left:
+        path = left.pop()
+        if path not in read and path.is_file():
+            read[path] = path.read_bytes()
+            left += _imported(read[path], script.parent)
+    digest = hashlib.sha256(read.pop(script, b"") + b"\0" + name.encode())
+    for path in sorted(read):
+        digest.update(f"\0{path.relative_to(script.parent)}\0".encode() + read[path])
+    return digest.hexdigest()
+
+
+def _imported(source: bytes, folder: Path) -> Iterator[Path]:
+    """The modules in a folder, and all of its packages, whose names are in the import statements of a file."""
+    for statement in _IMPORTS.findall(source.replace(b"\\\n", b" ")):
+        for word in set(_WORD.findall(statement.decode(errors="replace"))):
+            yield folder / f"{word}.py"
+            if (folder / word / "__init__.py").is_file():
+                yield from (folder / word).rglob("*.py")
 
 
 def script_line(error: BaseException, path: Path) -> str:

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.precision.observe.statistics import STATISTICS_VERSION, StatsBuilder, TensorStats, bin_edges
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats, bin_edges
 from trtopt.support.json_text import check_text
 
 __all__ = [
     "LEVELS",
     "METHODS",
-    "STATISTICS_VERSION",
     "RangeTable",
     "StatsBuilder",
     "TensorStats",
@@ -239,7 +238,6 @@ class RangeTable:
         names = sorted(self.stats)
         histograms = [name for name in names if self.stats[name].has_histogram]
         header = {
-            "version": STATISTICS_VERSION,
             "tensors": {name: self.stats[name].scalars() for name in names},
             "histograms": {name: len(self.stats[name].bins) for name in histograms},  # type: ignore[arg-type]
         }
@@ -258,7 +256,7 @@ class RangeTable:
         """Read what :meth:`to_bytes` wrote.
 
         Raises:
-            ValueError: The data is damaged, of another version, or inconsistent.
+            ValueError: The data is damaged or inconsistent.
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
@@ -266,8 +264,6 @@ class RangeTable:
                 header = json.loads(text)  # which may hold infinities
                 check_text(text, header)
                 bins, counts = archive["bins"], archive["counts"]
-            if header["version"] != STATISTICS_VERSION:
-                raise ValueError(f"version {header['version']}, not {STATISTICS_VERSION}")
             lengths = header["histograms"]
             if sum(lengths.values()) != len(bins) or len(bins) != len(counts):
                 raise ValueError("the histograms are incomplete")

@@ -17,7 +17,7 @@ from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe.arrays import ArrayReader, in_memory, open_arrays
 from trtopt.precision.observe.feeds import LABELS, Group, Sample, group
 from trtopt.precision.observe.synthetic import SYNTHETIC, SYNTHETIC_COUNT, Shapes, default_count, synthetic_groups
-from trtopt.support._script import load_function
+from trtopt.support._script import load_function, script_hash
 from trtopt.support.files import hash_file
 
 __all__ = ["SYNTHETIC", "SYNTHETIC_COUNT", "Sample", "Samples", "open_samples"]
@@ -251,7 +251,6 @@ def _open_script(src: str, inputs: Sequence[InputSpec]) -> Samples:
     path = Path(name).absolute()
     if not path.is_file():
         raise UsageError("The script does not exist", where=str(path), remedy=_REMEDY)
-    digest = hashlib.sha256(path.read_bytes() + b"\0" + function.encode())
     loaded: dict[str, Callable[[], Any]] = {}
 
     def make() -> Any:
@@ -259,7 +258,7 @@ def _open_script(src: str, inputs: Sequence[InputSpec]) -> Samples:
             loaded[function] = load_function(src, "samples")
         return loaded[function]()
 
-    return Samples(lambda: _call(make, inputs, src), where=src, sha256=digest.hexdigest())
+    return Samples(lambda: _call(make, inputs, src), where=src, sha256=script_hash(src))
 
 
 def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> Iterator[Group]:

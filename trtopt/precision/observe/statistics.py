@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-STATISTICS_VERSION = 1
-"""Part of every cache key; raised when the statistics change."""
-
 MANTISSA_BITS = 10
 _SHIFT = 23 - MANTISSA_BITS
 _BINS = 1 << (8 + MANTISSA_BITS)

@@ -1,21 +1,20 @@
-"""Calibration statistics kept in a file, found again by the hash of the model and of the data."""
+"""Calibration statistics kept in a file, found again by the model, the data, and the code that observes."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtopt.cache.checksummed import read_sealed, write_sealed
-from trtopt.cache.folder import CALIBRATION, FORMATS, cache_folder, mark_used, warn_not_kept, why
+from trtopt.cache.code import entry_key
+from trtopt.cache.entries import Blobs
+from trtopt.cache.folder import CALIBRATION, FORMATS
 from trtopt.errors import UsageError
-from trtopt.events import Event, OnEvent
-from trtopt.precision.observe.ranges import STATISTICS_VERSION, RangeTable
+from trtopt.events import OnEvent
+from trtopt.precision.observe.ranges import RangeTable
 from trtopt.support.files import check_writable, open_file
 
-_MAGIC = FORMATS[CALIBRATION]
 _MAX_BYTES = 4 << 30
-_START = f'{{"format": "{_MAGIC[:6]}'.encode()
+_START = f'{{"format": "{FORMATS[CALIBRATION][:6]}'.encode()
 """How every file starts that :meth:`CacheFile.store` wrote, of this version or another."""
 
 
@@ -42,49 +41,27 @@ class CacheFile:
     """
 
     def __init__(
-        self, model_key: str, samples_key: str, *, folder: Path | None, file: Path | None, on_event: OnEvent
+        self, model_key: str, samples_key: str, *, folder: str | Path | None, file: Path | None, on_event: OnEvent
     ) -> None:
-        text = f"{_MAGIC} {STATISTICS_VERSION} {model_key} {samples_key}"
-        self._identity = hashlib.sha256(text.encode()).hexdigest()
-        self._on_event = on_event
-        self._folder = None if file is not None else cache_folder(folder)
-        self.path = file or cache_folder(folder) / CALIBRATION / f"{self._identity}.calib"
+        self._key = entry_key("trtopt.precision.observe.calibrate", model_key, samples_key)
+        words = ("calibrate", "calibration cache", "calibrating anew")
+        self._blobs = Blobs(CALIBRATION, folder, on_event, words=words, max_bytes=_MAX_BYTES, file=file)
         if file is not None:
             check_own(file)
             check_writable(file)
 
     def load(self) -> Entry | None:
         """The entry, or None when there is none for this model and these samples; says why if the file is there."""
-        try:
-            identity, content = read_sealed(self.path, _MAGIC, _MAX_BYTES)
-            if identity != self._identity:
-                self._warn("it was made from another model, other samples or another version", "calibrating anew")
-                return None
-            samples, _, table = bytes(content).partition(b"\n")
-            entry = Entry(RangeTable.from_bytes(table), int(samples))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            self._warn(f"it cannot be read ({' '.join(str(error).split())[:120]})", "calibrating anew")
-            return None
-        mark_used(self.path)
-        return entry
+        return self._blobs.load(self._key, _entry)
 
     def store(self, entry: Entry) -> None:
         """Write the entry, whole or not at all; where that fails, the samples were run and a warning is enough."""
-        content = [f"{entry.samples}\n".encode(), entry.table.to_bytes()]
-        try:
-            if self._folder is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_sealed(self.path, _MAGIC, self._identity, content)
-        except (UsageError, OSError) as error:
-            if self._folder is not None:
-                warn_not_kept(self._folder, error, self._on_event)
-            else:
-                self._warn(f"it cannot be written ({why(error)})", "the statistics are not kept")
+        self._blobs.store(self._key, [f"{entry.samples}\n".encode(), entry.table.to_bytes()])
 
-    def _warn(self, why: str, what: str) -> None:
-        self._on_event(Event("warning", "calibrate", text=f"calibration cache {self.path}: {why}; {what}"))
+
+def _entry(content: memoryview) -> Entry:
+    samples, _, table = bytes(content).partition(b"\n")
+    return Entry(RangeTable.from_bytes(table), int(samples))
 
 
 def check_own(file: Path) -> None:
