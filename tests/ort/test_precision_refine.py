@@ -108,7 +108,6 @@ def test_the_error_falls_on_samples_that_were_not_looked_at() -> None:
     assert min(trial.error for trial in found.trials) == {t.name: t.error for t in found.trials}[found.kept]
     assert ir.to_proto(base).SerializeToString() == before
     assert all(values.dtype == np.int8 and np.abs(values).max() <= 127 for values in found.plan.rounded.values())
-    assert [record.node for record in found.layers] == ["a", "c", "p"]
     passes = [event for event in events if event.kind == "start"]
     assert sum(event.kind == "advance" for event in events) == 3 * len(passes) > 0
 
@@ -196,7 +195,7 @@ def test_wishes_of_one_walk_find_what_they_find_alone() -> None:
     wishes = (Wish(rounding=False, bias=True), Wish(rounding=True, bias=True))
     for wish, found in zip(wishes, correct(base, plan, given, wishes), strict=True):
         (alone,) = correct(base, plan, given, (wish,))
-        assert found.layers == alone.layers and found.bias.keys() == alone.bias.keys() == {"a", "c", "p"}
+        assert found.bias.keys() == alone.bias.keys() == {"a", "c", "p"}
         assert found.rounded.keys() == alone.rounded.keys() and bool(found.rounded) == wish.rounding
         assert all(np.array_equal(values, alone.bias[name]) for name, values in found.bias.items())
         assert all(np.array_equal(values, alone.rounded[name]) for name, values in found.rounded.items())
@@ -209,13 +208,12 @@ def test_fewer_samples_are_held_where_tensors_are_larger() -> None:
     assert samples_held(base, small, 128) == 128 and samples_held(base, large, 128) == 4
 
 
-def test_what_is_not_rounded_has_a_reason() -> None:
+def test_some_weights_keep_their_nearest_values() -> None:
     base = network()
     ops = list(coarse_plan().quantized)
     ops[0] = dataclasses.replace(ops[0], dtype="fp8")
     found = correct(base, dataclasses.replace(coarse_plan(), quantized=tuple(ops)), samples(8), (Wish(True, False),))[0]
-    reasons = {record.node: record.reason for record in found.layers}
-    assert "FP8" in reasons["a"] and "a" not in found.rounded
+    assert found.rounded and "a" not in found.rounded
     text = """g (float[N,4] x) => (float[N,4] z) <float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}> {
         y = MatMul (x, w) z = MatMul (y, w) }"""
     twice = infer_shapes(ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}'))
@@ -224,7 +222,6 @@ def test_what_is_not_rounded_has_a_reason() -> None:
     both = tuple(QuantizedOp(name, data, 4.0, 1, "max") for name, data in (("y", "x"), ("z", "y")))
     rows = [{"x": RNG.standard_normal((1, 4)).astype(np.float32)} for _ in range(8)]
     found = correct(twice, PrecisionPlan(Precision.INT8, FP16, quantized=both), rows, (Wish(True, True),))[0]
-    assert all("shared" in record.reason and "no constant" in record.reason for record in found.layers)
     assert not found.rounded and not found.bias
 
 

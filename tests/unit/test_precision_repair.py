@@ -58,7 +58,6 @@ def mended(
     model = chain(count)
     bench = Bench(model, excess)
     found = repair(model, PrecisionPlan(Precision.FP16, FP16), bench, most)
-    assert found.evaluations == bench.asked
     assert found.after == bench(found.plan)
     return found, bench
 
@@ -67,7 +66,7 @@ def test_a_good_plan_costs_one_evaluation() -> None:
     model, plan = chain(40), PrecisionPlan(Precision.FP16, FP16, {"n3": "because"})
     bench = Bench(model, added({}, 0.02))
     found = repair(model, plan, bench)
-    assert found.plan is plan and found.put_back == {} and (found.evaluations, bench.asked) == (1, 1)
+    assert found.plan is plan and found.put_back == {} and bench.asked == 1
 
 
 @pytest.mark.parametrize("culprits", [{"n7"}, {"n0", "n39"}, {"n11", "n12", "n13"}])
@@ -88,9 +87,9 @@ def test_what_is_infinite_or_nan_is_found_too() -> None:
 def test_the_same_light_operator_in_every_block_goes_back_as_one() -> None:
     """160 nodes, every eighth a culprit: halving by place would look at each of them."""
     culprits = {f"n{i}" for i in range(1, 160, 8)}
-    found, _ = mended(160, added(dict.fromkeys(culprits, 50.0), 1e-4))
+    found, bench = mended(160, added(dict.fromkeys(culprits, 50.0), 1e-4))
     assert set(found.put_back) == culprits
-    assert found.evaluations <= 12
+    assert bench.asked <= 12 + 1  # once more by the test
 
 
 def test_noise_spread_over_all_nodes_takes_back_as_many_as_needed() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trtopt.precision.observe.ranges import METHODS, RangeTable, StatsBuilder, TensorStats, amax, choose_amax
+from trtopt.precision.observe.ranges import METHODS, RangeTable, StatsBuilder, TensorStats, choose_amax
 from trtopt.precision.observe.ranges import quantization_error as closed_form_error
 
 RNG = np.random.default_rng(0)
@@ -16,6 +16,11 @@ RELU = np.maximum(GAUSSIAN, 0)
 OUTLIER = np.concatenate([GAUSSIAN, [60.0]]).astype(np.float32)
 LAPLACE = RNG.laplace(size=400_000).astype(np.float32)
 UNIFORM = RNG.uniform(-1, 1, 400_000).astype(np.float32)
+
+
+def amax(stats: TensorStats, method: str) -> float:
+    """The range alone."""
+    return choose_amax(stats, method)[0]
 
 
 def stats_of(*arrays: np.ndarray, histogram: bool = True) -> TensorStats:

@@ -20,7 +20,7 @@ from trtopt.sparsity.pruned import PrunedLayer
 
 def record() -> SparsityRecord:
     """One layer that pays, and one that cannot be 2:4."""
-    found = Candidates((Candidate("w", ("wide",), 0, (8, 8), False),), {"odd": "its weight is not constant"})
+    found = Candidates((Candidate("w", ("wide",), 0, False),), {"odd": "its weight is not constant"})
     rows = (
         SparseLayer(("wide",), "w", False, True, "it pays", 20.0, 15.0),
         SparseLayer(("odd",), "", False, False, "its weight is not constant", 30.0, 30.0),

@@ -42,11 +42,6 @@ class CompiledLevel:
     model: ir.Model
     shapes: Mapping[str, tuple[int, ...]]
 
-    @property
-    def kernels(self) -> int:
-        """Kernels launched by one inference; a loop's body counts once."""
-        return len(self.layers)
-
 
 def compile_level(
     artifact: ModelArtifact,

@@ -27,6 +27,7 @@ from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, Region
 from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.report.schema.build import Cost
+from trtopt.support.halving import fewest
 from trtopt.support.precision import EIGHT_BIT_TYPES, Precision
 
 Choice = Mapping[str, QuantizedOp]
@@ -189,11 +190,8 @@ class Guard:
         if not error(len(left)) or error(0):
             return found
         while reason := error(len(left)):
-            good, bad = 0, len(left)
-            while bad - good > 1:
-                middle = (good + bad) // 2
-                good, bad = (good, middle) if error(middle) else (middle, bad)
-            found.update(dict.fromkeys(left.pop(bad - 1), reason))
+            broken = fewest(len(left), lambda number: bool(error(number)))
+            found.update(dict.fromkeys(left.pop(broken - 1), reason))
         return found
 
     def _failure(self, question: Question) -> str:

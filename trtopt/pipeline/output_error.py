@@ -27,13 +27,8 @@ _MOST_BYTES = 1 << 28
 _T = TypeVar("_T")
 
 
-def held_out(samples: Iterable[Feeds]) -> Iterator[Feeds]:
-    """Every fourth sample: what errors are judged on, and nothing but ranges is fitted to."""
-    return (feeds for index, feeds in enumerate(samples) if index % _HELD_OUT == 0)
-
-
 def fitted(samples: Iterable[Feeds]) -> Iterator[Feeds]:
-    """The other samples."""
+    """All samples but every fourth."""
     return (feeds for index, feeds in enumerate(samples) if index % _HELD_OUT)
 
 
@@ -42,7 +37,7 @@ class OutputError:
 
     Args:
         reference: The widened model.
-        samples: Its samples; the first :data:`JUDGED_SAMPLES` of :func:`held_out` are used where a caller brings none.
+        samples: Its samples; the first :data:`JUDGED_SAMPLES` are used where a caller brings none.
     """
 
     def __init__(self, reference: ir.Model, samples: Samples) -> None:

@@ -25,14 +25,12 @@ class Candidate:
         weight: The name of its value.
         nodes: The names of the nodes that read it, all as a weight, in the order of the graph.
         axis: Its reduction axis.
-        shape: Its shape.
         sparse: Whether it is 2:4 as it is.
     """
 
     weight: str
     nodes: tuple[str, ...]
     axis: int
-    shape: tuple[int, ...]
     sparse: bool
 
 
@@ -114,4 +112,4 @@ def _candidate(weight: ir.Value, nodes: list[ir.Node]) -> Candidate:
     if array is None:
         raise ValueError(f"{weight.name} is not constant")
     names = tuple(str(node.name) for node in nodes)
-    return Candidate(str(weight.name), names, axis, array.shape, is_sparse(array, axis))
+    return Candidate(str(weight.name), names, axis, is_sparse(array, axis))

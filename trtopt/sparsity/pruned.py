@@ -31,7 +31,6 @@ class PrunedLayer:
         bias: By node, what its output channels get in addition: float32 ``[channels]``.
         errors: Noise over signal of its outputs in the pruned network with magnitude pruning, and with ``values``, on
             samples kept from the fit; None where it was not fitted.
-        reason: Why it was not recovered; empty where it was.
     """
 
     weight: str
@@ -41,7 +40,6 @@ class PrunedLayer:
     kept: float
     bias: dict[str, np.ndarray] = field(default_factory=dict)
     errors: tuple[float, float] | None = None
-    reason: str = ""
 
 
 def by_magnitude(model: ir.Model, candidate: Candidate) -> PrunedLayer:

@@ -129,15 +129,14 @@ class _Walk:
             raise ValueError(f"{stop.node.name}: {layer}")
         try:
             read = self._read(layer, stop, candidate)
-        except np.linalg.LinAlgError:
-            return dataclasses.replace(plain, reason="its inputs are not finite")
+        except np.linalg.LinAlgError:  # its inputs are not finite
+            return plain
         order = _order(layer)
         dense, simple = (layer.matrices(weight)[:, order] for weight in (layer.weight, plain.values))
         first = _fitted(read.first, dense)
         errors = read.error(dense, simple), read.error(dense, first)
         if not errors[1] < errors[0]:
-            reason = "magnitude is better on samples kept from the fit"
-            return dataclasses.replace(plain, errors=(errors[0], errors[0]), reason=reason)
+            return dataclasses.replace(plain, errors=(errors[0], errors[0]))
         matrices = np.empty_like(dense)
         matrices[:, order] = _fitted(read.every, dense, first)
         values = layer.weight_of(matrices)

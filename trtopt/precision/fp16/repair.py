@@ -74,14 +74,12 @@ class Repaired:
         before: What the plan given does.
         after: What ``plan`` does.
         put_back: The nodes put back to FP32, with the reason; they are in ``plan.wide`` too.
-        evaluations: How many plans were run.
     """
 
     plan: PrecisionPlan
     before: Damage
     after: Damage
     put_back: Mapping[str, str] = field(default_factory=dict)
-    evaluations: int = 0
 
 
 def repair(
@@ -105,13 +103,13 @@ def repair(
     search = _Search(base, plan, damage_of, most)
     before = search.damage(())
     if before.is_allowed or not search.nodes:
-        return Repaired(plan, before, before, evaluations=search.evaluations)
+        return Repaired(plan, before, before)
     after = search.run(before)
     if after.excess >= before.excess:
-        return Repaired(plan, before, before, evaluations=search.evaluations)
+        return Repaired(plan, before, before)
     mended = search.with_wide(plan, search.back)
     put_back = {name: reason for name, reason in mended.wide.items() if name not in plan.wide}
-    return Repaired(mended, before, after, put_back, search.evaluations)
+    return Repaired(mended, before, after, put_back)
 
 
 @dataclass(order=True)

@@ -27,7 +27,6 @@ __all__ = [
     "RangeTable",
     "StatsBuilder",
     "TensorStats",
-    "amax",
     "choose_amax",
     "quantization_error",
 ]
@@ -183,8 +182,8 @@ def _search(moments: _Moments, cost: Callable[[_Moments, np.ndarray], np.ndarray
     return float(candidates[len(costs) - 1 - np.argmin(costs[::-1])])
 
 
-def amax(stats: TensorStats, method: str) -> float:
-    """The INT8 range of a tensor by one of ``METHODS`` or ``auto``; 0 for a tensor that was always zero.
+def choose_amax(stats: TensorStats, method: str) -> tuple[float, str]:
+    """The INT8 range of a tensor by one of ``METHODS`` or ``auto``, and the method; 0 where it was always zero.
 
     ``max`` is the largest ``|x|``; ``percentile`` the 99.99th percentile of ``|x|``; ``entropy`` minimises the
     Kullback-Leibler divergence; ``mse`` the squared quantization error; ``auto`` takes the one of these four with the
@@ -193,11 +192,6 @@ def amax(stats: TensorStats, method: str) -> float:
     Raises:
         ValueError: The tensor has no histogram, or the method is unknown.
     """
-    return choose_amax(stats, method)[0]
-
-
-def choose_amax(stats: TensorStats, method: str) -> tuple[float, str]:
-    """As :func:`amax`, with the name of the method that gave the range (of interest with ``auto``)."""
     if method not in (*METHODS, "auto"):
         raise ValueError(f"unknown calibration method {method!r}")
     moments = _Moments(stats)

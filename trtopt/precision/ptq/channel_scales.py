@@ -60,7 +60,6 @@ class ChannelScales:
         count: How many there are, the fixed one included.
         constants: Constants that take them up, in the order of the graph.
         reads: For each product, by name: int64 ``[channels]``, the scales of its data input.
-        writes: The same for its output.
         why_not_read: Why no channel that a product reads can be scaled, by node; only where none can.
         why_not_written: The same for what a product or a normalization makes.
     """
@@ -68,7 +67,6 @@ class ChannelScales:
     count: int
     constants: tuple[ScaledConstant, ...]
     reads: Mapping[str, np.ndarray]
-    writes: Mapping[str, np.ndarray]
     why_not_read: Mapping[str, str]
     why_not_written: Mapping[str, str]
 
@@ -207,18 +205,16 @@ class Tracker:
             if makes is not None or sums is not None:
                 constants.append(ScaledConstant(item.node, item.index, makes, sums))
         reads = {name: final[scales] for name, scales in self._reads.items()}
-        writes = {name: final[scales] for name, scales in self._writes.items()}
         return ChannelScales(
             len(free) + 1,
             tuple(constants),
             reads,
-            writes,
             {
                 name: self._reason(self._reads[name]) or self._sources[name]
                 for name, scales in reads.items()
                 if not scales.any()
             },
-            {name: self._reason(self._writes[name]) for name, scales in writes.items() if not scales.any()},
+            {name: self._reason(scales) for name, scales in self._writes.items() if not final[scales].any()},
         )
 
     def _roots(self, scales: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -54,34 +53,11 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class LayerRecord:
-    """What was done about one quantized node.
-
-    Attributes:
-        node: Its name.
-        rounded: Whether it has new INT8 values.
-        biased: Whether its bias was corrected.
-        before_db: Signal over noise of its outputs on samples kept from the fit, with nearest rounding; None where no
-            other rounding was tried.
-        after_db: The same with the values it has now.
-        reason: Why there are no new values or no bias; empty where there are both.
-    """
-
-    node: str
-    rounded: bool
-    biased: bool
-    before_db: float | None = None
-    after_db: float | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Corrections:
     """What was found for one wish, as :class:`~trtopt.precision.plan.PrecisionPlan` takes it."""
 
     rounded: dict[str, np.ndarray] = field(default_factory=dict)
     bias: dict[str, np.ndarray] = field(default_factory=dict)
-    layers: list[LayerRecord] = field(default_factory=list)
 
 
 def correct(
@@ -149,13 +125,9 @@ class _Walk:
 
     def visit(self, stop: Stop, op: QuantizedOp) -> None:
         """Find what one node is to have, and run it so."""
-        no_bias = why_no_bias(stop.node)
-        biased = self._wish.bias and no_bias is None
-        record = LayerRecord(op.node, False, biased)
-        reasons = [no_bias] if self._wish.bias and no_bias is not None else []
+        biased = self._wish.bias and why_no_bias(stop.node) is None
         if self._wish.rounding:
-            record = self._rounded(stop, op, biased)
-            reasons.append(record.reason)
+            self._round(stop, op, biased)
         rounded = {name: values for name, values in self.found.rounded.items() if name == op.node}
         part = dataclasses.replace(self._plan, quantized=(op,), rounded=rounded, bias={})
         exact, noisy = stop.run(quantize(stop.piece, part).model)
@@ -164,28 +136,20 @@ class _Walk:
             self.found.bias[op.node] = -shift
             for index, array in enumerate(noisy):
                 noisy[index] = array - spread(shift, stop.node, array.ndim)
-        self.found.layers.append(dataclasses.replace(record, reason="; ".join(filter(None, reasons))))
 
-    def _rounded(self, stop: Stop, op: QuantizedOp, biased: bool) -> LayerRecord:
+    def _round(self, stop: Stop, op: QuantizedOp, biased: bool) -> None:
+        """Keep new values of the node's weight where they are better on samples kept from the fit."""
         layer = layer_of(stop.node)
-        reason = layer if isinstance(layer, str) else _why_not(layer, op)
-        if reason or isinstance(layer, str):
-            return LayerRecord(op.node, False, biased, reason=reason)
+        if isinstance(layer, str) or not _can_round(layer, op):
+            return
         try:
             inputs = self._read(layer, op, stop)
-        except np.linalg.LinAlgError:
-            return LayerRecord(op.node, False, biased, reason="its inputs are not finite")
+        except np.linalg.LinAlgError:  # its inputs are not finite
+            return
         before = _stored(layer, op, self._plan)
-        levels, noise, signal = _search(layer, before, inputs, biased)
-        kept = noise[1] < noise[0]
-        if kept and not _fits(layer, levels, before.scale, op, self._plan):
-            kept, reason = False, "its sums could overflow"
-        if kept:
+        levels, noise = _search(layer, before, inputs, biased)
+        if noise[1] < noise[0] and _fits(layer, levels, before.scale, op, self._plan):
             self.found.rounded[op.node] = levels
-        elif not reason:
-            reason = "nearest values are better on samples kept from the fit"
-        after = noise[1] if kept else noise[0]
-        return LayerRecord(op.node, kept, biased, _db(signal, noise[0]), _db(signal, after), reason)
 
     def _read(self, layer: Layer, op: QuantizedOp, stop: Stop) -> _Inputs:
         """Rows of both networks; remembered for the next node, which may read the same."""
@@ -257,17 +221,14 @@ def _only_reader_is_relu(node: ir.Node) -> bool:
     return not output.is_graph_output() and [user.op_type for user, _ in output.uses()] == ["Relu"]
 
 
-def _search(
-    layer: Layer, before: _Stored, inputs: _Inputs, biased: bool
-) -> tuple[np.ndarray, tuple[float, float], float]:
-    """New INT8 values of the weight's shape; noise with the old and the new ones, and signal, on the kept rows."""
+def _search(layer: Layer, before: _Stored, inputs: _Inputs, biased: bool) -> tuple[np.ndarray, tuple[float, float]]:
+    """New INT8 values of the weight's shape; the noise with the old and with the new ones on the kept rows."""
     weights, nearest = layer.matrices(layer.weight), layer.matrices(before.values)
     steps = before.steps.reshape(layer.groups, 1, -1)
     levels = np.empty(nearest.shape, np.int8)
-    noise, signal = np.zeros(2), 0.0
+    noise = np.zeros(2)
     for group, (fit, kept, factors) in enumerate(zip(inputs.fit, inputs.kept, inputs.factors, strict=True)):
         weight, step = np.ascontiguousarray(weights[group]), steps[group]
-        outputs = kept.exact @ weight
         errors = (fit.quantized - fit.exact) @ weight, (kept.quantized - kept.exact) @ weight
         change = nearest[group] * step - weight
         old, mean, inputs_mean = errors[1] + kept.quantized @ change, errors[0].mean(axis=0), fit.quantized.mean(axis=0)
@@ -276,8 +237,7 @@ def _search(
         for index, (error, values) in enumerate(((old, nearest[group]), (errors[1], levels[group]))):
             left = error - (mean + inputs_mean @ (values * step - weight)) if biased else error
             noise[index] += float(np.vdot(left, left))
-        signal += float(np.square(outputs - outputs.mean(axis=0)).sum())
-    return layer.weight_of(levels), (float(noise[0]), float(noise[1])), signal
+    return layer.weight_of(levels), (float(noise[0]), float(noise[1]))
 
 
 def _search_group(
@@ -310,15 +270,11 @@ def _search_group(
     return levels
 
 
-def _why_not(layer: Layer, op: QuantizedOp) -> str:
-    if op.dtype != Precision.INT8:
-        return "FP8 keeps the nearest values: its levels are not evenly spaced"
-    if layer.depth > LARGEST_DEPTH:
-        return f"a sum of {layer.depth} products is more than the {LARGEST_DEPTH} that are rounded together"
+def _can_round(layer: Layer, op: QuantizedOp) -> bool:
+    """Whether other values than the nearest are looked for: levels of FP8 are not evenly spaced."""
     weight = edit.input_of(layer.node, 1)
-    if weight is not None and len(list(weight.uses())) > 1:
-        return "its weight is shared with other nodes"
-    return ""
+    shared = weight is not None and len(list(weight.uses())) > 1
+    return op.dtype == Precision.INT8 and layer.depth <= LARGEST_DEPTH and not shared
 
 
 def _stored(layer: Layer, op: QuantizedOp, plan: PrecisionPlan) -> _Stored:
@@ -348,7 +304,3 @@ def _quantized(rows: np.ndarray, scale: np.float32) -> np.ndarray:
 
 def _is_held(index: int, count: int) -> bool:
     return index % _HELD_OUT == _HELD_OUT - 1 if count >= _HELD_OUT else index == count - 1
-
-
-def _db(signal: float, noise: float) -> float:
-    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf

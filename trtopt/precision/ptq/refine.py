@@ -16,7 +16,7 @@ from trtopt.events import OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.plan import PrecisionPlan
-from trtopt.precision.ptq.correct import Corrections, LayerRecord, Wish, correct
+from trtopt.precision.ptq.correct import Corrections, Wish, correct
 from trtopt.precision.ptq.layer_walk import samples_held
 
 ErrorOf = Callable[[PrecisionPlan, Sequence[Sample]], float]
@@ -52,14 +52,12 @@ class Refined:
         plan: The best plan found; the one given where nothing helped.
         kept: The name of its trial: ``none`` where nothing helped.
         trials: What was tried, in order; the first is ``none``.
-        layers: What was done about each quantized node, as far as it is in ``plan``.
         reason: Why nothing was tried; empty where something was.
     """
 
     plan: PrecisionPlan
     kept: str
     trials: tuple[Trial, ...]
-    layers: tuple[LayerRecord, ...]
     reason: str = ""
 
 
@@ -90,10 +88,10 @@ def refine(
     """
     plain = dataclasses.replace(plan, rounded={}, bias={})
     if not plan.quantized:
-        return Refined(plain, "none", (), (), "no node is quantized")
+        return Refined(plain, "none", (), "no node is quantized")
     searched, judged = split_samples(base, samples, LARGEST_SAMPLES)
     if not judged:
-        return Refined(plain, "none", (), (), f"fewer than {SMALLEST_SAMPLES} samples")
+        return Refined(plain, "none", (), f"fewer than {SMALLEST_SAMPLES} samples")
     attempt = _Attempts(plain, lambda tried: error_of(tried, judged))
     attempt.make("none", Corrections())
     wishes = (Wish(rounding=False, bias=True), Wish(rounding=True, bias=True))
@@ -114,7 +112,7 @@ class _Attempts:
     def __init__(self, plain: PrecisionPlan, error_of: Callable[[PrecisionPlan], float]) -> None:
         self._plain, self._error_of = plain, error_of
         self._trials: list[Trial] = []
-        self._best: tuple[float, PrecisionPlan, list[LayerRecord]] | None = None
+        self._best: tuple[float, PrecisionPlan] | None = None
         self.kept = "none"
 
     def make(self, name: str, found: Corrections) -> bool:
@@ -124,7 +122,7 @@ class _Attempts:
         self._trials.append(Trial(name, error))
         if self._best is not None and not error < self._best[0]:
             return False
-        self._best, self.kept = (error, plan, found.layers), name
+        self._best, self.kept = (error, plan), name
         return True
 
     @property
@@ -133,8 +131,8 @@ class _Attempts:
         return self._trials[-1].error <= NEAR * min(trial.error for trial in self._trials)
 
     def result(self) -> Refined:
-        _, plan, layers = self._best if self._best is not None else (0.0, self._plain, [])
-        return Refined(plan, self.kept, tuple(self._trials), tuple(layers))
+        plan = self._plain if self._best is None else self._best[1]
+        return Refined(plan, self.kept, tuple(self._trials))
 
 
 def _only(found: Corrections, nodes: Sequence[str]) -> Corrections:
@@ -142,7 +140,6 @@ def _only(found: Corrections, nodes: Sequence[str]) -> Corrections:
     return Corrections(
         {name: values for name, values in found.rounded.items() if name in chosen},
         {name: values for name, values in found.bias.items() if name in chosen},
-        [record for record in found.layers if record.node in chosen],
     )
 
 

@@ -19,6 +19,7 @@ from trtopt.precision.search.result import Found, Trials, Tried, conclude
 from trtopt.precision.search.space import Budget, Form, Mix, Move, Oracle, Space
 from trtopt.report.schema.search import Action
 from trtopt.report.text.numbers import count, some
+from trtopt.support.halving import fewest
 from trtopt.support.precision import Precision
 
 TASK = "search"
@@ -156,14 +157,12 @@ class _Search:
                 way, size = space.ways_down(state, self.errors), 1
 
     def _take_fewer(self, state: Mix, taken: Sequence[Move]) -> None:
-        """The fewest of these moves that will do, if more of them never do worse; by halving."""
-        fails, holds = 0, len(taken)
-        while holds - fails > 1 and self._left():
-            middle = (fails + holds) // 2
-            if self._try(state.moved(taken[:middle]), "take fewer back", _regions(taken[:middle])):
-                holds = middle
-            else:
-                fails = middle
+        """Find the fewest of these moves that will do, by halving."""
+
+        def holds(number: int) -> bool:
+            return self._try(state.moved(taken[:number]), "take fewer back", _regions(taken[:number]))
+
+        fewest(len(taken), holds, self._left)
 
     def win_back(self, narrow: Precision) -> None:
         """From the point that holds and should be the fastest to faster ones, most microseconds first.

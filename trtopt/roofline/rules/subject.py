@@ -158,10 +158,6 @@ class Subject:
         """The shape of a value, None where it is not known."""
         return None if value is None else self.shapes.get(str(value.name))
 
-    def rank(self, value: ir.Value | None) -> int:
-        """The number of axes of a value; 0 where it is not known."""
-        return len(self.shape(value) or ())
-
     def us(self, layers: Iterable[Layer]) -> dict[str, float]:
         """The predicted time of layers by name."""
         return {layer.name: self.row[layer.name].predicted_us for layer in layers if layer.name in self.row}
