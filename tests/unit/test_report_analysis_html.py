@@ -28,7 +28,7 @@ from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.report.html import analysis_plots as plots
 from trtopt.report.html.analysis import check_html, html, write_html
 from trtopt.report.schema.analysis import Analysis
-from trtopt.report.text.analysis import time_text, visible
+from trtopt.report.text.format import time_text, visible
 
 SCRIPTS = 2
 """plotly and the sorting of tables; each plot adds one."""

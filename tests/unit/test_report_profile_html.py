@@ -20,7 +20,7 @@ from trtopt.report.html.profile_layers import COLUMNS, cells, label, layer_data
 from trtopt.report.html.profile_plots import compared, roofline, scatter
 from trtopt.report.schema.build import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
-from trtopt.report.text.analysis import visible
+from trtopt.report.text.format import visible
 
 
 def _layer(name: str, reads: str = "", writes: str = "") -> ProfileLayer:

@@ -27,8 +27,8 @@ from trtopt.profiling.compare import compare
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
 from trtopt.profiling.modules import module_of, module_of_node
-from trtopt.report.files.profile_markdown import comparison_markdown, profile_markdown
-from trtopt.report.files.profile_trace import profile_trace
+from trtopt.report.files.for_tools import profile_trace
+from trtopt.report.files.markdown import comparison_markdown, profile_markdown
 from trtopt.report.schema.comparison import Comparison
 from trtopt.report.schema.json_file import write_report
 from trtopt.report.schema.profile import ProfileReport

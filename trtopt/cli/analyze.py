@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
 
     from trtopt.hardware.spec import GpuSpec
-    from trtopt.report.text import analysis_terminal
+    from trtopt.report.text import analysis as analysis_terminal
 
     print_renderable(analysis_terminal.render(analysis, GpuSpec(**analysis.gpu)))
     return 0

@@ -88,7 +88,7 @@ def _list(args: argparse.Namespace, folder: Path) -> int:
     found = _chosen(args, folder)
     if args.json:
         return _print_json(folder, found)
-    from trtopt.report.text.numbers import bytes_text, table
+    from trtopt.report.text.format import bytes_text, table
 
     now = time.time()
     rows = [
@@ -168,7 +168,7 @@ def _print_json(
 
 
 def _sum(found: Sequence[CachedFile], what: str) -> None:
-    from trtopt.report.text.numbers import bytes_text, count
+    from trtopt.report.text.format import bytes_text, count
 
     say(f"{count(len(found), 'file')}, {bytes_text(sum(file.bytes for file in found))} {what}")
 

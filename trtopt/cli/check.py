@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     if args.json:
         print_json(found.to_json_dict())
     else:
-        from trtopt.report.text import check_terminal
+        from trtopt.report.text import check as check_terminal
 
         print_renderable(check_terminal.render(found))
     return GateError.exit_code if found.failed else 0
@@ -79,7 +79,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print_json(manifest.to_json_dict())
     else:
-        from trtopt.report.text import manifest as manifest_terminal
+        from trtopt.report.text import check as manifest_terminal
 
         print_renderable(manifest_terminal.render(manifest, key=args.key))
     return 0

@@ -53,7 +53,7 @@ def render(result: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from trtopt.report.text.numbers import pairs, table
+    from trtopt.report.text.format import pairs, table
 
     found = result["environment"]
     rows = [

@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _list(pages: dict[str, str]) -> None:
-    from trtopt.report.text.numbers import table
+    from trtopt.report.text.format import table
 
     print_renderable(
         table(("rule", "what it finds"), [(name, text.partition("\n")[0]) for name, text in pages.items()])

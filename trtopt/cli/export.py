@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print(record: ExportRecord) -> None:
-    from trtopt.report.text.numbers import pairs
+    from trtopt.report.text.format import pairs
 
     rows = [("written", f"{Path(record.path)}: opset {record.opset}, {record.nodes} nodes")]
     for spec in record.inputs:

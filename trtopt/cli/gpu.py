@@ -67,7 +67,7 @@ def backends(gpu: GpuSpec) -> list[str]:
 
 
 def _list(gpus: Sequence[GpuSpec]) -> None:
-    from trtopt.report.text.numbers import table
+    from trtopt.report.text.format import table
 
     rows = [
         (
@@ -94,7 +94,7 @@ def _show(gpu: GpuSpec) -> None:
     from rich.text import Text
 
     from trtopt.hardware.spec import UNITS, precisions_of, ridge_flop_per_byte
-    from trtopt.report.text.numbers import pairs, table
+    from trtopt.report.text.format import pairs, table
 
     rows = [
         ("name", gpu.name),

@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         print_json(found.to_json_dict())
         return 0
 
-    from trtopt.report.text import profile_terminal
+    from trtopt.report.text import profile as profile_terminal
 
     print_renderable(profile_terminal.render(found))
     return 0

@@ -64,7 +64,7 @@ def _summary(recipe: Recipe) -> dict[str, str | bool]:
 
 
 def _list(recipes: Sequence[Recipe]) -> None:
-    from trtopt.report.text.numbers import table
+    from trtopt.report.text.format import table
 
     summaries = [_summary(recipe) for recipe in recipes]
     rows = [

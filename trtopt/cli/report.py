@@ -108,7 +108,7 @@ def _written(found: BuildReport | Analysis | ProfileReport, outputs: dict[str, P
 
     if isinstance(found, profile.ProfileReport):
         from trtopt.analysis.profile import write_profile
-        from trtopt.report.text import profile_terminal
+        from trtopt.report.text import profile as profile_terminal
 
         write_profile(found, **outputs)
         return profile_terminal.render(found)
@@ -118,7 +118,7 @@ def _written(found: BuildReport | Analysis | ProfileReport, outputs: dict[str, P
     if isinstance(found, analysis.Analysis):
         from trtopt.analysis.analyze import write_page
         from trtopt.hardware.spec import gpu_of
-        from trtopt.report.text import analysis_terminal
+        from trtopt.report.text import analysis as analysis_terminal
 
         shown = analysis_terminal.render(found, gpu_of(found.gpu, "gpu"))
         if "html" in outputs:
@@ -132,8 +132,8 @@ def _written(found: BuildReport | Analysis | ProfileReport, outputs: dict[str, P
 def _sweep(found: SweepReport, outputs: dict[str, Path], question: _Question | None, as_json: bool) -> int:
     """Write a sweep's report; show it, or the answer to the question."""
     from trtopt.fleet.sweep import write_sweep
-    from trtopt.report.files.sweep_forms import Limits, choices_json, choose
     from trtopt.report.text import sweep
+    from trtopt.report.text.sweep import Limits, choices_json, choose
 
     if "trace" in outputs:
         raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
@@ -158,7 +158,7 @@ def _sweep(found: SweepReport, outputs: dict[str, Path], question: _Question | N
 
 def _two(report: str, against: str, markdown: Path | None, as_json: bool) -> int:
     from trtopt.analysis.profile import compare_reports
-    from trtopt.report.text import profile_terminal
+    from trtopt.report.text import profile as profile_terminal
 
     found = compare_reports(report, against, markdown=markdown)
     if as_json:

@@ -119,7 +119,7 @@ class Listener:
 
 def _detail(event: Event) -> str:
     """What a task is at, on one line; names of the model in it may hold anything."""
-    from trtopt.report.text.analysis import shorten, visible
+    from trtopt.report.text.format import shorten, visible
 
     return shorten(visible(event.text), _DETAIL_WIDTH)
 

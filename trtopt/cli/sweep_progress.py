@@ -77,8 +77,8 @@ class SweepProgress:
         failed = row is not None and row.failure is not None
         counts["failed" if failed else "done"] += 1
         missing = self._plan.missing if self._plan is not None else 0
-        from trtopt.report.files.sweep_forms import state_text
-        from trtopt.report.text.numbers import seconds_text
+        from trtopt.report.text.format import seconds_text
+        from trtopt.report.text.sweep import state_text
 
         state = "" if row is None else state_text(row)
         where = f" on {event.node}" if event.node else ""
@@ -94,8 +94,7 @@ class SweepProgress:
         from rich.console import Group
         from rich.text import Text
 
-        from trtopt.report.text.analysis import visible
-        from trtopt.report.text.numbers import seconds_text, table
+        from trtopt.report.text.format import seconds_text, table, visible
 
         states = ("in the store", "done", "failed", "started", "waiting")
         rows = [
@@ -113,8 +112,7 @@ class SweepProgress:
 
 def plan_table(plan: SweepPlan) -> RenderableType:
     """Jobs by model, GPU and precision: how many there are, and how many the store has."""
-    from trtopt.report.text.analysis import visible
-    from trtopt.report.text.numbers import table
+    from trtopt.report.text.format import table, visible
 
     groups: dict[tuple[str, str, str], list[int]] = {}
     for item in plan.jobs:
@@ -127,7 +125,7 @@ def plan_table(plan: SweepPlan) -> RenderableType:
 
 def plan_lines(plan: SweepPlan) -> list[str]:
     """What is to be done, by whom, and how long it may take."""
-    from trtopt.report.text.numbers import count, seconds_text
+    from trtopt.report.text.format import count, seconds_text
 
     where = f"{plan.workers} at once, {'on Ray' if plan.executor == 'ray' else 'in processes of this machine'}"
     took = "unknown: nothing like them is in the store yet"

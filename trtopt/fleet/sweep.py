@@ -296,7 +296,7 @@ def write_sweep(
         UsageError: A file cannot be written.
         MissingDependencyError: ``html`` needs plotly.
     """
-    from trtopt.report.files import sweep_forms
+    from trtopt.report.text import sweep as sweep_forms
 
     named = {"html": html, "markdown": markdown, "csv": csv}
     check_outputs({f"--{name}": Path(value) for name, value in named.items() if value is not None}, {})

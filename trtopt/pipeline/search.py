@@ -46,7 +46,7 @@ from trtopt.precision.search.space import (
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import AccuracyRecord
 from trtopt.report.schema.search import SearchRecord
-from trtopt.report.text.search import miss_text
+from trtopt.report.text.decisions import miss_text
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import OrtSession
 

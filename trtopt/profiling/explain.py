@@ -15,7 +15,7 @@ from trtopt.engine.kernel_names import uses_tensor_cores
 from trtopt.profiling.measured import MeasuredLayer
 from trtopt.profiling.subject import NARROW_BYTES, Subject
 from trtopt.report.schema.profile import Deviation, Reason
-from trtopt.report.text.numbers import percent
+from trtopt.report.text.format import percent
 
 FAR = 1.2
 """A layer is far from its prediction from this ratio on, either way: the model's error is 13 to 18 % per layer on

@@ -18,7 +18,7 @@ from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.search.result import Found, Trials, Tried, conclude
 from trtopt.precision.search.space import Budget, Form, Mix, Move, NarrowName, Oracle, Space
 from trtopt.report.schema.search import Action
-from trtopt.report.text.numbers import count, some
+from trtopt.report.text.format import count, some
 
 TASK = "search"
 MOST_EVALUATIONS = 40

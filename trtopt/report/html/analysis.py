@@ -15,7 +15,6 @@ from trtopt.report.text.analysis import (
     LEVELS,
     LIMITERS,
     by_gain,
-    flop_text,
     levels_text,
     model_name,
     paying,
@@ -25,7 +24,7 @@ from trtopt.report.text.analysis import (
     sparse_weights_text,
     sparsity_text,
 )
-from trtopt.report.text.numbers import bytes_text, count, percent
+from trtopt.report.text.format import bytes_text, count, flop_text, percent
 from trtopt.support.files import atomic_write
 from trtopt.support.version import VERSION
 

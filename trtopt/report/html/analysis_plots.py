@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.report.html.figures import COLORS, QUIET, Figure, Point, base_layout, under_roofs
 from trtopt.report.schema.analysis import BatchSweep, LayerRow
-from trtopt.report.text.analysis import (
-    LIMITERS,
-    flop_text,
-    product_text,
-    rate_of,
-    shorten,
-    slowest,
-    tile_text,
-    time_text,
-    visible,
-)
-from trtopt.report.text.numbers import bytes_text, count, percent, some
+from trtopt.report.text.analysis import LIMITERS, product_text, rate_of, slowest, tile_text
+from trtopt.report.text.format import bytes_text, count, flop_text, percent, shorten, some, time_text, visible
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec

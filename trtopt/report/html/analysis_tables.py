@@ -9,18 +9,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trtopt.report.schema.analysis import Analysis, BatchPoint, Finding, LayerRow, SparseLayer
-from trtopt.report.text.analysis import (
-    LEVELS,
-    LIMITERS,
-    batch_notes,
-    flop_text,
-    product_text,
-    shorten,
-    tile_text,
-    time_text,
-    visible,
-)
-from trtopt.report.text.numbers import bytes_text, count, percent
+from trtopt.report.text.analysis import LEVELS, LIMITERS, batch_notes, product_text, tile_text
+from trtopt.report.text.format import bytes_text, count, flop_text, percent, shorten, time_text, visible
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec

@@ -20,8 +20,8 @@ from trtopt.report.html.page import Draw, drawing, page
 from trtopt.report.html.profile_graph import without_tensors
 from trtopt.report.html.profile_layers import layer_data
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport
-from trtopt.report.text.analysis import by_gain, visible
-from trtopt.report.text.numbers import count, decibels, percent
+from trtopt.report.text.analysis import by_gain
+from trtopt.report.text.format import count, decibels, percent, visible
 from trtopt.report.text.profile import headline
 from trtopt.support.files import atomic_write
 from trtopt.support.version import VERSION

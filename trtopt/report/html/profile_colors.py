@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trtopt.report.schema.profile import ProfileLayer
-from trtopt.report.text.analysis import time_text, visible
-from trtopt.report.text.numbers import count, percent
+from trtopt.report.text.format import count, percent, time_text, visible
 
 _HEAT = ("#a3224f", "#d6453d", "#ee8a3c", "#f2c14e", "#cfd5a8", "#a9b5c4")
 """From the slowest layers to the fastest, which recede on white and on black."""

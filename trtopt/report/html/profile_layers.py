@@ -16,16 +16,8 @@ from trtopt.report.html.profile_graph import graph
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.build import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer
-from trtopt.report.text.analysis import (
-    LIMITERS,
-    flop_text,
-    product_text,
-    shorten,
-    tile_text,
-    time_text,
-    visible,
-)
-from trtopt.report.text.numbers import bytes_text, percent
+from trtopt.report.text.analysis import LIMITERS, product_text, tile_text
+from trtopt.report.text.format import bytes_text, flop_text, percent, shorten, time_text, visible
 
 _NAME, _NODE = 120, 60
 """Characters of names in the table; the details have them whole."""

@@ -8,8 +8,8 @@ from typing import Any
 from trtopt.report.html.analysis_plots import MOST_POINTS, label
 from trtopt.report.html.figures import Figure, Point, base_layout, decades, grey_line, markers, under_roofs
 from trtopt.report.schema.profile import ProfileLayer
-from trtopt.report.text.analysis import LIMITERS, flop_text, time_text
-from trtopt.report.text.numbers import bytes_text, percent
+from trtopt.report.text.analysis import LIMITERS
+from trtopt.report.text.format import bytes_text, flop_text, percent, time_text
 
 _ROOM = 2.0
 """Between the outermost points and the edge of the plot, as a factor."""

@@ -10,8 +10,8 @@ from trtopt.report.html.analysis_tables import Cell, Column, text
 from trtopt.report.html.figures import Figure, base_layout
 from trtopt.report.html.page import Draw, drawing, page
 from trtopt.report.schema.sensitivity import RegionError, Sensitivity, noise_shares
-from trtopt.report.text.analysis import model_name, shorten, visible
-from trtopt.report.text.numbers import count, decibels, percent
+from trtopt.report.text.analysis import model_name
+from trtopt.report.text.format import count, decibels, percent, shorten, visible
 from trtopt.report.text.sensitivity import agreement_text, headline, sqnr_text
 from trtopt.support.files import atomic_write
 from trtopt.support.version import VERSION

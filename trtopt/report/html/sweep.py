@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.report.files import sweep_forms as forms
 from trtopt.report.html import analysis_tables as tables
 from trtopt.report.html.analysis_tables import Cell, Column, text
 from trtopt.report.html.figures import QUIET, Figure, base_layout
 from trtopt.report.html.page import Draw, drawing, page
 from trtopt.report.schema.sweep import SweepReport, SweepRow
-from trtopt.report.text.analysis import shorten, visible
-from trtopt.report.text.numbers import bytes_text, count
+from trtopt.report.text import sweep as forms
+from trtopt.report.text.format import bytes_text, count, shorten, visible
 from trtopt.support.version import VERSION
 
 _COLORS = ("#3b82f6", "#e8890c", "#10a37f", "#e0457b", "#a855f7", "#0ea5b7", "#b45309", "#64748b")
