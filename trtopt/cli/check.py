@@ -60,9 +60,9 @@ def run(argv: Sequence[str]) -> int:
     if args.json:
         print_json(found.to_json_dict())
     else:
-        from trtopt.report.text import check as check_terminal
+        from trtopt.report.text.check import render
 
-        print_renderable(check_terminal.render(found))
+        print_renderable(render(found))
     return GateError.exit_code if found.failed else 0
 
 
@@ -79,9 +79,9 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print_json(manifest.to_json_dict())
     else:
-        from trtopt.report.text import check as manifest_terminal
+        from trtopt.report.text.check import render_engine
 
-        print_renderable(manifest_terminal.render(manifest, key=args.key))
+        print_renderable(render_engine(manifest, key=args.key))
     return 0
 
 

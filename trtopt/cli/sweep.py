@@ -125,7 +125,7 @@ def _print_plan(plan: SweepPlan, *, as_json: bool) -> None:
 
 def _write(report: SweepReport, outputs: dict[str, Path]) -> None:
     from trtopt.fleet.sweep import write_sweep
-    from trtopt.report.schema.json_file import write_report
+    from trtopt.report.schema.write import write_report
 
     if "report" in outputs:
         write_report(report, outputs["report"])

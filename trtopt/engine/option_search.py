@@ -24,7 +24,7 @@ import msgspec
 
 from trtopt.engine.cache import EngineCache
 from trtopt.errors import EngineBuildError
-from trtopt.report.schema.builder_options import BuilderTrial
+from trtopt.report.schema.decisions import BuilderTrial
 
 AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("builder_optimization_level", ("4", "5")),

@@ -18,8 +18,7 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.plan import PrecisionPlan, QuantizedType
 from trtopt.precision.regions import Candidates, Problem
-from trtopt.report.schema.guard import GuardRecord
-from trtopt.report.schema.search import SearchRecord
+from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 from trtopt.support.files import hash_file
 
 

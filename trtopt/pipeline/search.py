@@ -45,7 +45,7 @@ from trtopt.precision.search.space import (
 )
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import AccuracyRecord
-from trtopt.report.schema.search import SearchRecord
+from trtopt.report.schema.decisions import SearchRecord
 from trtopt.report.text.decisions import miss_text
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import OrtSession

@@ -7,8 +7,17 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from trtopt.errors import UsageError
 from trtopt.profiling.align import aligned
-from trtopt.report.schema.comparison import Alignment, Change, ComparedRegion, Comparison, Profiled, Side
-from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
+from trtopt.report.schema.profile import (
+    Alignment,
+    Change,
+    ComparedRegion,
+    Comparison,
+    Profiled,
+    ProfileLayer,
+    ProfileReport,
+    Side,
+    precision_of,
+)
 from trtopt.report.text.format import count, percent
 
 LEAST_SHARED = 0.1

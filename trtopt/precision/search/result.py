@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trtopt.precision.search.space import ROUNDING, Budget, Evaluation, Form, Mix, Oracle, Space
-from trtopt.report.schema.search import Action, ParetoPoint, SearchRecord, SearchStep
+from trtopt.report.schema.decisions import Action, ParetoPoint, SearchRecord, SearchStep
 
 
 @dataclass(frozen=True)

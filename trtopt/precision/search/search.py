@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.search.result import Found, Trials, Tried, conclude
 from trtopt.precision.search.space import Budget, Form, Mix, Move, NarrowName, Oracle, Space
-from trtopt.report.schema.search import Action
+from trtopt.report.schema.decisions import Action
 from trtopt.report.text.format import count, some
 
 TASK = "search"

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 
 from trtopt.report.schema.check import CheckReport, Gate, Verdict
-from trtopt.report.schema.comparison import Comparison
-from trtopt.report.schema.profile import ProfileReport
+from trtopt.report.schema.profile import Comparison, ProfileReport
 from trtopt.report.schema.sweep import SweepReport
 from trtopt.report.text import check, profile, sweep
 from trtopt.report.text.format import Rows, count, left_out_text, shorten, time_text, visible

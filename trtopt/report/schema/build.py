@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.schema.analysis import EngineAnalysis
-from trtopt.report.schema.builder_options import BuilderTrial
-from trtopt.report.schema.guard import GuardRecord
-from trtopt.report.schema.plain import plain
-from trtopt.report.schema.search import SearchRecord
-from trtopt.report.schema.sparsity import SparsityRecord
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
+from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.build/1"
 MATRIX_SCHEMA = "trtopt.matrix/1"

@@ -277,7 +277,7 @@ def _calibration(report: BuildReport) -> list[RenderableType]:
         return []
     time = "from the cache" if record.cached else seconds_text(record.seconds)
     memory = f", peak memory {bytes_text(record.peak_rss_bytes)}" if record.peak_rss_bytes and not record.cached else ""
-    body = [line(f"{count(record.samples, 'sample')}, method {record.method}, {time}{memory}")]
+    body: list[RenderableType] = [line(f"{count(record.samples, 'sample')}, method {record.method}, {time}{memory}")]
     if record.source == "synthetic":
         body.insert(0, line("SYNTHETIC SAMPLES: the ranges say nothing about real data; give --calib", "bold yellow"))
     return body

@@ -7,10 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trtopt.report.schema.build import BuildReport, Cost, RegionRecord
-from trtopt.report.schema.builder_options import BuilderTrial
-from trtopt.report.schema.guard import GuardRecord
-from trtopt.report.schema.search import ParetoPoint, SearchRecord, SearchStep
-from trtopt.report.schema.sparsity import CurvePoint, PrunedLayer, SparsityRecord
+from trtopt.report.schema.decisions import (
+    BuilderTrial,
+    CurvePoint,
+    GuardRecord,
+    ParetoPoint,
+    PrunedLayer,
+    SearchRecord,
+    SearchStep,
+    SparsityRecord,
+)
 from trtopt.report.text.format import (
     bytes_text,
     count,

@@ -190,6 +190,11 @@ def time_text(microseconds: float, *, micro: str = "u") -> str:
     return f"{_three(microseconds / 1e6)} s"
 
 
+def page_time(microseconds: float) -> str:
+    """As :func:`time_text`, with the real sign of micro, which a page can show."""
+    return time_text(microseconds, micro="µ")
+
+
 def flop_text(flop: int) -> str:
     """An amount of arithmetic: ``8.18 GFLOP``."""
     value = float(flop)

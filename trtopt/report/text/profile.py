@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.comparison import Change, ComparedRegion, Comparison, Profiled
-from trtopt.report.schema.profile import ProfileReport, ProfileTotals, precision_of, slowest
+from trtopt.report.schema.profile import (
+    Change,
+    ComparedRegion,
+    Comparison,
+    Profiled,
+    ProfileReport,
+    ProfileTotals,
+    precision_of,
+    slowest,
+)
 from trtopt.report.text.format import (
     Rows,
     count,

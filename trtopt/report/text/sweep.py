@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtopt.report.schema.plain import plain
 from trtopt.report.schema.sweep import SweepReport, SweepRow
 from trtopt.report.text.format import Rows, bytes_text, count, line, percent, seconds_text, table, time_text, visible
+from trtopt.support.json_text import plain
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -83,16 +83,15 @@ def sweep_rows(report: SweepReport) -> Rows:
 
 def notes(report: SweepReport) -> list[str]:
     """What the figures mean, and warnings."""
-    kinds = sorted({row.result.latency for row in report.rows if row.result is not None and row.result.latency_us})
-    measures = sorted({row.result.measure for row in report.rows if row.result is not None and row.result.measure})
+    results = [row.result for row in report.rows if row.result is not None]
+    kinds = sorted({found.latency for found in results if found.latency_us})
+    measures = sorted({found.measure for found in results if found.measure})
     lines = [f"latency: {' and '.join(kinds)}, of one run at the optimal shapes"] if kinds else []
     if measures:
-        verified = sorted(
-            {row.result.verified for row in report.rows if row.result is not None and row.result.verified}
-        )
+        verified = sorted({found.verified for found in results if found.verified})
         where = f", verified: {', '.join(map(visible, verified))}" if verified else ""
         lines.append(f"drop: of {', '.join(map(visible, measures))}, against FP32{where}")
-    rise = max((-row.result.drop for row in report.rows if row.result is not None and row.result.drop), default=0.0)
+    rise = max((-found.drop for found in results if found.drop), default=0.0)
     if rise > _LARGE_RISE:
         lines.append(f"accuracy rose by up to {rise:.3g}: more must be better; negate a metric of which less is better")
     lines.append("*: no other engine of the model is better in one figure and as good in the others")
