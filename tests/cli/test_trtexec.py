@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.cli import trtexec
-from trtopt.cli.run import parse
+from trtopt.cli.build import parse
 from trtopt.config import PRECISIONS, BuildConfig, flag, options
 from trtopt.errors import UsageError
 
