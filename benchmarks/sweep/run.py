@@ -33,7 +33,7 @@ from trtopt.fleet.executor import Executor, LocalExecutor  # noqa: E402
 from trtopt.fleet.plan import Job, check_distinct, job_key, load_plan  # noqa: E402
 from trtopt.fleet.schedule import Scheduler  # noqa: E402
 from trtopt.fleet.store import FolderStore  # noqa: E402
-from trtopt.report.schema.environment import environment  # noqa: E402
+from trtopt.report.schema.write import environment  # noqa: E402
 
 WARM_UP = 2
 

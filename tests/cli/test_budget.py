@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_models import samples, save_small
 
-from trtopt.report.text.search import drop_text
+from trtopt.report.text.decisions import drop_text
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -212,7 +212,7 @@ def test_the_commands_of_the_examples_parse(name: str) -> None:
     """Every command is one of trtopt's, with options that it has."""
     yaml = pytest.importorskip("yaml")
     from trtopt.cli import check
-    from trtopt.cli.run import parse
+    from trtopt.cli.build import parse
 
     example = yaml.safe_load((ROOT / "examples" / "ci" / name).read_text(encoding="utf-8"))
     jobs = example["jobs"] if "jobs" in example else {key: job for key, job in example.items() if "script" in job}

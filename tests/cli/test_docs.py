@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from small_models import samples, save_small
 
-from trtopt.cli.run import parse
+from trtopt.cli.build import parse
 from trtopt.config import BuildConfig, field_kinds, flag, options
 from trtopt.config.toml_file import load
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.cli import trtexec
-from trtopt.cli.run import parse
+from trtopt.cli.build import parse
 from trtopt.config import BuildConfig, flag, options
 from trtopt.errors import UsageError
 from trtopt.support.precision import PRECISIONS

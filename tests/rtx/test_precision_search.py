@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 import trtopt
 from trtopt.accuracy.metric import Run
-from trtopt.report.schema.search import SearchRecord
+from trtopt.report.schema.decisions import SearchRecord
 
 pytest.importorskip("tensorrt_rtx")
 

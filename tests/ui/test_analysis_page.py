@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from analysis_samples import GPU, analysis_of, full_analysis, hostile_layers, many_layers
 
-from trtopt.report.html import analysis_plots
+from trtopt.report.html import plots as analysis_plots
 from trtopt.report.html.analysis import html
 from trtopt.report.schema.analysis import Analysis
 

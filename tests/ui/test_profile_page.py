@@ -9,7 +9,7 @@ import pytest
 from browser import CHROMIUM, Page, chromium
 from profile_samples import bare_profile, hostile_profile, large_profile, small_profile
 
-from trtopt.report.html.profile import write_profile_html
+from trtopt.report.html.profile import profile_html
 from trtopt.report.schema.profile import ProfileReport, slowest
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -34,7 +34,7 @@ def page(browser: Page) -> Page:
 
 def _open(page: Page, report: ProfileReport, folder: Path) -> None:
     path = folder / "page.html"
-    write_profile_html(report, path)
+    path.write_text(profile_html(report), encoding="utf-8")
     page.open(path)
 
 

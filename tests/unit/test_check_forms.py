@@ -10,10 +10,10 @@ import pytest
 from analysis_samples import HOSTILE
 from rich.console import Console
 
-from trtopt.report.files.check_markdown import check_markdown
-from trtopt.report.files.junit import junit_xml
+from trtopt.report.files.for_tools import junit_xml
+from trtopt.report.files.markdown import check_markdown
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange
-from trtopt.report.text.check_terminal import render
+from trtopt.report.text.check import render
 
 MAIN = Checked("main.json", "trtopt.build/1", "/ci/models/model.onnx", "ab", "L4", "tensorrt-rtx 1.7.1", "int8")
 LOST = LayerChange(("layer1/conv", "layer1/relu"), (1, 2), (("int8",), ("fp16",)), (10.0, 21.5))

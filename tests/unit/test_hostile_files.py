@@ -38,11 +38,10 @@ from trtopt.precision.observe.trt_cache import is_trt_cache, read_trt_cache
 from trtopt.report.schema.analysis import Analysis
 from trtopt.report.schema.build import Cost
 from trtopt.report.schema.manifest import has_digest, with_digest
-from trtopt.report.schema.plain import plain
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.sensitivity import OutputError, RegionError
 from trtopt.support.files import check_outputs, open_file, open_shared, read_file, read_shared
-from trtopt.support.json_text import MOST_VALUES, decoded
+from trtopt.support.json_text import MOST_VALUES, decoded, plain
 
 PRICE = Priced(Cost(1, 0, 10, 1.0), ())
 

@@ -19,7 +19,7 @@ from trtopt.engine.run import why_not_run
 from trtopt.errors import EngineBuildError, TargetError
 from trtopt.events import Event, ignore
 from trtopt.pipeline.compile import builder_of, check_search
-from trtopt.report.schema.builder_options import BuilderTrial
+from trtopt.report.schema.decisions import BuilderTrial
 
 EVERY = 1 + sum(len(values) for _, values in AXES)
 KEY = "ab" * 32

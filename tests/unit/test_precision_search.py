@@ -14,7 +14,7 @@ from trtopt.events import Event
 from trtopt.precision.search.result import Trials, Tried, conclude
 from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget, Evaluation, Mix, Move, Option, SearchRegion, Space, aim_for
-from trtopt.report.schema.search import SearchRecord
+from trtopt.report.schema.decisions import SearchRecord
 from trtopt.support.precision import Precision
 
 BUDGET = Budget(AccuracyBudget(0.01), "top1")

@@ -10,8 +10,7 @@ from analysis_samples import GPU
 from trtopt.errors import UsageError
 from trtopt.profiling.compare import compare
 from trtopt.report.schema.build import TensorInfo
-from trtopt.report.schema.comparison import Comparison
-from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileSource, ProfileTotals
+from trtopt.report.schema.profile import Comparison, ProfileLayer, ProfileReport, ProfileSource, ProfileTotals
 
 
 def layer(name: str, nodes: str, us: float, dtype: str = "Half", shape: tuple[int, ...] = (8, 64)) -> ProfileLayer:

@@ -17,13 +17,13 @@ from rich.console import Console
 
 from trtopt.errors import UsageError
 from trtopt.profiling.compare import compare
-from trtopt.report.files.profile_markdown import comparison_markdown, profile_markdown
-from trtopt.report.files.profile_trace import profile_trace
-from trtopt.report.schema.json_file import write_report
-from trtopt.report.schema.plain import plain
+from trtopt.report.files.for_tools import profile_trace
+from trtopt.report.files.markdown import comparison_markdown, profile_markdown
 from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_profile
-from trtopt.report.text.profile_terminal import render, render_comparison
+from trtopt.report.schema.write import write_report
+from trtopt.report.text.profile import render, render_comparison
+from trtopt.support.json_text import plain
 
 SAMPLES = {"small": small_profile, "large": large_profile, "hostile": hostile_profile, "bare": bare_profile}
 

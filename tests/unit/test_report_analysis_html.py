@@ -25,10 +25,12 @@ from analysis_samples import (
 )
 
 from trtopt.errors import MissingDependencyError, UsageError
-from trtopt.report.html import analysis_plots as plots
-from trtopt.report.html.analysis import check_html, html, write_html
+from trtopt.report.html import plots
+from trtopt.report.html.analysis import html
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.analysis import Analysis
-from trtopt.report.text.analysis import time_text, visible
+from trtopt.report.text.format import time_text, visible
+from trtopt.support.files import atomic_write
 
 SCRIPTS = 2
 """plotly and the sorting of tables; each plot adds one."""
@@ -274,11 +276,11 @@ def test_a_budget_far_above_the_curve_does_not_flatten_it() -> None:
 
 def test_the_file_is_written_whole_and_a_folder_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
     path = tmp_path / "model.html"
-    write_html(analysis_of(small_layers), GPU, path)
+    atomic_write(path, html(analysis_of(small_layers), GPU))
     assert path.read_text(encoding="utf-8").endswith("</html>\n")
     assert [item.name for item in tmp_path.iterdir()] == ["model.html"]
     with pytest.raises(UsageError):
-        write_html(analysis_of(small_layers), GPU, tmp_path / "missing" / "model.html")
+        atomic_write(tmp_path / "missing" / "model.html", html(analysis_of(small_layers), GPU))
 
 
 def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

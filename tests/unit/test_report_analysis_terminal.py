@@ -19,16 +19,8 @@ from analysis_samples import (
 from rich.console import Console
 
 from trtopt.report.schema.analysis import Analysis, Finding
-from trtopt.report.text.analysis import (
-    flop_text,
-    peak_of,
-    product_text,
-    share_of_peak,
-    shorten,
-    time_text,
-    visible,
-)
-from trtopt.report.text.analysis_terminal import render
+from trtopt.report.text.analysis import peak_of, product_text, render, share_of_peak
+from trtopt.report.text.format import flop_text, shorten, time_text, visible
 
 
 def _lines(analysis: Analysis, width: int = 100) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 
 from trtopt.errors import UsageError
-from trtopt.report.schema.json_file import LAYERS_SCHEMA, write_layers, write_report
+from trtopt.report.schema.write import LAYERS_SCHEMA, write_layers, write_report
 
 CONTRACT = {
     "": "schema model gpu steps calibration precision accuracy judge guard sparsity pareto warnings engine config "

@@ -6,21 +6,19 @@ import dataclasses
 import itertools
 import json
 import re
-from pathlib import Path
 
 import pytest
 from analysis_samples import HOSTILE, elementwise
 from profile_samples import bare_profile, hostile_profile, large_profile, profile_of, small_profile
 
-from trtopt.errors import UsageError
-from trtopt.report.html.profile import profile_html, write_profile_html
-from trtopt.report.html.profile_colors import colorings, ink_on
+from trtopt.report.html.plots import compared, scatter
+from trtopt.report.html.plots import measured_roofline as roofline
+from trtopt.report.html.profile import profile_html
 from trtopt.report.html.profile_graph import LANE, ROW, graph, links
-from trtopt.report.html.profile_layers import COLUMNS, cells, label, layer_data
-from trtopt.report.html.profile_plots import compared, roofline, scatter
+from trtopt.report.html.profile_layers import COLUMNS, cells, colorings, ink_on, label, layer_data
 from trtopt.report.schema.build import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
-from trtopt.report.text.analysis import visible
+from trtopt.report.text.format import visible
 
 
 def _layer(name: str, reads: str = "", writes: str = "") -> ProfileLayer:
@@ -202,11 +200,3 @@ def test_the_plots_hold_the_layers_with_both_times() -> None:
     trace = next(trace for trace in scatter(report.layers)["data"] if both[0] in trace.get("customdata", ()))
     place = trace["customdata"].index(both[0])
     assert (trace["x"][place], trace["y"][place]) == (point.predicted_us, point.measured_us)
-
-
-def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "profile.html"
-    write_profile_html(bare_profile(), path)
-    assert path.read_text(encoding="utf-8") == profile_html(bare_profile())
-    with pytest.raises(UsageError):
-        write_profile_html(bare_profile(), tmp_path / "missing" / "profile.html")

@@ -12,9 +12,10 @@ from search_oracles import one_type, two_types
 from trtopt.config.budget import AccuracyBudget
 from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget
-from trtopt.report.schema.plain import plain
-from trtopt.report.schema.search import SearchRecord
-from trtopt.report.text.search import drop_text, miss_text, pareto_section, section
+from trtopt.report.schema.decisions import SearchRecord
+from trtopt.report.text.decisions import drop_text, miss_text, pareto_section
+from trtopt.report.text.decisions import search_section as section
+from trtopt.support.json_text import plain
 
 
 def shown(parts: list[RenderableType], width: int = 100) -> str:

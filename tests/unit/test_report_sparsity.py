@@ -11,8 +11,8 @@ from rich.console import Console, Group
 
 from trtopt.pipeline.sparse_record import record_of
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
-from trtopt.report.schema.sparsity import SparsityBudget, SparsityRecord
-from trtopt.report.text.sparsity import section
+from trtopt.report.schema.decisions import SparsityBudget, SparsityRecord
+from trtopt.report.text.decisions import sparsity_section as section
 from trtopt.sparsity.layers import Candidate, Candidates
 from trtopt.sparsity.prune import Pruned
 from trtopt.sparsity.pruned import PrunedLayer

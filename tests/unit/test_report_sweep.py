@@ -20,12 +20,13 @@ from sweep_samples import failed, report, row
 
 from trtopt.errors import UsageError
 from trtopt.gates.facts import facts_of
-from trtopt.report.files.sweep_forms import Limits, choices_json, choose, sweep_csv, sweep_markdown
+from trtopt.report.files.for_tools import sweep_csv
+from trtopt.report.files.markdown import sweep_markdown
 from trtopt.report.html.sweep import html_page
-from trtopt.report.schema.json_file import write_report
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.sweep import SweepReport, SweepRow, cost_per_million, with_front
-from trtopt.report.text.sweep import render_choices
+from trtopt.report.schema.write import write_report
+from trtopt.report.text.sweep import Limits, choices_json, choose, render_choices
 
 
 def test_the_cost_of_a_million_inferences() -> None:

@@ -20,10 +20,9 @@ from trtopt.report.schema.build import (
     RewritingRecord,
     StepRecord,
 )
-from trtopt.report.schema.builder_options import BuilderTrial
-from trtopt.report.schema.guard import GuardRecord
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord
 from trtopt.report.text.build import render
-from trtopt.report.text.numbers import bytes_text, decibels, percent, seconds_text, some
+from trtopt.report.text.format import bytes_text, decibels, percent, seconds_text, some
 
 
 def _text(report: BuildReport, width: int = 100) -> str:

@@ -37,7 +37,7 @@ from trtopt.report.schema.analysis import (
     Uncosted,
     totals_of,
 )
-from trtopt.report.schema.json_file import write_report
+from trtopt.report.schema.write import write_report
 from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
@@ -51,7 +51,7 @@ from trtopt.source.external import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
 from trtopt.support.precision import ONNX_TYPES, Precision
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def analyze(
         )
     config = (config or AnalyzeConfig()).with_options(options)
     if config.html is not None:
-        from trtopt.report.html.analysis import check_html
+        from trtopt.report.html.page import check_html
 
         check_html()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
@@ -119,11 +119,11 @@ def write_page(analysis: Analysis, path: Path) -> None:
         UsageError: The file cannot be written.
         MissingDependencyError: plotly is not installed.
     """
-    from trtopt.report.html.analysis import write_html
+    from trtopt.report.html.analysis import html
 
     gpu = gpu_of(analysis.gpu, "gpu")
     l2_gbs = L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
-    write_html(analysis, gpu, path, l2_bandwidth_gbs=l2_gbs)
+    atomic_write(path, html(analysis, gpu, l2_bandwidth_gbs=l2_gbs))
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,11 @@ from trtopt.profiling.compare import compare
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
 from trtopt.profiling.modules import module_of, module_of_node
-from trtopt.report.files.profile_markdown import comparison_markdown, profile_markdown
-from trtopt.report.files.profile_trace import profile_trace
-from trtopt.report.schema.comparison import Comparison
-from trtopt.report.schema.json_file import write_report
-from trtopt.report.schema.profile import ProfileReport
+from trtopt.report.files.for_tools import profile_trace
+from trtopt.report.files.markdown import comparison_markdown, profile_markdown
+from trtopt.report.schema.profile import Comparison, ProfileReport
 from trtopt.report.schema.read import read_profile
+from trtopt.report.schema.write import write_report
 from trtopt.source.external import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
@@ -108,9 +107,9 @@ def write_profile(
         MissingDependencyError: ``html`` needs plotly.
     """
     if html is not None:
-        from trtopt.report.html.profile import write_profile_html
+        from trtopt.report.html.profile import profile_html
 
-        write_profile_html(found, Path(html))
+        atomic_write(Path(html), profile_html(found))
     if markdown is not None:
         atomic_write(Path(markdown), profile_markdown(found))
     if trace is not None:

@@ -22,13 +22,13 @@ from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.observe.synthetic import SYNTHETIC
-from trtopt.report.schema.json_file import write_report
 from trtopt.report.schema.sensitivity import Sensitivity
+from trtopt.report.schema.write import write_report
 from trtopt.source.external import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ def sensitivity(
         )
     config = (config or SensitivityConfig()).with_options(options)
     if config.html is not None:
-        from trtopt.report.html.analysis import check_html
+        from trtopt.report.html.page import check_html
 
         check_html()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
@@ -77,9 +77,9 @@ def sensitivity(
         if path.parent == Path(folder):
             found = dataclasses.replace(found, model={**found.model, "path": None})
     if config.html is not None:
-        from trtopt.report.html.sensitivity import write_html
+        from trtopt.report.html.sensitivity import html
 
-        write_html(found, Path(config.html))
+        atomic_write(Path(config.html), html(found))
     if config.report is not None:
         write_report(found, Path(config.report))
     return found

@@ -6,9 +6,8 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from trtopt.cli.options import add_config_options, config_from
-from trtopt.cli.parser import Parser
-from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable, say
+from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.streams import Listener, own_stdout, say, show
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 
@@ -40,16 +39,11 @@ def run(argv: Sequence[str]) -> int:
     gc.set_threshold(_COLLECT_EVERY)
 
     from trtopt.analysis.analyze import analyze
+    from trtopt.hardware.spec import GpuSpec
+    from trtopt.report.text.analysis import render
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         analysis = analyze(args.model, config, on_event=listener)
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
-    if args.json:
-        print_json(analysis.to_json_dict())
-        return 0
-
-    from trtopt.hardware.spec import GpuSpec
-    from trtopt.report.text import analysis_terminal
-
-    print_renderable(analysis_terminal.render(analysis, GpuSpec(**analysis.gpu)))
+    show(analysis, lambda found: render(found, GpuSpec(**found.gpu)), as_json=args.json)
     return 0

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.cli.parser import Parser
+from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
+from trtopt.report.text.format import bytes_text, count, table
 
 if TYPE_CHECKING:
     from trtopt.cache.folder import CachedFile
@@ -88,8 +89,6 @@ def _list(args: argparse.Namespace, folder: Path) -> int:
     found = _chosen(args, folder)
     if args.json:
         return _print_json(folder, found)
-    from trtopt.report.text.numbers import bytes_text, table
-
     now = time.time()
     rows = [
         (file.kind, file.path.stem[:_LONGEST], bytes_text(file.bytes), _age_text(now - file.used)) for file in found
@@ -168,8 +167,6 @@ def _print_json(
 
 
 def _sum(found: Sequence[CachedFile], what: str) -> None:
-    from trtopt.report.text.numbers import bytes_text, count
-
     say(f"{count(len(found), 'file')}, {bytes_text(sum(file.bytes for file in found))} {what}")
 
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trtopt.cli.parser import Parser
-from trtopt.cli.streams import print_json, print_renderable
+from trtopt.cli.options import Parser
+from trtopt.cli.streams import show
 from trtopt.errors import GateError, UsageError
 from trtopt.gates.limits import Limits
 
@@ -55,14 +55,10 @@ def run(argv: Sequence[str]) -> int:
     )
 
     from trtopt.gates.check import check
+    from trtopt.report.text.check import render
 
     found = check(args.report, baseline=args.baseline, limits=limits, markdown=args.markdown, junit=args.junit)
-    if args.json:
-        print_json(found.to_json_dict())
-    else:
-        from trtopt.report.text import check_terminal
-
-        print_renderable(check_terminal.render(found))
+    show(found, render, as_json=args.json)
     return GateError.exit_code if found.failed else 0
 
 
@@ -74,14 +70,10 @@ def _verify(args: argparse.Namespace) -> int:
         raise UsageError("An engine has no gates", where=where, remedy="check the report of its build, or leave it out")
 
     from trtopt.engine.manifest import verify
+    from trtopt.report.text.check import render_engine
 
     manifest = verify(args.report, key=args.key)
-    if args.json:
-        print_json(manifest.to_json_dict())
-    else:
-        from trtopt.report.text import manifest as manifest_terminal
-
-        print_renderable(manifest_terminal.render(manifest, key=args.key))
+    show(manifest, lambda found: render_engine(found, key=args.key), as_json=args.json)
     return 0
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.parser import Parser
+from trtopt.cli.options import Parser
 from trtopt.cli.streams import own_stdout, print_json, print_renderable
 from trtopt.errors import EngineBuildError, GateError, MissingDependencyError
+from trtopt.report.text.format import pairs, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,8 +53,6 @@ def render(result: Mapping[str, Any]) -> RenderableType:
     """What was found, to be printed by a ``rich`` console."""
     from rich.console import Group
     from rich.text import Text
-
-    from trtopt.report.text.numbers import pairs, table
 
     found = result["environment"]
     rows = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.parser import Parser
+from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable
 from trtopt.errors import UsageError
+from trtopt.report.text.format import table
 from trtopt.support.words import did_you_mean
 
 _SCHEMA = "trtopt.rules/1"
@@ -48,8 +49,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _list(pages: dict[str, str]) -> None:
-    from trtopt.report.text.numbers import table
-
     print_renderable(
         table(("rule", "what it finds"), [(name, text.partition("\n")[0]) for name, text in pages.items()])
     )

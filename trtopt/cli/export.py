@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.cli.parser import Parser
+from trtopt.cli.options import Parser
 from trtopt.cli.streams import Listener, print_renderable
+from trtopt.report.text.format import pairs
 
 if TYPE_CHECKING:
     from trtopt.source.pytorch import ExportRecord
@@ -61,8 +62,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print(record: ExportRecord) -> None:
-    from trtopt.report.text.numbers import pairs
-
     rows = [("written", f"{Path(record.path)}: opset {record.opset}, {record.nodes} nodes")]
     for spec in record.inputs:
         rows.append(("input", f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]"))

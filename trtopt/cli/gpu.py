@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.parser import Parser
+from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable
+from trtopt.report.text.format import pairs, table
 from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ def backends(gpu: GpuSpec) -> list[str]:
 
 
 def _list(gpus: Sequence[GpuSpec]) -> None:
-    from trtopt.report.text.numbers import table
-
     rows = [
         (
             gpu.name,
@@ -95,7 +94,6 @@ def _show(gpu: GpuSpec) -> None:
     from rich.text import Text
 
     from trtopt.hardware.spec import UNITS, precisions_of, ridge_flop_per_byte
-    from trtopt.report.text.numbers import pairs, table
 
     rows = [
         ("name", gpu.name),

@@ -14,9 +14,8 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from trtopt.cli import deferred
-from trtopt.cli.outcome import print_error
-from trtopt.cli.parser import Parser
-from trtopt.cli.stop import STOPPED
+from trtopt.cli.options import Parser
+from trtopt.cli.outcome import STOPPED, print_error
 from trtopt.cli.streams import open_streams
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.support.version import VERSION

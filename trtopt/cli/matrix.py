@@ -21,7 +21,7 @@ from trtopt.errors import TrtoptError, UsageError
 from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
-    from trtopt.report.text.matrix import MatrixBuild
+    from trtopt.report.schema.build import MatrixBuild
 
 _SHARED = ("calib_cache", "timing_cache")
 """Files that builds write one after the other; all others are of one build."""
@@ -61,13 +61,13 @@ def run_matrix(command: str, args: argparse.Namespace, combinations: Sequence[Ma
         say(f"build {number} of {len(builds)}: {words}", sys.stderr)
         done.append(_run(command, build, args))
     if args.json:
-        from trtopt.report.text.matrix import matrix_json
+        from trtopt.report.schema.build import matrix_json
 
         print_json(matrix_json(done))
     else:
-        from trtopt.report.text.matrix import render
+        from trtopt.report.text.build import render_matrix
 
-        print_renderable(render(done))
+        print_renderable(render_matrix(done))
     return max(build.exit_code for build in done)
 
 
@@ -136,7 +136,7 @@ def _check_names(builds: Sequence[_Build]) -> None:
 
 def _run(command: str, build: _Build, args: argparse.Namespace) -> MatrixBuild:
     from trtopt import api
-    from trtopt.report.text.matrix import MatrixBuild
+    from trtopt.report.schema.build import MatrixBuild
 
     try:
         with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):

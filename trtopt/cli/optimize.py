@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.run import run_pipeline
+from trtopt.cli.build import run_pipeline
 
 _DESCRIPTION = "Make an optimized ONNX model: everything 'trtopt build' does but the engine."
 _EPILOG = """\

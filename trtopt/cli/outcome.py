@@ -1,7 +1,8 @@
-"""What a command says last: an error, or the gates that failed."""
+"""What a command says last: an error, the gates that failed, or the signal that stopped it."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,13 @@ from trtopt.errors import GateError, TrtoptError
 
 if TYPE_CHECKING:
     from trtopt.report.schema.build import BuildReport
+
+_WORDS = {"SIGHUP": (129, "hung up"), "SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
+
+STOPPED = {signal.Signals[name]: word for name, word in _WORDS.items() if name in signal.Signals.__members__}
+"""Exit code and last word by signal: the end of the terminal, its interrupt key, a request to end. Windows has no
+SIGHUP."""
+
 
 _LONGEST_ERROR_LINE = 1000
 _MOST_ERROR_LINES = 20

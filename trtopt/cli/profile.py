@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import add_config_options, config_from
-from trtopt.cli.parser import Parser
-from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.streams import Listener, own_stdout, show
 from trtopt.config import ProfileConfig
 from trtopt.config.paths import check_files
 
@@ -40,14 +39,9 @@ def run(argv: Sequence[str]) -> int:
     check_files(args.target, config, args.config)
 
     from trtopt.analysis.profile import profile
+    from trtopt.report.text.profile import render
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         found = profile(args.target, config, on_event=listener)
-    if args.json:
-        print_json(found.to_json_dict())
-        return 0
-
-    from trtopt.report.text import profile_terminal
-
-    print_renderable(profile_terminal.render(found))
+    show(found, render, as_json=args.json)
     return 0

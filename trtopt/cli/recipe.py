@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.parser import Parser
+from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
+from trtopt.report.text.format import table
 from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ def _summary(recipe: Recipe) -> dict[str, str | bool]:
 
 
 def _list(recipes: Sequence[Recipe]) -> None:
-    from trtopt.report.text.numbers import table
-
     summaries = [_summary(recipe) for recipe in recipes]
     rows = [
         (str(item["stage"]), str(item["name"]), "yes" if item["lossless"] else "no", str(item["summary"]))

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.cli.parser import Parser
-from trtopt.cli.streams import print_json, print_renderable
+from trtopt.cli.options import Parser
+from trtopt.cli.streams import print_json, print_renderable, show
 from trtopt.errors import UsageError
 from trtopt.support.files import check_outputs
 from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from trtopt.report.schema.analysis import Analysis
-    from trtopt.report.schema.build import BuildReport
-    from trtopt.report.schema.profile import ProfileReport
     from trtopt.report.schema.sweep import SweepReport
 
 _DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two profiles."
@@ -61,20 +55,15 @@ def run(argv: Sequence[str]) -> int:
     }
     inputs = {"the report": Path(args.report)} | ({"--against": Path(args.against)} if args.against else {})
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
-    if args.against is None:
-        asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model"))
-        question = _Question(args.max_latency_ms, args.max_drop, args.model) if asked else None
-        return _one(args.report, outputs, question, args.json)
-    return _two(args.report, args.against, outputs.get("markdown"), args.json)
+    if args.against is not None:
+        from trtopt.analysis.profile import compare_reports
+        from trtopt.report.text.profile import render_comparison
 
-
-@dataclass(frozen=True)
-class _Question:
-    """What to take of a sweep: within these limits, for this model."""
-
-    latency_ms: float | None
-    drop: float | None
-    model: str | None
+        compared = compare_reports(args.report, args.against, markdown=outputs.get("markdown"))
+        show(compared, render_comparison, as_json=args.json)
+    else:
+        _one(args, outputs)
+    return 0
 
 
 def _number(text: str) -> float:
@@ -84,85 +73,63 @@ def _number(text: str) -> float:
     return value
 
 
-def _one(report: str, outputs: dict[str, Path], question: _Question | None, as_json: bool) -> int:
+def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
+    """Write one report in the forms that are asked for, and show it."""
+    from trtopt.report.schema.analysis import Analysis
+    from trtopt.report.schema.profile import ProfileReport
     from trtopt.report.schema.read import read_report
     from trtopt.report.schema.sweep import SweepReport
 
-    found = read_report(Path(report))
-    if isinstance(found, SweepReport):
-        return _sweep(found, outputs, question, as_json)
-    if question is not None or "csv" in outputs:
+    found = read_report(Path(args.report))
+    forms = {
+        ProfileReport: ("html", "markdown", "trace"),
+        Analysis: ("html",),
+        SweepReport: ("html", "markdown", "csv"),
+    }
+    asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model"))
+    if not isinstance(found, SweepReport) and (asked or "csv" in outputs):
         what = "--csv, --max-latency-ms, --max-drop and --model are for the report of a sweep"
-        raise UsageError(what, where=report, remedy="leave them out")
-    shown = _written(found, outputs)
-    if as_json:
-        print_json(found.to_json_dict())
-    else:
-        print_renderable(shown)
-    return 0
-
-
-def _written(found: BuildReport | Analysis | ProfileReport, outputs: dict[str, Path]) -> RenderableType:
-    """Write a report in the forms that are asked for, and give what a terminal shows of it."""
-    from trtopt.report.schema import analysis, profile
-
-    if isinstance(found, profile.ProfileReport):
+        raise UsageError(what, where=args.report, remedy="leave them out")
+    for name in sorted(outputs.keys() - set(forms.get(type(found), ()))):
+        raise UsageError("A report of this kind has no such form", where=f"--{name}", remedy="leave it out")
+    if isinstance(found, SweepReport):
+        _sweep(found, outputs, args, asked=asked)
+    elif isinstance(found, ProfileReport):
         from trtopt.analysis.profile import write_profile
-        from trtopt.report.text import profile_terminal
+        from trtopt.report.text import profile
 
         write_profile(found, **outputs)
-        return profile_terminal.render(found)
-    forms = {"html"} if isinstance(found, analysis.Analysis) else set()
-    for name in sorted(outputs.keys() - forms):
-        raise UsageError("A report of this kind has no such form", where=f"--{name}", remedy="leave it out")
-    if isinstance(found, analysis.Analysis):
+        show(found, profile.render, as_json=args.json)
+    elif isinstance(found, Analysis):
         from trtopt.analysis.analyze import write_page
         from trtopt.hardware.spec import gpu_of
-        from trtopt.report.text import analysis_terminal
+        from trtopt.report.text import analysis
 
-        shown = analysis_terminal.render(found, gpu_of(found.gpu, "gpu"))
+        gpu = gpu_of(found.gpu, "gpu")
         if "html" in outputs:
             write_page(found, outputs["html"])
-        return shown
-    from trtopt.report.text import build
+        show(found, lambda report: analysis.render(report, gpu), as_json=args.json)
+    else:
+        from trtopt.report.text import build
 
-    return build.render(found)
+        show(found, build.render, as_json=args.json)
 
 
-def _sweep(found: SweepReport, outputs: dict[str, Path], question: _Question | None, as_json: bool) -> int:
-    """Write a sweep's report; show it, or the answer to the question."""
+def _sweep(found: SweepReport, outputs: dict[str, Path], args: argparse.Namespace, *, asked: bool) -> None:
+    """Write a sweep's report; show it, or which engines to take where that is asked."""
     from trtopt.fleet.sweep import write_sweep
-    from trtopt.report.files.sweep_forms import Limits, choices_json, choose
     from trtopt.report.text import sweep
 
-    if "trace" in outputs:
-        raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
     write_sweep(found, **outputs)
-    if question is None:
-        if as_json:
-            print_json(found.to_json_dict())
-        else:
-            print_renderable(sweep.render(found))
-        return 0
-    choices = choose(found, Limits(question.latency_ms, question.drop), question.model)
+    if not asked:
+        show(found, sweep.render, as_json=args.json)
+        return
+    choices = sweep.choose(found, sweep.Limits(args.max_latency_ms, args.max_drop), args.model)
     if not choices:
         names = dict.fromkeys(row.model for row in found.rows)
-        remedy = did_you_mean(str(question.model), names) or f"it has {', '.join(names)}"
-        raise UsageError(f"The sweep has no model {question.model!r}", where="--model", remedy=remedy)
-    if as_json:
-        print_json(choices_json(choices))
+        remedy = did_you_mean(str(args.model), names) or f"it has {', '.join(names)}"
+        raise UsageError(f"The sweep has no model {args.model!r}", where="--model", remedy=remedy)
+    if args.json:
+        print_json(sweep.choices_json(choices))
     else:
         print_renderable(sweep.render_choices(found, choices))
-    return 0
-
-
-def _two(report: str, against: str, markdown: Path | None, as_json: bool) -> int:
-    from trtopt.analysis.profile import compare_reports
-    from trtopt.report.text import profile_terminal
-
-    found = compare_reports(report, against, markdown=markdown)
-    if as_json:
-        print_json(found.to_json_dict())
-    else:
-        print_renderable(profile_terminal.render_comparison(found))
-    return 0

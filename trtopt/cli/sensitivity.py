@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import add_config_options, config_from
-from trtopt.cli.parser import Parser
-from trtopt.cli.streams import Listener, own_stdout, print_json, print_renderable
+from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.streams import Listener, own_stdout, show
 from trtopt.config import SensitivityConfig
 from trtopt.config.paths import check_files
 
@@ -30,14 +29,9 @@ def run(argv: Sequence[str]) -> int:
     check_files(args.model, config, args.config)
 
     from trtopt.analysis.sensitivity import sensitivity
+    from trtopt.report.text.sensitivity import render
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         found = sensitivity(args.model, config, on_event=listener)
-    if args.json:
-        print_json(found.to_json_dict())
-        return 0
-
-    from trtopt.report.text import sensitivity as sensitivity_terminal
-
-    print_renderable(sensitivity_terminal.render(found))
+    show(found, render, as_json=args.json)
     return 0

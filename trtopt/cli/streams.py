@@ -9,13 +9,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from trtopt.errors import UsageError
 from trtopt.events import Event
+from trtopt.report.text.format import shorten, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 """What a terminal acts on, or shows nothing of: control characters but tab and line feed, marks that reverse the
 direction of writing or have no width, halves of surrogate pairs."""
+
+
+class _Report(Protocol):
+    def to_json_dict(self) -> dict[str, Any]: ...
+
+
+_T = TypeVar("_T", bound=_Report)
 
 _PIPE_WIDTH = 100
 _DETAIL_WIDTH = 100
@@ -119,8 +127,6 @@ class Listener:
 
 def _detail(event: Event) -> str:
     """What a task is at, on one line; names of the model in it may hold anything."""
-    from trtopt.report.text.analysis import shorten, visible
-
     return shorten(visible(event.text), _DETAIL_WIDTH)
 
 
@@ -151,6 +157,18 @@ def print_json(value: dict[str, Any]) -> None:
         UsageError: It cannot be written.
     """
     _print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def show(report: _T, render: Callable[[_T], RenderableType], *, as_json: bool) -> None:
+    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    if as_json:
+        print_json(report.to_json_dict())
+    else:
+        print_renderable(render(report))
 
 
 def print_renderable(renderable: RenderableType) -> None:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trtopt.cli.stop import STOPPED
+from trtopt.cli.outcome import STOPPED
 from trtopt.errors import EngineBuildError, InvalidModelError, ResourceError, TrtoptError, UsageError
 from trtopt.support.files import TEMPORARY
 from trtopt.support.limits import limit_memory

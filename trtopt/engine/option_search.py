@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 from trtopt.engine.cache import EngineCache
 from trtopt.errors import EngineBuildError
-from trtopt.report.schema.builder_options import BuilderTrial
+from trtopt.report.schema.decisions import BuilderTrial
 from trtopt.support.json_text import converted
 
 AXES: tuple[tuple[str, tuple[str, ...]], ...] = (

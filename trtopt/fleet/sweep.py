@@ -21,8 +21,8 @@ from trtopt.fleet.schedule import Finished, Scheduler
 from trtopt.fleet.settings import Settings
 from trtopt.fleet.store import Entry, Store, open_store, shown
 from trtopt.fleet.task import Survey
-from trtopt.report.schema.environment import environment
 from trtopt.report.schema.sweep import Failure, SweepReport, SweepRow, with_front
+from trtopt.report.schema.write import environment
 from trtopt.support.files import atomic_write, check_outputs
 
 ExecutorName = Literal["local", "ray"]
@@ -296,7 +296,8 @@ def write_sweep(
         UsageError: A file cannot be written.
         MissingDependencyError: ``html`` needs plotly.
     """
-    from trtopt.report.files import sweep_forms
+    from trtopt.report.files.for_tools import sweep_csv
+    from trtopt.report.files.markdown import sweep_markdown
 
     named = {"html": html, "markdown": markdown, "csv": csv}
     check_outputs({f"--{name}": Path(value) for name, value in named.items() if value is not None}, {})
@@ -305,6 +306,6 @@ def write_sweep(
 
         atomic_write(Path(html), html_page(report, drop=DEFAULT_ACCURACY_DROP))
     if markdown is not None:
-        atomic_write(Path(markdown), sweep_forms.sweep_markdown(report))
+        atomic_write(Path(markdown), sweep_markdown(report))
     if csv is not None:
-        atomic_write(Path(csv), sweep_forms.sweep_csv(report))
+        atomic_write(Path(csv), sweep_csv(report))

@@ -11,8 +11,8 @@ from trtopt.errors import UsageError
 from trtopt.gates.evaluate import evaluate
 from trtopt.gates.facts import Facts, facts_of
 from trtopt.gates.limits import Limits
-from trtopt.report.files.check_markdown import check_markdown
-from trtopt.report.files.junit import junit_xml
+from trtopt.report.files.for_tools import junit_xml
+from trtopt.report.files.markdown import check_markdown
 from trtopt.report.schema.check import CheckReport
 from trtopt.report.schema.read import read_report
 from trtopt.support.files import atomic_write, check_outputs

@@ -14,7 +14,7 @@ from trtopt.gates.changes import added, changes, slower, widened
 from trtopt.gates.facts import EIGHT_BIT, Facts
 from trtopt.gates.limits import BITS, Limits
 from trtopt.report.schema.check import CheckReport, Gate, LayerChange, Unit
-from trtopt.report.text.numbers import count, some
+from trtopt.report.text.format import count, some
 
 _BITS: dict[str, int] = {**BITS, EIGHT_BIT: 8}
 

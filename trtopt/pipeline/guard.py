@@ -16,8 +16,7 @@ from trtopt.judge.selection import Guard, Guarded, Verdict
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.regions import Candidates, Problem
-from trtopt.report.schema.guard import GuardRecord
-from trtopt.report.schema.search import SearchRecord
+from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 from trtopt.support.precision import Precision
 
 

@@ -22,7 +22,7 @@ from trtopt.graph.fold import fold_shapes
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.report.schema.build import HostRecord, PassedTensor, StepRecord
-from trtopt.report.text.numbers import count, some
+from trtopt.report.text.format import count, some
 from trtopt.rewrite.host_part import NoTailError, Parts, inner_nodes, split
 from trtopt.support.clock import Clock
 

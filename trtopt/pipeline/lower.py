@@ -40,8 +40,7 @@ from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, find_candidates, without
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import CalibrationRecord, Cost, KeptNode, PrecisionRecord, Refusal, StepRecord
-from trtopt.report.schema.guard import GuardRecord
-from trtopt.report.schema.search import SearchRecord
+from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
 

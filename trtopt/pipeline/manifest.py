@@ -28,9 +28,9 @@ from trtopt.report.schema.manifest import (
     ShapeRange,
     canonical_sha256,
 )
-from trtopt.report.schema.plain import plain
 from trtopt.source.external import sha256_of
 from trtopt.support.files import hash_file
+from trtopt.support.json_text import plain
 from trtopt.support.version import VERSION
 
 _HARDWARE: dict[str, Literal["ampere+", "same_compute_capability"]] = {

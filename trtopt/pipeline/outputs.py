@@ -17,8 +17,8 @@ from trtopt.pipeline.lower import Lowered
 from trtopt.pipeline.manifest import Files, manifest_of
 from trtopt.precision.observe.samples import Samples
 from trtopt.report.schema.build import BuildReport
-from trtopt.report.schema.json_file import write_layers, write_report
 from trtopt.report.schema.manifest import FileHash
+from trtopt.report.schema.write import write_layers, write_report
 from trtopt.source.save import save_model
 from trtopt.support.files import atomic_write
 

@@ -18,7 +18,7 @@ from trtopt.pipeline.guard import GuardTarget
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.qdq.existing import existing_nodes, existing_ranges, existing_types, mend, without_qdq
 from trtopt.report.schema.build import Cost, StepRecord
-from trtopt.report.schema.guard import GuardRecord
+from trtopt.report.schema.decisions import GuardRecord
 from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision

@@ -36,8 +36,8 @@ from trtopt.precision.search.search import search_auto, search_budget
 from trtopt.precision.search.space import Budget, Evaluation, Form, Mix, Option, SearchRegion, Space, aim_for
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import AccuracyRecord
-from trtopt.report.schema.search import SearchRecord
-from trtopt.report.text.search import miss_text
+from trtopt.report.schema.decisions import SearchRecord
+from trtopt.report.text.decisions import miss_text
 from trtopt.support._script import script_hash
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import OrtSession

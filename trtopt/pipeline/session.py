@@ -37,7 +37,7 @@ from trtopt.precision.observe.samples import Samples, open_samples
 from trtopt.precision.observe.synthetic import SYNTHETIC
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
-from trtopt.report.schema.environment import environment
+from trtopt.report.schema.write import environment
 from trtopt.rewrite import driver, registry
 from trtopt.source.external import weight_files
 from trtopt.source.onnx_file import load

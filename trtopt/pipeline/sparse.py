@@ -31,8 +31,8 @@ from trtopt.precision.search.result import Found
 from trtopt.precision.search.search import search_budget
 from trtopt.report.schema.analysis import Sparsity
 from trtopt.report.schema.build import Refusal, StepRecord
-from trtopt.report.schema.sparsity import SparsityRecord
-from trtopt.report.text.numbers import count
+from trtopt.report.schema.decisions import SparsityRecord
+from trtopt.report.text.format import count
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.sparsity import pruned as weights

@@ -6,7 +6,7 @@ import math
 
 from trtopt.pipeline.output_error import decibels
 from trtopt.report.schema.analysis import Sparsity
-from trtopt.report.schema.sparsity import PrunedLayer, SparsityRecord
+from trtopt.report.schema.decisions import PrunedLayer, SparsityRecord
 from trtopt.sparsity import pruned as weights
 from trtopt.sparsity.layers import Candidate, Candidates
 from trtopt.sparsity.prune import Pruned

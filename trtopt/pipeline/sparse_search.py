@@ -16,7 +16,7 @@ from trtopt.precision.observe.samples import Samples
 from trtopt.precision.search.result import Found
 from trtopt.precision.search.space import Evaluation, Form, Mix, Option, SearchRegion, Space
 from trtopt.report.schema.analysis import Sparsity
-from trtopt.report.schema.sparsity import CurvePoint, SparsityBudget
+from trtopt.report.schema.decisions import CurvePoint, SparsityBudget
 from trtopt.sparsity import pruned as weights
 from trtopt.sparsity.layers import Candidate
 from trtopt.sparsity.prune import Pruned

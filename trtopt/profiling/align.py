@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from trtopt.report.schema.comparison import Alignment
+from trtopt.report.schema.profile import Alignment
 
 _WEIGHT = re.compile(r"[^ ]+\.weight$")
 """A part of a fused layer's name that is a parameter of PyTorch."""

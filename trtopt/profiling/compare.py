@@ -7,9 +7,18 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from trtopt.errors import UsageError
 from trtopt.profiling.align import aligned
-from trtopt.report.schema.comparison import Alignment, Change, ComparedRegion, Comparison, Profiled, Side
-from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
-from trtopt.report.text.numbers import count, percent
+from trtopt.report.schema.profile import (
+    Alignment,
+    Change,
+    ComparedRegion,
+    Comparison,
+    Profiled,
+    ProfileLayer,
+    ProfileReport,
+    Side,
+    precision_of,
+)
+from trtopt.report.text.format import count, percent
 
 LEAST_SHARED = 0.1
 """Share of either side's time in layers that both have: below it the profiles are of different networks."""

@@ -14,7 +14,7 @@ from trtopt.errors import UsageError
 from trtopt.profiling.entry_work import layer_work
 from trtopt.profiling.measured import MeasuredLayer
 from trtopt.report.schema.build import LayerInfo
-from trtopt.report.text.numbers import count
+from trtopt.report.text.format import count
 
 _SHOWN_NAMES, _NAME_WIDTH = 3, 80
 """How many names a message shows, and how much of each."""

@@ -15,7 +15,7 @@ from trtopt.engine.kernel_names import uses_tensor_cores
 from trtopt.profiling.measured import MeasuredLayer
 from trtopt.profiling.subject import NARROW_BYTES, Subject
 from trtopt.report.schema.profile import Deviation, Reason
-from trtopt.report.text.numbers import percent
+from trtopt.report.text.format import percent
 from trtopt.support.precision import Precision
 
 FAR = 1.2

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from trtopt.report.schema.analysis import Finding, Severity
 from trtopt.report.schema.profile import Deviation, ProfileLayer, Reason
-from trtopt.report.text.analysis import shorten
-from trtopt.report.text.numbers import count, percent
+from trtopt.report.text.format import count, percent, shorten
 
 _LISTED = 5
 """Layers that a finding's message names."""

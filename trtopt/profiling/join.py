@@ -20,9 +20,9 @@ from trtopt.profiling.modules import module_of
 from trtopt.profiling.statistics import rank_correlation
 from trtopt.profiling.subject import Network, Subject, network_of
 from trtopt.report.schema.analysis import LayerRow
-from trtopt.report.schema.environment import environment
 from trtopt.report.schema.profile import Launching, ProfileLayer, ProfileReport, ProfileTotals
-from trtopt.report.text.numbers import count
+from trtopt.report.schema.write import environment
+from trtopt.report.text.format import count
 from trtopt.roofline.layer import predict
 from trtopt.roofline.peaks import peak_rate
 from trtopt.roofline.work import Layer, Work

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import Finding
-from trtopt.report.text.numbers import count
+from trtopt.report.text.format import count
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.work import Layer, Work

@@ -32,7 +32,7 @@ from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.gain import LEAST_GAIN
 from trtopt.precision.qdq.existing import mend, without_qdq
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
-from trtopt.report.text.numbers import percent
+from trtopt.report.text.format import percent
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import LayerTime, layer_times
 from trtopt.roofline.work import Layer, Work, sparse_work

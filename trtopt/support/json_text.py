@@ -1,4 +1,4 @@
-"""JSON of files that anybody may have written: bounded before it is parsed, and of text that every encoding takes.
+"""Values as JSON has them, and the JSON of files that anybody may have written: bounded before it is parsed.
 
 The standard library's parser, with what it lets pass refused. msgspec's has no bound either and takes whole numbers
 of any size; memory goes into the values that JSON names in two characters (``[]``), which are counted beforehand.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any, TypeVar
 
 MOST_VALUES = 2_000_000
@@ -102,3 +103,24 @@ def _whole(text: str) -> int:
     if len(text) > 20 or not -(1 << 63) < (value := int(text)) < 1 << 63:
         raise ValueError(f"the number {text[:20]}... is too large")
     return value
+
+
+def plain(value: Any) -> Any:
+    """``value`` with JSON types only.
+
+    None for NaN and infinity, lists for tuples, strings for paths; what no encoding takes is escaped.
+    """
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if value - value == 0.0 else None
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, str):
+        # A builder's log may hold halves of surrogate pairs, which no file takes.
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if value is None or isinstance(value, (int, bool)):
+        return value
+    return value.item() if hasattr(value, "item") else str(value)

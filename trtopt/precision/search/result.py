@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trtopt.config.budget import ROUNDING
 from trtopt.precision.search.space import Budget, Evaluation, Form, Mix, Oracle, Space
-from trtopt.report.schema.search import Action, ParetoPoint, SearchRecord, SearchStep
+from trtopt.report.schema.decisions import Action, ParetoPoint, SearchRecord, SearchStep
 from trtopt.support.precision import Precision
 
 

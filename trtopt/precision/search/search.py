@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.search.result import Found, Trials, Tried, conclude
 from trtopt.precision.search.space import Budget, Form, Mix, Move, Oracle, Space
-from trtopt.report.schema.search import Action
-from trtopt.report.text.numbers import count, some
+from trtopt.report.schema.decisions import Action
+from trtopt.report.text.format import count, some
 from trtopt.support.halving import fewest
 from trtopt.support.precision import Precision
 

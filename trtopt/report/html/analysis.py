@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtopt.report.html import analysis_plots as plots
-from trtopt.report.html import analysis_tables as tables
-from trtopt.report.html.analysis_tables import text, time
-from trtopt.report.html.page import Draw, check_html, drawing, page
-from trtopt.report.schema.analysis import Analysis, Totals
+from trtopt.report.html import plots
+from trtopt.report.html.page import (
+    MOST_ROWS,
+    Cell,
+    Column,
+    Draw,
+    _nodes,
+    assumptions,
+    banners,
+    drawing,
+    findings,
+    first_rows,
+    name,
+    page,
+    quiet,
+    scroll,
+    section,
+    split_bar,
+    table,
+    text,
+    tiles,
+)
+from trtopt.report.schema.analysis import Analysis, BatchPoint, LayerRow, SparseLayer
 from trtopt.report.text.analysis import (
     BACKENDS,
     LEVELS,
     LIMITERS,
-    by_gain,
-    flop_text,
+    batch_notes,
     levels_text,
     model_name,
     paying,
+    product_text,
     proxies,
     rates,
     slowest,
     sparse_weights_text,
     sparsity_text,
+    tile_text,
 )
-from trtopt.report.text.numbers import bytes_text, count, percent
-from trtopt.support.files import atomic_write
+from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, visible
 from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
 
-__all__ = ["check_html", "html", "write_html"]
 
-_MOST_ROWS = 500
-"""Rows of the tables of layers and of findings: beyond it a browser takes more than a second to lay them out."""
-
-
-def write_html(analysis: Analysis, gpu: GpuSpec, path: Path, *, l2_bandwidth_gbs: float | None = None) -> None:
-    """Write the page, whole or not at all; arguments and errors as of :func:`html`.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
-    atomic_write(path, html(analysis, gpu, l2_bandwidth_gbs=l2_bandwidth_gbs))
+_NO_SUM = "Gains are predicted one by one and do not add up. <code>trtopt explain RULE</code> says why and how."
 
 
 def html(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = None) -> str:
@@ -62,7 +69,7 @@ def html(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
     sections = (
         _head(analysis, gpu),
         _time(analysis),
-        _findings(analysis),
+        findings(analysis.findings, analysis.totals.predicted_us, _NO_SUM),
         _roofline(analysis, gpu, l2_bandwidth_gbs, draw),
         _layers(analysis, draw),
         _sparsity(analysis),
@@ -79,62 +86,34 @@ def _head(analysis: Analysis, gpu: GpuSpec) -> str:
     totals, memory = analysis.totals, analysis.memory
     achieved, moved = rates(totals, analysis.layers, gpu)
     needed = memory.weight_bytes + memory.activation_bytes
-    tiles = (
-        ("predicted time", time(totals.predicted_us), count(len(analysis.layers), "layer")),
+    fits = "fits" if memory.fits else "DOES NOT FIT"
+    figures = (
+        ("predicted time", page_time(totals.predicted_us), count(len(analysis.layers), "layer")),
         ("arithmetic", flop_text(totals.flop), achieved),
         ("memory traffic", bytes_text(totals.bytes), moved),
-        (
-            "device memory",
-            bytes_text(needed),
-            f"{'fits' if memory.fits else 'DOES NOT FIT'} in {bytes_text(memory.device_bytes)}",
-        ),
+        ("device memory", bytes_text(needed), f"{fits} in {bytes_text(memory.device_bytes)}"),
     )
-    boxes = "".join(
-        f'<div class="tile"><span>{text(title)}</span><b>{text(value)}</b><span>{text(note)}</span></div>'
-        for title, value, note in tiles
-    )
-    banners = [f'<p class="banner loud">{text(line)}</p>' for line in proxies(analysis)]
-    if not memory.fits:
-        over = bytes_text(needed - memory.device_bytes)
-        banners.append(
-            f'<p class="banner bad loud">Weights and activations exceed the memory of {text(gpu.name)} by {over}.</p>'
-        )
-    banners += [f'<p class="banner">{text(line)}</p>' for line in analysis.warnings]
+    over = bytes_text(needed - memory.device_bytes)
+    lacking = [] if memory.fits else [f"Weights and activations exceed the memory of {gpu.name} by {over}."]
     return (
         f"<header><h1>{text(model_name(analysis))} on {text(gpu.name)}, {text(analysis.precision)}</h1>"
         f'<p class="quiet">Predicted, not measured, from the {text(levels_text(analysis))}.</p></header>'
-        f'{"".join(banners)}<div class="tiles">{boxes}</div>'
+        f"{banners(proxies(analysis), ' loud')}{banners(lacking, ' bad loud')}{banners(analysis.warnings)}"
+        f"{tiles(figures)}"
     )
 
 
 def _time(analysis: Analysis) -> str:
     totals = analysis.totals
     limiters = [
-        (f"c-{limiter}", word, totals.by_limiter.get(limiter, 0.0), time(totals.by_limiter.get(limiter, 0.0)))
+        (f"c-{limiter}", word, totals.by_limiter.get(limiter, 0.0), page_time(totals.by_limiter.get(limiter, 0.0)))
         for limiter, word in LIMITERS.items()
     ]
-    return (
-        '<div class="columns">'
-        f"<section><h2>Time by limiter</h2>{tables.split_bar(limiters, totals.predicted_us)}</section>"
-        f"<section><h2>Time by kind of kernel</h2>{_kinds(totals)}</section></div>"
-    )
-
-
-def _kinds(totals: Totals) -> str:
-    kinds = sorted(totals.by_kind.items(), key=lambda item: -item[1])
-    parts = [(f"c-{index % 6}", kind, value, time(value)) for index, (kind, value) in enumerate(kinds)]
-    return tables.split_bar(parts, totals.predicted_us)
-
-
-def _findings(analysis: Analysis) -> str:
-    findings = by_gain(analysis.findings)
-    if not findings:
-        return "<section><h2>Findings</h2><p>None.</p></section>"
-    note = "Gains are predicted one by one and do not add up. <code>trtopt explain RULE</code> says why and how."
-    if len(findings) > _MOST_ROWS:
-        note += f" The first {_MOST_ROWS} of {len(findings)}; all of them are in the JSON."
-    body = tables.finding_table(findings[:_MOST_ROWS], analysis.totals.predicted_us)
-    return f'<section><h2>Findings</h2><p class="quiet">{note}</p><div class="scroll tall">{body}</div></section>'
+    ordered = sorted(totals.by_kind.items(), key=lambda item: -item[1])
+    kinds = [(f"c-{index % 6}", kind, value, page_time(value)) for index, (kind, value) in enumerate(ordered)]
+    by_limiter = section("Time by limiter", split_bar(limiters, totals.predicted_us))
+    by_kind = section("Time by kind of kernel", split_bar(kinds, totals.predicted_us))
+    return f'<div class="columns">{by_limiter}{by_kind}</div>'
 
 
 def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, draw: Draw) -> str:
@@ -155,7 +134,7 @@ def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, 
     if unplaced:
         notes.append(f"{count(unplaced, 'layer')} without arithmetic cannot be drawn.")
     figure = plots.roofline(analysis.layers, gpu, analysis.precision, l2_bandwidth_gbs)
-    return f'<section><h2>Roofline</h2><p class="quiet">{" ".join(notes)}</p>{draw("roofline", figure)}</section>'
+    return section("Roofline", quiet(" ".join(notes)), draw("roofline", figure))
 
 
 def _layers(analysis: Analysis, draw: Draw) -> str:
@@ -163,18 +142,15 @@ def _layers(analysis: Analysis, draw: Draw) -> str:
         return ""
     rows = slowest(analysis.layers)
     size = plots.group_size(len(rows))
-    note = "" if size == 1 else f'<p class="quiet">Each bar is {size} layers.</p>'
-    cut = ""
-    if len(rows) > _MOST_ROWS:
-        rest = sum(row.predicted_us for row in rows[_MOST_ROWS:])
-        cut = (
-            f'<p class="quiet">The {_MOST_ROWS} slowest of {len(rows)}; the others take {time(rest)} and are in the'
-            " JSON.</p>"
-        )
-    body = tables.layer_table(rows[:_MOST_ROWS], analysis.totals.predicted_us)
-    return (
-        f"<section><h2>Time by layer</h2>{note}{draw('order', plots.in_order(analysis.layers))}{cut}"
-        f'<div class="scroll tall">{body}</div></section>'
+    note = "" if size == 1 else quiet(f"Each bar is {size} layers.")
+    rest = page_time(sum(row.predicted_us for row in rows[MOST_ROWS:]))
+    cut = quiet(f"The {MOST_ROWS} slowest of {len(rows)}; the others take {rest} and are in the JSON.")
+    return section(
+        "Time by layer",
+        note,
+        draw("order", plots.in_order(analysis.layers)),
+        cut if len(rows) > MOST_ROWS else "",
+        scroll(layer_table(rows[:MOST_ROWS], analysis.totals.predicted_us)),
     )
 
 
@@ -183,12 +159,9 @@ def _sparsity(analysis: Analysis) -> str:
     if found is None:
         return ""
     rows = [*paying(found), *(row for row in found.layers if not row.eligible)]
-    cut = f" The first {_MOST_ROWS} of {len(rows)}; all of them are in the JSON." if len(rows) > _MOST_ROWS else ""
     total = f"{BACKENDS[found.backend]}: {sparsity_text(found, micro='µ')}. 2:4 as it is: {sparse_weights_text(found)}."
-    return (
-        f'<section><h2>2:4 sparsity</h2><p>{text(total)}</p><p class="quiet">{text(found.note)}{cut}</p>'
-        f'<div class="scroll tall">{tables.sparsity_table(rows[:_MOST_ROWS])}</div></section>'
-    )
+    note = quiet(f"{text(found.note)}{first_rows(len(rows))}")
+    return section("2:4 sparsity", f"<p>{text(total)}</p>", note, scroll(sparsity_table(rows[:MOST_ROWS])))
 
 
 def _batches(analysis: Analysis, draw: Draw) -> str:
@@ -199,11 +172,9 @@ def _batches(analysis: Analysis, draw: Draw) -> str:
     if sweep.budget_us is not None:
         best = sweep.best_within_budget
         found = "no batch of the sweep" if best is None else f"batch {best} has the highest throughput"
-        note += f" Within {time(sweep.budget_us)}: {found}."
-    return (
-        f"<section><h2>Batch</h2><p>{note}</p>{draw('batch', plots.batch_curve(sweep))}"
-        f'<div class="scroll tall">{tables.batch_table(analysis, sweep.points)}</div></section>'
-    )
+        note += f" Within {page_time(sweep.budget_us)}: {found}."
+    curve = draw("batch", plots.batch_curve(sweep))
+    return section("Batch", f"<p>{note}</p>", curve, scroll(batch_table(analysis, sweep.points)))
 
 
 def _memory(analysis: Analysis) -> str:
@@ -215,34 +186,177 @@ def _memory(analysis: Analysis) -> str:
         ("c-free", "free", free, bytes_text(free)),
     ]
     total = memory.weight_bytes + memory.activation_bytes + free
-    peak = f"<p>The peak is reached at {tables.name(memory.peak_node)}.</p>" if memory.activation_bytes else ""
-    return f"<section><h2>Device memory</h2>{tables.split_bar(parts, total)}{peak}</section>"
+    peak = f"<p>The peak is reached at {name(memory.peak_node)}.</p>" if memory.activation_bytes else ""
+    return section("Device memory", split_bar(parts, total), peak)
 
 
 def _levels(analysis: Analysis) -> str:
     if len(analysis.levels) < 2:
         return ""
-    shown = LEVELS[analysis.levels[-1].level]
-    return (
-        f"<section><h2>Levels</h2><p>The layers on this page are of the {shown}.</p>"
-        f'<div class="scroll">{tables.level_table(analysis)}</div></section>'
-    )
+    note = f"<p>The layers on this page are of the {LEVELS[analysis.levels[-1].level]}.</p>"
+    return section("Levels", note, f'<div class="scroll">{level_table(analysis)}</div>')
 
 
 def _uncosted(analysis: Analysis) -> str:
     if not analysis.uncosted:
         return ""
-    return (
-        "<section><h2>Operators without a cost</h2><p>They are in no sum above.</p>"
-        f'<div class="scroll">{tables.uncosted_table(analysis)}</div></section>'
-    )
+    body = f'<div class="scroll">{uncosted_table(analysis)}</div>'
+    return section("Operators without a cost", "<p>They are in no sum above.</p>", body)
 
 
 def _assumptions(analysis: Analysis, gpu: GpuSpec) -> str:
-    return (
-        "<section><h2>What this rests on</h2><p>One multiply-add is 2 FLOP; the bytes of a layer are each input,"
-        " constant and output once; 1 GB is 10⁹ bytes. Arithmetic and memory are the times of each alone; what bounds a"
-        f' layer is its limiter.</p><div class="columns"><div>{tables.description(tables.gpu_values(gpu))}</div>'
-        f"<div>{tables.description({**analysis.model, 'trtopt': VERSION, 'schema': analysis.schema})}</div>"
-        "</div></section>"
-    )
+    more = " Arithmetic and memory are the times of each alone; what bounds a layer is its limiter."
+    return assumptions(gpu_values(gpu), {**analysis.model, "trtopt": VERSION, "schema": analysis.schema}, more)
+
+
+def layer_table(layers: Sequence[LayerRow], total_us: float) -> str:
+    """The layers, the slowest first."""
+    columns = [
+        Column("layer"),
+        Column("operator", "operator"),
+        Column("type", "short"),
+        Column("time", "number"),
+        Column("share", "number"),
+        Column("limited by", "short"),
+        Column("arithmetic", "number"),
+        Column("memory", "number"),
+        Column("FLOP", "number"),
+        Column("bytes", "number"),
+        Column("FLOP/byte", "number"),
+        Column("m×n×k", "short"),
+        Column("tile", "short"),
+        Column("tiles", "number"),
+        Column("waves", "number"),
+        Column("tiles used", "number"),
+        Column("waves used", "number"),
+        Column("aligned", "number"),
+    ]
+    rows = [_layer_cells(layer, total_us) for layer in layers]
+    return table(columns, rows, style="layers", sorted_by=3)
+
+
+def _layer_cells(layer: LayerRow, total_us: float) -> list[Cell]:
+    share = layer.predicted_us / total_us if total_us else 0.0
+    product = layer.gemm is not None
+    return [
+        Cell(name(layer.name) + _computed(layer), visible(layer.name)),
+        Cell(name(layer.op, 40), visible(layer.op)),
+        Cell(text(layer.dtype)),
+        Cell(page_time(layer.predicted_us), layer.predicted_us),
+        Cell(percent(share), share),
+        Cell(f'<i class="dot c-{layer.limiter}"></i>{LIMITERS[layer.limiter]}', layer.limiter),
+        Cell(page_time(layer.math_us), layer.math_us),
+        Cell(page_time(layer.memory_us), layer.memory_us),
+        Cell(flop_text(layer.flop), layer.flop),
+        Cell(bytes_text(layer.bytes), layer.bytes),
+        Cell(f"{layer.arithmetic_intensity:.3g}", layer.arithmetic_intensity),
+        Cell(product_text(layer, times="×")),
+        Cell(tile_text(layer, times="×")),
+        Cell(str(layer.tiles) if product else "", layer.tiles),
+        Cell(str(layer.waves) if product else "", layer.waves),
+        Cell(percent(layer.tile_efficiency) if product else "", layer.tile_efficiency),
+        Cell(percent(layer.wave_efficiency) if product else "", layer.wave_efficiency),
+        Cell(f"{layer.alignment_bytes} B", layer.alignment_bytes),
+    ]
+
+
+def _computed(layer: LayerRow) -> str:
+    """Under the name of a layer, the node it computes, where the name does not say it."""
+    nodes = layer.onnx_nodes
+    if not nodes or nodes == (layer.name,):
+        return ""
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return f'<br><span class="quiet">{name(nodes[0], 60)}{more}</span>'
+
+
+def level_table(analysis: Analysis) -> str:
+    """The levels side by side."""
+    columns = [
+        Column("level"),
+        Column("layers", "number"),
+        Column("time", "number"),
+        *(Column(word, "number") for word in LIMITERS.values()),
+        Column("FLOP", "number"),
+        Column("bytes", "number"),
+    ]
+    rows = []
+    for summary in analysis.levels:
+        proxy = "" if summary.proxy is None else f' <span class="pill warning">PROXY: {text(summary.proxy)}</span>'
+        totals = summary.totals
+        limiters = [Cell(page_time(totals.by_limiter.get(limiter, 0.0))) for limiter in LIMITERS]
+        rows.append(
+            [
+                Cell(LEVELS[summary.level] + proxy),
+                Cell(str(summary.kernels)),
+                Cell(page_time(totals.predicted_us)),
+                *limiters,
+                Cell(flop_text(totals.flop)),
+                Cell(bytes_text(totals.bytes)),
+            ]
+        )
+    return table(columns, rows, style="levels", sorted_by=None)
+
+
+def batch_table(analysis: Analysis, points: Sequence[BatchPoint]) -> str:
+    """The points of the batch sweep."""
+    columns = [Column(title, "number") for title in ("batch", "latency", "throughput", "activations")]
+    rows = [
+        [
+            Cell(str(point.batch)),
+            Cell(page_time(point.predicted_us)),
+            Cell(f"{point.throughput:,.0f}/s"),
+            Cell(bytes_text(point.activation_bytes)),
+            Cell(f"<b>{batch_notes(analysis, point)}</b>"),
+        ]
+        for point in points
+    ]
+    return table([*columns, Column("")], rows, style="batches", sorted_by=None)
+
+
+def sparsity_table(layers: Sequence[SparseLayer]) -> str:
+    """Where 2:4 pays and where not, in the order given."""
+    columns = [
+        Column("gain", "number"),
+        Column("dense", "number"),
+        Column("sparse", "number"),
+        Column("2:4 as it is", "short"),
+        Column("why, or why not", "text"),
+        Column("nodes", "nodes"),
+    ]
+    rows = []
+    for layer in layers:
+        gain = layer.dense_us - layer.sparse_us
+        rows.append(
+            [
+                Cell(f'<span class="gain">−{page_time(gain)}</span>' if layer.eligible else "–", gain),
+                Cell(page_time(layer.dense_us), layer.dense_us),
+                Cell(page_time(layer.sparse_us), layer.sparse_us),
+                Cell("yes" if layer.is_sparse else ""),
+                Cell(text(layer.reason)),
+                Cell(_nodes(layer.nodes)),
+            ]
+        )
+    return table(columns, rows, style="findings", sorted_by=0)
+
+
+def uncosted_table(analysis: Analysis) -> str:
+    """Operators without a cost and the nodes that have them."""
+    rows = [
+        [Cell(name(group.op)), Cell(count(len(group.nodes), "node")), Cell(_nodes(group.nodes))]
+        for group in sorted(analysis.uncosted, key=lambda group: -len(group.nodes))
+    ]
+    return table([Column("operator"), Column("", "short"), Column("nodes")], rows, style="uncosted", sorted_by=None)
+
+
+def gpu_values(gpu: GpuSpec) -> dict[str, str]:
+    """What the prediction takes for granted about the GPU."""
+    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in gpu.tflops.items())
+    return {
+        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}",
+        "multiprocessors": str(gpu.sm),
+        "clocks": f"{gpu.clock_cuda_mhz:g} MHz, Tensor Cores {gpu.clock_tensor_mhz:g} MHz",
+        "peaks, TFLOP/s": peaks,
+        "memory": f"{gpu.memory_gb:g} GB at {gpu.bandwidth_gbs:g} GB/s, L2 {gpu.l2_mib:g} MiB",
+        "power limit": f"{gpu.tdp_w:g} W",
+        "source": gpu.source,
+    }

@@ -10,34 +10,34 @@ computed in Python (:mod:`trtopt.report.html.profile_graph`) in 0.04 s, where da
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
-from trtopt.report.html import analysis_tables as tables
-from trtopt.report.html import profile_plots as plots
-from trtopt.report.html.analysis_plots import MOST_POINTS
-from trtopt.report.html.analysis_tables import Cell, Column, text, time
-from trtopt.report.html.page import Draw, drawing, page
+from trtopt.report.html import plots
+from trtopt.report.html.page import (
+    Cell,
+    Column,
+    Draw,
+    assumptions,
+    banners,
+    drawing,
+    findings,
+    name,
+    page,
+    quiet,
+    section,
+    table,
+    text,
+    tiles,
+)
+from trtopt.report.html.plots import MOST_POINTS
 from trtopt.report.html.profile_graph import without_tensors
 from trtopt.report.html.profile_layers import layer_data
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport
-from trtopt.report.text.analysis import by_gain, visible
-from trtopt.report.text.numbers import count, decibels, percent
+from trtopt.report.text.format import count, decibels, page_time, percent, visible
 from trtopt.report.text.profile import headline
-from trtopt.support.files import atomic_write
 from trtopt.support.version import VERSION
 
-_MOST_ROWS = 500
-"""Findings shown: as in the page of an analysis."""
-
-
-def write_profile_html(report: ProfileReport, path: Path) -> None:
-    """Write the page, whole or not at all.
-
-    Raises:
-        MissingDependencyError: plotly is not installed.
-        UsageError: The file cannot be written.
-    """
-    atomic_write(path, profile_html(report))
+_NO_SUM = "What could be won is estimated one by one and does not add up. <code>trtopt explain RULE</code> says why."
 
 
 def profile_html(report: ProfileReport) -> str:
@@ -49,7 +49,7 @@ def profile_html(report: ProfileReport) -> str:
     draw = drawing()
     sections = (
         _head(report),
-        _findings(report),
+        findings(report.findings, report.totals.measured_us, _NO_SUM),
         _graph(report),
         _compared(report, draw),
         _roofline(report, draw),
@@ -75,18 +75,11 @@ def profile_name(report: ProfileReport) -> str:
 
 
 def _head(report: ProfileReport) -> str:
-    boxes = "".join(
-        f'<div class="tile"><span>{text(title)}</span><b>{text(value)}</b><span>{text(note)}</span></div>'
-        for title, value, note in _tiles(report)
-    )
-    banners = "".join(f'<p class="banner">{text(line)}</p>' for line in report.warnings)
-    files = ", ".join(
-        f"{text(kind)} {tables.name(PurePath(file).name, 60)}" for kind, file in report.source.files.items()
-    )
+    files = ", ".join(f"{text(kind)} {name(PurePath(file).name, 60)}" for kind, file in report.source.files.items())
     return (
         f"<header><h1>{text(profile_name(report))} on {text(report.gpu['name'])}</h1>"
         f'<p class="quiet">{text(headline(report))}: {files}</p></header>'
-        f'{banners}<div class="tiles">{boxes}</div>'
+        f"{banners(report.warnings)}{tiles(_tiles(report))}"
     )
 
 
@@ -96,51 +89,35 @@ def _tiles(report: ProfileReport) -> list[tuple[str, str, str]]:
     both = plots.compared(report.layers)
     idle = sum(layer.measured_us <= 0 for layer in report.layers)
     runs_nothing = f", {idle} of which run nothing" if idle else ""
-    tiles = [("sum of layers", time(totals.measured_us), count(len(report.layers), "layer") + runs_nothing)]
+    found = [("sum of layers", page_time(totals.measured_us), count(len(report.layers), "layer") + runs_nothing)]
     if totals.end_to_end_us is None:
-        tiles.append(("end to end", "not known", "the time of one inference without profiling was not measured"))
+        found.append(("end to end", "not known", "the time of one inference without profiling was not measured"))
     else:
         spread = totals.end_to_end_spread_us
-        plus = "" if spread is None else f" ± {time(spread)}"
-        host = "" if totals.host_us is None else f", enqueued in {time(totals.host_us)}"
-        tiles.append(("end to end", time(totals.end_to_end_us), f"one inference without profiling{plus}{host}"))
+        plus = "" if spread is None else f" ± {page_time(spread)}"
+        host = "" if totals.host_us is None else f", enqueued in {page_time(totals.host_us)}"
+        found.append(("end to end", page_time(totals.end_to_end_us), f"one inference without profiling{plus}{host}"))
     if totals.profiling_overhead_us is not None and totals.end_to_end_us:
         over = totals.profiling_overhead_us
         share = percent(abs(over) / totals.end_to_end_us)
-        tiles.append(
-            (
-                "profiling overhead",
-                time(over),
-                f"the sum of layers is {share} {'above' if over > 0 else 'below'} end to end",
-            )
-        )
+        note = f"the sum of layers is {share} {'above' if over > 0 else 'below'} end to end"
+        found.append(("profiling overhead", page_time(over), note))
     if not both:
-        return tiles
+        return found
     whole = totals.predicted_end_to_end_us
-    note = f"for layers measured at {time(totals.compared_us)}"
-    note += "" if whole is None else f"; end to end {time(whole)}"
-    tiles.append(("predicted", time(totals.predicted_us), note))
+    note = f"for layers measured at {page_time(totals.compared_us)}"
+    note += "" if whole is None else f"; end to end {page_time(whole)}"
+    found.append(("predicted", page_time(totals.predicted_us), note))
     if totals.mean_error is not None:
-        tiles.append(("mean error", percent(totals.mean_error), f"of the prediction, over {count(len(both), 'layer')}"))
+        found.append(("mean error", percent(totals.mean_error), f"of the prediction, over {count(len(both), 'layer')}"))
     if totals.rank_correlation is not None:
-        tiles.append(("rank correlation", f"{totals.rank_correlation:.3f}", "Spearman's, of measured and predicted"))
-    return tiles
-
-
-def _findings(report: ProfileReport) -> str:
-    findings = by_gain(report.findings)
-    if not findings:
-        return "<section><h2>Findings</h2><p>None.</p></section>"
-    note = "What could be won is estimated one by one and does not add up. <code>trtopt explain RULE</code> says why."
-    if len(findings) > _MOST_ROWS:
-        note += f" The first {_MOST_ROWS} of {len(findings)}; all of them are in the JSON."
-    body = tables.finding_table(findings[:_MOST_ROWS], report.totals.measured_us)
-    return f'<section><h2>Findings</h2><p class="quiet">{note}</p><div class="scroll tall">{body}</div></section>'
+        found.append(("rank correlation", f"{totals.rank_correlation:.3f}", "Spearman's, of measured and predicted"))
+    return found
 
 
 def _graph(report: ProfileReport) -> str:
     if not report.layers:
-        return "<section><h2>Layers</h2><p>None.</p></section>"
+        return section("Layers", "<p>None.</p>")
     return f"""<section><h2>Layers as a graph</h2>
 <noscript><p class="banner">The graph and the table of layers need it too.</p></noscript>
 <p class="quiet">{_graph_note(report.layers)}</p>
@@ -168,21 +145,20 @@ def _graph_note(layers: Sequence[ProfileLayer]) -> str:
 
 
 def _compared(report: ProfileReport, draw: Draw) -> str:
-    title = "<h2>Measured and predicted</h2>"
+    title = "Measured and predicted"
     both = plots.compared(report.layers)
     if not both:
-        return f"<section>{title}<p>No layer has both a measured and a predicted time.</p></section>"
+        return section(title, "<p>No layer has both a measured and a predicted time.</p>")
     note = "A point is a layer, its area its time; a click shows it in the graph. The dashed lines are twice and half."
     left = len(report.layers) - len(both)
     if left:
         note += f" {count(left, 'layer')} without both times cannot be drawn."
     note += _cut(len(both))
-    figure = draw("scatter", plots.scatter(report.layers))
-    return f'<section>{title}<p class="quiet">{note}</p>{figure}</section>'
+    return section(title, quiet(note), draw("scatter", plots.scatter(report.layers)))
 
 
 def _roofline(report: ProfileReport, draw: Draw) -> str:
-    placed = plots.placed(report.layers)
+    placed = plots.measured_placed(report.layers)
     if not placed:
         return ""
     note = (
@@ -193,8 +169,7 @@ def _roofline(report: ProfileReport, draw: Draw) -> str:
     if left:
         note += f" {count(left, 'layer')} without arithmetic cannot be drawn."
     note += _cut(len(placed))
-    figure = draw("roofline", plots.roofline(report.layers, report.gpu))
-    return f'<section><h2>Roofline</h2><p class="quiet">{note}</p>{figure}</section>'
+    return section("Roofline", quiet(note), draw("roofline", plots.measured_roofline(report.layers, report.gpu)))
 
 
 def _cut(number: int) -> str:
@@ -218,25 +193,20 @@ def _accuracy(report: ProfileReport) -> str:
     columns = [Column("output"), *(Column(word, "number") for word in measures)]
     rows = [
         [
-            Cell(tables.name(name)),
+            Cell(name(output)),
             Cell(decibels(item.sqnr_db)),
             Cell(f"{item.cosine:.6f}"),
             Cell(f"{item.max_abs:.3g}"),
             Cell("" if item.top1_agreement is None else percent(item.top1_agreement)),
         ]
-        for name, item in report.accuracy.items()
+        for output, item in report.accuracy.items()
     ]
-    body = tables.table(columns, rows, style="levels", sorted_by=None)
-    return f'<section><h2>Outputs against the FP32 reference</h2><div class="scroll">{body}</div></section>'
+    body = table(columns, rows, style="levels", sorted_by=None)
+    return section("Outputs against the FP32 reference", f'<div class="scroll">{body}</div>')
 
 
 def _assumptions(report: ProfileReport) -> str:
     source = report.source
     values = {**source.files, **source.conditions, **report.environment}
     values |= {"trtopt": VERSION, "schema": report.schema}
-    return (
-        "<section><h2>What this rests on</h2><p>One multiply-add is 2 FLOP; the bytes of a layer are each input,"
-        " constant and output once; 1 GB is 10⁹ bytes. Times are those of one inference.</p>"
-        f'<div class="columns"><div>{tables.description(report.gpu)}</div>'
-        f"<div>{tables.description(values)}</div></div></section>"
-    )
+    return assumptions(report.gpu, values, " Times are those of one inference.")

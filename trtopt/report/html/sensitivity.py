@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from trtopt.report.html import analysis_tables as tables
-from trtopt.report.html.analysis_tables import Cell, Column, text
-from trtopt.report.html.figures import Figure, base_layout
-from trtopt.report.html.page import Draw, drawing, page
+from trtopt.report.html.page import (
+    Cell,
+    Column,
+    Draw,
+    banners,
+    description,
+    drawing,
+    name,
+    page,
+    quiet,
+    scroll,
+    section,
+    table,
+    text,
+)
+from trtopt.report.html.plots import HOVER_NAME, Figure, base_layout
 from trtopt.report.schema.sensitivity import RegionError, Sensitivity, noise_shares
-from trtopt.report.text.analysis import model_name, shorten, visible
-from trtopt.report.text.numbers import count, decibels, percent
+from trtopt.report.text.analysis import model_name
+from trtopt.report.text.format import count, decibels, percent, shorten, visible
 from trtopt.report.text.sensitivity import agreement_text, headline, sqnr_text
-from trtopt.support.files import atomic_write
 from trtopt.support.version import VERSION
 
-_HOVER_NAME = 46
-"""Width of a name beside the pointer: a line fits a phone."""
 _FLOOR_DB = 120.0
 """What an SQNR without any error is drawn at."""
-
-
-def write_html(found: Sensitivity, path: Path) -> None:
-    """Write the page, whole or not at all.
-
-    Raises:
-        MissingDependencyError: plotly is not installed.
-        UsageError: The file cannot be written.
-    """
-    atomic_write(path, html(found))
 
 
 def html(found: Sensitivity) -> str:
@@ -45,12 +43,11 @@ def html(found: Sensitivity) -> str:
 
 def _head(found: Sensitivity) -> str:
     tiles = "".join(
-        f'<div class="tile"><span>all regions, {tables.name(name, 40)}</span><b>{text(sqnr_text(item))}</b>'
+        f'<div class="tile"><span>all regions, {name(output, 40)}</span><b>{text(sqnr_text(item))}</b>'
         f"<span>{text(f'same class {agreement_text(item)}' if item.disagreement is not None else '')}</span></div>"
-        for name, item in found.together.outputs.items()
+        for output, item in found.together.outputs.items()
     )
-    banners = "".join(f'<p class="banner">{text(line)}</p>' for line in found.warnings)
-    return f'<header><h1>{text(headline(found))}</h1></header>{banners}<div class="tiles">{tiles}</div>'
+    return f'<header><h1>{text(headline(found))}</h1></header>{banners(found.warnings)}<div class="tiles">{tiles}</div>'
 
 
 def _regions(found: Sensitivity, draw: Draw) -> str:
@@ -66,25 +63,22 @@ def _regions(found: Sensitivity, draw: Draw) -> str:
         *(Column("worst output"), Column("samples", "number")),
     )
     rows = [_cells(region, share) for region, share in zip(found.regions, noise_shares(found.regions), strict=True)]
-    body = tables.table(columns, rows, style="layers", sorted_by=5)
-    return (
-        f'<section><h2>One region alone</h2><p class="quiet">{note}</p>{draw("regions", _region_plot(in_order))}'
-        f'<div class="scroll tall">{body}</div></section>'
-    )
+    body = scroll(table(columns, rows, style="layers", sorted_by=5))
+    return section("One region alone", quiet(note), draw("regions", _region_plot(in_order)), body)
 
 
 def _cells(region: RegionError, share: float) -> list[Cell]:
     worst = region.outputs[region.worst]
     agree = 0.0 if worst.disagreement is None else 1 - worst.disagreement
     return [
-        Cell(tables.name(region.nodes[0]), visible(region.nodes[0])),
-        Cell(tables.name(region.region), visible(region.region)),
+        Cell(name(region.nodes[0]), visible(region.nodes[0])),
+        Cell(name(region.region), visible(region.region)),
         Cell(str(len(region.nodes)), len(region.nodes)),
         Cell(text(sqnr_text(worst)), _drawn(worst.sqnr_db)),
         Cell(agreement_text(worst), agree),
         Cell(percent(share), share),
         Cell("" if region.flop_share is None else percent(region.flop_share), region.flop_share or 0.0),
-        Cell(tables.name(region.worst, 40), visible(region.worst)),
+        Cell(name(region.worst, 40), visible(region.worst)),
         Cell(str(region.samples), region.samples),
     ]
 
@@ -92,7 +86,7 @@ def _cells(region: RegionError, share: float) -> list[Cell]:
 def _region_plot(regions: Sequence[RegionError]) -> Figure:
     shares = noise_shares(regions)
     texts = [
-        f"<b>{text(shorten(visible(region.nodes[0]), _HOVER_NAME))}</b><br>{count(len(region.nodes), 'node')}"
+        f"<b>{text(shorten(visible(region.nodes[0]), HOVER_NAME))}</b><br>{count(len(region.nodes), 'node')}"
         f"<br>{text(sqnr_text(region.outputs[region.worst]))}<br>{percent(share)} of the noise"
         for region, share in zip(regions, shares, strict=True)
     ]
@@ -115,7 +109,7 @@ def _growth(found: Sensitivity, draw: Draw) -> str:
         return ""
     note = "SQNR against FP32 inside the network with all regions in 8 bits: of what each region reads, and gives."
     x = list(range(1, len(found.growth) + 1))
-    names = [text(shorten(visible(step.node), _HOVER_NAME)) for step in found.growth]
+    names = [text(shorten(visible(step.node), HOVER_NAME)) for step in found.growth]
     lines = (
         ("reads", "#8a8f98", [step.input_sqnr_db for step in found.growth]),
         ("gives", "#e0457b", [step.output_sqnr_db for step in found.growth]),
@@ -129,7 +123,7 @@ def _growth(found: Sensitivity, draw: Draw) -> str:
             "y": [_drawn(value) for value in values],
             "line": {"color": color},
             "hovertext": [
-                f"<b>{name}</b><br>{word} {decibels(value)}" for name, value in zip(names, values, strict=True)
+                f"<b>{node}</b><br>{word} {decibels(value)}" for node, value in zip(names, values, strict=True)
             ],
             "hoverinfo": "text",
         }
@@ -139,7 +133,7 @@ def _growth(found: Sensitivity, draw: Draw) -> str:
     layout["xaxis"].update(title={"text": "region, in order"})
     layout["yaxis"].update(title={"text": "SQNR, dB"})
     plot = draw("growth", {"data": data, "layout": layout})
-    return f'<section><h2>Along the network</h2><p class="quiet">{note}</p>{plot}</section>'
+    return section("Along the network", quiet(note), plot)
 
 
 def _drawn(sqnr_db: float) -> float:
@@ -150,13 +144,13 @@ def _drawn(sqnr_db: float) -> float:
 def _refused(found: Sensitivity) -> str:
     if not found.refused:
         return ""
-    rows = [[Cell(tables.name(item.node)), Cell(text(item.reason))] for item in found.refused]
-    body = tables.table((Column("node"), Column("reason")), rows, style="findings", sorted_by=None)
-    return f'<section><h2>Products in no region</h2><div class="scroll tall">{body}</div></section>'
+    rows = [[Cell(name(item.node)), Cell(text(item.reason))] for item in found.refused]
+    body = table((Column("node"), Column("reason")), rows, style="findings", sorted_by=None)
+    return section("Products in no region", scroll(body))
 
 
 def _assumptions(found: Sensitivity) -> str:
     values = {**found.model, "samples": found.samples, "trtopt": VERSION, "schema": found.schema}
     if found.calibration is not None:
         values["calibration"] = f"{found.calibration.source}, {found.calibration.samples} samples"
-    return f"<section><h2>What this rests on</h2>{tables.description(values)}</section>"
+    return section("What this rests on", description(values))

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.report.files import sweep_forms as forms
-from trtopt.report.html import analysis_tables as tables
-from trtopt.report.html.analysis_tables import Cell, Column, text
-from trtopt.report.html.figures import QUIET, Figure, base_layout
-from trtopt.report.html.page import Draw, drawing, page
+from trtopt.report.html.page import (
+    Cell,
+    Column,
+    Draw,
+    banners,
+    description,
+    drawing,
+    name,
+    page,
+    quiet,
+    scroll,
+    section,
+    table,
+    text,
+)
+from trtopt.report.html.plots import HOVER_NAME, QUIET, Figure, base_layout
 from trtopt.report.schema.sweep import SweepReport, SweepRow
-from trtopt.report.text.analysis import shorten, visible
-from trtopt.report.text.numbers import bytes_text, count
+from trtopt.report.text import sweep as forms
+from trtopt.report.text.format import bytes_text, count, shorten, visible
 from trtopt.support.version import VERSION
 
 _COLORS = ("#3b82f6", "#e8890c", "#10a37f", "#e0457b", "#a855f7", "#0ea5b7", "#b45309", "#64748b")
 _MOST_PLOTS = 30
-_HOVER_NAME = 46
 
 
 def html_page(report: SweepReport, *, drop: float) -> str:
@@ -42,12 +52,11 @@ def html_page(report: SweepReport, *, drop: float) -> str:
 def _head(report: SweepReport, drop: float) -> str:
     models = list(dict.fromkeys(row.model for row in report.rows))
     choices = forms.choose(report, forms.Limits(drop=drop))
-    tiles = "".join(_tile(report, choice, drop) for choice in choices[:_MOST_PLOTS])
+    boxes = "".join(_tile(report, choice, drop) for choice in choices[:_MOST_PLOTS])
     lines = (line.replace("*:", "front:", 1) for line in forms.notes(report) if not line.startswith("warning:"))
-    notes = "".join(f'<p class="quiet">{text(line)}</p>' for line in lines)
-    banners = "".join(f'<p class="banner">{text(line)}</p>' for line in report.warnings)
+    notes = "".join(quiet(text(line)) for line in lines)
     what = f"{forms.headline(report)}; {count(len(models), 'model')}"
-    return f'<header><h1>{text(what)}</h1></header>{banners}<div class="tiles">{tiles}</div>{notes}'
+    return f'<header><h1>{text(what)}</h1></header>{banners(report.warnings)}<div class="tiles">{boxes}</div>{notes}'
 
 
 def _tile(report: SweepReport, choice: forms.Choice, drop: float) -> str:
@@ -55,16 +64,16 @@ def _tile(report: SweepReport, choice: forms.Choice, drop: float) -> str:
     best = choice.best or choice.nearest
     if best is None or best.result is None:
         what = f"<b>no engine</b><span>none drops by at most {drop:g}, as far as is known</span>"
-        return f'<div class="tile">{tables.name(choice.model, 40)}{what}</div>'
+        return f'<div class="tile">{name(choice.model, 40)}{what}</div>'
     cost = f", {forms.cost_text(best.cost)} {report.currency} per million" if best.cost is not None else ""
     word = "the cheapest" if choice.by == "cost" else "the fastest an inference"
     word = f"{word} that drops by at most" if choice.best is not None else "none drops by at most"
     figures = f"{word} {drop:g}: {forms.latency_text(best)} {best.result.latency}, drop {forms.drop_text(best)}{cost}"
     engine = f"{text(best.gpu)} {text(best.precision)}"
     others = (axis for axis in forms.axes_of(report.rows) if axis not in ("model", "gpu", "precision"))
-    varied = "".join(f"<span>{text(axis)} {tables.name(best.varied[axis], 40)}</span>" for axis in others)
+    varied = "".join(f"<span>{text(axis)} {name(best.varied[axis], 40)}</span>" for axis in others)
     what = f"<b>{engine}</b>{varied}<span>{text(figures)}</span>"
-    return f'<div class="tile">{tables.name(choice.model, 40)}{what}</div>'
+    return f'<div class="tile">{name(choice.model, 40)}{what}</div>'
 
 
 def _plots(report: SweepReport, draw: Draw) -> str:
@@ -78,11 +87,10 @@ def _plots(report: SweepReport, draw: Draw) -> str:
     colors = {gpu: _COLORS[index % len(_COLORS)] for index, gpu in enumerate(dict.fromkeys(r.gpu for r in report.rows))}
     pieces = []
     for index, ((model, latency, measure), rows) in enumerate(list(groups.items())[:_MOST_PLOTS]):
-        title = f"{tables.name(model)}, {text(latency)} times"
         plot = draw(f"front-{index}", _figure(report, rows, measure, colors))
-        pieces.append(f"<section><h2>{title}</h2>{plot}</section>")
+        pieces.append(section(f"{name(model)}, {text(latency)} times", plot))
     if len(groups) > _MOST_PLOTS:
-        pieces.append(f'<p class="quiet">{count(len(groups) - _MOST_PLOTS, "more plot")}: the table has them</p>')
+        pieces.append(quiet(f"{count(len(groups) - _MOST_PLOTS, 'more plot')}: the table has them"))
     return "".join(pieces)
 
 
@@ -112,9 +120,9 @@ def _figure(report: SweepReport, rows: Sequence[SweepRow], measure: str, colors:
     layout = base_layout(height=380)
     layout["xaxis"].update(title={"text": "microseconds of one run"}, type="log", exponentformat="none")
     top = max((row.result.drop or 0.0 for row in rows if row.result is not None), default=0.0)
-    name = text(shorten(visible(measure), 30))
+    drop_of = text(shorten(visible(measure), 30))
     layout["yaxis"].update(
-        title={"text": f"drop of {name}"}, range=[-0.06 * top, 1.12 * top] if top > 0 else [-1e-3, 1e-2]
+        title={"text": f"drop of {drop_of}"}, range=[-0.06 * top, 1.12 * top] if top > 0 else [-1e-3, 1e-2]
     )
     layout["hovermode"] = "closest"
     layout["showlegend"] = True
@@ -128,7 +136,7 @@ def _figure(report: SweepReport, rows: Sequence[SweepRow], measure: str, colors:
 def _hover(report: SweepReport, row: SweepRow) -> str:
     lines = [f"<b>{text(row.gpu)} {text(row.precision)}</b>"]
     lines += [
-        f"{text(axis)} {text(shorten(visible(value), _HOVER_NAME))}"
+        f"{text(axis)} {text(shorten(visible(value), HOVER_NAME))}"
         for axis, value in row.varied.items()
         if axis not in ("gpu", "precision", "model")
     ]
@@ -143,20 +151,18 @@ def _hover(report: SweepReport, row: SweepRow) -> str:
 def _table(report: SweepReport) -> str:
     axes = forms.axes_of(report.rows)
     columns = [Column(axis) for axis in axes]
-    columns += [Column(name, "number") for name in ("drop", "latency", "size", "kernels", "batch")]
+    columns += [Column(title, "number") for title in ("drop", "latency", "size", "kernels", "batch")]
     columns += [Column(f"{report.currency} per million", "number")] if forms.has_costs(report.rows) else []
     columns += [Column("front"), Column("", "text")]
-    body = tables.table(
-        columns, [_cells(report, row, axes) for row in report.rows], style="jobs", sorted_by=len(columns)
-    )
+    body = table(columns, [_cells(report, row, axes) for row in report.rows], style="jobs", sorted_by=len(columns))
     body = body.replace('<table class="jobs">', '<table class="jobs" id="jobs">', 1)
     field = '<input type="search" data-table="jobs" placeholder="filter: words in any column" aria-label="filter">'
-    return f'<section><h2>All jobs</h2>{field}<div class="scroll tall">{body}</div></section>'
+    return section("All jobs", field, scroll(body))
 
 
 def _cells(report: SweepReport, row: SweepRow, axes: Sequence[str]) -> list[Cell]:
     found = row.result
-    cells = [Cell(tables.name(row.varied[axis], 40), visible(row.varied[axis])) for axis in axes]
+    cells = [Cell(name(row.varied[axis], 40), visible(row.varied[axis])) for axis in axes]
     last = float("1e30")  # what is not known goes to the end of a column
     if found is None:
         cells += [Cell("", last) for _ in range(5)]
@@ -180,14 +186,11 @@ def _failed(report: SweepReport) -> str:
     if not found:
         return ""
     rows = [[Cell(text(job)), Cell(text(why))] for job, why in found]
-    body = tables.table((Column("job"), Column("why", "text")), rows, style="findings", sorted_by=None)
-    return f'<section><h2>Failed</h2><div class="scroll tall">{body}</div></section>'
+    body = table((Column("job"), Column("why", "text")), rows, style="findings", sorted_by=None)
+    return section("Failed", scroll(body))
 
 
 def _about(report: SweepReport) -> str:
     prices = {f"an hour of {gpu}": f"{price:g} {report.currency}" for gpu, price in report.prices.items()}
     values = {"store": report.store, "executor": report.executor, **prices, **report.environment}
-    return (
-        f"<section><h2>What this rests on</h2>"
-        f"{tables.description({**values, 'trtopt': VERSION, 'schema': report.schema})}</section>"
-    )
+    return section("What this rests on", description({**values, "trtopt": VERSION, "schema": report.schema}))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtopt.report.schema.plain import plain
+from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.analysis/1"
 

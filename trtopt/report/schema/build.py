@@ -6,18 +6,17 @@ Conventions: 1 multiply-add = 2 flop; the bytes of a layer are each input, const
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.schema.analysis import EngineAnalysis
-from trtopt.report.schema.builder_options import BuilderTrial
-from trtopt.report.schema.guard import GuardRecord
-from trtopt.report.schema.plain import plain
-from trtopt.report.schema.search import SearchRecord
-from trtopt.report.schema.sparsity import SparsityRecord
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
+from trtopt.support.json_text import plain
 from trtopt.support.precision import Precision
 
 SCHEMA = "trtopt.build/1"
+MATRIX_SCHEMA = "trtopt.matrix/1"
 
 
 @dataclass(frozen=True)
@@ -391,3 +390,36 @@ class BuildReport:
 def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:
     """The layers of an engine as plain JSON values, as in ``engine.layers[]`` of the report."""
     return [dict(plain(dataclasses.asdict(layer))) for layer in engine.layers]
+
+
+@dataclass(frozen=True)
+class MatrixBuild:
+    """One build.
+
+    Attributes:
+        varied: What the matrix varies, by option, as names of files have it.
+        exit_code: Of the build.
+        error: Why it failed: one line; empty when it did not.
+        report: Its report; None where it did not come to one.
+    """
+
+    varied: dict[str, str]
+    exit_code: int
+    error: str = ""
+    report: BuildReport | None = None
+
+
+def matrix_json(builds: Sequence[MatrixBuild]) -> dict[str, Any]:
+    """The builds as plain JSON values."""
+    return {
+        "schema": MATRIX_SCHEMA,
+        "builds": [
+            {
+                "matrix": build.varied,
+                "exit_code": build.exit_code,
+                "error": build.error,
+                "report": None if build.report is None else build.report.to_json_dict(),
+            }
+            for build in builds
+        ],
+    }

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtopt.report.schema.plain import plain
+from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.check/1"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtopt.report.schema.build import AccuracyRecord, PrecisionRecord
-from trtopt.report.schema.plain import plain
+from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.manifest/1"
 

@@ -18,8 +18,7 @@ import msgspec
 
 from trtopt.errors import UsageError
 from trtopt.report.schema import analysis, build, profile, sweep
-from trtopt.report.schema.search import ParetoPoint, SearchRecord, SearchStep
-from trtopt.report.schema.sparsity import CurvePoint, SparsityBudget
+from trtopt.report.schema.decisions import CurvePoint, ParetoPoint, SearchRecord, SearchStep, SparsityBudget
 from trtopt.support.files import read_file
 from trtopt.support.json_text import decoded
 
@@ -71,16 +70,8 @@ def read_report(path: Path) -> Report:
     Raises:
         UsageError: The file cannot be read, is no JSON, is another kind of report, or has a wrong or missing field.
     """
-    data = read_json(path)
-    schema = data.get("schema")
-    kind = _KINDS.get(schema) if isinstance(schema, str) else None
-    if kind is None:
-        raise UsageError(
-            f"The report is of another kind: its schema is {schema!r}" if schema else "The file is not a trtopt report",
-            where=str(path),
-            remedy="give what `trtopt build`, `optimize`, `analyze`, `profile` or `sweep` wrote with --report",
-        )
-    return _read(data, kind, path)
+    remedy = "give what `trtopt build`, `optimize`, `analyze`, `profile` or `sweep` wrote with --report"
+    return _read(path, _KINDS, "of another kind", remedy)
 
 
 def read_profile(path: Path) -> profile.ProfileReport:
@@ -89,23 +80,12 @@ def read_profile(path: Path) -> profile.ProfileReport:
     Raises:
         UsageError: The file cannot be read, is no JSON, is another kind of report, or has a wrong or missing field.
     """
-    data = read_json(path)
-    schema = data.get("schema")
-    if schema != profile.SCHEMA:
-        raise UsageError(
-            f"The report is not a profile: its schema is {schema!r}" if schema else "The file is not a trtopt report",
-            where=str(path),
-            remedy=f"give a report of schema {profile.SCHEMA}: `trtopt profile ... --report FILE` writes it",
-        )
-    return _read(data, profile.ProfileReport, path)
+    remedy = f"give a report of schema {profile.SCHEMA}: `trtopt profile ... --report FILE` writes it"
+    return _read(path, {profile.SCHEMA: profile.ProfileReport}, "not a profile", remedy)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size.
-
-    Raises:
-        UsageError: See above.
-    """
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size."""
     content = read_file(path, "The report", LARGEST_BYTES)
     try:
         data = decoded(content)
@@ -132,12 +112,21 @@ def converted(value: Any, kind: type[_T], path: Path) -> _T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise UsageError(
-            f"The report has a wrong field: {error}", where=str(path), remedy="write it again with --report"
-        ) from error
+        raise _wrong_field(error, path) from error
 
 
-def _read(data: dict[str, Any], kind: type[_T], path: Path) -> _T:
+def _wrong_field(why: object, path: Path) -> UsageError:
+    return UsageError(f"The report has a wrong field: {why}", where=str(path), remedy="write it again with --report")
+
+
+def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) -> _T:
+    """A report of one of ``kinds``, by schema; ``other`` is what one of another schema is."""
+    data = _read_json(path)
+    schema = data.get("schema")
+    kind = kinds.get(schema) if isinstance(schema, str) else None
+    if kind is None:
+        what = f"The report is {other}: its schema is {schema!r}" if schema else "The file is not a trtopt report"
+        raise UsageError(what, where=str(path), remedy=remedy)
     layers = data.get("layers")
     if kind is profile.ProfileReport and isinstance(layers, list):
         data["layers"] = [profile.nested(item) if isinstance(item, dict) else item for item in layers]
@@ -169,9 +158,7 @@ def _check_sweep(report: sweep.SweepReport, path: Path) -> None:
             wrong = f"a figure is negative or too large{here}"
         keys.add(row.key)
     if wrong:
-        raise UsageError(
-            f"The report has a wrong field: {wrong}", where=str(path), remedy="write it again with --report"
-        )
+        raise _wrong_field(wrong, path)
 
 
 def _is_possible(row: sweep.SweepRow) -> bool:
@@ -187,15 +174,13 @@ def _check_rows(rows: Sequence[analysis.LayerRow], path: Path) -> None:
     for index, row in enumerate(rows):
         figures = (row.math_us, row.memory_us, row.latency_us, row.predicted_us, row.arithmetic_intensity)
         if min(row.flop, row.bytes) < 0 or not all(0 <= figure < _LONGEST_US for figure in figures):
-            what = f"The report has a wrong field: a figure is negative or too large - at `$.layers[{index}]`"
-            raise UsageError(what, where=str(path), remedy="write it again with --report")
+            raise _wrong_field(f"a figure is negative or too large - at `$.layers[{index}]`", path)
 
 
 def _check_times(report: profile.ProfileReport, path: Path) -> None:
     for index, layer in enumerate(report.layers):
         if not 0 <= layer.measured_us < _LONGEST_US:
-            what = f"The report has a wrong field: {layer.measured_us} is no time - at `$.layers[{index}].measured_us`"
-            raise UsageError(what, where=str(path), remedy="write it again with --report")
+            raise _wrong_field(f"{layer.measured_us} is no time - at `$.layers[{index}].measured_us`", path)
 
 
 @functools.cache

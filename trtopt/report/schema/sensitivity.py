@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.report.schema.build import CalibrationRecord, Refusal
-from trtopt.report.schema.plain import plain
+from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.sensitivity/1"
 

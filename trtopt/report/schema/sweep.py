@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trtopt.report.schema.plain import plain
+from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.sweep/1"
 

@@ -1,57 +1,58 @@
-"""What the terminal and the page say about an analysis in the same words."""
+"""An analysis in words, for the terminal and the page, and as a terminal shows it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.analysis import Analysis, BatchPoint, Finding, LayerRow, SparseLayer, Sparsity, Totals
-from trtopt.report.text.numbers import count, percent, some
+from trtopt.report.schema.analysis import (
+    Analysis,
+    BatchPoint,
+    BatchSweep,
+    Finding,
+    LayerRow,
+    SparseLayer,
+    Sparsity,
+    Totals,
+)
+from trtopt.report.text.format import (
+    bytes_text,
+    count,
+    flop_text,
+    left_out,
+    line,
+    list_lines,
+    pairs,
+    percent,
+    sections,
+    shorten,
+    some_names,
+    table,
+    time_text,
+    visible,
+)
 from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+    from rich.table import Table
+
     from trtopt.hardware.spec import GpuSpec
     from trtopt.report.schema.sensitivity import Sensitivity
 
 LEVELS = {"onnx": "ONNX graph", "engine": "TensorRT for RTX engine"}
 BACKENDS = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
 LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
-NO_MORE = "all of them are in the JSON"
-_WEIGHT_NAME = 40
-"""Characters of a weight's name where it is one of several."""
-
-
-def visible(text: str) -> str:
-    """``text`` with everything that is not printable as an escape.
-
-    Names come from the model and may hold terminal escapes, line breaks, marks that reverse the direction of writing,
-    and halves of surrogate pairs, which no encoding takes.
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def shorten(text: str, width: int, *, mark: str = "...", measure: Callable[[str], int] = len) -> str:
-    """``text`` within ``width``, cut in the middle: the ends of a layer's name say most.
-
-    Args:
-        text: Any text.
-        width: At most this wide; at least ``mark`` and two more.
-        mark: What stands for the part left out.
-        measure: The width of a text; characters unless told otherwise.
-    """
-    if measure(text) <= width:
-        return text
-    room = width - measure(mark)
-    head, tail = text[: room // 2], text[-(room - room // 2) :]
-    while measure(head) > room // 2:
-        head = head[:-1]
-    while measure(tail) > room - room // 2:
-        tail = tail[1:]
-    return head + mark + tail
+_MOST_ROWS, _MOST_FINDINGS = 12, 10
+_NAME = 40
+"""Characters of a name where it is one of several."""
+_LEAST_NAME, _MOST_NAME = 16, 60
+_OTHER_COLUMNS = 74
+"""Columns the table of layers needs beside the name."""
+_BAR = 24
 
 
 def model_name(analysis: Analysis | Sensitivity) -> str:
@@ -112,34 +113,6 @@ def rates(totals: Totals, layers: Sequence[LayerRow], gpu: GpuSpec) -> tuple[str
         f"{totals.flop / totals.predicted_us / 1e6:.3g} TFLOP/s{of_peak}",
         f"{gigabytes:.3g} GB/s: {percent(gigabytes / gpu.bandwidth_gbs)} of the bandwidth of the memory",
     )
-
-
-def time_text(microseconds: float, *, micro: str = "u") -> str:
-    """A time to three digits: ``3.25 us``, ``12.3 ms``, ``1.20 s``.
-
-    Args:
-        microseconds: The time.
-        micro: How the unit's prefix is written.
-    """
-    for size, unit in ((1.0, f"{micro}s"), (1e3, "ms")):
-        if abs(microseconds) < 999.5 * size:
-            return f"{_three(microseconds / size)} {unit}"
-    return f"{_three(microseconds / 1e6)} s"
-
-
-def flop_text(flop: int) -> str:
-    """An amount of arithmetic: ``8.18 GFLOP``."""
-    value = float(flop)
-    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if unit == "FLOP" else f"{_three(value)} {unit}"
-        value /= 1000
-    return f"{_three(value)} TFLOP"
-
-
-def _three(value: float) -> str:
-    size = abs(value)
-    return f"{value:.0f}" if size >= 99.95 or size == 0 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
 
 
 def product_text(layer: LayerRow, *, times: str = "x") -> str:
@@ -212,8 +185,8 @@ def sparsity_text(sparsity: Sparsity, *, micro: str = "u") -> str:
 def sparse_weights_text(sparsity: Sparsity) -> str:
     """How many weights are 2:4 as they are: ``2 of 36 weights that can be (fc1.weight, fc2.weight)``."""
     able = [row for row in sparsity.layers if row.weight]
-    names = [shorten(visible(row.weight), _WEIGHT_NAME) for row in able if row.is_sparse]
-    return f"{len(names)} of {count(len(able), 'weight')} that can be" + (f" ({some(names, 3)})" if names else "")
+    names = [row.weight for row in able if row.is_sparse]
+    return f"{len(names)} of {count(len(able), 'weight')} that can be" + (f" ({some_names(names, 3)})" if names else "")
 
 
 def by_reason(sparsity: Sparsity) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -223,3 +196,216 @@ def by_reason(sparsity: Sparsity) -> list[tuple[str, str, tuple[str, ...]]]:
         groups.setdefault(("pays" if row.eligible else "dense", row.reason), []).extend(row.nodes)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0] != "pays", -len(item[1])))
     return [(verdict, reason, tuple(nodes)) for (verdict, reason), nodes in ordered]
+
+
+def render(analysis: Analysis, gpu: GpuSpec) -> Group:
+    """The analysis, to be printed by a ``rich`` console of 80 columns or more; the GPU is that of the analysis."""
+    return sections(
+        [line(headline(analysis), "bold"), *(line(text, "bold yellow") for text in proxies(analysis))],
+        (
+            ("Predicted", _predicted(analysis, gpu)),
+            ("Time by limiter", _split(analysis.totals.by_limiter, LIMITERS)),
+            ("Time by kind of kernel", _split(analysis.totals.by_kind, {})),
+            ("Slowest layers", _layers(analysis)),
+            ("Findings", _findings(analysis)),
+            ("2:4 sparsity", _sparsity(analysis)),
+            ("Batch sweep", _batches(analysis)),
+            ("Levels", _levels(analysis)),
+            ("Without a cost, and in no sum", _uncosted(analysis)),
+            ("Warnings", list_lines(analysis.warnings, "yellow")),
+        ),
+    )
+
+
+def headline(analysis: Analysis) -> str:
+    """Model, GPU, precision and levels; a proxy is said here already."""
+    start = f"{shorten(model_name(analysis), _NAME)} on {analysis.gpu.get('name')}, {analysis.precision}"
+    loud = " (PROXY)" if proxies(analysis) else ""
+    return f"{start}: predicted from the {levels_text(analysis)}{loud}"
+
+
+def _predicted(analysis: Analysis, gpu: GpuSpec) -> list[RenderableType]:
+    totals, memory = analysis.totals, analysis.memory
+    achieved, moved = rates(totals, analysis.layers, gpu)
+    needed = memory.weight_bytes + memory.activation_bytes
+    fits = "fits" if memory.fits else "DOES NOT FIT"
+    rows = [
+        ("time", f"{time_text(totals.predicted_us)} in {count(len(analysis.layers), 'layer')}"),
+        ("arithmetic", f"{flop_text(totals.flop)}, {achieved}"),
+        ("traffic", f"{bytes_text(totals.bytes)}, {moved}"),
+        (
+            "memory",
+            f"{bytes_text(memory.weight_bytes)} of weights and {bytes_text(memory.activation_bytes)} of activations:"
+            f" {fits} in {bytes_text(memory.device_bytes)}",
+        ),
+    ]
+    if memory.activation_bytes:
+        rows.append(("", f"activations peak at {shorten(visible(memory.peak_node), _NAME)}"))
+    if memory.fits:
+        return [pairs(rows)]
+    return [pairs(rows), line(f"the GPU lacks {bytes_text(needed - memory.device_bytes)} of memory", "bold red")]
+
+
+def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> list[RenderableType]:
+    total = sum(parts.values())
+    if not total:
+        return []
+    rows = [
+        (words.get(name, name), time_text(value), percent(value / total), "#" * max(round(_BAR * value / total), 1))
+        for name, value in sorted(parts.items(), key=lambda item: -item[1])
+        if value > 0
+    ]
+    return [_table(("", "time", "share", ""), rows, right=(1, 2))]
+
+
+def _layers(analysis: Analysis) -> list[RenderableType]:
+    rows = slowest(analysis.layers)
+    if not rows:
+        return []
+    rest = sum(row.predicted_us for row in rows[_MOST_ROWS:])
+    left = left_out(len(rows) - _MOST_ROWS, "layer", f" with {time_text(rest)}")
+    return [_LayerTable(rows[:_MOST_ROWS], analysis.totals.predicted_us), *left]
+
+
+class _LayerTable:
+    """The table of layers: the names get the width the terminal has left."""
+
+    def __init__(self, layers: Sequence[LayerRow], total_us: float) -> None:
+        self.layers = layers
+        self.total_us = total_us
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.cells import cell_len
+
+        width = min(max(options.max_width - _OTHER_COLUMNS, _LEAST_NAME), _MOST_NAME)
+        rows = []
+        for layer in self.layers:
+            tile = tile_text(layer)
+            rows.append(
+                (
+                    shorten(visible(layer.name), width, measure=cell_len),
+                    shorten(visible(layer.op), 11, measure=cell_len),
+                    layer.dtype,
+                    product_text(layer),
+                    f"{tile} {layer.waves}w" if tile else "",
+                    layer.limiter,
+                    time_text(layer.predicted_us),
+                    percent(layer.predicted_us / self.total_us) if self.total_us else "",
+                )
+            )
+        headers = ("layer", "op", "type", "m x n x k", "tile, waves", "limiter", "time", "share")
+        yield _table(headers, rows, right=(6, 7))
+
+
+def _findings(analysis: Analysis) -> list[RenderableType]:
+    findings = by_gain(analysis.findings)
+    rows = [_finding(finding) for finding in findings[:_MOST_FINDINGS]]
+    if not rows:
+        return []
+    left = left_out(len(findings) - _MOST_FINDINGS, "finding")
+    return [pairs(rows), *left, line("gains are not additive; trtopt explain RULE says why and how")]
+
+
+def _finding(finding: Finding) -> tuple[str, str]:
+    gain = f"-{time_text(finding.gain_us)}" if finding.gain_us > 0 else finding.severity
+    where = f" ({some_names(finding.nodes, 2)})" if finding.nodes else ""
+    return gain, f"{finding.rule}: {visible(finding.message)}{where}\n> {visible(finding.remedy)}"
+
+
+def _sparsity(analysis: Analysis) -> list[RenderableType]:
+    found = analysis.sparsity
+    if found is None:
+        return []
+    body: list[RenderableType] = [
+        pairs([(BACKENDS[found.backend], sparsity_text(found)), ("2:4 as it is", sparse_weights_text(found))])
+    ]
+    layers = paying(found)
+    rows = [
+        (
+            some_names(row.nodes, 1, _MOST_NAME),
+            "yes" if row.is_sparse else "",
+            time_text(row.dense_us),
+            time_text(row.sparse_us),
+            percent(1 - row.sparse_us / row.dense_us),
+        )
+        for row in layers[:_MOST_ROWS]
+    ]
+    if rows:
+        body.append(_table(("layer", "2:4", "dense", "sparse", "gain"), rows, right=(2, 3, 4)))
+    body += left_out(len(layers) - _MOST_ROWS, "layer")
+    reasons = [
+        (verdict, f"{count(len(nodes), 'node')}: {visible(reason)} ({some_names(nodes, 2)})")
+        for verdict, reason, nodes in by_reason(found)
+    ]
+    left = left_out(len(reasons) - _MOST_ROWS, "reason")
+    return [*body, pairs(reasons[:_MOST_ROWS]), *left, line(found.note)]
+
+
+def _batches(analysis: Analysis) -> list[RenderableType]:
+    sweep = analysis.batch_sweep
+    if sweep is None or not sweep.points:
+        return []
+    rows = [
+        (
+            str(point.batch),
+            time_text(point.predicted_us),
+            f"{point.throughput:,.0f}/s",
+            bytes_text(point.activation_bytes),
+            batch_notes(analysis, point),
+        )
+        for point in _shown(sweep)
+    ]
+    headers = ("batch", "latency", "throughput", "activations", "")
+    left = left_out(len(sweep.points) - len(rows), "size", " between them")
+    body: list[RenderableType] = [_table(headers, rows, right=(0, 1, 2, 3)), *left]
+    if sweep.budget_us is not None and sweep.best_within_budget is None:
+        body.append(line(f"no batch of the sweep meets the budget of {time_text(sweep.budget_us)}", "yellow"))
+    elif sweep.budget_us is not None:
+        body.append(line(f"within {time_text(sweep.budget_us)}: batch {sweep.best_within_budget}"))
+    body.append(line(f"batch {sweep.knee} is the smallest with 90 % of the best throughput"))
+    return body
+
+
+def _shown(sweep: BatchSweep) -> list[BatchPoint]:
+    """Points evenly spread over the doublings of the batch, the first, the last and the named ones among them."""
+    if len(sweep.points) <= _MOST_ROWS:
+        return list(sweep.points)
+    low, high = math.log2(sweep.points[0].batch), math.log2(sweep.points[-1].batch)
+    slots = _MOST_ROWS - 3
+    wanted = [low + (high - low) * index / slots for index in range(slots + 1)]
+    batches = {min(sweep.points, key=lambda point: abs(math.log2(point.batch) - at)).batch for at in wanted}
+    batches |= {sweep.knee, sweep.best_within_budget or sweep.knee}
+    return [point for point in sweep.points if point.batch in batches]
+
+
+def _levels(analysis: Analysis) -> list[RenderableType]:
+    if len(analysis.levels) < 2:
+        return []
+    rows = [
+        (
+            LEVELS[summary.level],
+            str(summary.kernels),
+            time_text(summary.totals.predicted_us),
+            flop_text(summary.totals.flop),
+            bytes_text(summary.totals.bytes),
+            f"PROXY: {visible(summary.proxy)}" if summary.proxy is not None else "",
+        )
+        for summary in analysis.levels
+    ]
+    return [_table(("level", "kernels", "time", "arithmetic", "traffic", ""), rows, right=(1, 2, 3, 4))]
+
+
+def _uncosted(analysis: Analysis) -> list[RenderableType]:
+    groups = sorted(analysis.uncosted, key=lambda group: -len(group.nodes))
+    rows = [
+        (shorten(visible(group.op), _NAME), f"{count(len(group.nodes), 'node')}: {some_names(group.nodes, 2)}")
+        for group in groups[:_MOST_ROWS]
+    ]
+    return [pairs(rows), *left_out(len(groups) - _MOST_ROWS, "operator")] if rows else []
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> Table:
+    """As :func:`~trtopt.report.text.format.table`, closer together: eight columns have to fit. No empty last one."""
+    if not headers[-1] and not any(row[-1] for row in rows):
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    return table(headers, rows, right=right, gap=2)

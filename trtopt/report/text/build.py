@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.build import Achieved, BuildReport, EngineRecord, OutputAccuracy
-from trtopt.report.text import builder_options, guard, recipes, search, sparsity
-from trtopt.report.text.analysis import shorten, time_text, visible
-from trtopt.report.text.numbers import bytes_text, count, decibels, pairs, percent, seconds_text, some, table
+from trtopt.report.schema.build import Achieved, BuildReport, EngineRecord, MatrixBuild, OutputAccuracy
+from trtopt.report.text.decisions import (
+    builder_section,
+    guard_section,
+    pareto_section,
+    recipes_section,
+    search_section,
+    sparsity_section,
+)
+from trtopt.report.text.format import (
+    bytes_text,
+    count,
+    decibels,
+    line,
+    pairs,
+    percent,
+    seconds_text,
+    sections,
+    shorten,
+    some,
+    table,
+    time_text,
+    visible,
+)
 from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Group, RenderableType
+    from rich.table import Table
 
 _NAME_WIDTH = 40
 _MOST_ROWS = 12
@@ -26,24 +47,32 @@ _MOSTLY = 0.8
 """Below this share of the flop in the type that was asked for, the report says so in a warning's colour."""
 
 
-def render(report: BuildReport) -> RenderableType:
+def render(report: BuildReport) -> Group:
     """The report, to be printed by a ``rich`` console of 80 columns or more."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(headline(report), style="bold red" if failed(report) else "bold green")]
+    head = [line(headline(report), "bold red" if failed(report) else "bold green")]
     if loss := loss_text(report):
-        parts.append(Text(loss, style="bold yellow"))
-    for title, section in _SECTIONS:
-        body = section(report)
-        if body:
-            parts += [
-                Text(""),
-                Text(title, style="bold"),
-                *(Padding(item, (0, 0, 0, 2), expand=False) for item in body),
-            ]
-    return Group(*parts)
+        head.append(line(loss, "bold yellow"))
+    return sections(head, ((title, section(report)) for title, section in _SECTIONS))
+
+
+def render_matrix(builds: Sequence[MatrixBuild]) -> Table:
+    """A row for each build."""
+    axes = list(builds[0].varied)
+    rows = []
+    for build in builds:
+        engine = None if build.report is None else build.report.engine
+        found = None if build.report is None else build.report.analysis
+        rows.append(
+            (
+                *(visible(build.varied[axis]) for axis in axes),
+                "" if engine is None else str(engine.kernels),
+                "" if found is None else time_text(found.totals.predicted_us),
+                "" if engine is None else bytes_text(engine.bytes),
+                "done" if not build.exit_code else f"exit code {build.exit_code}: {visible(build.error)}",
+            )
+        )
+    figures = tuple(range(len(axes), len(axes) + 3))
+    return table((*axes, "kernels", "predicted", "size", ""), rows, right=figures)
 
 
 def headline(report: BuildReport) -> str:
@@ -120,15 +149,6 @@ def files_written(report: BuildReport) -> list[str]:
     return [str(path) for path in files if path]
 
 
-def _gates(report: BuildReport) -> list[RenderableType]:
-    return [_plain(failure, "bold red") for failure in report.gate_failures]
-
-
-def _warnings(report: BuildReport) -> list[RenderableType]:
-    lines = list(report.warnings)
-    return [_plain(f"- {line}", "yellow") for line in lines]
-
-
 def _steps(report: BuildReport) -> list[RenderableType]:
     busy = [step for step in report.steps if step.changes or step.refusals or step.details]
     idle = [step.name for step in report.steps if step not in busy]
@@ -137,9 +157,9 @@ def _steps(report: BuildReport) -> list[RenderableType]:
         for step in busy
     ]
     body: list[RenderableType] = [table(("step", "stage", "changes", "refused", "time"), rows, right=(2, 3, 4))]
-    body += [_plain(f"{step.name}: {detail}") for step in busy for detail in step.details[:_MOST_ROWS]]
+    body += [line(f"{step.name}: {detail}") for step in busy for detail in step.details[:_MOST_ROWS]]
     if idle:
-        body.append(_plain(f"nothing to do: {', '.join(idle)}"))
+        body.append(line(f"nothing to do: {', '.join(idle)}"))
     return body if report.steps else []
 
 
@@ -161,7 +181,7 @@ def _precision(report: BuildReport) -> list[RenderableType]:
         headers = ("type of the engine's kernels", "kernels", "of the flop", "of the predicted time")
         body.append(table(headers, rows, right=(1, 2, 3)))
     if record.achieved and record.requested == _AUTO:
-        body.append(_plain("asked for auto: the types are those that the search chose"))
+        body.append(line("asked for auto: the types are those that the search chose"))
     elif record.achieved:
         wanted = Precision.FP32 if record.requested == Precision.TF32 else record.requested
         share = record.achieved[wanted].flop_share if wanted in record.achieved else 0.0
@@ -169,16 +189,14 @@ def _precision(report: BuildReport) -> list[RenderableType]:
         unsaid = (
             "; the compiler may multiply in TF32 and does not say where" if record.requested == Precision.TF32 else ""
         )
-        body.append(
-            _plain(f"asked for {record.requested}: {percent(share)} of the flop runs in {wanted}{unsaid}", style)
-        )
+        body.append(line(f"asked for {record.requested}: {percent(share)} of the flop runs in {wanted}{unsaid}", style))
     elif record.requested == AS_IS:
-        body.append(_plain("the types the model has"))
+        body.append(line("the types the model has"))
     else:
-        body.append(_plain(f"asked for {record.requested}; without an engine, no type was achieved"))
+        body.append(line(f"asked for {record.requested}; without an engine, no type was achieved"))
     if record.int8_flop_share is not None:
         body.append(
-            _plain(
+            line(
                 f"8-bit in the graph: {percent(record.int8_flop_share)} of the flop of Conv, Gemm and MatMul with"
                 " constant weights, depthwise left out"
             )
@@ -248,7 +266,7 @@ def _host(report: BuildReport) -> list[RenderableType]:
     if own:
         rows.append(("from the caller", ", ".join(own)))
     rows.append(("gives", f"{', '.join(host.outputs)}, by {count(host.nodes, 'node')}"))
-    return [_plain("the end of the model is an ONNX file of its own, to be run on the host"), pairs(rows)]
+    return [line("the end of the model is an ONNX file of its own, to be run on the host"), pairs(rows)]
 
 
 def _network_io(report: BuildReport) -> list[RenderableType]:
@@ -262,22 +280,22 @@ def _calibration(report: BuildReport) -> list[RenderableType]:
         return []
     time = "from the cache" if record.cached else seconds_text(record.seconds)
     memory = f", peak memory {bytes_text(record.peak_rss_bytes)}" if record.peak_rss_bytes and not record.cached else ""
-    body = [_plain(f"{count(record.samples, 'sample')}, method {record.method}, {time}{memory}")]
+    body: list[RenderableType] = [line(f"{count(record.samples, 'sample')}, method {record.method}, {time}{memory}")]
     if record.source == "synthetic":
-        body.insert(0, _plain("SYNTHETIC SAMPLES: the ranges say nothing about real data; give --calib", "bold yellow"))
+        body.insert(0, line("SYNTHETIC SAMPLES: the ranges say nothing about real data; give --calib", "bold yellow"))
     return body
 
 
 def _accuracy(report: BuildReport) -> list[RenderableType]:
     record = report.accuracy
     if record is None:
-        return [_plain("not verified", "yellow")]
+        return [line("not verified", "yellow")]
     where = {
         "onnx-only": "the graph was verified on the CPU; the engine itself has not run here",
         "engine": "the engine itself has run",
     }[record.verified]
     body: list[RenderableType] = [
-        _plain(f"{count(record.samples, 'sample')} ({record.source}) against FP32: {where}"),
+        line(f"{count(record.samples, 'sample')} ({record.source}) against FP32: {where}"),
         _outputs("output", record.outputs),
     ]
     if record.engine is not None:
@@ -285,7 +303,7 @@ def _accuracy(report: BuildReport) -> list[RenderableType]:
     for metric, what in ((record.metric, "optimized"), (record.engine_metric, "engine")):
         if metric is not None:
             values = f"FP32 {metric.baseline:.6g}, {what} {metric.optimized:.6g}, drop {metric.drop:.6g}"
-            body.append(_plain(f"metric {metric.name}: {values}"))
+            body.append(line(f"metric {metric.name}: {values}"))
     return body
 
 
@@ -310,14 +328,14 @@ def _tensors(report: BuildReport) -> list[RenderableType]:
     worst = sorted(accuracy.tensors.items(), key=lambda item: (-item[1].nonfinite, item[1].sqnr_db))[:_WORST_TENSORS]
     body = [_outputs("tensor", dict(worst))]
     if accuracy.first_bad is not None:
-        body.insert(0, _plain(f"the error enters at {accuracy.first_bad}", "yellow"))
+        body.insert(0, line(f"the error enters at {accuracy.first_bad}", "yellow"))
     return body
 
 
 def _time(report: BuildReport) -> list[RenderableType]:
     stages = [(name, seconds) for name, seconds in report.seconds.items() if name != "total"]
     total = report.seconds.get("total", sum(seconds for _, seconds in stages))
-    return [_plain(", ".join(f"{name} {seconds_text(s)}" for name, s in stages) + f"; total {seconds_text(total)}")]
+    return [line(", ".join(f"{name} {seconds_text(s)}" for name, s in stages) + f"; total {seconds_text(total)}")]
 
 
 def _grouped(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -333,37 +351,29 @@ def _groups(groups: dict[str, list[str]], noun: str) -> list[RenderableType]:
     rows = [(count(len(nodes), noun), f"{reason} ({some(nodes, 2)})") for reason, nodes in ordered[:_MOST_ROWS]]
     if not rows:
         return []
-    body: list[RenderableType] = [pairs(rows)]
-    if len(ordered) > _MOST_ROWS:
-        body.append(_plain(f"and {len(ordered) - _MOST_ROWS} more reasons, in the JSON report"))
-    return body
-
-
-def _plain(text: str, style: str = "") -> RenderableType:
-    from rich.text import Text
-
-    return Text(text, style=style)
+    left = f"and {len(ordered) - _MOST_ROWS} more reasons, in the JSON report"
+    return [pairs(rows), *([line(left)] if len(ordered) > _MOST_ROWS else [])]
 
 
 _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...] = (
     ("Result", _result),
-    ("Failed gates", _gates),
+    ("Failed gates", lambda report: [line(failure, "bold red") for failure in report.gate_failures]),
     ("Done", _steps),
-    ("Recipes", recipes.section),
-    ("Guard", guard.section),
-    ("Accuracy budget", lambda report: search.section(report.search)),
-    ("Pareto front", lambda report: search.pareto_section(report.search)),
-    ("Sparsity", lambda report: sparsity.section(report.sparsity)),
+    ("Recipes", recipes_section),
+    ("Guard", guard_section),
+    ("Accuracy budget", lambda report: search_section(report.search)),
+    ("Pareto front", lambda report: pareto_section(report.search)),
+    ("Sparsity", lambda report: sparsity_section(report.sparsity)),
     ("Refused", _refused),
     ("Precision achieved", _precision),
     ("Kept in a wider type", _kept),
     ("Engine", _engine),
-    ("Builder options", lambda report: builder_options.section(report.engine.builder_search if report.engine else ())),
+    ("Builder options", lambda report: builder_section(report.engine.builder_search if report.engine else ())),
     ("Host", _host),
     ("Inputs and outputs changed", _network_io),
     ("Calibration", _calibration),
     ("Accuracy", _accuracy),
     ("Least accurate tensors", _tensors),
-    ("Warnings", _warnings),
+    ("Warnings", lambda report: [line(f"- {warning}", "yellow") for warning in report.warnings]),
     ("Time", _time),
 )

@@ -1,17 +1,34 @@
-"""Words for a check, shared by the terminal, Markdown and JUnit. Everything cut is whole in the JSON."""
+"""Checks of reports and of engines, in words and as a terminal shows them; what is cut here is whole in the JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange, Unit
-from trtopt.report.text.analysis import shorten, time_text, visible
-from trtopt.report.text.numbers import bytes_text, count, percent, some
-from trtopt.report.text.profile import Rows
+from trtopt.report.schema.manifest import Manifest
+from trtopt.report.text.format import (
+    Rows,
+    bytes_text,
+    count,
+    left_out,
+    line,
+    list_lines,
+    pairs,
+    percent,
+    sections,
+    some_names,
+    time_text,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
 
 MOST_LAYERS = 8
 """Of those that account for a gate."""
+_NAME = 40
 
 
 def headline(found: CheckReport) -> str:
@@ -78,7 +95,7 @@ def layer_rows(layers: Sequence[LayerChange], width: int) -> Rows:
         times = ["" if us is None else figure(us, "us") for us in change.us]
         cells.append(
             (
-                some([shorten(visible(name), width) for name in change.nodes], 2),
+                some_names(change.nodes, 2, width),
                 _arrow([str(number) for number in change.kernels]),
                 visible(_arrow(dtypes)),
                 _arrow(times),
@@ -89,3 +106,44 @@ def layer_rows(layers: Sequence[LayerChange], width: int) -> Rows:
 
 def _arrow(sides: Sequence[str]) -> str:
     return sides[0] if sides[0] == sides[1] else " -> ".join(side or "?" for side in sides)
+
+
+def render(found: CheckReport) -> Group:
+    """The check, to be printed by a ``rich`` console of 80 columns or more."""
+    of = [("report", about(found.subject))]
+    if found.baseline is not None:
+        of.append(("baseline", about(found.baseline)))
+    rows = gate_rows(found)
+    parts: list[tuple[str, list[RenderableType]]] = [("", [pairs(of)]), ("Gates", [rows.table()] if rows.cells else [])]
+    for gate in found.gates:
+        if gate.reason and gate.verdict != "passed":
+            body: list[RenderableType] = [line(visible(gate.reason))]
+            if gate.layers:
+                layers = layer_rows(gate.layers, _NAME)
+                body += [layers.table(), *left_out(len(gate.layers) - len(layers.cells), "place")]
+            parts.append((f"{gate.verdict.capitalize()}: {visible(gate.title)}", body))
+    parts.append(("Notes", list_lines(found.notes)))
+    return sections([line(headline(found), "bold red" if found.failed else "bold green")], parts)
+
+
+def render_engine(manifest: Manifest, *, key: str | None) -> Group:
+    """What an engine was built by and for, and what of it was checked.
+
+    Args:
+        manifest: Its manifest, which it fits.
+        key: The public key that the manifest is signed with; None where signatures were not looked at.
+    """
+    asked, achieved = manifest.precision.requested, manifest.precision.achieved
+    layers = ", ".join(f"{share.layers} layers {dtype}" for dtype, share in achieved.items())
+    rows = [
+        ("built by", f"{manifest.backend} {manifest.backend_version}, trtopt {manifest.trtopt}"),
+        ("built for", f"{manifest.gpu}, compute capability {', '.join(manifest.compute_capabilities)}"),
+        ("model", f"SHA-256 {manifest.model_sha256}"),
+        ("precision", f"{asked} asked for; {layers}" if layers else f"{asked} asked for"),
+        ("engine", f"{manifest.engine_bytes} bytes, SHA-256 {manifest.engine_sha256}"),
+    ]
+    if manifest.host is not None:
+        rows.append(("with", ", ".join(file.name for file in manifest.host.files)))
+    rows.append(("signature", f"fits the key {key}" if key else "not looked at; give --key FILE"))
+    body = pairs([(name, visible(text)) for name, text in rows])
+    return sections([line("The engine is what was built", "bold green")], [("", [body])])

@@ -1,15 +1,41 @@
-"""Words for profiles and comparisons of two, shared by the terminal and Markdown. Everything cut is whole in the
-JSON."""
+"""Profiles, and comparisons of two, in words and as a terminal shows them; what is cut here is whole in the JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trtopt.report.schema.comparison import Change, ComparedRegion, Comparison, Profiled
-from trtopt.report.schema.profile import ProfileReport, ProfileTotals, precision_of, slowest
-from trtopt.report.text.analysis import shorten, time_text, visible
-from trtopt.report.text.numbers import count, decibels, percent, some
+from trtopt.report.schema.profile import (
+    Change,
+    ComparedRegion,
+    Comparison,
+    Profiled,
+    ProfileReport,
+    ProfileTotals,
+    precision_of,
+    slowest,
+)
+from trtopt.report.text.format import (
+    Rows,
+    count,
+    decibels,
+    left_out,
+    line,
+    list_lines,
+    pairs,
+    percent,
+    sections,
+    shorten,
+    some,
+    table,
+    time_text,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+    from trtopt.report.schema.analysis import Finding
 
 LIMITERS = {"math": "arithmetic", "memory": "memory", "latency": "launch"}
 
@@ -26,15 +52,6 @@ LEAST_CHANGE_US = 0.05
 """Differences below the printed digit are none."""
 
 _LAUNCHING = {"graph": ", in a CUDA graph", "profile": ", each layer timed", "single run": ", each layer timed"}
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table: headings, cells, and the columns aligned to the right."""
-
-    head: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-    right: tuple[int, ...]
 
 
 def headline(report: ProfileReport) -> str:
@@ -186,3 +203,57 @@ def _region_name(region: ComparedRegion, width: int) -> str:
         return " -> ".join(shorten(visible(name), (width - 4) // 2) for name in pair)
     telling = sorted(region.nodes, key=lambda name: "quantizelinear" in name.lower())  # a layer is not its Q/DQ
     return some([shorten(visible(name), width) for name in telling], 1)
+
+
+_MOST_LAYERS = 15
+_MOST_REGIONS = 25
+_NAME = 36
+_LONGEST_MESSAGE = 600
+
+
+def render(report: ProfileReport) -> Group:
+    """The profile, to be printed by a ``rich`` console of 80 columns or more."""
+    conditions = [(key.replace("_", " "), visible(str(value))) for key, value in report.source.conditions.items()]
+    outputs = [
+        (shorten(visible(name), _NAME), decibels(item.sqnr_db)) for name, item in (report.accuracy or {}).items()
+    ]
+    layers = layer_rows(report, _MOST_LAYERS, _NAME, "\n> ")
+    left = left_out(len(report.layers) - len(layers.cells), "layer")
+    return sections(
+        [line(headline(report), "bold")],
+        (
+            ("Time", [pairs(totals(report))]),
+            ("Conditions", [pairs(conditions)] if conditions else []),
+            ("Outputs against FP32", [table(("output", "SQNR"), outputs, right=(1,))] if outputs else []),
+            ("Slowest layers", [layers.table(), *left] if layers.cells else []),
+            ("Findings", _findings(report.findings)),
+            ("Warnings", list_lines(report.warnings, "yellow")),
+        ),
+    )
+
+
+def render_comparison(found: Comparison) -> Group:
+    """The comparison, likewise."""
+    shown = region_rows(found, _MOST_REGIONS, _NAME)
+    left = left_out(len(changed(found.regions)) - len(shown.cells), "region")
+    return sections(
+        [line("Two profiles compared", "bold")],
+        (
+            ("Time", [pairs(compared(found))]),
+            ("What changed, the most time first", [shown.table(), *left] if shown.cells else [line("nothing")]),
+            ("Warnings", list_lines(found.warnings, "yellow")),
+        ),
+    )
+
+
+def _findings(findings: Sequence[Finding]) -> list[RenderableType]:
+    rows = [
+        (
+            f"-{time_text(item.gain_us)}" if item.gain_us > 0 else item.severity,
+            f"{item.rule}: {shorten(visible(item.message), _LONGEST_MESSAGE)}\n> {visible(item.remedy)}",
+        )
+        for item in findings
+    ]
+    if not rows:
+        return []
+    return [pairs(rows), line("times overlap and do not add up; trtopt explain RULE says why and how")]

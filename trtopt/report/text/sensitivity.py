@@ -6,12 +6,23 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.sensitivity import OutputError, RegionError, Sensitivity, noise_shares
-from trtopt.report.text.analysis import NO_MORE, model_name, shorten, visible
-from trtopt.report.text.numbers import count, decibels, percent, table
+from trtopt.report.schema.sensitivity import OutputError, Sensitivity, noise_shares
+from trtopt.report.text.analysis import model_name
+from trtopt.report.text.format import (
+    count,
+    decibels,
+    left_out,
+    line,
+    list_lines,
+    percent,
+    sections,
+    shorten,
+    table,
+    visible,
+)
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
 _MOST_REGIONS = 20
@@ -20,24 +31,17 @@ _NAME = 34
 _BAR = 12
 
 
-def render(found: Sensitivity) -> RenderableType:
+def render(found: Sensitivity) -> Group:
     """The report, to be printed by a ``rich`` console of 80 columns or more."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(headline(found), style="bold")]
-    sections: tuple[tuple[str, list[RenderableType]], ...] = (
-        (f"All regions together, on {count(found.together.samples, 'sample')}", [_together(found)]),
-        ("One region alone, the worst first", _regions(found)),
-        ("Along the network, all regions together", _growth(found)),
-        ("Warnings", [Text(f"- {visible(line)}", style="yellow") for line in found.warnings]),
+    return sections(
+        [line(headline(found), "bold")],
+        (
+            (f"All regions together, on {count(found.together.samples, 'sample')}", [_together(found)]),
+            ("One region alone, the worst first", _regions(found)),
+            ("Along the network, all regions together", _growth(found)),
+            ("Warnings", list_lines(found.warnings, "yellow")),
+        ),
     )
-    for title, body in sections:
-        if body:
-            parts += [Text(""), Text(title, style="bold")]
-            parts += [Padding(item, (0, 0, 0, 2), expand=False) for item in body]
-    return Group(*parts)
 
 
 def headline(found: Sensitivity) -> str:
@@ -58,14 +62,12 @@ def _together(found: Sensitivity) -> Table:
 
 
 def _regions(found: Sensitivity) -> list[RenderableType]:
-    from rich.text import Text
-
     shares = noise_shares(found.regions)
     shown = found.regions[:_MOST_REGIONS]
     several = len(found.together.outputs) > 1
     rows = [
         (
-            name + _more(region),
+            name + (f" +{len(region.nodes) - 1}" if len(region.nodes) > 1 else ""),
             sqnr_text(region.outputs[region.worst]),
             agreement_text(region.outputs[region.worst]),
             "" if region.flop_share is None else percent(region.flop_share),
@@ -75,20 +77,12 @@ def _regions(found: Sensitivity) -> list[RenderableType]:
         for name, region, share in zip(short_names([item.nodes[0] for item in shown]), shown, shares, strict=False)
     ]
     headers = ("first node", "SQNR", "same class", "flop", "noise", "output" if several else "")
-    body: list[RenderableType] = [_close(table(headers, rows, right=(1, 2, 3, 4)))]
-    left = len(found.regions) - len(shown)
-    if left:
-        body.append(
-            Text(
-                f"and {count(left, 'more region')} with {percent(sum(shares[_MOST_REGIONS:]))} of the noise; {NO_MORE}"
-            )
-        )
-    return body
+    where = f" with {percent(sum(shares[_MOST_REGIONS:]))} of the noise"
+    left = left_out(len(found.regions) - len(shown), "region", where)
+    return [table(headers, rows, right=(1, 2, 3, 4), gap=2), *left]
 
 
 def _growth(found: Sensitivity) -> list[RenderableType]:
-    from rich.text import Text
-
     if not found.growth:
         return []
     steps = found.growth
@@ -105,10 +99,8 @@ def _growth(found: Sensitivity) -> list[RenderableType]:
         )
         for name, index in zip(short_names([steps[index].node for index in picked]), picked, strict=True)
     ]
-    body: list[RenderableType] = [_close(table(("node", "reads", "gives", "noise"), rows, right=(1, 2)))]
-    if size > len(rows):
-        body.append(Text(f"and {count(size - len(rows), 'more node')} between them; {NO_MORE}"))
-    return body
+    left = left_out(size - len(rows), "node", " between them")
+    return [table(("node", "reads", "gives", "noise"), rows, right=(1, 2), gap=2), *left]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -132,12 +124,3 @@ def agreement_text(item: OutputError) -> str:
 
 def _bar(share: float) -> str:
     return "#" * max(round(_BAR * share), 1) if share else ""
-
-
-def _more(region: RegionError) -> str:
-    return f" +{len(region.nodes) - 1}" if len(region.nodes) > 1 else ""
-
-
-def _close(result: Table) -> Table:
-    result.padding = (0, 2, 0, 0)
-    return result

@@ -1,55 +1,287 @@
-"""A sweep's plan, report and answers as a terminal shows them."""
+"""A sweep in words and as a terminal shows it: its jobs, and the answer to "which GPU and precision"."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from trtopt.report.files import sweep_forms as forms
+from trtopt.config.budget import AccuracyBudget
 from trtopt.report.schema.sweep import SweepReport, SweepRow
-from trtopt.report.text.analysis import visible
-from trtopt.report.text.numbers import bytes_text, table
+from trtopt.report.text.format import Rows, bytes_text, count, line, percent, seconds_text, table, time_text, visible
+from trtopt.support.json_text import plain
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
+_FIGURES = ("drop", "latency", "size")
+_LARGE_RISE = 0.05
+_MOST_DIGITS = 17
 _MOST_OTHERS = 12
+
+
+def headline(report: SweepReport) -> str:
+    """How many jobs there were, and what became of them."""
+    words = {"done": "built", "cached": "found in the store", "gate": "with a failed gate", "failed": "failed"}
+    counts = {word: sum(row.status == status for row in report.rows) for status, word in words.items()}
+    parts = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
+    return f"{visible(report.name)}: {count(len(report.rows), 'job')}, {parts}, in {seconds_text(report.seconds)}"
+
+
+def axes_of(rows: Sequence[SweepRow]) -> tuple[str, ...]:
+    """What tells the jobs apart: of what the matrix varies, what has more than one value."""
+    axes = tuple(rows[0].varied) if rows else ()
+    return tuple(axis for axis in axes if len({row.varied[axis] for row in rows}) > 1) or axes
+
+
+def has_costs(rows: Sequence[SweepRow]) -> bool:
+    """Whether any of the rows has a cost."""
+    return any(row.cost is not None for row in rows)
+
+
+def drop_text(row: SweepRow) -> str:
+    """To four digits; no drop where accuracy rose."""
+    return "" if row.result is None or row.result.drop is None else f"{max(row.result.drop, 0.0):.4f}"
+
+
+def latency_text(row: SweepRow) -> str:
+    """The time of one run."""
+    return "" if row.result is None or row.result.latency_us is None else time_text(row.result.latency_us)
+
+
+def cost_text(cost: float | None) -> str:
+    """To three digits."""
+    return "" if cost is None else (f"{cost:.2f}" if cost >= 100 else f"{cost:.3g}")
+
+
+def state_text(row: SweepRow) -> str:
+    """What became of a job, on one line."""
+    if row.failure is not None:
+        return f"exit code {row.failure.exit_code}: {visible(row.failure.what.partition(chr(10))[0])}"
+    if row.status == "gate" and row.result is not None:
+        return visible("; ".join(row.result.failures))
+    return "built" if row.status == "done" else "from the store"
+
+
+def sweep_rows(report: SweepReport) -> Rows:
+    """A row for each job; a star marks the Pareto front of its model."""
+    axes = axes_of(report.rows)
+    cost = (f"{visible(report.currency)}/million",) if has_costs(report.rows) else ()
+    cells = []
+    for row in report.rows:
+        size = bytes_text(row.result.engine_bytes) if row.engine and row.result is not None else ""
+        figures = (drop_text(row), latency_text(row), size, *((cost_text(row.cost),) if cost else ()))
+        varied = (visible(row.varied[axis]) for axis in axes)
+        state = state_text(row) if row.failure is None else f"failed, exit code {row.failure.exit_code}"
+        cells.append((*varied, *figures, "*" if row.on_front else "", state))
+    head = (*map(visible, axes), *_FIGURES, *cost, "front", "")
+    return Rows(head, tuple(cells), tuple(range(len(axes), len(head) - 2)))
+
+
+def notes(report: SweepReport) -> list[str]:
+    """What the figures mean, and warnings."""
+    results = [row.result for row in report.rows if row.result is not None]
+    kinds = sorted({found.latency for found in results if found.latency_us})
+    measures = sorted({found.measure for found in results if found.measure})
+    lines = [f"latency: {' and '.join(kinds)}, of one run at the optimal shapes"] if kinds else []
+    if measures:
+        verified = sorted({found.verified for found in results if found.verified})
+        where = f", verified: {', '.join(map(visible, verified))}" if verified else ""
+        lines.append(f"drop: of {', '.join(map(visible, measures))}, against FP32{where}")
+    rise = max((-found.drop for found in results if found.drop), default=0.0)
+    if rise > _LARGE_RISE:
+        lines.append(f"accuracy rose by up to {rise:.3g}: more must be better; negate a metric of which less is better")
+    lines.append("*: no other engine of the model is better in one figure and as good in the others")
+    unpriced = sorted({visible(row.gpu) for row in report.rows if row.gpu not in report.prices})
+    if report.prices and unpriced:
+        lines.append(f"without a price, compared only with engines of the same GPU: {', '.join(unpriced)}")
+    if report.prices:
+        lines.append(f"{visible(report.currency)}/million: of a million inferences, one run after the other")
+    return lines + [f"warning: {visible(line)}" for line in report.warnings]
+
+
+def failures(report: SweepReport) -> list[tuple[str, str]]:
+    """What failed: the job, and what, where and remedy."""
+    found = []
+    for row in report.rows:
+        if row.failure is not None:
+            job = ", ".join(visible(f"{axis} {row.varied[axis]}") for axis in axes_of(report.rows))
+            parts = (row.failure.what, row.failure.where, row.failure.remedy)
+            found.append((job, "; ".join(" ".join(visible(part).split()) for part in parts if part)))
+    return found
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine must keep: milliseconds of one run, and the drop of accuracy, 0.01 = one point. None: any."""
+
+    latency_ms: float | None = None
+    drop: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer for one model.
+
+    Attributes:
+        model: Its name.
+        best: The cheapest engine within the limits, where all of those have a cost; else the fastest. None where there
+            is none.
+        by: What it is best in: ``cost`` or ``latency``.
+        others: The jobs that are not it, and why.
+        nearest: Where none is within the limits, the engine that exceeds one by the smallest factor;
+            None where there is no engine of which all is known that a limit asks for.
+    """
+
+    model: str
+    best: SweepRow | None
+    by: str
+    others: tuple[tuple[SweepRow, str], ...]
+    nearest: SweepRow | None = None
+
+
+def choose(report: SweepReport, limits: Limits, model: str | None = None) -> list[Choice]:
+    """Which engine to take for each model.
+
+    Args:
+        report: The sweep.
+        limits: What it must keep.
+        model: The only model to answer for; None for all.
+    """
+    names = list(dict.fromkeys(row.model for row in report.rows if model in (None, row.model)))
+    return [_choice(name, [row for row in report.rows if row.model == name], limits) for name in names]
+
+
+def choices_json(choices: Sequence[Choice]) -> dict[str, Any]:
+    """The answers as JSON values."""
+    return {
+        "schema": "trtopt.sweep-choice/1",
+        "models": [
+            {
+                "model": choice.model,
+                "best": None if choice.best is None else plain(dataclasses.asdict(choice.best)),
+                "nearest": None if choice.nearest is None else plain(dataclasses.asdict(choice.nearest)),
+                "by": choice.by,
+                "others": [{"key": row.key, "varied": row.varied, "why": why} for row, why in choice.others],
+            }
+            for choice in choices
+        ],
+    }
+
+
+def _choice(model: str, rows: Sequence[SweepRow], limits: Limits) -> Choice:
+    out = {row.key: reason for row in rows if (reason := _excluded(row, limits))}
+    within = [row for row in rows if row.key not in out]
+    kinds = {row.result.latency for row in within if row.result is not None}
+    if len(kinds) > 1:  # predicted times are not compared with measured ones: measured ones count
+        out.update((row.key, "its time is predicted, others are measured") for row in within if not _is_measured(row))
+        within = [row for row in within if _is_measured(row)]
+    by = "cost" if within and all(row.cost is not None for row in within) else "latency"
+    ranked = sorted(within, key=lambda row: _rank(row, by))
+    others = [(row, _behind(row, ranked[0], by)) for row in ranked[1:]]
+    others += [(row, out[row.key]) for row in rows if row.key in out]
+    nearest = None if ranked else _nearest(rows, limits)
+    return Choice(model, ranked[0] if ranked else None, by, tuple(others), nearest)
+
+
+def _is_measured(row: SweepRow) -> bool:
+    return row.result is not None and row.result.latency == "measured"
+
+
+def _nearest(rows: Sequence[SweepRow], limits: Limits) -> SweepRow | None:
+    def excess(value: float, limit: float | None) -> float:
+        if limit is None:
+            return 0.0
+        return value / limit if limit else (math.inf if value > 0 else 0.0)
+
+    found = []
+    for row in rows:
+        known = row.result
+        if known is None or not row.engine or known.latency_us is None:
+            continue
+        if limits.drop is None or known.drop is not None:
+            over = excess(known.latency_us / 1e3, limits.latency_ms), excess(known.drop or 0.0, limits.drop)
+            found.append(((max(over), _rank(row, "latency")), row))
+    return min(found, key=lambda item: item[0])[1] if found else None
+
+
+def _rank(row: SweepRow, by: str) -> tuple[float, float, float, float]:
+    found = row.result
+    if found is None:
+        return (0.0, 0.0, 0.0, 0.0)
+    latency = found.latency_us or 0.0
+    drop = math.inf if found.drop is None else max(found.drop, 0.0)
+    return (row.cost or 0.0) if by == "cost" else latency / found.batch, drop, latency, float(found.engine_bytes)
+
+
+def _behind(row: SweepRow, best: SweepRow, by: str) -> str:
+    mine, least = _rank(row, by)[0], _rank(best, by)[0]
+    worse, better = ("dearer", "cheaper") if by == "cost" else ("slower", "faster")
+    if mine <= least:
+        return f"no {better}"
+    return f"{percent(mine / least - 1)} {worse}" if least else worse
+
+
+def _excluded(row: SweepRow, limits: Limits) -> str:
+    """Why a job is out; empty where it is not."""
+    found = row.result
+    if found is None or not row.engine:
+        return state_text(row)
+    if limits.drop is not None and found.drop is None:
+        return "its accuracy is not known"
+    if found.latency_us is None:
+        return "its latency is not known"
+    over = []
+    if limits.latency_ms is not None and found.latency_us > 1e3 * limits.latency_ms:
+        shown = latency_text(row)
+        if shown == time_text(1e3 * limits.latency_ms):
+            shown = f"{_apart(found.latency_us / 1e3, limits.latency_ms, 3)} ms"
+        over.append(f"takes {shown}")
+    if limits.drop is not None and found.drop is not None and not AccuracyBudget(limits.drop).allows(found.drop):
+        over.append(f"accuracy drops by {_apart(found.drop, limits.drop, 4)}")
+    return "; ".join(over)
+
+
+def _apart(value: float, limit: float, digits: int) -> str:
+    """A value above a limit, with as many decimal places as tell them apart, and at least these."""
+    shown = f"{value:.{digits}f}"
+    return _apart(value, limit, digits + 1) if shown == f"{limit:.{digits}f}" and digits < _MOST_DIGITS else shown
 
 
 def render(report: SweepReport) -> Group:
     """The report: every job, what the figures mean, what failed."""
     from rich.console import Group
-    from rich.text import Text
 
-    rows = forms.sweep_rows(report)
-    parts: list[RenderableType] = [Text(forms.headline(report)), Text(), table(rows.head, rows.cells, right=rows.right)]
-    parts += [Text(), *(Text(line) for line in forms.notes(report))]
-    for job, why in forms.failures(report):
-        parts.append(Text(f"failed: {job}: {why}"))
-    parts.append(Text(f"results: {visible(report.store)}"))
+    rows = sweep_rows(report)
+    parts: list[RenderableType] = [line(headline(report)), line(), rows.table()]
+    parts += [line(), *(line(note) for note in notes(report))]
+    for job, why in failures(report):
+        parts.append(line(f"failed: {job}: {why}"))
+    parts.append(line(f"results: {visible(report.store)}"))
     return Group(*parts)
 
 
-def render_choices(report: SweepReport, choices: Sequence[forms.Choice]) -> Group:
+def render_choices(report: SweepReport, choices: Sequence[Choice]) -> Group:
     """For each model what to take, and why nothing else."""
     from rich.console import Group
-    from rich.text import Text
 
     parts: list[RenderableType] = []
     for choice in choices:
         if parts:
-            parts.append(Text())
-        parts.append(Text(_answer(report, choice)))
+            parts.append(line())
+        parts.append(line(_answer(report, choice)))
         shown = choice.others[:_MOST_OTHERS]
         rows = [(_job(row), why) for row, why in shown]
         if rows:
             parts.append(table(("instead of" if choice.best else "not within", ""), rows))
         if len(choice.others) > len(shown):
-            parts.append(Text(f"and {len(choice.others) - len(shown)} more; the JSON has all"))
+            parts.append(line(f"and {len(choice.others) - len(shown)} more; the JSON has all"))
     return Group(*parts)
 
 
-def _answer(report: SweepReport, choice: forms.Choice) -> str:
+def _answer(report: SweepReport, choice: Choice) -> str:
     best, name = choice.best, visible(choice.model)
     if best is None:
         none = f"{name}: no engine of the sweep is within the limits"
@@ -63,12 +295,12 @@ def _answer(report: SweepReport, choice: forms.Choice) -> str:
 
 
 def _figures(report: SweepReport, row: SweepRow) -> str:
-    figures = [f"accuracy drop {forms.drop_text(row) or 'not known'}"]
+    figures = [f"accuracy drop {drop_text(row) or 'not known'}"]
     if row.result is not None:
-        figures.insert(0, f"{forms.latency_text(row)} {row.result.latency}")
+        figures.insert(0, f"{latency_text(row)} {row.result.latency}")
         figures.append(bytes_text(row.result.engine_bytes))
     if row.cost is not None:
-        figures.append(f"{forms.cost_text(row.cost)} {visible(report.currency)} per million inferences")
+        figures.append(f"{cost_text(row.cost)} {visible(report.currency)} per million inferences")
     return ", ".join(figures)
 
 

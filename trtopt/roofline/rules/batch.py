@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtopt.report.text.numbers import count as counted
+from trtopt.report.text.format import count as counted
 from trtopt.roofline.rules.change import at_batch, resized
 from trtopt.roofline.rules.sizes import round_up
 from trtopt.roofline.rules.subject import Proposal, Subject

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from trtopt.graph.edit import constant_tensor_of, input_of, is_op
-from trtopt.report.text.numbers import count
+from trtopt.report.text.format import count
 from trtopt.roofline.rules.change import channels, retyped
 from trtopt.roofline.rules.subject import Proposal, Subject
 from trtopt.roofline.work import Layer, Work, sparse_work

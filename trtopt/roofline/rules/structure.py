@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from trtopt.graph.edit import constant_tensor_of, input_of, ints_attribute, is_op
-from trtopt.report.text.numbers import count
+from trtopt.report.text.format import count
 from trtopt.roofline.rules.subject import (
     POINTWISE,
     Proposal,

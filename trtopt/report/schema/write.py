@@ -1,8 +1,10 @@
-"""The report and the engine's layers as JSON files."""
+"""Reports and layers written as JSON files, and the versions that a report must carry to be reproducible."""
 
 from __future__ import annotations
 
 import json
+import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.schema.sweep import SweepReport
 from trtopt.support.files import atomic_write
+from trtopt.support.version import VERSION
 
 LAYERS_SCHEMA = "trtopt.layers/1"
 
@@ -36,3 +39,17 @@ def write_layers(engine: EngineRecord, path: Path) -> None:
 
 def _write(value: dict[str, Any], path: Path) -> None:
     atomic_write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+_PACKAGES = "numpy onnx onnx_ir onnxruntime onnxruntime-gpu tensorrt-rtx tensorrt torch".split()
+
+
+def environment() -> dict[str, str]:
+    """Versions of trtopt, Python, the platform, and the packages that are installed."""
+    found = {"trtopt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

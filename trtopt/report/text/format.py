@@ -1,0 +1,211 @@
+"""Numbers, names and tables as people read them, in a terminal, a pipe or a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+NO_MORE = "all of them are in the JSON"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table: headings, cells, and the columns aligned to the right."""
+
+    head: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    right: tuple[int, ...]
+
+    def table(self) -> Table:
+        """As a terminal shows it."""
+        return table(self.head, self.cells, right=self.right)
+
+
+def sections(head: Sequence[Text], parts: Iterable[tuple[str, Sequence[RenderableType]]]) -> Group:
+    """The headlines, then each part that has a body: its title and, indented, its body."""
+    from rich.console import Group
+    from rich.padding import Padding
+
+    shown: list[RenderableType] = list(head)
+    for title, body in parts:
+        if body:
+            shown += [line(), line(title, "bold")] if title else []
+            shown += [Padding(item, (0, 0, 0, 2), expand=False) for item in body]
+    return Group(*shown)
+
+
+def line(text: str = "", style: str = "") -> Text:
+    """Plain text, in which nothing is taken for markup."""
+    from rich.text import Text
+
+    return Text(text, style=style)
+
+
+def list_lines(texts: Iterable[str], style: str = "") -> list[RenderableType]:
+    """A line for each text, with a dash before it."""
+    return [line(f"- {visible(text)}", style) for text in texts]
+
+
+def left_out(number: int, noun: str, where: str = "") -> list[RenderableType]:
+    """A line that says how many rows a table leaves out; none where it leaves out none."""
+    return [line(left_out_text(number, noun, where))] if number > 0 else []
+
+
+def left_out_text(number: int, noun: str, where: str = "") -> str:
+    """``and 3 more layers between them; all of them are in the JSON``."""
+    return f"and {count(number, f'more {noun}')}{where}; {NO_MORE}"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int = 3) -> Table:
+    """A table without lines.
+
+    Args:
+        headers: The columns' headings.
+        rows: The cells: plain text, in which nothing is taken for markup.
+        right: The indices of the columns that are aligned to the right.
+        gap: Spaces between columns.
+    """
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for index, header in enumerate(headers):
+        justify: Literal["left", "right"] = "right" if index in right else "left"
+        result.add_column(line(header), justify=justify, overflow="fold")
+    for row in rows:
+        result.add_row(*map(line, row))
+    return result
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> Table:
+    """Names and values in two columns."""
+    from rich.table import Table
+
+    result = Table.grid(padding=(0, 3, 0, 0))
+    result.add_column(no_wrap=True)
+    result.add_column(overflow="fold")
+    for name, value in rows:
+        result.add_row(line(name), line(value))
+    return result
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes: ``2.6 MB``. 1 MB = 1e6 bytes."""
+    value = float(count)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
+
+
+def percent(share: float) -> str:
+    """A share in percent: ``93.4 %``; never rounded to 100 or 0 when it is not."""
+    if 0.999 <= share < 1:
+        return "99.9 %"
+    if 0 < share < 0.001:
+        return "0.1 %"
+    return f"{100 * share:.1f} %" if 0 < share < 1 else f"{100 * share:.0f} %"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration: ``0.42 s``, ``12.5 s``, ``3 min 20 s``; never ``60 s`` or ``10.00 s``."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    return f"{minutes} min {rest} s"
+
+
+def decibels(value: float) -> str:
+    """An SQNR: ``42.1 dB``, ``equal`` when there is no difference, ``not finite`` when it cannot be said."""
+    if math.isnan(value):
+        return "not finite"
+    if math.isinf(value):
+        return "equal" if value > 0 else "-inf dB"
+    return f"{value:.1f} dB"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def some_names(names: Iterable[str], most: int, width: int = 40) -> str:
+    """As :func:`some`, of names of a model: each visible and within ``width``."""
+    return some([shorten(visible(name), width) for name in names], most)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 kernel``, ``23 kernels``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def visible(text: str) -> str:
+    """``text`` with everything that is not printable as an escape.
+
+    Names come from the model and may hold terminal escapes, line breaks, marks that reverse the direction of writing,
+    and halves of surrogate pairs, which no encoding takes.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def shorten(text: str, width: int, *, mark: str = "...", measure: Callable[[str], int] = len) -> str:
+    """``text`` within ``width``, cut in the middle: the ends of a layer's name say most.
+
+    Args:
+        text: Any text.
+        width: At most this wide; at least ``mark`` and two more.
+        mark: What stands for the part left out.
+        measure: The width of a text; characters unless told otherwise.
+    """
+    if measure(text) <= width:
+        return text
+    room = width - measure(mark)
+    head, tail = text[: room // 2], text[-(room - room // 2) :]
+    while measure(head) > room // 2:
+        head = head[:-1]
+    while measure(tail) > room - room // 2:
+        tail = tail[1:]
+    return head + mark + tail
+
+
+def time_text(microseconds: float, *, micro: str = "u") -> str:
+    """A time to three digits: ``3.25 us``, ``12.3 ms``, ``1.20 s``.
+
+    Args:
+        microseconds: The time.
+        micro: How the unit's prefix is written.
+    """
+    for size, unit in ((1.0, f"{micro}s"), (1e3, "ms")):
+        if abs(microseconds) < 999.5 * size:
+            return f"{_three(microseconds / size)} {unit}"
+    return f"{_three(microseconds / 1e6)} s"
+
+
+def page_time(microseconds: float) -> str:
+    """As :func:`time_text`, with the real sign of micro, which a page can show."""
+    return time_text(microseconds, micro="µ")
+
+
+def flop_text(flop: int) -> str:
+    """An amount of arithmetic: ``8.18 GFLOP``."""
+    value = float(flop)
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "FLOP" else f"{_three(value)} {unit}"
+        value /= 1000
+    return f"{_three(value)} TFLOP"
+
+
+def _three(value: float) -> str:
+    size = abs(value)
+    return f"{value:.0f}" if size >= 99.95 or size == 0 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
