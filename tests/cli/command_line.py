@@ -85,13 +85,12 @@ def _streams(out: int, err: int) -> Iterator[None]:
     try:
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1, errors="backslashreplace")
-        try:
+        with (
+            open(1, "w", encoding="utf-8", closefd=False) as stdout,
+            open(2, "w", encoding="utf-8", closefd=False, buffering=1, errors="backslashreplace") as stderr,
+        ):
+            sys.stdout, sys.stderr = stdout, stderr
             yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
     finally:
         sys.stdout, sys.stderr = named
         for number, copy in enumerate(saved, start=1):
