@@ -15,8 +15,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trtopt.cli.main import main
 from trtopt.cli.stop import STOPPED
+
+from trtopt.cli.main import main
 from trtopt.hardware.probe import probe
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -85,13 +86,12 @@ def _streams(out: int, err: int) -> Iterator[None]:
     try:
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as the interpreter has it
-        sys.stderr = open(2, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
-        try:
+        with (
+            open(1, "w", encoding="utf-8", closefd=False) as stdout,
+            open(2, "w", encoding="utf-8", closefd=False, buffering=1, errors="backslashreplace") as stderr,
+        ):
+            sys.stdout, sys.stderr = stdout, stderr
             yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
     finally:
         sys.stdout, sys.stderr = named
         for number, copy in enumerate(saved, start=1):

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import onnx
 import pytest
+from command_line import run_here
 from digit_models import digit_model, save_samples
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,11 +32,9 @@ metric = "top1"
 output = "engines/digits.rtx.engine"
 report = "engines/digits.json"
 """
-PIPELINE = """\
-mkdir -p engines
-trtopt build digits.onnx --config trtopt.toml || exit 1
-trtopt check engines/digits.json --baseline baseline.json --markdown comment.md --junit gates.xml --json > check.json
-"""
+BUILD = ("build", "digits.onnx", "--config", "trtopt.toml")
+CHECK = ("check", "engines/digits.json", "--baseline", "baseline.json")
+FORMS = ("--markdown", "comment.md", "--junit", "gates.xml", "--json")
 """What CI runs on a branch. Recipes and the guard are judged by compiling, which takes most of the time of a build."""
 
 
@@ -59,14 +58,20 @@ def repository(tools: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     save_samples(folder)
     onnx.save(digit_model(), folder / "digits.onnx")
     (folder / "trtopt.toml").write_text(CONFIG)
-    (folder / ".gitignore").write_text("engines/\ncomment.md\ngates.xml\ncheck.json\n")
-    (folder / "ci.sh").write_text(PIPELINE)
+    (folder / ".gitignore").write_text("engines/\ncomment.md\ngates.xml\n")
     (folder / "engines").mkdir()
-    _command(folder, tools, "trtopt", "build", "digits.onnx", "--config", "trtopt.toml")
+    _trtopt(folder, tools, *BUILD)
     shutil.copy(folder / "engines" / "digits.json", folder / "baseline.json")
     _command(folder, tools, "git", "init", "-q", "-b", "main")
     _commit(folder, tools, "the model, and what it is built to")
     return folder
+
+
+def _trtopt(folder: Path, tools: dict[str, str], *arguments: str, code: int = 0) -> str:
+    """What the command prints."""
+    done = run_here(arguments, folder, tools)
+    assert done.returncode == code, done.stderr
+    return done.stdout
 
 
 def _command(folder: Path, tools: dict[str, str], *arguments: str) -> None:
@@ -80,21 +85,20 @@ def _commit(folder: Path, tools: dict[str, str], message: str) -> None:
 
 
 def _pull_request(
-    folder: Path, tools: dict[str, str], branch: str, **change: Any
-) -> tuple[int, str, dict[str, dict[str, Any]]]:
-    """Commit another model on a branch and run CI there; returns its exit code, the comment and the gates by name."""
+    folder: Path, tools: dict[str, str], branch: str, code: int, **change: Any
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Commit another model on a branch and run CI there, whose exit code is known; returns the comment and the gates
+    by name."""
     _command(folder, tools, "git", "checkout", "-q", "-b", branch, "main")
     onnx.save(digit_model(**change), folder / "digits.onnx")
     _commit(folder, tools, branch)
-    done = subprocess.run(
-        ["bash", "ci.sh"], cwd=folder, env=tools, capture_output=True, text=True, timeout=120, check=False
-    )
-    found = json.loads((folder / "check.json").read_text())
-    assert found["schema"] == "trtopt.check/1" and found["passed"] == (done.returncode == 0), done.stderr
+    _trtopt(folder, tools, *BUILD)
+    found = json.loads(_trtopt(folder, tools, *CHECK, *FORMS, code=code))
+    assert found["schema"] == "trtopt.check/1" and found["passed"] == (code == 0)
     failures = ElementTree.parse(folder / "gates.xml").getroot().attrib["failures"]
     gates = {gate["name"]: gate for gate in found["gates"]}
     assert int(failures) == sum(gate["verdict"] == "failed" for gate in gates.values())
-    return done.returncode, (folder / "comment.md").read_text(), gates
+    return (folder / "comment.md").read_text(), gates
 
 
 def _failed(gates: dict[str, dict[str, Any]]) -> list[str]:
@@ -102,8 +106,8 @@ def _failed(gates: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def test_a_change_that_costs_two_points_of_accuracy_is_stopped(repository: Path, tools: dict[str, str]) -> None:
-    code, comment, gates = _pull_request(repository, tools, "less-data", train=300)
-    assert code == 7 and _failed(gates) == ["accuracy:top1"]
+    comment, gates = _pull_request(repository, tools, "less-data", 7, train=300)
+    assert _failed(gates) == ["accuracy:top1"]
     assert 0.02 < gates["accuracy:top1"]["before"] - gates["accuracy:top1"]["after"] < 0.03
     assert re.search(
         r"^\| ❌ failed \| accuracy, top1 \| 0\.98\d\d \| 0\.95\d\d \| at least 0\.97", comment, flags=re.MULTILINE
@@ -114,33 +118,33 @@ def test_a_change_that_costs_two_points_of_accuracy_is_stopped(repository: Path,
 
 
 def test_a_change_that_loses_int8_layers_is_stopped(repository: Path, tools: dict[str, str]) -> None:
-    code, comment, gates = _pull_request(repository, tools, "depthwise", depthwise=True)
-    assert code == 7 and _failed(gates) == ["share:8-bit"]
+    comment, gates = _pull_request(repository, tools, "depthwise", 7, depthwise=True)
+    assert _failed(gates) == ["share:8-bit"]
     assert re.search(r"^\| ❌ failed \| 8 bits or fewer, share of the flop \| 9\d\.\d % \| 6\d\.\d % \|", comment, re.M)
     what = comment.partition("### What failed")[2]
     assert re.search(r"^\| conv2, relu2 and \d more \| 2 \| int8 fp16 \\-\\> fp16 \|", what, flags=re.MULTILINE)
 
 
 def test_a_change_that_adds_a_kernel_and_its_quantizer_is_stopped(repository: Path, tools: dict[str, str]) -> None:
-    code, comment, gates = _pull_request(repository, tools, "mixed-scores", mixed=True)
-    assert code == 7 and "kernels" in _failed(gates) and gates["accuracy:top1"]["verdict"] == "passed"
+    comment, gates = _pull_request(repository, tools, "mixed-scores", 7, mixed=True)
+    assert "kernels" in _failed(gates) and gates["accuracy:top1"]["verdict"] == "passed"
     assert re.search(r"^\| ❌ failed \| kernels \| 6 \| 8 \| at most 6", comment, flags=re.MULTILINE)
     assert re.search(r"^\*\*kernels\*\*: 2 kernels more than the baseline, at .*\bmix\b", comment, flags=re.MULTILINE)
     assert re.search(r"^\| head, mix and \d more \| 2 \\-\\> 4 \|", comment, flags=re.MULTILINE)
 
 
 def test_a_good_change_passes_and_becomes_the_baseline(repository: Path, tools: dict[str, str]) -> None:
-    code, comment, gates = _pull_request(repository, tools, "more-data", train=1300)
-    assert code == 0 and {gate["verdict"] for gate in gates.values()} == {"passed"}
+    comment, gates = _pull_request(repository, tools, "more-data", 0, train=1300)
+    assert {gate["verdict"] for gate in gates.values()} == {"passed"}
     assert comment.startswith("## ✅ trtopt check: 9 gates passed\n")
     assert "the model changed: sha256" in comment
     shutil.copy(repository / "engines" / "digits.json", repository / "baseline.json")
     _commit(repository, tools, "its baseline")
-    check = ("trtopt", "check", "engines/digits.json", "--baseline", "baseline.json", "--markdown", "comment.md")
-    _command(repository, tools, *check)
+    _trtopt(repository, tools, *CHECK, "--markdown", "comment.md")
     assert "### Notes" not in (repository / "comment.md").read_text()
 
 
+@pytest.mark.long
 def test_the_steps_of_the_action_run(repository: Path, tools: dict[str, str], tmp_path: Path) -> None:
     """Building, gating, the summary; the second time a gate of the build itself fails, and is shown like the others."""
     yaml = pytest.importorskip("yaml")

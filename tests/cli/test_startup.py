@@ -21,52 +21,69 @@ HEAVY = (
     "tensorrt_rtx",
     "sklearn",
 )
+STATEMENTS = ("import trtopt; trtopt.BuildConfig; trtopt.TrtoptError",)
+COMMANDS = ("build", "optimize", "check", "export", "recipe", "gpu", "doctor")
+MISTAKES = [
+    [],
+    ["--help"],
+    ["--version"],
+    ["bild"],
+    ["build"],
+    ["build", "model.onnx", "--fp61"],
+    ["build", "model.onnx", "--fp16", "--int8"],
+    ["build", "model.onnx", "--backend", "tensort"],
+    ["build", "model.onnx", "--max-accuracy-drop", "much"],
+    ["build", "model.onnx", "--loadEngine=e"],
+    ["build", "model.onnx", "--config", "missing.toml"],
+    ["build", "model.onnx", "--report", "missing/folder/report.json"],
+    ["gpu", "shwo"],
+]
+_MAIN = "from trtopt.cli.main import main\ntry:\n    main({arguments!r})\nexcept SystemExit:\n    pass"
 _SCRIPT = """\
 import json, sys
-{statement}
-print(json.dumps([name for name in {heavy!r} if name in sys.modules]), file=sys.stderr)
+statements, heavy = json.load(sys.stdin)
+found = {}
+for statement in statements:
+    before = set(sys.modules)
+    exec(statement)
+    found[statement] = [name for name in heavy if name in sys.modules and name not in before]
+print(json.dumps(found), file=sys.stderr)
 """
-_MAIN = "from trtopt.cli.main import main\ntry:\n    main({arguments!r})\nexcept SystemExit:\n    pass"
 
 
-def _loaded(statement: str) -> list[str]:
-    """The heavy modules that a fresh interpreter has loaded after ``statement``."""
-    script = _SCRIPT.format(statement=statement, heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    return list(json.loads(done.stderr.splitlines()[-1]))
+def _statement(arguments: list[str]) -> str:
+    return _MAIN.format(arguments=arguments)
 
 
-def test_the_check_sees_a_heavy_module() -> None:
-    assert _loaded("import numpy") == ["numpy"]
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """The heavy modules that each statement loads, one after the other in a fresh interpreter; NumPy last."""
+    runs = [*([command, "--help"] for command in COMMANDS), *MISTAKES]
+    statements = [*STATEMENTS, *map(_statement, runs), "import numpy"]
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        input=json.dumps([statements, HEAVY]),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return dict(json.loads(done.stderr.splitlines()[-1]))
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    assert _loaded("import trtopt; trtopt.BuildConfig; trtopt.TrtoptError") == []
+def test_the_check_sees_a_heavy_module(loaded: dict[str, list[str]]) -> None:
+    assert loaded["import numpy"] == ["numpy"]
 
 
-@pytest.mark.parametrize("command", ["build", "optimize", "check", "export", "recipe", "gpu", "doctor"])
-def test_the_help_of_a_command_loads_nothing_heavy(command: str) -> None:
-    assert _loaded(_MAIN.format(arguments=[command, "--help"])) == []
+def test_importing_the_package_loads_nothing_heavy(loaded: dict[str, list[str]]) -> None:
+    assert loaded[STATEMENTS[0]] == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--help"],
-        ["--version"],
-        ["bild"],
-        ["build"],
-        ["build", "model.onnx", "--fp61"],
-        ["build", "model.onnx", "--fp16", "--int8"],
-        ["build", "model.onnx", "--backend", "tensort"],
-        ["build", "model.onnx", "--max-accuracy-drop", "much"],
-        ["build", "model.onnx", "--loadEngine=e"],
-        ["build", "model.onnx", "--config", "missing.toml"],
-        ["build", "model.onnx", "--report", "missing/folder/report.json"],
-        ["gpu", "shwo"],
-    ],
-    ids=" ".join,
-)
-def test_help_and_wrong_options_load_nothing_heavy(arguments: list[str]) -> None:
-    assert _loaded(_MAIN.format(arguments=arguments)) == []
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_loads_nothing_heavy(loaded: dict[str, list[str]], command: str) -> None:
+    assert loaded[_statement([command, "--help"])] == []
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_help_and_wrong_options_load_nothing_heavy(loaded: dict[str, list[str]], arguments: list[str]) -> None:
+    assert loaded[_statement(arguments)] == []

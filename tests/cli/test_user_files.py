@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import Run, environment_in, run_here
 from small_models import samples, save_small
 
 from trtopt.errors import UsageError
 from trtopt.support.files import atomic_write, check_outputs, check_writable
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def _kept(path: Path) -> bytes:
@@ -130,17 +126,9 @@ def test_files_get_the_mode_of_ordinary_files_without_touching_the_umask(tmp_pat
 @pytest.mark.parametrize("columns", ["", "wide", "0"])
 def test_a_strange_columns_variable_does_not_stop_the_report(tmp_path: Path, columns: str) -> None:
     save_small(tmp_path)
-    environment = {**os.environ, "HOME": str(tmp_path), "COLUMNS": columns}
+    environment = {**environment_in(tmp_path), "COLUMNS": columns}
 
-    result = subprocess.run(
-        [sys.executable, "-m", "trtopt", "optimize", "model.onnx", "-o", "out.onnx"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = run_here(["optimize", "model.onnx", "-o", "out.onnx", "--recipes", "none"], tmp_path, environment)
 
     assert result.returncode == 0, result.stderr
 
