@@ -227,7 +227,7 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 return "timeout", []
-        failed = re.findall(r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - .*)?$", output.read_text(errors="replace"), re.M)
+        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read_text(errors="replace"), re.M)
         return {0: "passed", 1: "failed", 4: "missing", 5: "missing"}.get(code, "broken"), failed
 
 
