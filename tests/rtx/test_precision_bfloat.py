@@ -26,7 +26,7 @@ from trtopt.precision.observe.ranges import StatsBuilder, TensorStats
 from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16
 from trtopt.precision.write import apply_plan
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.source.save import save_model
 from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision

@@ -9,8 +9,8 @@ from analysis_samples import GPU
 
 from trtopt.errors import UsageError
 from trtopt.profiling.compare import compare
-from trtopt.report.schema.build import TensorInfo
 from trtopt.report.schema.comparison import Comparison
+from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileSource, ProfileTotals
 
 

@@ -18,7 +18,7 @@ from trtopt.report.html.profile_colors import colorings, ink_on
 from trtopt.report.html.profile_graph import LANE, ROW, graph, links
 from trtopt.report.html.profile_layers import COLUMNS, cells, label, layer_data
 from trtopt.report.html.profile_plots import compared, roofline, scatter
-from trtopt.report.schema.build import TensorInfo
+from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
 from trtopt.report.text.analysis import visible
 

@@ -23,12 +23,13 @@ from trtopt.gates.limits import Limits
 from trtopt.report.files.check_markdown import check_markdown
 from trtopt.report.files.junit import junit_xml
 from trtopt.report.schema.analysis import Analysis, EngineAnalysis
-from trtopt.report.schema.build import BuildReport, Cost, MetricRecord
+from trtopt.report.schema.build import BuildReport, MetricRecord
 from trtopt.report.schema.builder_options import BuilderTrial
 from trtopt.report.schema.json_file import write_report
 from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.search import ParetoPoint, SearchRecord
+from trtopt.report.schema.steps import Cost
 from trtopt.report.text.check_terminal import render
 
 INPUTS = {"inputs": [{"name": "x", "dtype": "float32", "shape": ["N", 3, 8, 8]}]}

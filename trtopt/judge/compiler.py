@@ -24,7 +24,7 @@ from trtopt.judge.written import written
 from trtopt.precision.fp16.network_io import IoRequest, apply_io
 from trtopt.precision.fp16.network_io import formats as io_formats
 from trtopt.precision.write import narrow_borders
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.source.save import save_model
 from trtopt.support.files import TEMPORARY
 from trtopt.support.precision import Precision

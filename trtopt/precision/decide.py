@@ -17,7 +17,7 @@ from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.qdq.write_qdq import LARGEST
 from trtopt.precision.regions import WEIGHTED, Problem, candidate_nodes, find_candidates
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
 _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})

@@ -18,7 +18,7 @@ from trtopt.precision.plan import NarrowType, Operand, QuantizedOp
 from trtopt.precision.qdq.write_qdq import LARGEST, quantize_weight
 from trtopt.precision.residuals import residual_adds
 from trtopt.precision.shared_ranges import with_shared_ranges
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
 IMPORTED = "imported"

@@ -14,7 +14,7 @@ from typing import Any
 from trtopt.report.html.profile_colors import colorings, precision_of
 from trtopt.report.html.profile_graph import graph
 from trtopt.report.schema.analysis import LayerRow
-from trtopt.report.schema.build import TensorInfo
+from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.analysis import (
     LIMITERS,

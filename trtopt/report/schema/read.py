@@ -20,6 +20,7 @@ from trtopt.errors import UsageError
 from trtopt.report.schema import analysis, build, profile, sweep
 from trtopt.report.schema.search import ParetoPoint, SearchRecord, SearchStep
 from trtopt.report.schema.sparsity import CurvePoint, SparsityBudget
+from trtopt.report.schema.steps import Cost
 from trtopt.support.files import read_file
 from trtopt.support.json_text import decoded
 
@@ -41,7 +42,7 @@ _KINDS: dict[str, type[Report]] = {
 _NOT_FINITE: dict[type, float] = {
     build.OutputAccuracy: math.nan,
     build.MetricRecord: math.nan,
-    build.Cost: math.inf,
+    Cost: math.inf,
     SearchStep: math.inf,
     ParetoPoint: math.inf,
     SearchRecord: math.inf,

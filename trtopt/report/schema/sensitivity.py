@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.report.schema.build import CalibrationRecord, Refusal
+from trtopt.report.schema.build import CalibrationRecord
 from trtopt.report.schema.plain import plain
+from trtopt.report.schema.steps import Refusal
 
 SCHEMA = "trtopt.sensitivity/1"
 

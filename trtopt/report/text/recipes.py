@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.build import BuildReport, Cost, RegionRecord
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.steps import Cost, RegionRecord
 from trtopt.report.text.analysis import time_text
 from trtopt.report.text.numbers import bytes_text, count, pairs, some, table
 

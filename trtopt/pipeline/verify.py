@@ -1,0 +1,132 @@
+"""The optimized graph, and its engine, compared with FP32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from trtopt.accuracy.compare import Runner, compare, compare_tensors, first_bad
+from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.metric import Metric
+from trtopt.accuracy.whole import Fed, HostPart, Selected, as_whole
+from trtopt.engine.backend import Backend
+from trtopt.engine.run import EngineSession, can_run
+from trtopt.events import Event
+from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.observe.samples import Samples
+from trtopt.report.schema.build import AccuracyRecord, MetricRecord
+from trtopt.rewrite.host_part import sizes_vary
+from trtopt.support.clock import Clock
+from trtopt.support.ort_session import Feeds, OrtSession
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verification compares with what, and how.
+
+    Attributes:
+        reference: The model as loaded; its FP32 form is the reference.
+        optimized: The optimized graph; its FP32 twin is run.
+        samples: The samples.
+        source: Where they come from: ``eval``, ``calibration`` or ``synthetic``.
+        metric: The user's metric, if any.
+        tensors: Whether intermediate tensors are compared too.
+        host: What of the model the host runs behind ``optimized``, if any.
+        feeds: Turns a sample into what the engine takes, where that differs from the model as loaded.
+    """
+
+    reference: ir.Model
+    optimized: ir.Model
+    samples: Samples
+    source: str
+    metric: Metric | None
+    tensors: bool
+    host: HostPart | None = None
+    feeds: Callable[[Feeds], Feeds] | None = None
+
+    @property
+    def watched(self) -> tuple[str, ...] | None:
+        """The values of the reference that are compared; None for its outputs."""
+        return None if self.host is None else self.host.watched
+
+
+def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clock) -> Metric:
+    """The metric with what the model as loaded has in FP32: a wrong metric ends the run before the work.
+
+    Raises:
+        UsageError: The metric fails, or does not fit the model or the samples.
+        InvalidModelError: ONNX Runtime cannot load the model.
+    """
+    with clock.stage("measure FP32"), OrtSession(widen(loaded)) as reference:
+        return metric.on_reference(reference, samples, samples.labels)
+
+
+def verify(job: Verification, clock: Clock, known: Runner | None = None) -> AccuracyRecord:
+    """Compare the optimized graph's FP32 twin with the FP32 reference on every sample.
+
+    Args:
+        job: What is compared.
+        clock: Times the stage.
+        known: The reference, where a caller compares many graphs with it.
+    """
+    reference, twin = widen(job.reference), fp32_twin(job.optimized)
+    total = job.samples.count
+    computed = () if job.host is None else job.host.own_outputs
+    with (
+        clock.stage("verify"),
+        nullcontext(known) if known is not None else OrtSession(reference, job.watched) as before,
+        OrtSession(twin, keep_qdq=True) as engine,
+        as_whole(engine, job.host) as after,
+    ):
+        clock.listen(Event("start", "verify", total=total))
+        outputs = compare(before, after, job.samples, on_event=clock.listen, varying=sizes_vary(job.reference))
+        metric: MetricRecord | None = None
+        if job.metric is not None:
+            whole = before.output_names if job.host is None else job.host.outputs
+            judged = {name: found for name, found in outputs.items() if name not in computed}
+            metric = job.metric.measure(Selected(after, whole), job.samples, job.samples.labels, judged)
+        clock.listen(Event("end", "verify"))
+    tensors, entry = None, None
+    if job.tensors:
+        with clock.stage("compare tensors"):
+            tensors = compare_tensors(reference, twin, job.samples, on_event=clock.listen)
+            entry = first_bad(twin, tensors)
+    count = total if total is not None else sum(1 for _ in job.samples)
+    return AccuracyRecord(
+        count,
+        job.source,
+        "onnx-only",
+        outputs,
+        metric=metric,
+        tensors=tensors,
+        first_bad=entry,
+        host_outputs=computed,
+    )
+
+
+def verify_engine(
+    record: AccuracyRecord, job: Verification, engine: bytes, backend: Backend, clock: Clock
+) -> AccuracyRecord:
+    """Add the engine's own outputs, and the metric on them, where it can run; else return ``record`` as it is."""
+    if not can_run(backend, engine):
+        return record
+    with (
+        clock.stage("verify engine"),
+        OrtSession(widen(job.reference), job.watched) as before,
+        EngineSession(engine, backend) as run,
+        as_whole(run if job.feeds is None else Fed(run, job.feeds), job.host) as after,
+    ):
+        clock.listen(Event("start", "verify engine", total=job.samples.count))
+        outputs = compare(
+            before,
+            after,
+            job.samples,
+            on_event=clock.listen,
+            task="verify engine",
+            varying=sizes_vary(job.reference),
+        )
+        clock.listen(Event("end", "verify engine"))
+    return replace(record, verified="engine", engine=outputs)
