@@ -13,7 +13,8 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
-from trtopt.pipeline.session import Session
+from trtopt.pipeline.inputs import Sources
+from trtopt.pipeline.session import run_build
 from trtopt.report.schema.build import BuildReport
 from trtopt.source.in_memory import as_file
 from trtopt.support.clock import Clock
@@ -107,10 +108,9 @@ def _run(
         path = as_file(model, Path(folder), example_inputs)
         if path.parent == Path(folder) and config.output is None:
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
-        session = Session(config, Clock(on_event), make_engine)
-        return session.run(
-            path,
+        sources = Sources(
             config.calib if calib is None else calib,
             config.eval if check is None else check,
             config.metric if metric is None else metric,
         )
+        return run_build(path, config, sources, Clock(on_event), make_engine=make_engine)

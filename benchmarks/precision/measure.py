@@ -22,7 +22,7 @@ from trtopt.engine.work import layers_of_engine
 from trtopt.graph import edit
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.roofline.constants import fit_for
 from trtopt.roofline.layer import predict
 from trtopt.roofline.peaks import peak_rate

@@ -25,7 +25,7 @@ from trtopt.graph.edit import (
     new_node,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _CONVS = ("Conv", "ConvTranspose")
 _PRODUCTS = (*_CONVS, "Gemm", "MatMul")
@@ -72,7 +72,7 @@ class MisalignedChannels:
     stage: Stage = Stage.ALIGN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Groups of channels, in the order in which they are made."""
         order = {node: number for number, node in enumerate(all_nodes(model.graph))}
         places: list[_Place] = []
@@ -218,7 +218,7 @@ def _is_padded(group: ChannelGroup) -> bool:
     return any(maker.metadata_props.get(_PADDED_KEY) == str(group.size) for maker in _makers(group))
 
 
-def _sizes(group: ChannelGroup, wants: list[_Want], target: Target) -> list[int]:
+def _sizes(group: ChannelGroup, wants: list[_Want], target: RecipeTarget) -> list[int]:
     """The sizes to offer, the best first; none where so many zeros cannot pay."""
     multiples = {want.multiple: None for want in sorted(wants, key=lambda want: -want.multiple)}
     sizes = [_up(group.size, multiple) for multiple in multiples]
@@ -233,7 +233,7 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _wanted(group: ChannelGroup, target: Target) -> tuple[list[_Want], str]:
+def _wanted(group: ChannelGroup, target: RecipeTarget) -> tuple[list[_Want], str]:
     """Which nodes want another size of the group; where none does, why although the size looks misaligned."""
     dtype = group.spans[0].dim.value.dtype or ir.DataType.FLOAT
     precision = target.precision or _TYPES.get(dtype, "fp32")

@@ -22,7 +22,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.permute import can_permute, data_inputs, keeps_rank, permute
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _SWAP = (1, 0, 2)
 _MOST_ATTENTIONS = 3
@@ -59,7 +59,7 @@ class BatchFirstAttention:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Regions of layers that treat every token alike, around at least one attention."""
         matches, refusals = [], []
         opset = model.graph.opset_imports.get("", 1)

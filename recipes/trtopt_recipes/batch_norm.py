@@ -20,7 +20,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _PRODUCERS = ("Conv", "ConvTranspose", "Gemm")
 
@@ -49,7 +49,7 @@ class BatchNorm:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """BatchNormalization nodes right after a Conv, ConvTranspose or Gemm."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

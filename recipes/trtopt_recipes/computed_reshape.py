@@ -19,7 +19,7 @@ from trtopt.graph.edit import (
     is_op,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ComputedReshape:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Reshapes to a computed shape; the choice of a match is the shape."""
         nodes = [node for node in all_nodes(model.graph) if _is_computed(node)]
         known = Dimensions(model) if nodes else None

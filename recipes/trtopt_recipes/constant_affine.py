@@ -33,7 +33,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _PRODUCERS = ("Conv", "ConvTranspose", "Gemm")
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
@@ -66,7 +66,7 @@ class ConstantAffine:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Arithmetic with constants next to a Conv, ConvTranspose or Gemm."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

@@ -28,7 +28,7 @@ from trtopt.graph.edit import (
     remove_node,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Conv1x1Chain:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Convolutions right after a convolution."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

@@ -21,7 +21,7 @@ from trtopt.graph.edit import (
     is_op,
     remove_node,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DecomposedLayerNorm:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Square roots of variances and what stands around them."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

@@ -21,7 +21,7 @@ from trtopt.graph.edit import (
     replace_value,
     subgraphs_of,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _KEPT = frozenset(
     {
@@ -70,7 +70,7 @@ class DuplicateExpression:
     lossless: bool = True
     smallest_weight: int = 1024
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Nodes equal to an earlier one, and initializers equal to an earlier one."""
         matches: list[Match] = []
         for graph in all_graphs(model.graph):

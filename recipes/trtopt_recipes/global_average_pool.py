@@ -21,7 +21,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.joins import nodes_until
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """AveragePool has no integers, no BF16 before opset 22, and no doubles in runtimes."""
@@ -52,7 +52,7 @@ class GlobalAveragePool:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Means over all positions of a map [N, C, H, W]."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

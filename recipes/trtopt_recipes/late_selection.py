@@ -25,7 +25,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.entrywise import inputs_along
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _END = np.iinfo(np.int64).max
 _OPEN = np.iinfo(np.int32).max
@@ -66,7 +66,7 @@ class LateSelection:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Selections behind a product: through attention on the side of its queries, or, instead, behind it alone."""
         matches: list[Match] = []
         refusals: list[Refusal] = []

@@ -24,7 +24,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -57,7 +57,7 @@ class LayerScale:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Multiplications by a constant that lead back to a product."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

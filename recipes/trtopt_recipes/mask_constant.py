@@ -20,7 +20,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import is_move, is_pass
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _BECOMES_HALF = ("fp16", "int8", "fp8")
 
@@ -66,7 +66,7 @@ class MaskConstant:
     stage: Stage = Stage.FOLD
     lossless: bool = False
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """The first nodes that take a constant too large on its way to Softmax."""
         matches: list[Match] = []
         refusals: list[Refusal] = []

@@ -18,7 +18,7 @@ from trtopt.graph.edit import (
     replace_value,
     static_shape,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _ONE_INPUT = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
@@ -46,7 +46,7 @@ class NoOp:
     stage: Stage = Stage.CLEAN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Nodes proven to change nothing."""
         return Findings(tuple(Match((node,)) for node in all_nodes(model.graph) if _is_no_op(node)))
 

@@ -23,7 +23,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import Sizes, one_per
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _LARGEST_SHIFT = 0.5
 _SMALLEST_SHIFT = 1 / 16
@@ -59,7 +59,7 @@ class NormalizedQkvBias:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Layer normalizations before the projections of attention, those of one graph as one match.
 
         A block alone does not show the gain: at its ends the compiler changes the order of batch and tokens.

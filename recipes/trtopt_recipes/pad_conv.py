@@ -18,7 +18,7 @@ from trtopt.graph.edit import (
     string_attribute,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _WINDOWED = ("Conv", "AveragePool", "MaxPool")
 _NOT_NEGATIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp", "Sqrt")
@@ -48,7 +48,7 @@ class PadConv:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Constant padding that only convolutions and poolings read."""
         matches, refusals = [], []
         for pad in all_nodes(model.graph):

@@ -18,7 +18,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _INCREASING = ("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign")
 _ALPHA = {"LeakyRelu": 0.01, "Elu": 1.0}
@@ -48,7 +48,7 @@ class PoolActivation:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Increasing activations right after a MaxPool."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

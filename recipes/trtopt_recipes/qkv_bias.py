@@ -23,7 +23,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 class _CannotError(ValueError):
@@ -78,7 +78,7 @@ class QkvBias:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Attentions whose projections have a bias that is not in its place yet."""
         matches, refusals = [], []
         opset = model.graph.opset_imports.get("", 1)

@@ -20,7 +20,7 @@ from trtopt.graph.edit import (
     is_op,
     remove_node,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ELEMENTWISE = frozenset(
     "Abs Add Cast Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow "
@@ -66,7 +66,7 @@ class Rank4Linear:
     lossless: bool = True
     forms: tuple[str, ...] = ("conv", "tokens")
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Chains of linear layers and what stands between them; a match per form."""
         matches: list[Match] = []
         refusals: list[Refusal] = []
@@ -209,7 +209,7 @@ def _can(chain: _Chain, form: str) -> bool:
     return known.count(False) <= 1 and all(end is not None and isinstance(end[-1], int) for end in ends)
 
 
-def _becomes_product(chain: _Chain, target: Target) -> bool:
+def _becomes_product(chain: _Chain, target: RecipeTarget) -> bool:
     """Whether TensorRT for RTX turns one of the 1x1 convolutions into a GEMM over [N, C, H W] again.
 
     Layer normalization before it and the residual addition behind it then cost more than on tokens (three ConvNeXt

@@ -19,7 +19,7 @@ from trtopt.graph.edit import (
     remove_node,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -47,7 +47,7 @@ class ReshapeChain:
     stage: Stage = Stage.CLEAN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Chains, each named after its last node."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

@@ -20,7 +20,7 @@ from trtopt.graph.edit import (
     string_attribute,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ResizeConv:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Pointwise convolutions right after a Resize."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import all_nodes, float_attribute, is_op
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 """ONNX's defaults."""
@@ -35,7 +35,7 @@ class Selu:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Selu nodes."""
         nodes = [node for node in all_nodes(model.graph) if is_op(node, "Selu")]
         return Findings(tuple(Match((node,)) for node in nodes if node.outputs[0].dtype in NARROW_FLOATS))

@@ -23,7 +23,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.joins import nodes_until
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ELEMENTWISE = frozenset(
     (
@@ -85,7 +85,7 @@ class SplitAfterConv:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Splits and slices along the channels that only elementwise operators separate from a convolution."""
         matches, refusals = [], []
         done: set[int] = set()

@@ -18,7 +18,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _LONGEST = 8
 """Longer chains take several rounds."""
@@ -44,7 +44,7 @@ class TransposePair:
     stage: Stage = Stage.CLEAN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Chains of Transposes, each named after its last node."""
         matches = []
         ends: set[ir.Node] = set()

@@ -21,7 +21,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.permute import Perm, can_permute, data_inputs, inverse, keeps_rank, permute
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _MOST_USES = 100
 """Values used more often stay as they are: each step of the search looks at all uses of a value."""
@@ -51,7 +51,7 @@ class TransposePush:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Regions worth turning around, each named after its first node."""
         matches: list[Match] = []
         opset = model.graph.opset_imports.get("", 1)

@@ -19,7 +19,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TransposedConv:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Transposed convolutions of stride 1."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

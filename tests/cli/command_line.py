@@ -15,9 +15,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trtopt.cli.stop import STOPPED
-
 from trtopt.cli.main import main
+from trtopt.cli.outcome import STOPPED
 from trtopt.hardware.probe import probe
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

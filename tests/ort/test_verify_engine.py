@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -13,11 +10,10 @@ from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Run, load_metric, python_metric
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.build import EngineArtifact
 from trtopt.errors import UsageError
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
-from trtopt.pipeline import stages
+from trtopt.pipeline import verify as verification
 from trtopt.precision.observe.samples import open_samples
 from trtopt.report.schema.build import AccuracyRecord
 from trtopt.support.clock import Clock
@@ -46,15 +42,14 @@ class Engine(OrtSession):
 
 def verified(monkeypatch: pytest.MonkeyPatch, metric: object, clock: Clock) -> AccuracyRecord:
     """The record of a graph that equals the model, and of an engine that negates."""
-    monkeypatch.setattr(stages, "EngineSession", Engine)
-    monkeypatch.setattr(stages, "can_run", lambda backend, data: True)
+    monkeypatch.setattr(verification, "EngineSession", Engine)
+    monkeypatch.setattr(verification, "can_run", lambda backend, data: True)
     model = ir.from_onnx_text(PLAIN)
     samples = open_samples({"x": SCORES, "__labels__": LABELS}, [InputSpec("x", np.dtype(np.float32), ("N", 3))])
     chosen = load_metric(metric, has_labels=True) if isinstance(metric, str) else python_metric(metric)  # type: ignore[arg-type]
-    measured = stages.with_baseline(chosen, model, samples, clock)
-    job = stages.Verification(model, model, samples, "eval", measured, tensors=False)
-    engine = cast(EngineArtifact, SimpleNamespace(data=NEGATED.encode()))
-    return stages.verify_engine(stages.verify(job, clock), job, engine, TENSORRT_RTX, clock)
+    measured = verification.with_baseline(chosen, model, samples, clock)
+    job = verification.Verification(model, model, samples, "eval", measured, tensors=False)
+    return verification.verify_engine(verification.verify(job, clock), job, NEGATED.encode(), TENSORRT_RTX, clock)
 
 
 @pytest.mark.parametrize("metric", ["top1", "agreement"])

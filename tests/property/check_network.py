@@ -22,17 +22,18 @@ from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
 from trtopt.judge.protocol import Priced
-from trtopt.report.schema.build import Cost
-from trtopt.rewrite.driver import Judging, apply
-from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
+from trtopt.report.schema.steps import Cost
+from trtopt.rewrite.driver import apply
+from trtopt.rewrite.protocol import Findings, Match, Recipe, RecipeTarget, Stage
 from trtopt.rewrite.registry import all_recipes
+from trtopt.rewrite.sweeps import Judging
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 
 BOUND = 1e-5
 """Largest difference of an output over its largest element."""
 
-TARGETS = (Target("tensorrt-rtx", "fp16", "8.9"), Target("tensorrt", "fp16", "8.9"), Target())
+TARGETS = (RecipeTarget("tensorrt-rtx", "fp16", "8.9"), RecipeTarget("tensorrt", "fp16", "8.9"), RecipeTarget())
 BAD_REASONS = ("rolled back", "taken back", "the results differ")
 """How refusals begin, or what they hold, that no recipe should cause."""
 
@@ -84,7 +85,7 @@ class Picky:
     def lossless(self) -> bool:
         return self.recipe.lossless
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         found = self.recipe.find(model, target)
         if self.stage < Stage.FUSE:
             return found if self._draw("") < 0.7 else Findings()
@@ -124,7 +125,7 @@ class _Subject:
     artifact: ModelArtifact
     feeds: list[dict[str, np.ndarray]]
     expected: list[list[np.ndarray]]
-    target: Target
+    target: RecipeTarget
     found: Findout = field(default_factory=Findout)
 
     def run(self, label: str, recipes: tuple[Recipe, ...], judging: Judging | None = None) -> ModelArtifact:

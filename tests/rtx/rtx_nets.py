@@ -10,8 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.profiles import Profile
-from trtopt.engine.request import BuildRequest
+from trtopt.engine.request import BuildRequest, Profile
 from trtopt.hardware.spec import find_gpu
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16}

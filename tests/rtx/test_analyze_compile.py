@@ -12,12 +12,13 @@ import pytest
 from onnx import helper
 from rtx_nets import attention_net, constant, conv_net, loop_net, lstm_net, model, recurrent_net
 
-from trtopt.analysis.compiled import CompiledLevel, compile_level, nearest_target
+from trtopt.analysis.compiled import CompiledLevel, compile_level
 from trtopt.engine.backend import RTX_TARGETS
 from trtopt.errors import EngineBuildError, MissingDependencyError
 from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.hardware.spec import all_gpus, find_gpu
+from trtopt.judge.target import nearest_target
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.onnx_layers import layers_of_graph

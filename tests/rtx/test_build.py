@@ -38,7 +38,7 @@ from trtopt.engine.build import TASK, _run, build_engine
 from trtopt.engine.compiler import Compiler
 from trtopt.engine.option_search import AXES
 from trtopt.engine.options import parse_builder_options
-from trtopt.engine.profiles import Profile
+from trtopt.engine.request import Profile
 from trtopt.engine.timing_cache import Timing
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.events import Event, ignore

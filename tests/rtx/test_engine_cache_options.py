@@ -24,11 +24,10 @@ from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.build import cache_key, check_options, worker_request
 from trtopt.engine.cache import Compiled
-from trtopt.engine.profiles import Profile
-from trtopt.engine.request import BuildRequest
+from trtopt.engine.request import BuildRequest, Profile
 from trtopt.engine.timing_cache import timing_for
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline import stages
+from trtopt.pipeline import compile
 
 FAST: dict[str, Any] = {"precision": "fp16", "recipes": "none", "gpu": "L4"}
 INT8: dict[str, Any] = {**FAST, "precision": "int8", "keep_all_int8": True}
@@ -172,7 +171,7 @@ def key(folder: Path) -> Callable[[dict[str, Any]], str]:
         name = repr(sorted(options.items()))
         if name not in found:
             with pytest.MonkeyPatch.context() as patch, pytest.raises(_ReachedError) as reached:
-                patch.setattr(stages, "build_engine", capture)
+                patch.setattr(compile, "build_engine", capture)
                 trtopt.build("net.onnx", **options)
             found[name] = str(reached.value)
         return found[name]

@@ -24,7 +24,7 @@ from trtopt.precision.fp16.cast_to_half import narrow_floats
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.plan import FP16
 from trtopt.precision.qdq.existing import mend
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ from trtopt.graph.edit import all_nodes
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
+from trtopt.judge.target import Target
 from trtopt.pipeline.rewrite import rewrite
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.source.onnx_file import load
 from trtopt.support.precision import Precision
 
@@ -166,7 +168,9 @@ def plans(model: ir.Model, path: Path) -> dict[str, list[str]]:
     for backend in (TENSORRT_RTX, TENSORRT):
         config = BuildConfig(recipes="misaligned-channels")
         artifact = ModelArtifact(model, path, "")
-        rewritten = rewrite(artifact, backend, find_gpu("A100"), Precision.FP16, {}, config, ignore)
+        gpu = find_gpu("A100")
+        open_judge = partial(judge_for, backend, gpu)
+        rewritten = rewrite(artifact, Target(backend, gpu), Precision.FP16, config, open_judge, ignore)
         regions = [region for step in rewritten.artifact.steps for region in step.regions]
         found[backend.name] = [region.choice for region in regions if region.kept]
     return found

@@ -19,9 +19,10 @@ from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import EngineArtifact, build_engine
 from trtopt.engine.cache import EngineCache
 from trtopt.events import ignore
+from trtopt.judge.target import Target
 from trtopt.pipeline import compile
-from trtopt.pipeline.stages import Compilation
-from trtopt.profiling.gpu import Timing
+from trtopt.pipeline.compile import Compilation
+from trtopt.profiling.engine_timing import Timing
 from trtopt.profiling.stable import Samples
 from trtopt.support.clock import Clock
 
@@ -48,7 +49,7 @@ class Search:
 
     def run(self) -> EngineArtifact:
         self.timed = 0
-        job = Compilation(TENSORRT_RTX, self.asked.gpu, (), False, self.cache)
+        job = Compilation(Target(TENSORRT_RTX, self.asked.gpu), False, self.cache)
         return compile.fastest(self.asked, 7, job, self.clock)
 
 

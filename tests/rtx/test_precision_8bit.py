@@ -21,7 +21,7 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.precision import rules
 from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan, narrow_borders
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.source.save import save_model
 from trtopt.support.precision import Precision
 

@@ -16,7 +16,7 @@ import trtopt
 from trtopt.engine import build as engine_build
 from trtopt.engine.compiler import Compiler
 from trtopt.errors import EngineBuildError
-from trtopt.pipeline import stages
+from trtopt.pipeline import compile
 from trtopt.report.schema.build import BuildReport
 
 pytest.importorskip("tensorrt_rtx")
@@ -203,7 +203,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 if item.name == node and makers.get(item.input[0]) == "DequantizeLinear":
                     raise EngineBuildError(text, where="engine", remedy="none")
 
-        layers, build = Compiler.layers, stages.build_engine
+        layers, build = Compiler.layers, compile.build_engine
 
         def layers_of(self: Compiler, request: engine_build.BuildRequest) -> Any:
             check(request)
@@ -214,7 +214,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return build(request, *arguments)
 
         monkeypatch.setattr(Compiler, "layers", layers_of)
-        monkeypatch.setattr(stages, "build_engine", engine_of)
+        monkeypatch.setattr(compile, "build_engine", engine_of)
 
     return refusing
 

@@ -18,7 +18,7 @@ from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan, narrow_borders
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.source.save import save_model
 from trtopt.support.precision import Precision
 

@@ -11,7 +11,8 @@ import pytest
 
 import trtopt
 from trtopt.engine.layers import activation_bytes
-from trtopt.report.schema.build import BuildReport, LayerInfo
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.source.onnx_file import load
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")

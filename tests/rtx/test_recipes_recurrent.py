@@ -14,7 +14,8 @@ from rtx_nets import constant, model
 
 import trtopt
 from trtopt.engine.loops import trip_counts
-from trtopt.report.schema.build import BuildReport, LayerInfo
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.layers import LayerInfo
 
 pytest.importorskip("tensorrt_rtx")
 

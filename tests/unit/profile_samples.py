@@ -13,7 +13,8 @@ import numpy as np
 from analysis_samples import GPU, HOSTILE, elementwise, product, resnet50_layers
 
 from trtopt.report.schema.analysis import Finding, LayerRow
-from trtopt.report.schema.build import OutputAccuracy, TensorInfo
+from trtopt.report.schema.build import OutputAccuracy
+from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import Deviation, ProfileLayer, ProfileReport, ProfileSource, ProfileTotals
 from trtopt.roofline.layer import predict
 from trtopt.roofline.work import Layer

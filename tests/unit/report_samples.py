@@ -13,14 +13,12 @@ from trtopt.report.schema.build import (
     CalibrationRecord,
     EngineRecord,
     KeptNode,
-    LayerInfo,
     MetricRecord,
     OutputAccuracy,
     PrecisionRecord,
-    Refusal,
-    StepRecord,
-    TensorInfo,
 )
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
+from trtopt.report.schema.steps import Refusal, StepRecord
 
 LAYER = LayerInfo(
     name="conv1",

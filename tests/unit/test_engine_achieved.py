@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trtopt.engine.achieved import achieved_precision, math_dtype
-from trtopt.report.schema.build import Achieved, LayerInfo, TensorInfo
+from trtopt.report.schema.build import Achieved
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 
 
 def tensors(*dtypes: str, rank: int = 2) -> tuple[TensorInfo, ...]:

@@ -17,7 +17,7 @@ from trtopt.engine.layers import (
     weight_bytes,
 )
 from trtopt.errors import EngineBuildError
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 
 LINEAR = "(Linear) Row major linear format"
 

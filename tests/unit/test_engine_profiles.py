@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from trtopt.config import ShapeMap
-from trtopt.engine.profiles import Profile, ProfilePlan, parse_shapes, plan_profiles
+from trtopt.engine.profiles import ProfilePlan, parse_shapes, plan_profiles
+from trtopt.engine.request import Profile
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 

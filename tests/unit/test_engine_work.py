@@ -16,7 +16,7 @@ from trtopt.engine.inspector import parse_inspector_json
 from trtopt.engine.work import EngineWork, layers_of_engine
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.work import Gemm, Layer, Work
 

@@ -13,7 +13,7 @@ import pytest
 from test_cost_operators import NOT_RUN
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
-from trtopt.engine.profiles import Profile
+from trtopt.engine.request import Profile
 from trtopt.engine.unsupported import why_unsupported
 from trtopt.errors import InvalidModelError
 from trtopt.graph.shapes import infer_shapes

@@ -36,10 +36,10 @@ from trtopt.precision.observe.arrays import in_memory, open_arrays
 from trtopt.precision.observe.statistics_cache import check_own
 from trtopt.precision.observe.trt_cache import is_trt_cache, read_trt_cache
 from trtopt.report.schema.analysis import Analysis
-from trtopt.report.schema.build import Cost
 from trtopt.report.schema.manifest import has_digest, with_digest
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.sensitivity import OutputError, RegionError
+from trtopt.report.schema.steps import Cost
 from trtopt.support.files import check_outputs, open_file, open_shared, read_file, read_shared
 from trtopt.support.json_text import MOST_VALUES, decoded, plain
 

@@ -10,11 +10,11 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from trtopt.engine.profiles import Profile
+from trtopt.engine.request import Profile
 from trtopt.errors import UsageError
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.pipeline.lower import Lowered
+from trtopt.pipeline.lowered import Lowered
 from trtopt.pipeline.network_io import change, check
 from trtopt.precision.fp16.cast_to_half import narrow_floats
 from trtopt.precision.fp16.network_io import (

@@ -18,7 +18,8 @@ from trtopt.engine.option_search import AXES, NOISE, Answer, Measured, Options, 
 from trtopt.engine.run import why_not_run
 from trtopt.errors import EngineBuildError, TargetError
 from trtopt.events import Event, ignore
-from trtopt.pipeline.compile import builder_of, check_search
+from trtopt.pipeline.compile import check_search
+from trtopt.pipeline.manifest import builder_of
 from trtopt.report.schema.decisions import BuilderTrial
 
 EVERY = 1 + sum(len(values) for _, values in AXES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT
+from trtopt.engine.request import Profile
 from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_in_place
 from trtopt.hardware.spec import find_gpu
-from trtopt.pipeline.guard import GuardTarget
+from trtopt.judge.judges import judge_for
+from trtopt.judge.target import Target
 from trtopt.pipeline.imported_ranges import imports
 from trtopt.pipeline.own_qdq import OwnQdq, own_qdq
 from trtopt.precision.observe.samples import open_samples
@@ -48,11 +51,12 @@ def judged(
     model: ir.Model, precision: str | None, shapes: Sequence[int], **options: object
 ) -> tuple[OwnQdq, tuple[str, ...]]:
     clock = Clock(ignore)
-    target = GuardTarget(TENSORRT, find_gpu("L4"), {"x": tuple(shapes)} if shapes else {})
+    target = Target(TENSORRT, find_gpu("L4"), (Profile({"x": (tuple(shapes),) * 3}),) if shapes else ())
     artifact = ModelArtifact(model, Path("m.onnx"), "0")
     config = BuildConfig().with_options(options)
     asked = None if precision is None else Precision(precision)
-    return own_qdq(artifact, Rewritten, target, asked, config, clock), tuple(clock.warnings)
+    open_judge = partial(judge_for, TENSORRT, target.gpu)
+    return own_qdq(artifact, Rewritten, target, asked, config, clock, open_judge), tuple(clock.warnings)
 
 
 def test_what_is_taken_out_leaves_its_ranges() -> None:

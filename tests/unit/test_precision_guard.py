@@ -23,7 +23,7 @@ from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import narrow_borders
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from analysis_samples import GPU
 
 from trtopt.errors import UsageError
 from trtopt.profiling.compare import compare
-from trtopt.report.schema.build import TensorInfo
+from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import Comparison, ProfileLayer, ProfileReport, ProfileSource, ProfileTotals
 
 

@@ -15,7 +15,7 @@ from trtopt.profiling.findings import findings_of
 from trtopt.profiling.join import Device, join
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.profiling.subject import Network, Subject
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.report.schema.profile import ProfileSource
 from trtopt.roofline.layer import predict
 from trtopt.roofline.work import Gemm, Layer, Window, Work

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from profile_samples import small_profile
 from report_samples import full_report
 from rich.console import Console
+from trtopt.report.text.check_terminal import render
 
 from trtopt.errors import UsageError
 from trtopt.gates.evaluate import evaluate
@@ -23,12 +24,12 @@ from trtopt.gates.limits import Limits
 from trtopt.report.files.for_tools import junit_xml
 from trtopt.report.files.markdown import check_markdown
 from trtopt.report.schema.analysis import Analysis, EngineAnalysis
-from trtopt.report.schema.build import BuildReport, Cost, MetricRecord
+from trtopt.report.schema.build import BuildReport, MetricRecord
 from trtopt.report.schema.decisions import BuilderTrial, ParetoPoint, SearchRecord
 from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_report
+from trtopt.report.schema.steps import Cost
 from trtopt.report.schema.write import write_report
-from trtopt.report.text.check import render
 
 INPUTS = {"inputs": [{"name": "x", "dtype": "float32", "shape": ["N", 3, 8, 8]}]}
 

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from trtopt.report.html.sensitivity import html
-from trtopt.report.schema.build import Refusal
 from trtopt.report.schema.sensitivity import GrowthStep, OutputError, RegionError, Sensitivity, noise_shares
+from trtopt.report.schema.steps import Refusal
 from trtopt.report.text.sensitivity import render, short_names
 
 HOSTILE = 'a</script><b>&"\x1b[31m\n'

@@ -8,19 +8,9 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 from rich.console import Console
 
-from trtopt.report.schema.build import (
-    Achieved,
-    BuildReport,
-    CalibrationRecord,
-    Cost,
-    KeptNode,
-    PrecisionRecord,
-    Refusal,
-    RegionRecord,
-    RewritingRecord,
-    StepRecord,
-)
+from trtopt.report.schema.build import Achieved, BuildReport, CalibrationRecord, KeptNode, PrecisionRecord
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord
+from trtopt.report.schema.steps import Cost, Refusal, RegionRecord, RewritingRecord, StepRecord
 from trtopt.report.text.build import render
 from trtopt.report.text.format import bytes_text, decibels, percent, seconds_text, some
 

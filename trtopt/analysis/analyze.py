@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
-from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX
+from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
 from trtopt.engine.input_shapes import input_shapes
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
@@ -220,8 +220,7 @@ class _Run:
             )
         from trtopt.judge.model import types_in
 
-        backend = TENSORRT_RTX if self.gpu.compute_capability in RTX_TARGETS else TENSORRT
-        return types_in(model, asked, backend.name)
+        return types_in(model, asked, backend_of_rules("auto", self.gpu).name)
 
     def _build_precision(self, job: _Job) -> Precision | None:
         """The precision of the engine to compile; None keeps the model's types."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.profiles import Profile
+from trtopt.engine.request import Profile
 from trtopt.engine.work import layers_of_engine
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
-from trtopt.judge.target import nearest_target
+from trtopt.judge.judges import judge_for
+from trtopt.judge.memo import PriceFolder
+from trtopt.judge.target import Target, nearest_target
 from trtopt.judge.written import written
+from trtopt.pipeline.compile import Compilation, compile_engine
 from trtopt.pipeline.host import cut
 from trtopt.pipeline.rewrite import rewrite
-from trtopt.pipeline.stages import Compilation, compile_engine
-from trtopt.report.schema.build import StepRecord
+from trtopt.report.schema.steps import StepRecord
 from trtopt.roofline.work import Layer
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
@@ -70,29 +73,36 @@ def compile_level(
         UsageError: Shapes or recipes are wrong.
         InvalidModelError: The model cannot run at these shapes, or the compiler refuses a node in its middle.
     """
-    target = nearest_target(gpu)
+    nearest = nearest_target(gpu)
     artifact = cut(artifact, TENSORRT_RTX, shapes, clock).artifact
     shapes = {item.name: shapes[item.name] for item in artifact.inputs if item.name in shapes}
     with clock.stage("rewrite"):
         config = BuildConfig(recipes=recipes)
-        cleaned = rewrite(artifact, TENSORRT_RTX, gpu, precision, shapes, config, clock.listen).artifact
+        prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
+        open_judge = partial(judge_for, TENSORRT_RTX, gpu, prices=prices)
+        asked = Target(TENSORRT_RTX, gpu, (_static(shapes),))
+        cleaned = rewrite(artifact, asked, precision, config, open_judge, clock.listen).artifact
     with clock.stage("rewrite precision"):
         lowered = cleaned if precision is None else lower_unobserved(cleaned, precision, shapes)
     all_shapes = static_shapes(lowered.model, shapes)
     inputs = {item.name: all_shapes[item.name] for item in lowered.inputs}
-    profile = Profile({name: (shape, shape, shape) for name, shape in inputs.items()})
-    profiles = () if all(item.is_static for item in lowered.inputs) else (profile,)
-    job = Compilation(TENSORRT_RTX, target, profiles, precision == Precision.TF32)
+    profiles = () if all(item.is_static for item in lowered.inputs) else (_static(inputs),)
+    job = Compilation(Target(TENSORRT_RTX, nearest, profiles), precision == Precision.TF32)
     engine = compile_engine(lowered, job, BuildConfig(), clock)
     work = layers_of_engine(engine.record.layers, lowered.model, all_shapes, tf32=precision == Precision.TF32)
     for note in work.notes:
         clock.warn("compile", note)
     return CompiledLevel(
         layers=work.layers,
-        proxy=None if target is gpu else f"{target.name} (compute capability {target.compute_capability})",
+        proxy=None if nearest is gpu else f"{nearest.name} (compute capability {nearest.compute_capability})",
         model=lowered.model,
         shapes=all_shapes,
     )
+
+
+def _static(shapes: Mapping[str, tuple[int, ...]]) -> Profile:
+    """The profile of these shapes alone."""
+    return Profile({name: (shape, shape, shape) for name, shape in shapes.items()})
 
 
 def lower_unobserved(

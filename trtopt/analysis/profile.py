@@ -23,6 +23,7 @@ from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.compare import compare
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
@@ -224,7 +225,7 @@ class _Run:
         with self.clock.stage("probe"):
             cpu = probe_cpu(threads)
         with self.clock.stage("measure"):
-            feeds = onnxruntime.random_feeds(loaded.inputs, decided.shapes)
+            feeds = random_feeds(loaded.inputs, decided.shapes)
             measurement = onnxruntime.measure(loaded, feeds, threads=threads)
         return join(measurement, Device(cpu), self._modules(loaded, measurement))
 
@@ -253,7 +254,8 @@ class _Run:
 
     def _built(self, path: Path) -> ProfileReport:
         """A model: built as ``trtopt build`` does by default, then measured, its outputs compared with FP32."""
-        from trtopt.pipeline.session import Session
+        from trtopt.pipeline.inputs import Sources
+        from trtopt.pipeline.session import run_build
         from trtopt.profiling import gpu
 
         self._present()
@@ -261,8 +263,7 @@ class _Run:
         loaded = self._load(path)
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             built = Path(folder) / "model.engine"
-            session = Session(dataclasses.replace(config, output=str(built)), self.clock, True)
-            session.run(path, None, None, None)
+            run_build(path, dataclasses.replace(config, output=str(built)), Sources(), self.clock, make_engine=True)
             with self.clock.stage("measure"):
                 shapes = input_shapes(loaded.inputs, self.config.shapes).shapes
                 with OrtSession(widen(loaded.model)) as reference:

@@ -14,7 +14,7 @@ from trtopt.analysis.sensitivity_stages import SensitivityJob, measure
 from trtopt.cache.folder import make_cache_folder
 from trtopt.config import SensitivityConfig
 from trtopt.config.paths import check_files
-from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX
+from trtopt.engine.backend import backend_of_rules
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.hardware.probe import present_gpu
@@ -90,10 +90,7 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     if config.cache_dir is not None:
         make_cache_folder(config.cache_dir)
     gpu = choose_gpu(config.gpu, gpu_table(config.gpus), present_gpu())
-    backend = config.backend
-    if backend == "auto":
-        on_rtx = gpu is None or gpu.compute_capability in RTX_TARGETS
-        backend = TENSORRT_RTX.name if on_rtx else TENSORRT.name
+    backend = backend_of_rules(config.backend, gpu).name
     with clock.stage("load"):
         loaded = load(path)
     outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}

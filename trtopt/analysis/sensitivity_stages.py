@@ -26,7 +26,7 @@ from trtopt.precision.regions import Candidates, Problem, find_candidates
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.sensitivity import GrowthStep, RegionError, Sensitivity
 from trtopt.rewrite import driver
-from trtopt.rewrite.protocol import Stage, Target
+from trtopt.rewrite.protocol import RecipeTarget, Stage
 from trtopt.rewrite.registry import select
 from trtopt.support.clock import Clock
 
@@ -105,7 +105,7 @@ def _worst_first(region: RegionError) -> float:
 
 def _cleaned(job: SensitivityJob, clock: Clock) -> ModelArtifact:
     recipes = tuple(recipe for recipe in select("all") if recipe.stage in (Stage.CLEAN, Stage.FOLD))
-    target = Target(job.backend, job.config.precision, None)
+    target = RecipeTarget(job.backend, job.config.precision, None)
     return driver.apply(job.artifact, recipes, target=target, on_event=clock.listen).artifact
 
 

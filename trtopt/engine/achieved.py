@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from trtopt.engine.kernel_names import is_sparse
 from trtopt.engine.layers import layers_of_profile
 from trtopt.report.schema.analysis import LayerRow
-from trtopt.report.schema.build import Achieved, LayerInfo, TensorInfo
+from trtopt.report.schema.build import Achieved
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.support.precision import TENSORRT_TYPES, Precision
 
 _WIDEST_FIRST = ("Float", "BFloat16", "Half", "FP8", "Int8", "UInt8", "FP4", "FP4E2M1", "Int4")

@@ -102,6 +102,20 @@ def choose_backend(requested: str, gpu: GpuSpec | None, present: GpuSpec | None)
     return backend
 
 
+def backend_of_rules(requested: str, gpu: GpuSpec | None) -> Backend:
+    """The compiler whose rules apply where none builds: the one asked for.
+
+    ``auto`` stands for TensorRT for RTX where that can build for the GPU, for TensorRT otherwise.
+
+    Args:
+        requested: ``auto``, ``tensorrt`` or ``tensorrt-rtx``.
+        gpu: The target; None for ``portable``.
+    """
+    if requested == "auto":
+        return TENSORRT_RTX if gpu is None or gpu.compute_capability in RTX_TARGETS else TENSORRT
+    return BACKENDS[requested]
+
+
 def installed_version(backend: Backend) -> str:
     """The version of the backend's package; empty where it is not known."""
     try:

@@ -36,7 +36,8 @@ from trtopt.engine.timing_cache import Timing, timing_for
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.hardware.probe import present_gpu, probe
-from trtopt.report.schema.build import EngineRecord, LayerInfo
+from trtopt.report.schema.build import EngineRecord
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.support.files import TEMPORARY, atomic_write
 from trtopt.support.version import IMPORT_ROOT
 

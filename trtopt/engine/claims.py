@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from trtopt.engine.layers import tensor_bytes
 from trtopt.graph import edit
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 
 _PRODUCT_KINDS = ("conv", "gemm", "mha", "fused")
 """Kinds of kernels with matrix products, those that surely have one first (as in ``engine.achieved``)."""

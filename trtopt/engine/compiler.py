@@ -18,7 +18,7 @@ from trtopt.engine.failures import crash, refusal
 from trtopt.engine.layers import parse_layers_log, resolve_nodes
 from trtopt.engine.process import START, Stall
 from trtopt.engine.request import BuildRequest
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.support.files import TEMPORARY
 from trtopt.support.version import IMPORT_ROOT
 

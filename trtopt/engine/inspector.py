@@ -13,7 +13,7 @@ from typing import Any
 
 from trtopt.engine.layers import BITS, CLAIM, NOT_KERNELS, kind_of, parse_metadata
 from trtopt.errors import EngineBuildError
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 
 _FORMAT_DTYPES = (
     (re.compile(r"\bFP32\b|\bFLOAT\b", re.IGNORECASE), "Float"),

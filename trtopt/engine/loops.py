@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 
 _LITERAL = re.compile(r"__d\^(M?)(\d+)i(?:32|64)(?:_myl\d+)?\Z")
 """A constant of the host: ``__d^64i32_myl0`` is 64, ``__d^M1i32_myl0`` is -1."""

@@ -6,9 +6,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtopt.config.base import ShapeMap
 from trtopt.engine.backend import Backend
-from trtopt.engine.profiles import Profile
 from trtopt.hardware.spec import GpuSpec
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The shapes an engine takes.
+
+    Attributes:
+        shapes: Per input, its smallest, optimal and largest shape.
+    """
+
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every input has one shape only."""
+        return all(smallest == largest for smallest, _, largest in self.shapes.values())
+
+    def at_optimum(self) -> Profile:
+        """The static profile at the optimal shapes."""
+        return Profile({name: (optimum, optimum, optimum) for name, (_, optimum, _) in self.shapes.items()})
+
+    def takes(self, shapes: ShapeMap) -> bool:
+        """Whether inputs of these shapes are within the profile; inputs it does not name are not looked at."""
+        return all(
+            len(shape) == len(low) and all(a <= dim <= b for a, dim, b in zip(low, shape, high, strict=True))
+            for name, shape in shapes.items()
+            if name in self.shapes
+            for low, _, high in (self.shapes[name],)
+        )
+
+    def to_json_dict(self) -> dict[str, dict[str, list[int]]]:
+        """``{input: {"min": [...], "opt": [...], "max": [...]}}``."""
+        return {
+            name: dict(zip(("min", "opt", "max"), (list(shape) for shape in shapes), strict=True))
+            for name, shapes in self.shapes.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from trtopt.engine.achieved import math_dtype
 from trtopt.engine.claims import Claims, claims_of
 from trtopt.engine.layers import BITS, buffer_sizes, layers_of_profile, tensor_bytes, views_bytes
 from trtopt.engine.loops import trip_counts
+from trtopt.graph.cost import graphs_with_counts
 from trtopt.graph.edit import constant_tensor_of, is_op
 from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.roofline.node_work import READ_AS_WRITTEN, GraphTypes, sums_in_fp16, work_of_node
-from trtopt.roofline.onnx_layers import graphs_with_counts
 from trtopt.roofline.work import LARGEST_ALIGNMENT, Gemm, Kind, Layer, Work
 from trtopt.support.precision import MATH_TYPES, Precision
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trtopt.config import BuildConfig, field_kinds, flag, options
 from trtopt.config.toml_file import GPUS, MATRIX, MODEL, load, load_matrix, load_plain, matrix_word
-from trtopt.engine.backend import BACKENDS, RTX_TARGETS, TENSORRT, TENSORRT_RTX
+from trtopt.engine.backend import TENSORRT, backend_of_rules
 from trtopt.engine.options import parse_builder_options
 from trtopt.engine.profiles import parse_shapes
 from trtopt.errors import TargetError, UsageError
@@ -193,15 +193,12 @@ class _Made:
             raise UsageError("Jobs cannot share a file of statistics", where=f"{path}: calib_cache", remedy=remedy)
         with _at(path, "gpu", varied):
             gpu = choose_gpu(config.gpu or DEFAULT_GPU, self.gpus, None)
-        backend = config.backend
-        if backend == "auto":
-            is_rtx = gpu is None or gpu.compute_capability in RTX_TARGETS
-            backend = (TENSORRT_RTX if is_rtx else TENSORRT).name
+        backend = backend_of_rules(config.backend, gpu)
         # What a compiler cannot do fails its own jobs, with what it said.
         with _at(path, "builder", varied), contextlib.suppress(TargetError):
-            parse_builder_options(config.builder, BACKENDS[backend], gpu_present=True)
+            parse_builder_options(config.builder, backend, gpu_present=True)
         name = PORTABLE if gpu is None else gpu.name
-        return dataclasses.replace(config, gpu=name, backend=backend), gpu
+        return dataclasses.replace(config, gpu=name, backend=backend.name), gpu
 
 
 @contextlib.contextmanager

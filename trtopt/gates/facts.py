@@ -10,15 +10,9 @@ from trtopt.engine.achieved import math_dtype
 from trtopt.engine.layers import layers_of_profile
 from trtopt.errors import UsageError
 from trtopt.report.schema.analysis import Analysis, LayerRow
-from trtopt.report.schema.build import (
-    AccuracyRecord,
-    BuildReport,
-    EngineRecord,
-    LayerInfo,
-    MetricRecord,
-    OutputAccuracy,
-)
+from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, MetricRecord, OutputAccuracy
 from trtopt.report.schema.check import Checked
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
 from trtopt.report.schema.read import Report, converted
 from trtopt.report.schema.sweep import SweepReport

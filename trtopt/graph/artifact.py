@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
-from trtopt.report.schema.build import StepRecord
+from trtopt.report.schema.steps import StepRecord
 
 
 @dataclass(frozen=True)

@@ -308,3 +308,11 @@ _SPECIAL: dict[str, Callable[[ir.Node, Shapes], int | None]] = {
     "Upsample": _resize,
 }
 """Operators whose cost depends on more than a count per element."""
+
+
+def graphs_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterator[tuple[ir.Graph, int]]:
+    """``graph`` and every graph nested in it, each with how often it runs."""
+    yield graph, times
+    for node in graph:
+        for nested in subgraphs_of(node):
+            yield from graphs_with_counts(nested, shapes, times * iterations(node, shapes))

@@ -22,7 +22,7 @@ from trtopt.judge.protocol import Priced
 from trtopt.judge.rows import kernels_of, timed_rows
 from trtopt.precision.fp16.network_io import IoRequest
 from trtopt.precision.fp16.network_io import formats as io_formats
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.source.save import save_model
 from trtopt.support.files import TEMPORARY
 from trtopt.support.precision import Precision

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 
 LEAST_GAIN = 0.02
 """Share of a region's predicted time that a rewrite must win."""

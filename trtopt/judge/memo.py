@@ -18,7 +18,7 @@ from trtopt.events import OnEvent
 from trtopt.graph import edit
 from trtopt.judge.protocol import Judge, Priced
 from trtopt.judge.subgraph import structure_key
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.support.files import hash_file
 
 AT_ONCE = 2

@@ -10,7 +10,7 @@ from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.protocol import Priced
 from trtopt.judge.rows import kernels_of, timed_rows
 from trtopt.precision.decide import placed_nodes
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.support.precision import Precision

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import onnx_ir as ir
 
-from trtopt.report.schema.build import Cost
-
-__all__ = ["Cost", "Judge", "Priced"]
+from trtopt.report.schema.steps import Cost
 
 
 @dataclass(frozen=True)
@@ -49,3 +48,7 @@ class Judge(Protocol):
         Raises:
             TrtoptError: The graph cannot be judged: the compiler refuses it, or it lacks a cost.
         """
+
+
+OpenJudge = Callable[..., AbstractContextManager[Judge]]
+"""Opens the judge of one target: ``open_judge(precision, io=(), prices=...)``; see ``trtopt.judge.judges.judge_for``."""

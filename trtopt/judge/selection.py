@@ -26,7 +26,7 @@ from trtopt.precision.observe.ranges import int8_sqnr_db
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, Region
 from trtopt.precision.write import apply_plan, narrow_borders
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.support.halving import fewest
 from trtopt.support.precision import EIGHT_BIT_TYPES, Precision
 

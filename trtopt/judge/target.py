@@ -1,13 +1,66 @@
-"""For whom a graph is judged."""
+"""For whom a model is prepared and judged."""
 
 from __future__ import annotations
 
-from trtopt.engine.backend import RTX_TARGETS
-from trtopt.hardware.spec import GpuSpec, gpus_of
+from dataclasses import dataclass, replace
+
+from trtopt.engine.backend import RTX_TARGETS, Backend
+from trtopt.engine.request import Profile
+from trtopt.hardware.spec import PORTABLE, GpuSpec, gpus_of, supports
+from trtopt.support.precision import Precision
 
 _BLACKWELL = (10, 0)
 _BLACKWELL_TARGET = "12.0"
 _OLDEST_PROXY = "8.0"
+
+
+@dataclass(frozen=True)
+class Target:
+    """For whom a model is prepared.
+
+    Attributes:
+        backend: The compiler, or the one whose rules apply.
+        gpu: The GPU; None for every one from Ampere on.
+        profiles: The shapes an engine takes; none for a model whose inputs are all static.
+    """
+
+    backend: Backend
+    gpu: GpuSpec | None
+    profiles: tuple[Profile, ...] = ()
+
+    def with_profiles(self, profiles: tuple[Profile, ...]) -> Target:
+        """The same for other shapes."""
+        return replace(self, profiles=profiles)
+
+    @property
+    def gpu_name(self) -> str:
+        """How reports name the GPU."""
+        return PORTABLE if self.gpu is None else self.gpu.name
+
+    @property
+    def name(self) -> str:
+        """The backend and the GPU, in words."""
+        return f"{self.backend.name} {self.gpu_name}"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The input shapes of the first profile's optimum: those it is judged at."""
+        return {name: best for name, (_, best, _) in self.profiles[0].shapes.items()} if self.profiles else {}
+
+    @property
+    def largest(self) -> dict[str, tuple[int, ...]]:
+        """The largest input shapes."""
+        return {name: top for profile in self.profiles for name, (_, _, top) in profile.shapes.items()}
+
+    @property
+    def takes_bfloat(self) -> bool:
+        """Whether it computes in BF16."""
+        return self.gpu is None or supports(self.gpu, Precision.BF16)
+
+    def quantized_types(self, precision: Precision) -> tuple[Precision, ...]:
+        """The 8-bit types that a precision stands for and it computes in."""
+        fp8 = self.gpu is not None and supports(self.gpu, Precision.FP8)
+        return tuple(dtype for dtype in precision.quantized_types if dtype != Precision.FP8 or fp8)
 
 
 def nearest_target(gpu: GpuSpec) -> GpuSpec:

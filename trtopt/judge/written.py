@@ -13,7 +13,7 @@ from trtopt.judge.protocol import Judge, Priced
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.network_io import IoRequest, apply_io
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.observe.ranges import StatsBuilder, TensorStats
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.write import apply_plan, narrow_borders
 from trtopt.support.precision import Precision
 

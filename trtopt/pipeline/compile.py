@@ -1,4 +1,4 @@
-"""The engine with the builder options that are fastest on this GPU, where the user asks for a search.
+"""The engine of an optimized model; with the builder options that are fastest on this GPU where a search is asked for.
 
 Building and timing engines of TensorRT was never run: both need the GPU. What is decided from the times is in
 :mod:`trtopt.engine.option_search`, which needs none.
@@ -7,14 +7,15 @@ Building and timing engines of TensorRT was never run: both need the GPU. What i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtopt.cache.code import entry_key
+from trtopt.cache.folder import DEFAULT_BYTES, cache_folder, make_cache_folder, prune
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend, installed_version
 from trtopt.engine.build import EngineArtifact, build_engine, cache_key, check_options
+from trtopt.engine.cache import EngineCache
 from trtopt.engine.option_search import Answer, Measured, Options, remembered, search_options
 from trtopt.engine.options import SEARCH, key_of
 from trtopt.engine.request import BuildRequest
@@ -22,14 +23,85 @@ from trtopt.engine.run import why_not_run
 from trtopt.engine.timing_cache import timing_for
 from trtopt.errors import TargetError
 from trtopt.events import Event
+from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import probe
-from trtopt.pipeline.stages import Compilation, engine_request
-from trtopt.pipeline.stages import compile_engine as compile_as_asked
-from trtopt.profiling.gpu import time_engine
-from trtopt.report.schema.build import EngineRecord
+from trtopt.judge.target import Target
+from trtopt.precision.fp16.network_io import formats, parse_io
+from trtopt.profiling.engine_timing import time_engine
+from trtopt.source.save import save_model
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """How an engine is compiled.
+
+    Attributes:
+        target: The compiler, the GPU and the shapes.
+        tf32: Whether FP32 layers may use TF32 Tensor Cores.
+        cache: Where engines are kept; None to build anew.
+    """
+
+    target: Target
+    tf32: bool
+    cache: EngineCache | None = None
+
+
+def engine_cache(config: BuildConfig, clock: Clock, make_engine: bool) -> EngineCache | None:
+    """Where engines are kept; None where none is made, or the user wants none kept.
+
+    Raises:
+        UsageError: The folder was asked for, is not there and cannot be made.
+    """
+    if config.cache_dir is not None:
+        make_cache_folder(config.cache_dir)
+    if config.no_cache or not make_engine:
+        return None
+    folder = Path(config.cache_dir) if config.cache_dir else None
+    return EngineCache(folder, clock.listen, max_bytes=cache_bytes(config))
+
+
+def trim_cache(config: BuildConfig, clock: Clock) -> None:
+    """Keep the cache within its bound: what was used longest ago goes first. A run without it leaves it alone."""
+    if config.no_cache:
+        return
+    folder = cache_folder(config.cache_dir)
+    try:
+        stuck = prune(folder, max_bytes=cache_bytes(config)).stuck
+    except OSError as error:
+        clock.warn("cache", f"the cache {folder} cannot be read ({error.strerror}): it may outgrow its bound")
+        return
+    if stuck:
+        clock.warn("cache", f"the cache {folder} is above its bound, and {len(stuck)} files of it cannot be removed")
+
+
+def cache_bytes(config: BuildConfig) -> int:
+    """What the cache may take."""
+    return DEFAULT_BYTES if config.cache_gb is None else int(config.cache_gb * 1e9)
+
+
+def engine_request(artifact: ModelArtifact, job: Compilation, config: BuildConfig, folder: Path) -> BuildRequest:
+    """What the compiler is asked for a model, which is written into ``folder``, where nothing else lies."""
+    path = folder / "model.onnx"
+    # An export of today differs from that of yesterday in its notes, and its engine does not.
+    save_model(artifact.model, path, notes=False)
+    return BuildRequest(
+        onnx=path,
+        weights=tuple(sorted(set(folder.iterdir()) - {path})),
+        backend=job.target.backend,
+        gpu=job.target.gpu,
+        nodes=tuple(str(node.name) for node in edit.all_nodes(artifact.model.graph)),
+        profiles=job.target.profiles,
+        tf32=job.tf32,
+        builder=config.builder,
+        plugins=tuple(Path(item) for item in config.plugins),
+        timing_cache=Path(config.timing_cache) if config.timing_cache else None,
+        error_on_timing_cache_miss=config.error_on_timing_cache_miss,
+        formats=formats(parse_io(config.io)),
+        name=str(artifact.path),
+    )
 
 
 def check_search(config: BuildConfig, backend: Backend) -> None:
@@ -50,20 +122,14 @@ def check_search(config: BuildConfig, backend: Backend) -> None:
 
 
 def compile_engine(artifact: ModelArtifact, job: Compilation, config: BuildConfig, clock: Clock) -> EngineArtifact:
-    """As :func:`.stages.compile_engine`; with ``--builder search=N`` the fastest of at most N engines."""
-    builds = check_options(config.builder, config.plugins, job.backend).search.get(SEARCH)
-    if builds is None:
-        return compile_as_asked(artifact, job, config, clock)
+    """The engine of an optimized model, cached or built; with ``--builder search=N`` the fastest of at most N."""
+    builds = check_options(config.builder, config.plugins, job.target.backend).search.get(SEARCH)
     with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         request = engine_request(artifact, job, config, Path(folder))
+        if builds is None:
+            return build_engine(request, clock.listen, job.cache)
         own = tuple(item for item in config.builder if key_of(item) != SEARCH)
         return fastest(replace(request, builder=own), builds, job, clock)
-
-
-def builder_of(items: Sequence[str], engine: EngineRecord) -> tuple[str, ...]:
-    """The builder options of an engine: those asked for, and what a search chose in place of itself."""
-    chosen = [item for trial in engine.builder_search if trial.chosen for item in trial.options]
-    return (*(item for item in items if key_of(item) != SEARCH), *chosen) if engine.builder_search else tuple(items)
 
 
 def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) -> EngineArtifact:

@@ -5,53 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from trtopt.engine.backend import Backend
 from trtopt.graph.shapes import at_shapes
-from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
-from trtopt.judge.judges import judge_for
 from trtopt.judge.memo import PriceFolder
+from trtopt.judge.protocol import OpenJudge
 from trtopt.judge.selection import Guard, Guarded, Verdict
+from trtopt.judge.target import Target
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord
-from trtopt.support.precision import Precision
-
-
-@dataclass(frozen=True)
-class GuardTarget:
-    """For whom regions are judged.
-
-    Attributes:
-        backend: The compiler.
-        gpu: The GPU; None for every one from Ampere on.
-        shapes: The input shapes it is judged at.
-    """
-
-    backend: Backend
-    gpu: GpuSpec | None
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @property
-    def name(self) -> str:
-        """The backend and the GPU, in words."""
-        return f"{self.backend.name} {self.gpu.name if self.gpu is not None else PORTABLE}"
-
-    def quantized_types(self, precision: Precision) -> tuple[Precision, ...]:
-        """The 8-bit types that a precision stands for and the target computes in."""
-        fp8 = self.gpu is not None and supports(self.gpu, Precision.FP8)
-        return tuple(dtype for dtype in precision.quantized_types if dtype != Precision.FP8 or fp8)
-
-    @property
-    def takes_bfloat(self) -> bool:
-        """Whether the target computes in BF16."""
-        return self.gpu is None or supports(self.gpu, Precision.BF16)
 
 
 @contextmanager
-def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, observer: Observer) -> Iterator[Guard]:
+def guard_of(
+    problem: Problem, candidates: Candidates, target: Target, observer: Observer, open_judge: OpenJudge
+) -> Iterator[Guard]:
     """The guard of one model, while its judge is there.
 
     Args:
@@ -59,6 +29,7 @@ def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, obse
         candidates: What may become 8-bit.
         target: For whom.
         observer: Whose options and progress these are.
+        open_judge: Opens the target's judge.
 
     Raises:
         MissingDependencyError: TensorRT for RTX has to judge and is not installed.
@@ -66,12 +37,12 @@ def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, obse
     """
     config, listen = observer.config, observer.clock.listen
     static = at_shapes(problem.model, target.shapes)
-    with judge_for(target.backend, target.gpu, None, config.plugins) as judge:
+    with open_judge(None, prices=None) as judge:
         file = PriceFolder(config.cache_dir, listen, config.plugins).of(judge, target.gpu)
         yield Guard(problem, candidates, static, judge, listen, file)
 
 
-def form_price(guard: Guard, target: GuardTarget) -> Callable[[Problem, PrecisionPlan], float]:
+def form_price(guard: Guard, target: Target) -> Callable[[Problem, PrecisionPlan], float]:
     """Prices FP32 forms of the guard's model in microseconds; infinite where nobody can say."""
 
     def price(problem: Problem, plan: PrecisionPlan) -> float:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.whole import HostPart
 from trtopt.engine.backend import Backend
-from trtopt.engine.profiles import Profile
+from trtopt.engine.request import Profile
 from trtopt.engine.unsupported import Unsupported, why_unsupported
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact, input_spec
@@ -21,7 +21,8 @@ from trtopt.graph.edit import Names
 from trtopt.graph.fold import fold_shapes
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.report.schema.build import HostRecord, PassedTensor, StepRecord
+from trtopt.report.schema.build import HostRecord, PassedTensor
+from trtopt.report.schema.steps import StepRecord
 from trtopt.report.text.format import count, some
 from trtopt.rewrite.host_part import NoTailError, Parts, inner_nodes, split
 from trtopt.support.clock import Clock

@@ -21,13 +21,13 @@ from trtopt.precision.observe.trt_cache import (
     tensor_names,
 )
 from trtopt.precision.qdq.existing import existing_ranges
-from trtopt.report.schema.build import StepRecord
+from trtopt.report.schema.steps import StepRecord
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
-class Given:
+class ImportedCache:
     """A calibration cache of TensorRT, and the tensors of the model as loaded, which it names."""
 
     cache: TrtCache
@@ -49,7 +49,9 @@ class Imports:
     steps: tuple[StepRecord, ...] = ()
 
 
-def given_ranges(config: BuildConfig, precision: Precision | None, model: ir.Model, clock: Clock) -> Given | None:
+def imported_cache(
+    config: BuildConfig, precision: Precision | None, model: ir.Model, clock: Clock
+) -> ImportedCache | None:
     """The calibration cache of TensorRT that ``--calib-cache`` names; None when it names none, or a file of our own.
 
     Args:
@@ -71,7 +73,7 @@ def given_ranges(config: BuildConfig, precision: Precision | None, model: ir.Mod
     if precision not in (Precision.INT8, Precision.AUTO):
         kind = "keeps its types" if precision is None else f"is {precision}"
         clock.warn("calibrate", f"{config.calib_cache} holds INT8 ranges, and the engine {kind}: they are not used")
-    return Given(cache, names)
+    return ImportedCache(cache, names)
 
 
 def statistics_file(config: BuildConfig) -> Path | None:
@@ -82,7 +84,7 @@ def statistics_file(config: BuildConfig) -> Path | None:
 
 
 def imports(
-    base: ir.Model, given: Given | None, wanted: Collection[str], samples: Samples, own: Mapping[str, float]
+    base: ir.Model, given: ImportedCache | None, wanted: Collection[str], samples: Samples, own: Mapping[str, float]
 ) -> Imports:
     """The INT8 ranges that the model's own Q/DQ and a cache give.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trtopt.graph.shapes import infer_in_place
 from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.lowered import Improved
 from trtopt.pipeline.output_error import OutputError, decibels, fitted
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
@@ -18,7 +19,7 @@ from trtopt.precision.ptq.refine import Refined, refine
 from trtopt.precision.ptq.scaling import Scaled
 from trtopt.precision.ptq.smooth import smooth
 from trtopt.precision.regions import Problem, find_candidates
-from trtopt.report.schema.build import StepRecord
+from trtopt.report.schema.steps import StepRecord
 from trtopt.support.precision import Precision
 
 SMALLEST_SAMPLES = 16
@@ -32,21 +33,6 @@ _SLOWER = 1.001
 
 Price = Callable[[Problem, PrecisionPlan], float]
 """What a form of the model costs with a plan, in microseconds."""
-
-
-@dataclass(frozen=True)
-class Improved:
-    """An improved plan.
-
-    Attributes:
-        problem: The FP32 form of the model that it is for, and what is known of that.
-        plan: The plan.
-        steps: What was tried, and what it did to the error at the outputs.
-    """
-
-    problem: Problem
-    plan: PrecisionPlan
-    steps: tuple[StepRecord, ...] = ()
 
 
 def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Price | None = None) -> Improved:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig
-from trtopt.errors import EngineBuildError, TargetError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
-from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
+from trtopt.judge.protocol import OpenJudge
+from trtopt.judge.target import Target
 from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.gauge import Gauge
 from trtopt.pipeline.guard import (
-    GuardTarget,
     form_price,
     guard_of,
     guard_records,
@@ -25,10 +24,11 @@ from trtopt.pipeline.guard import (
     searched_records,
     with_blocked,
 )
-from trtopt.pipeline.imported_ranges import Given, imports
+from trtopt.pipeline.imported_ranges import ImportedCache, imports
 from trtopt.pipeline.improve import improve
+from trtopt.pipeline.lowered import Lowered
 from trtopt.pipeline.repair import repaired
-from trtopt.pipeline.search import Gauge, RegionOracle, search
+from trtopt.pipeline.search import RegionOracle, search
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors
 from trtopt.precision.fp16.bfloat import with_bfloat
 from trtopt.precision.fp16.repair import Repaired
@@ -39,8 +39,9 @@ from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, find_candidates, without
 from trtopt.precision.write import apply_plan
-from trtopt.report.schema.build import CalibrationRecord, Cost, KeptNode, PrecisionRecord, Refusal, StepRecord
+from trtopt.report.schema.build import KeptNode, PrecisionRecord
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord
+from trtopt.report.schema.steps import Cost, Refusal, StepRecord
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
 
@@ -54,7 +55,7 @@ class Lowering:
         target: The backend and the GPU, and the shapes at which regions are judged.
         samples: Calibration samples.
         config: Calibration method, caches, guard.
-        largest: Input shapes at which flop are counted, and sums bounded: the largest ones.
+        open_judge: Opens the target's judge.
         given: INT8 ranges of a calibration cache of TensorRT, if any.
         own: INT8 ranges of the model's own Q/DQ, where that was taken out: largest magnitude by tensor name.
         gauge: The accuracy budget to choose regions by; None to take all that pay.
@@ -63,74 +64,15 @@ class Lowering:
     """
 
     precision: Precision
-    target: GuardTarget
+    target: Target
     samples: Samples
     config: BuildConfig
-    largest: Mapping[str, tuple[int, ...]]
-    given: Given | None = None
+    open_judge: OpenJudge
+    given: ImportedCache | None = None
     own: Mapping[str, float] = field(default_factory=dict)
     gauge: Gauge | None = None
     blocked: Mapping[str, str] = field(default_factory=dict)
     failed: bool = False
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A model with its precision written into the graph.
-
-    Attributes:
-        artifact: The optimized model.
-        calibration: What was observed; None when the precision needs no ranges.
-        record: The precision part of the report, not yet knowing what the engine achieves.
-        guard: The regions that could be 8-bit.
-        sixteen_bit: What the model costs with all of them in 16-bit; None where nobody judged.
-        search: The search within an accuracy budget, where there was one.
-        judge: Who judged regions; ``none`` where nobody did.
-        quantized: The 8-bit nodes, with the tensor that each reads.
-    """
-
-    artifact: ModelArtifact
-    calibration: CalibrationRecord | None
-    record: PrecisionRecord
-    guard: tuple[GuardRecord, ...] = ()
-    sixteen_bit: Cost | None = None
-    search: SearchRecord | None = None
-    judge: str = "none"
-    quantized: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_precision(precision: Precision | None, gpu: GpuSpec | None, config: BuildConfig, clock: Clock) -> None:
-    """Refuse FP8 where there are no units for it, and say which options have no effect.
-
-    Args:
-        precision: The precision asked for; None for the types the model has.
-        gpu: The GPU; None for a portable engine.
-        config: The options.
-        clock: Told of options that have no effect.
-
-    Raises:
-        TargetError: The GPU, or one of those a portable engine runs on, has no FP8 units.
-    """
-    if precision == Precision.FP8 and (gpu is None or not supports(gpu, Precision.FP8)):
-        name = PORTABLE if gpu is None else gpu.name
-        remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
-        raise TargetError("The target has no FP8 units", where=f"--gpu {name}", remedy=remedy)
-    if config.keep_all_int8 and not (precision is not None and precision.is_quantized):
-        kind = "the model keeps its types" if precision is None else f"the precision is {precision}"
-        clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
-
-
-def blamed(lowered: Lowered, error: EngineBuildError) -> dict[str, str]:
-    """The 8-bit nodes that the compiler's message names, or whose quantized tensor it names, with the reason."""
-    text = f"{error.what}\n{error.where}"  # the remedy speaks of inputs and nodes, which may be names here
-    reason = f"the compiler cannot build it in 8-bit: {error.what}"
-    names = {node: (node, tensor) for node, tensor in lowered.quantized.items()}
-    return {node: reason for node, given in names.items() if any(_is_named(name, text) for name in given)}
-
-
-def _is_named(name: str, text: str) -> bool:
-    """Whether a message names it; a number is more likely to be a size or a code."""
-    return not name.isdigit() and re.search(rf"(?<![\w./]){re.escape(name)}(?![\w./])", text) is not None
 
 
 def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
@@ -155,7 +97,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     if job.samples.source == "user":
         for text in range_warnings(stats, [str(value.name) for value in base.graph.inputs]):
             clock.warn("calibrate", f"calibration samples: {text}")
-    shapes = static_shapes(base, job.largest)
+    shapes = static_shapes(base, job.target.largest)
     if job.precision.is_quantized:
         problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
         problem = replace(problem, takes_bfloat=job.target.takes_bfloat)
@@ -240,7 +182,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         improved = improve(problem, plan, observer)
         records = with_blocked(kept_records(candidates, "--keep-all-int8"), every, blocked)
         return _Chosen(improved.problem.model, improved.plan, improved.steps, records)
-    with guard_of(problem, candidates, job.target, observer) as guard:
+    with guard_of(problem, candidates, job.target, observer, job.open_judge) as guard:
         with observer.clock.stage("guard"):
             guarded = guard.choose()
         records = with_blocked(guard_records(guarded), every, blocked)
@@ -263,7 +205,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
 
 def _culprits(problem: Problem, candidates: Candidates, observer: Observer, job: Lowering) -> dict[str, str]:
     """The nodes that the compiler cannot build in 8-bit, with the reason; warned of."""
-    with observer.clock.stage("guard"), guard_of(problem, candidates, job.target, observer) as guard:
+    with observer.clock.stage("guard"), guard_of(problem, candidates, job.target, observer, job.open_judge) as guard:
         found = guard.culprits(candidates.all)
     for node, reason in found.items():
         observer.clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")

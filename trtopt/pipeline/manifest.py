@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,10 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig, options
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
-from trtopt.engine.options import parse_builder_options
+from trtopt.engine.options import SEARCH, key_of, parse_builder_options
 from trtopt.hardware.spec import PORTABLE
-from trtopt.pipeline.compile import builder_of
 from trtopt.pipeline.imported_ranges import statistics_file
-from trtopt.pipeline.lower import Lowered
+from trtopt.pipeline.lowered import Lowered
 from trtopt.precision.observe.samples import Samples
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
 from trtopt.report.schema.manifest import (
@@ -162,6 +162,12 @@ def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
     if config.calib_cache is not None and statistics_file(config) is None:
         names.append(config.calib_cache)
     return tuple(FileHash(Path(name).name, *hash_file(source_file(name), f"The file {name}")) for name in names)
+
+
+def builder_of(items: Sequence[str], engine: EngineRecord) -> tuple[str, ...]:
+    """The builder options of an engine: those asked for, and what a search chose in place of itself."""
+    chosen = [item for trial in engine.builder_search if trial.chosen for item in trial.options]
+    return (*(item for item in items if key_of(item) != SEARCH), *chosen) if engine.builder_search else tuple(items)
 
 
 def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> EngineTensor:

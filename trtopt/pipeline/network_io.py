@@ -10,19 +10,20 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.accuracy.whole import HostPart
-from trtopt.engine.profiles import Profile
+from trtopt.engine.request import Profile
 from trtopt.errors import UsageError
-from trtopt.pipeline.lower import Lowered
+from trtopt.pipeline.lowered import Lowered
 from trtopt.precision.fp16.network_io import DTYPES, IoRequest, apply_io, check_io, describe, fed_as_before, feeds_for
 from trtopt.precision.observe.samples import Samples
-from trtopt.report.schema.build import NetworkIo, StepRecord
+from trtopt.report.schema.build import NetworkIo
+from trtopt.report.schema.steps import StepRecord
 from trtopt.support.ort_session import Feeds
 
 _LARGEST = 255
 
 
 @dataclass(frozen=True)
-class Border:
+class FinalModel:
     """A model with the inputs and outputs that were asked for.
 
     Attributes:
@@ -74,7 +75,7 @@ def change(
     requests: Sequence[IoRequest],
     original: ir.Model,
     host: HostPart | None,
-) -> Border:
+) -> FinalModel:
     """Give a lowered model the inputs and outputs asked for.
 
     Args:
@@ -88,7 +89,7 @@ def change(
         UsageError: An output is the host's, or channels cannot be filled up.
     """
     if not requests:
-        return Border(lowered, profiles, lowered.artifact.model)
+        return FinalModel(lowered, profiles, lowered.artifact.model)
     start = time.perf_counter()
     before = lowered.artifact.model
     passed = () if host is None else tuple(host.model.graph.inputs)
@@ -102,7 +103,7 @@ def change(
             )
     model = apply_io(before, requests)
     step = StepRecord("network-io", "LAYOUT", len(requests), time.perf_counter() - start)
-    return Border(
+    return FinalModel(
         replace(lowered, artifact=lowered.artifact.with_step(model, step)),
         tuple(_profile(profile, before, model) for profile in profiles),
         fed_as_before(model, original, requests),

@@ -12,8 +12,7 @@ from trtopt.config import BuildConfig
 from trtopt.engine.build import EngineArtifact
 from trtopt.engine.manifest import write_manifest
 from trtopt.engine.signature import Signer
-from trtopt.errors import UsageError
-from trtopt.pipeline.lower import Lowered
+from trtopt.pipeline.lowered import Lowered
 from trtopt.pipeline.manifest import Files, manifest_of
 from trtopt.precision.observe.samples import Samples
 from trtopt.report.schema.build import BuildReport
@@ -42,20 +41,6 @@ class Results:
     host: ir.Model | None
     samples: tuple[Samples, Samples]
     files: tuple[FileHash, ...]
-
-
-def signer_of(config: BuildConfig, make_engine: bool) -> Signer | None:
-    """What signs the manifest; None where that was not asked for.
-
-    Raises:
-        UsageError: The key cannot be read or is none, or there will be no engine.
-        MissingDependencyError: The package ``cryptography`` is not installed.
-    """
-    if config.sign is None:
-        return None
-    if not make_engine:
-        raise UsageError("There is no engine to sign", where="--sign", remedy="leave it out, or use `trtopt build`")
-    return Signer(Path(config.sign))
 
 
 def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, signer: Signer | None) -> None:

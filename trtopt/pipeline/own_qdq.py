@@ -12,13 +12,12 @@ from trtopt.errors import TrtoptError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes
 from trtopt.judge.gain import LEAST_GAIN
-from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFolder
-from trtopt.pipeline.guard import GuardTarget
+from trtopt.judge.protocol import OpenJudge
+from trtopt.judge.target import Target
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.qdq.existing import existing_nodes, existing_ranges, existing_types, mend, without_qdq
-from trtopt.report.schema.build import Cost, StepRecord
 from trtopt.report.schema.decisions import GuardRecord
+from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
@@ -65,10 +64,11 @@ class OwnQdq:
 def own_qdq(
     artifact: ModelArtifact,
     rewrite: Callable[[ModelArtifact], Rewritten],
-    target: GuardTarget,
+    target: Target,
     precision: Precision | None,
     config: BuildConfig,
     clock: Clock,
+    open_judge: OpenJudge,
 ) -> OwnQdq:
     """Apply the recipes, and judge a model's own Q/DQ, mended, against the same model without.
 
@@ -82,6 +82,7 @@ def own_qdq(
         precision: The precision of the build; None for the types the model has.
         config: The options.
         clock: Told what does not pay.
+        open_judge: Opens the target's judge.
 
     Raises:
         TrtoptError: As ``rewrite``.
@@ -92,12 +93,11 @@ def own_qdq(
         return OwnQdq(kept)
     plain = rewrite(replace(artifact, model=without_qdq(artifact.model)))
     eight_bit = precision is not None and precision.is_quantized
-    prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
     try:
         judged_in = Precision.FP16 if eight_bit else precision
         with (
             clock.stage("judge Q/DQ"),
-            judge_for(target.backend, target.gpu, judged_in, config.plugins, parse_io(config.io), prices) as judge,
+            open_judge(judged_in, io=parse_io(config.io)) as judge,
         ):
             before, after = (
                 judge.price(at_shapes(form.artifact.model, target.shapes), inner=False).total for form in (plain, kept)

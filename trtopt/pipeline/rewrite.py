@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from trtopt.config import BuildConfig
-from trtopt.engine.backend import TENSORRT_RTX, Backend
+from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.events import OnEvent
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.hardware.spec import GpuSpec
-from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFolder
-from trtopt.judge.target import nearest_target
+from trtopt.judge.protocol import OpenJudge
+from trtopt.judge.target import Target, nearest_target
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.rewrite import driver
-from trtopt.rewrite.protocol import Target
+from trtopt.rewrite.protocol import RecipeTarget
 from trtopt.support.precision import Precision
 
 
 def rewrite(
     artifact: ModelArtifact,
-    backend: Backend,
-    gpu: GpuSpec | None,
+    target: Target,
     precision: Precision | None,
-    shapes: Mapping[str, tuple[int, ...]],
     config: BuildConfig,
+    open_judge: OpenJudge,
     on_event: OnEvent,
 ) -> driver.Rewritten:
-    """Apply the recipes of ``config``, judged for a backend and GPU (see :func:`judge_for`) at these input shapes.
+    """Apply the recipes of ``config``, judged for a target at its shapes.
+
+    Args:
+        artifact: The model.
+        target: For whom.
+        precision: The precision they are judged in; None for the types the model has.
+        config: The options.
+        open_judge: Opens the target's judge.
+        on_event: Told of progress.
 
     Raises:
         MissingDependencyError: TensorRT for RTX has to judge and is not installed.
         UsageError: An unknown recipe, or wrong shapes.
         RecipeError: A recipe or a pack failed, with ``strict_recipes``.
     """
-    lowered_for = nearest_target(gpu) if gpu is not None and backend == TENSORRT_RTX else gpu
+    gpu = target.gpu
+    lowered_for = nearest_target(gpu) if gpu is not None and target.backend == TENSORRT_RTX else gpu
+    capability = lowered_for.compute_capability if lowered_for is not None else None
     run = partial(
         driver.run,
         artifact,
         recipes=config.recipes,
         strict=config.strict_recipes,
-        target=Target(backend.name, precision, lowered_for.compute_capability if lowered_for is not None else None),
+        target=RecipeTarget(target.backend.name, precision, capability),
         on_event=on_event,
     )
     if config.recipes == "none":
         return run()
-    prices = PriceFolder(config.cache_dir, on_event, config.plugins)
-    with judge_for(backend, gpu, precision, config.plugins, parse_io(config.io), prices) as judge:
-        return run(judging=driver.Judging(judge, shapes))
+    with open_judge(precision, io=parse_io(config.io)) as judge:
+        return run(judging=driver.Judging(judge, target.shapes))

@@ -1,406 +1,201 @@
-"""One run of ``trtopt build`` or ``trtopt optimize``: the stages strung together."""
+"""One run of ``trtopt build`` or ``trtopt optimize``: its stages, in order."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trtopt.accuracy.gate import gate
-from trtopt.accuracy.metric import Metric, load_metric, python_metric
-from trtopt.config import DEFAULT_ACCURACY_DROP, AccuracyBudget, BuildConfig
-from trtopt.config.paths import check_files, files_read
-from trtopt.engine.achieved import achieved_precision
-from trtopt.engine.backend import RTX_TARGETS, TENSORRT, TENSORRT_RTX, Backend, choose_backend
-from trtopt.engine.build import EngineArtifact
-from trtopt.engine.cache import EngineCache
-from trtopt.engine.manifest import manifest_path, signature_path
-from trtopt.engine.profiles import Profile, plan_profiles
-from trtopt.errors import EngineBuildError, UsageError
+from trtopt.config import AccuracyBudget, BuildConfig
+from trtopt.errors import EngineBuildError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.hardware.probe import present_gpu
-from trtopt.hardware.spec import PORTABLE, GpuSpec, choose_gpu, supports
-from trtopt.hardware.user import gpu_table
-from trtopt.pipeline import compile, lower, manifest, network_io, search, stages
-from trtopt.pipeline import host as pipeline_host
-from trtopt.pipeline import outputs as pipeline_write
-from trtopt.pipeline import sparse as pipeline_sparse
-from trtopt.pipeline.guard import GuardTarget
-from trtopt.pipeline.imported_ranges import Given, given_ranges
+from trtopt.judge.judges import judge_for
+from trtopt.judge.memo import PriceFolder
+from trtopt.judge.protocol import OpenJudge
+from trtopt.judge.target import Target
+from trtopt.pipeline import network_io
+from trtopt.pipeline.compile import Compilation, compile_engine, trim_cache
+from trtopt.pipeline.gauge import gauge_for
+from trtopt.pipeline.host import Cut, cut, host_path
+from trtopt.pipeline.inputs import Inputs, Sources, read_files, read_inputs
+from trtopt.pipeline.lower import Lowering, lower
+from trtopt.pipeline.lowered import Lowered, blamed
+from trtopt.pipeline.outputs import Results, write
 from trtopt.pipeline.own_qdq import OwnQdq, mended, own_qdq
+from trtopt.pipeline.report import Built, Stages, effective, report_of
 from trtopt.pipeline.rewrite import rewrite
 from trtopt.pipeline.search import missed
-from trtopt.precision.fp16.network_io import parse_io
-from trtopt.precision.observe.samples import Samples, open_samples
-from trtopt.precision.observe.synthetic import SYNTHETIC
-from trtopt.report.schema.analysis import EngineAnalysis
-from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
-from trtopt.report.schema.write import environment
-from trtopt.rewrite import driver, registry
-from trtopt.source.external import weight_files
-from trtopt.source.onnx_file import load
+from trtopt.pipeline.settings import Outputs, Settings, described, prunes, settle
+from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
+from trtopt.pipeline.verify import Verification, verify, verify_engine
+from trtopt.report.schema.build import BuildReport, PrecisionRecord
+from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock
 from trtopt.support.files import check_outputs
-from trtopt.support.precision import Precision
 
 
-@dataclass(frozen=True)
-class Target:
-    """What the model is prepared for: the compiler (or the one whose rules apply), and the GPU, None for portable."""
+def run_build(path: Path, config: BuildConfig, sources: Sources, clock: Clock, *, make_engine: bool) -> BuildReport:
+    """Make an engine of a model, or the optimized model alone.
 
-    backend: Backend
-    gpu: GpuSpec | None
-
-
-@dataclass(frozen=True)
-class _Made:
-    """What came of a lowered model: with its borders as asked for, verified, and built."""
-
-    lowered: lower.Lowered
-    border: network_io.Border
-    accuracy: AccuracyRecord
-    engine: EngineArtifact | None
-    failures: tuple[str, ...]
-
-
-class Session:
-    """One run of build or optimize."""
-
-    def __init__(self, config: BuildConfig, clock: Clock, make_engine: bool) -> None:
-        self.config, self.budget = config, budget_of(config)
-        self.clock = clock
-        self.make_engine = make_engine
-        self.precision = config.precision or (Precision.FP16 if make_engine else None)
-        self._cache: EngineCache | None = None
-
-    def run(self, path: Path, calib: Any, eval_samples: Any, metric: Any) -> BuildReport:
-        config, clock = self.config, self.clock
-        target = self._target()
-        outputs = self._outputs(path, target)
-        places = {kind: file.absolute() for kind, file in outputs.items()}  # users' scripts may leave the folder
-        check_files(str(path), config, None, engine=self.make_engine)
-        signer = pipeline_write.signer_of(config, self.make_engine)
-        registry.select(config.recipes)
-        pipeline_sparse.check_sparse(config, target.backend, target.gpu, calib)
-        lower.check_precision(self.precision, target.gpu, config, clock)
-        wanted = parse_io(config.io)
-        if self.make_engine:
-            compile.check_search(config, target.backend)
-        others = manifest.other_files(config) if self.make_engine else ()
-        self._cache = stages.engine_cache(config, clock, self.make_engine)
-        with clock.stage("load"):
-            loaded = load(path)
-        pipeline_sparse.check_types(config, self.precision, loaded.model)
-        given = given_ranges(config, self.precision, loaded.model, clock)
-        read = {**files_read(str(path), config), **weight_files(loaded.model)}
-        check_outputs(_named(outputs), read)
-        samples, check, source = self._samples(loaded, calib, eval_samples)
-        network_io.check(loaded.model, wanted, samples, check)
-        measured = self._metric(metric, loaded, check)
-        profiles = self._profiles(loaded, samples)
-        parts = self._cut(mended(loaded, target.backend.name, clock), target, profiles, places)
-        if parts.host is not None:
-            outputs["host"] = pipeline_host.host_path(_main(outputs), target.backend)
-        profiles = parts.profiles(profiles)
-        judged = GuardTarget(target.backend, target.gpu, _optimum(profiles))
-        rewrite = partial(self._rewrite, target=target, profiles=profiles)
-        own = own_qdq(parts.artifact, rewrite, judged, self.precision, config, clock)
-        rewritten = own.rewritten
-        plain = stages.Verification(
-            loaded.model, rewritten.artifact.model, check, source, measured, config.compare_tensors, parts.host
-        )
-        sparse = self._sparse(rewritten.artifact, judged, samples, plain)
-        if config.precision != Precision.AUTO and not sparse.is_pruned:
-            # A default is that of --sparse: other precisions are gated only when asked.
-            self.budget = self.budget.as_asked()
-        lowering = self._lowering(judged, samples, profiles, given, own, plain)
-        made = self._made(sparse.artifact, lowering, plain, profiles, target)
-        for failure in made.failures if config.allow_accuracy_loss else ():
-            clock.warn("gate", failure)
-        report = self._report(loaded, target, own, parts, made, outputs)
-        sparsity = pipeline_sparse.as_made(sparse.record, self.precision, made.lowered.quantized, made.engine)
-        report = dataclasses.replace(report, sparsity=sparsity)
-        host = None if parts.host is None else parts.host.model
-        results = pipeline_write.Results(report, made.engine, made.lowered, host, (samples, check), others)
-        with clock.stage("write"):
-            pipeline_write.write(results, places, self._effective(), signer)
-        stages.trim_cache(config, clock)
-        return report
-
-    def _made(
-        self,
-        artifact: ModelArtifact,
-        lowering: lower.Lowering | None,
-        plain: stages.Verification,
-        profiles: tuple[Profile, ...],
-        target: Target,
-    ) -> _Made:
-        """The model lowered, verified and built; where the compiler cannot build an 8-bit node, without it."""
-        config, clock, make = self.config, self.clock, self.make_engine
-        lowered = lower.Lowered(artifact, None, PrecisionRecord("as-is"))
-        if lowering is not None:
-            lowered = lower.lower(artifact, lowering, clock)
-        border = network_io.change(lowered, profiles, parse_io(config.io), plain.reference, plain.host)
-        job = dataclasses.replace(plain, optimized=border.compared, feeds=border.feeds)
-        accuracy = stages.verify(job, clock)
-        failures = missed(lowered.search) + gate(accuracy, self.budget)
-        engine = None
-        if make and (not failures or config.allow_accuracy_loss):
-            try:
-                engine = compile.compile_engine(
-                    border.lowered.artifact,
-                    stages.Compilation(
-                        target.backend, target.gpu, border.profiles, self.precision == Precision.TF32, self._cache
-                    ),
-                    pipeline_sparse.with_flag(config, target.backend),
-                    clock,
-                )
-            except EngineBuildError as error:
-                blocked = {} if lowering is None else lower.blamed(lowered, error)
-                is_new = config.keep_all_int8 and lowered.quantized and lowering is not None and not lowering.failed
-                if lowering is None or not (blocked or is_new):
-                    raise
-                for node, reason in blocked.items():
-                    clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
-                again = dataclasses.replace(
-                    lowering, blocked={**lowering.blocked, **blocked}, failed=lowering.failed or not blocked
-                )
-                return self._made(artifact, again, plain, profiles, target)
-            accuracy = stages.verify_engine(accuracy, job, engine, target.backend, clock)
-            failures = missed(lowered.search) + gate(accuracy, self.budget)
-        return _Made(border.lowered, border, accuracy, engine, failures)
-
-    def _report(
-        self,
-        loaded: ModelArtifact,
-        target: Target,
-        own: OwnQdq,
-        parts: pipeline_host.Cut,
-        made: _Made,
-        outputs: dict[str, Path],
-    ) -> BuildReport:
-        lowered, clock, rewritten = made.lowered, self.clock, own.rewritten
-        written = not made.failures or self.config.allow_accuracy_loss
-        profiles = made.border.profiles
-        analysis = self._predicted(lowered, made.engine, profiles, target)
-        return BuildReport(
-            model=loaded.to_json_dict(),
-            gpu=self._describe_gpu(target),
-            steps=lowered.artifact.steps,
-            calibration=lowered.calibration,
-            precision=self._achieved(lowered, made.engine, profiles, analysis),
-            accuracy=made.accuracy,
-            judge=rewritten.judge if lowered.judge == "none" else lowered.judge,
-            rewriting=RewritingRecord(rewritten.before, rewritten.after),
-            warnings=tuple(clock.warnings),
-            engine=_engine_record(made.engine, outputs["engine"] if written and made.engine else None),
-            config=dataclasses.asdict(self._effective()),
-            environment=environment(),
-            seconds={name: round(value, 4) for name, value in clock.seconds.items()},
-            gate_failures=made.failures,
-            analysis=analysis,
-            host=pipeline_host.at_path(parts.record, outputs.get("host") if written else None),
-            network_io=made.border.records,
-            guard=(*own.guard, *lowered.guard),
-            sixteen_bit=own.sixteen_bit or lowered.sixteen_bit,
-            search=lowered.search,
-        )
-
-    def _effective(self) -> BuildConfig:
-        """The options as they took effect."""
-        return dataclasses.replace(self.config, max_accuracy_drop=self.budget.drop)
-
-    def _target(self) -> Target:
-        """The GPU asked for, the one present, or the default; and the compiler for it."""
-        present = present_gpu()
-        gpu = choose_gpu(self.config.gpu, gpu_table(self.config.gpus), present)
-        if self.make_engine:
-            return Target(choose_backend(self.config.backend, gpu, present), gpu)
-        if self.config.backend == "auto":
-            return Target(TENSORRT_RTX if gpu is None or gpu.compute_capability in RTX_TARGETS else TENSORRT, gpu)
-        return Target(TENSORRT if self.config.backend == TENSORRT.name else TENSORRT_RTX, gpu)
-
-    def _outputs(self, path: Path, target: Target) -> dict[str, Path]:
-        """Every file this run writes, by what it is."""
-        config = self.config
-        files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
-        if self.make_engine:
-            engine = Path(config.output or path.with_name(path.stem + target.backend.suffix))
-            files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
-            files["onnx"] = config.save_onnx
-        else:
-            if config.output is None:
-                raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
-            files["onnx"] = config.output
-        return {kind: Path(name) for kind, name in files.items() if name is not None}
-
-    def _samples(self, model: ModelArtifact, calib: Any, eval_samples: Any) -> tuple[Samples, Samples, str]:
-        """Calibration samples, verification samples, and where the latter come from."""
-        shapes = self.config.opt_shapes[0] if self.config.opt_shapes else None
-        samples = open_samples(SYNTHETIC if calib is None else calib, model.inputs, shapes=shapes)
-        if eval_samples is not None:
-            return samples, open_samples(eval_samples, model.inputs, shapes=shapes), "eval"
-        return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
-
-    def _metric(self, given: Any, model: ModelArtifact, check: Samples) -> Metric | None:
-        """The metric, with what the model has in FP32."""
-        if given is None:
-            return None
-        if callable(given):
-            metric = python_metric(given)
-        else:
-            has_labels = check.labels is not None
-            metric = load_metric(given, has_labels=has_labels, max_drop=self.budget.drop)
-        return stages.with_baseline(metric, model.model, check, self.clock)
-
-    def _profiles(self, model: ModelArtifact, samples: Samples) -> tuple[Profile, ...]:
-        config = self.config
-        observed = samples.shapes() if samples.source == "user" else ()
-        plan = plan_profiles(
-            model.inputs,
-            min_shapes=config.min_shapes,
-            opt_shapes=config.opt_shapes,
-            max_shapes=config.max_shapes,
-            observed=observed,
-        )
-        for note in plan.notes:
-            self.clock.warn("shapes", note)
-        return plan.profiles
-
-    def _rewrite(self, loaded: ModelArtifact, target: Target, profiles: tuple[Profile, ...]) -> driver.Rewritten:
-        with self.clock.stage("rewrite"):
-            return rewrite(
-                loaded,
-                target.backend,
-                target.gpu,
-                self._sixteen_bit(),
-                _optimum(profiles),
-                self.config,
-                self.clock.listen,
-            )
-
-    def _sixteen_bit(self) -> Precision | None:
-        """The precision recipes are judged in: FP16 where 8-bit regions must win against the best FP16 engine."""
-        guarded = self.precision is not None and self.precision.is_quantized and not self.config.keep_all_int8
-        return Precision.FP16 if guarded else self.precision
-
-    def _cut(
-        self, loaded: ModelArtifact, target: Target, profiles: tuple[Profile, ...], outputs: dict[str, Path]
-    ) -> pipeline_host.Cut:
-        """The model without what its compiler refuses; where something is cut off, its file joins ``outputs``."""
-        with self.clock.stage("cut"):
-            parts = pipeline_host.cut(
-                loaded, target.backend, _optimum(profiles), self.clock, plugins=bool(self.config.plugins)
-            )
-        if parts.host is not None:
-            path = pipeline_host.host_path(_main(outputs), target.backend)
-            inputs = {**files_read(str(loaded.path), self.config), **weight_files(loaded.model), **_named(outputs)}
-            check_outputs({"the part of the model for the host": path}, inputs)
-            outputs["host"] = path
-        return parts
-
-    def _sparse(
-        self, artifact: ModelArtifact, judged: GuardTarget, samples: Samples, plain: stages.Verification
-    ) -> pipeline_sparse.Sparsified:
-        """The model with what gains by it pruned, where that was asked for."""
-        if not pipeline_sparse.is_asked(self.config):
-            return pipeline_sparse.Sparsified(artifact, None)
-        job = pipeline_sparse.SparseJob(judged, self.precision, samples, plain, self.config, self.budget)
-        return pipeline_sparse.sparsify(artifact, job, self.clock)
-
-    def _lowering(
-        self,
-        judged: GuardTarget,
-        samples: Samples,
-        profiles: tuple[Profile, ...],
-        given: Given | None,
-        own: OwnQdq,
-        plain: stages.Verification,
-    ) -> lower.Lowering | None:
-        """What the model is lowered to; None where it keeps the types it has."""
-        if self.precision is None:
-            return None
-        largest = {name: top for profile in profiles for name, (_, _, top) in profile.shapes.items()}
-        gauge = search.gauge_for(plain, self.config, self.budget)
-        return lower.Lowering(self.precision, judged, samples, self.config, largest, given, own.ranges, gauge)
-
-    def _achieved(
-        self,
-        lowered: lower.Lowered,
-        engine: EngineArtifact | None,
-        profiles: tuple[Profile, ...],
-        analysis: EngineAnalysis | None,
-    ) -> PrecisionRecord:
-        """The precision record, with what the engine's layers say when there is an engine."""
-        if engine is None:
-            return lowered.record
-        flop = stages.flop_of(lowered.artifact.model, _optimum(profiles))
-        achieved = achieved_precision(engine.record.layers, flop, analysis.layers if analysis else ())
-        return dataclasses.replace(lowered.record, achieved=achieved)
-
-    def _predicted(
-        self,
-        lowered: lower.Lowered,
-        engine: EngineArtifact | None,
-        profiles: tuple[Profile, ...],
-        target: Target,
-    ) -> EngineAnalysis | None:
-        """The engine's predicted time; None without an engine, and for a target that is not one chip."""
-        if engine is None or target.gpu is None:
-            return None
-        tf32 = self.precision == Precision.TF32 and supports(target.gpu, Precision.TF32)
-        shapes = _optimum(profiles)
-        return stages.predict_engine(lowered.artifact.model, engine, target.gpu, shapes, tf32, self.clock)
-
-    def _describe_gpu(self, target: Target) -> dict[str, Any]:
-        if target.gpu is None:
-            return {"name": PORTABLE, "compute_capability": "8.0 and later"}
-        return {"name": target.gpu.name, "compute_capability": target.gpu.compute_capability}
-
-
-def budget_of(config: BuildConfig) -> AccuracyBudget:
-    """The accuracy that may be lost: what the user gave, and a default where something is searched for within one.
+    Args:
+        path: The ONNX file.
+        config: The options.
+        sources: Samples and metric, where they are not those that the options name.
+        clock: Times, warnings and progress.
+        make_engine: Whether an engine is built.
 
     Raises:
-        UsageError: The metric is an SQNR, which no drop bounds, and nothing else bounds it.
+        TrtoptError: See the subclasses in :mod:`trtopt.errors`.
     """
-    given = AccuracyBudget(config.max_accuracy_drop, config.min_sqnr_db)
-    is_auto = config.precision == Precision.AUTO
-    searches = is_auto or (pipeline_sparse.is_asked(config) and not config.allow_accuracy_loss)
-    if not searches or given.drop is not None:
-        return given
-    if config.metric != "sqnr":
-        return AccuracyBudget(DEFAULT_ACCURACY_DROP, config.min_sqnr_db, "default")
-    if given.sqnr_db is None:
-        raise UsageError(
-            f"{'--auto' if is_auto else '--sparse'} has no budget: the drop that it allows by default cannot bound the "
-            "metric sqnr, whose baseline is infinite",
-            where="--metric sqnr",
-            remedy="give --min-sqnr-db X",
-        )
-    return given
+    settings = settle(path, config, sources.calib, clock, make_engine=make_engine)
+    inputs = read_inputs(settings, sources, clock)
+    parts, outputs = _without_host_part(settings, inputs, clock)
+    target = settings.target.with_profiles(parts.profiles(inputs.profiles))
+    own = _after_recipes(settings, parts, target, clock)
+    plain = _verification(settings, inputs, parts, own)
+    pruned = _pruned(settings, inputs, target, plain, own, clock)
+    budget = settings.budget_after(pruned.is_pruned)
+    lowering = _lowering(settings, inputs, target, own, plain, budget, clock)
+    built = _build(settings, pruned.artifact, target, lowering, plain, budget, clock)
+    for failure in built.failures if config.allow_accuracy_loss else ():
+        clock.warn("gate", failure)
+    sparsity = as_made(pruned.record, settings.precision, built.final.lowered.quantized, built.engine)
+    report = report_of(settings, Stages(inputs.loaded, parts, own, sparsity, budget, built, outputs), clock)
+    host = None if parts.host is None else parts.host.model
+    samples = (inputs.calibration, inputs.check)
+    with clock.stage("write"):
+        results = Results(report, built.engine, built.final.lowered, host, samples, settings.files)
+        write(results, outputs.places, effective(config, budget), settings.signer)
+    trim_cache(config, clock)
+    return report
 
 
-def _main(outputs: dict[str, Path]) -> Path:
-    """The engine, or without one the optimized model."""
-    return outputs["engine"] if "engine" in outputs else outputs["onnx"]
+def _without_host_part(settings: Settings, inputs: Inputs, clock: Clock) -> tuple[Cut, Outputs]:
+    """The model without what its compiler refuses; where something is cut off, its file joins the outputs."""
+    target, outputs = settings.target, settings.outputs
+    artifact = mended(inputs.loaded, target.backend.name, clock)
+    with clock.stage("cut"):
+        shapes = target.with_profiles(inputs.profiles).shapes
+        parts = cut(artifact, target.backend, shapes, clock, plugins=bool(settings.config.plugins))
+    if parts.host is None:
+        return parts, outputs
+    path = host_path(outputs.main, target.backend)
+    check_outputs(
+        {"the part of the model for the host": outputs.with_host(path).places["host"]},
+        {**read_files(settings, inputs.loaded), **described(outputs.places)},
+    )
+    return parts, outputs.with_host(path)
 
 
-def _named(outputs: dict[str, Path]) -> dict[str, Path]:
-    """The outputs by what messages call them."""
-    return {f"the output {file.name} ({kind})": file for kind, file in outputs.items()}
+def _after_recipes(settings: Settings, parts: Cut, target: Target, clock: Clock) -> OwnQdq:
+    """The model after its recipes; without its own Q/DQ where that does not pay."""
+    config, open_judge = settings.config, _open_judge(settings, clock)
+
+    def with_recipes(artifact: ModelArtifact) -> Rewritten:
+        with clock.stage("rewrite"):
+            return rewrite(artifact, target, settings.judged_in, config, open_judge, clock.listen)
+
+    return own_qdq(parts.artifact, with_recipes, target, settings.precision, config, clock, open_judge)
 
 
-def _optimum(profiles: tuple[Profile, ...]) -> dict[str, tuple[int, ...]]:
-    """The input shapes of the first profile's optimum."""
-    return {name: best for name, (_, best, _) in profiles[0].shapes.items()} if profiles else {}
+def _open_judge(settings: Settings, clock: Clock) -> OpenJudge:
+    target, config = settings.target, settings.config
+    prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
+    return partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
 
 
-def _engine_record(engine: EngineArtifact | None, path: Path | None) -> EngineRecord | None:
-    if engine is None:
+def _verification(settings: Settings, inputs: Inputs, parts: Cut, own: OwnQdq) -> Verification:
+    """What the model as it is after its recipes is compared with."""
+    return Verification(
+        inputs.loaded.model,
+        own.rewritten.artifact.model,
+        inputs.check,
+        inputs.source,
+        inputs.metric,
+        settings.config.compare_tensors,
+        parts.host,
+    )
+
+
+def _pruned(
+    settings: Settings, inputs: Inputs, target: Target, plain: Verification, own: OwnQdq, clock: Clock
+) -> Sparsified:
+    """The model with what gains by it pruned, where that was asked for."""
+    artifact = own.rewritten.artifact
+    if not prunes(settings.config):
+        return Sparsified(artifact, None)
+    job = SparseJob(target, settings.precision, inputs.calibration, plain, settings.config, settings.budget)
+    return sparsify(artifact, job, clock)
+
+
+def _lowering(
+    settings: Settings,
+    inputs: Inputs,
+    target: Target,
+    own: OwnQdq,
+    plain: Verification,
+    budget: AccuracyBudget,
+    clock: Clock,
+) -> Lowering | None:
+    """What the model is lowered to; None where it keeps the types it has."""
+    if settings.precision is None:
         return None
-    if path is None:
-        return engine.record
-    return dataclasses.replace(engine.record, path=str(path), manifest=str(manifest_path(path)))
+    return Lowering(
+        settings.precision,
+        target,
+        inputs.calibration,
+        settings.config,
+        _open_judge(settings, clock),
+        inputs.ranges,
+        own.ranges,
+        gauge_for(plain, settings.config, budget),
+    )
+
+
+def _build(
+    settings: Settings,
+    artifact: ModelArtifact,
+    target: Target,
+    lowering: Lowering | None,
+    plain: Verification,
+    budget: AccuracyBudget,
+    clock: Clock,
+) -> Built:
+    """The model lowered, verified and built; where the compiler cannot build an 8-bit node, without it."""
+    config = settings.config
+    while True:
+        lowered = Lowered(artifact, None, PrecisionRecord("as-is"))
+        if lowering is not None:
+            lowered = lower(artifact, lowering, clock)
+        final = network_io.change(lowered, target.profiles, settings.io, plain.reference, plain.host)
+        job = replace(plain, optimized=final.compared, feeds=final.feeds)
+        accuracy = verify(job, clock)
+        failures = missed(lowered.search) + gate(accuracy, budget)
+        if not settings.make_engine or (failures and not config.allow_accuracy_loss):
+            return Built(final, accuracy, None, failures)
+        compilation = Compilation(target.with_profiles(final.profiles), settings.uses_tf32, settings.cache)
+        try:
+            engine = compile_engine(final.lowered.artifact, compilation, settings.builder_config(), clock)
+        except EngineBuildError as error:
+            lowering = _without_refused(lowering, lowered, error, clock)
+            if lowering is None:
+                raise
+            continue
+        accuracy = verify_engine(accuracy, job, engine.data, target.backend, clock)
+        return Built(final, accuracy, engine, missed(lowered.search) + gate(accuracy, budget))
+
+
+def _without_refused(
+    lowering: Lowering | None, lowered: Lowered, error: EngineBuildError, clock: Clock
+) -> Lowering | None:
+    """What is lowered to next without the 8-bit nodes that the compiler refused; None where nothing is left to try."""
+    if lowering is None:
+        return None
+    blocked = blamed(lowered, error)
+    is_new = lowering.config.keep_all_int8 and bool(lowered.quantized) and not lowering.failed
+    if not (blocked or is_new):
+        return None
+    for node, reason in blocked.items():
+        clock.warn("build engine", f"{node} goes back to 16-bit: {reason}")
+    return replace(lowering, blocked={**lowering.blocked, **blocked}, failed=lowering.failed or not blocked)

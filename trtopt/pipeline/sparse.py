@@ -11,27 +11,25 @@ from onnx_ir.passes import common as passes
 
 from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.engine.achieved import sparse_kernels
-from trtopt.engine.backend import TENSORRT, Backend
+from trtopt.engine.backend import TENSORRT
 from trtopt.engine.build import EngineArtifact
-from trtopt.errors import TargetError, UsageError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.model import types_in
-from trtopt.pipeline.guard import GuardTarget
+from trtopt.judge.target import Target
+from trtopt.pipeline.gauge import Gauge
 from trtopt.pipeline.output_error import OutputError
-from trtopt.pipeline.search import Gauge
 from trtopt.pipeline.sparse_record import record_of
 from trtopt.pipeline.sparse_search import SparseOracle, budget_record, saved
-from trtopt.pipeline.stages import Verification
+from trtopt.pipeline.verify import Verification
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.search.result import Found
 from trtopt.precision.search.search import search_budget
 from trtopt.report.schema.analysis import Sparsity
-from trtopt.report.schema.build import Refusal, StepRecord
 from trtopt.report.schema.decisions import SparsityRecord
+from trtopt.report.schema.steps import Refusal, StepRecord
 from trtopt.report.text.format import count
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
@@ -58,7 +56,7 @@ class SparseJob:
         budget: The accuracy that may be lost.
     """
 
-    target: GuardTarget
+    target: Target
     precision: Precision | None
     samples: Samples
     plain: Verification
@@ -87,71 +85,6 @@ class Sparsified:
     def is_pruned(self) -> bool:
         """Whether a weight was made 2:4."""
         return self.record is not None and self.record.pruned > 0
-
-
-def is_asked(config: BuildConfig) -> bool:
-    """Whether layers are to be pruned."""
-    return config.sparse or config.sparse_all
-
-
-def check_sparse(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, calib: object) -> None:
-    """Refuse what ``--sparse`` cannot do, before any work.
-
-    Args:
-        config: The options.
-        backend: The compiler.
-        gpu: The GPU; None for every one from Ampere on.
-        calib: The calibration samples, None where none were given.
-
-    Raises:
-        UsageError: There are no samples, and weights would be pruned.
-        TargetError: No GPU is named to predict the gain for.
-    """
-    if not is_asked(config):
-        return
-    if gpu is None and not config.sparse_all:
-        raise TargetError(
-            "The gain of sparse kernels cannot be predicted for every GPU at once",
-            where="--gpu portable",
-            remedy="name a GPU with --gpu, or prune whatever the gain with --sparse-all",
-        )
-    if calib is None and (config.sparse_all or backend == TENSORRT):
-        raise UsageError(
-            "Half of the weights would be taken out without a sample to fit the others to",
-            where="--sparse-all" if config.sparse_all else "--sparse",
-            remedy="give samples with --calib; --calib synthetic prunes by magnitude alone, which costs accuracy",
-        )
-
-
-def check_types(config: BuildConfig, precision: Precision | None, model: ir.Model) -> None:
-    """Refuse to prune a model that is to keep types other than FP32: pruning and its predictions would be in FP32.
-
-    Args:
-        config: The options.
-        precision: The precision asked for; None for the types the model has.
-        model: The model as loaded.
-
-    Raises:
-        UsageError: It holds FP16, BF16 or FP64, and nobody says what it is to run in.
-        InvalidModelError: The bits of such a type are reinterpreted (:func:`trtopt.precision.fp16.to_fp32.widen`).
-    """
-    if is_asked(config) and precision is None and widen(model) is not model:
-        raise UsageError(
-            "Weights are pruned in FP32, and the model holds other floating types",
-            where="--sparse-all" if config.sparse_all else "--sparse",
-            remedy="say what the result is to run in, with --fp16 for one",
-        )
-
-
-def with_flag(config: BuildConfig, backend: Backend) -> BuildConfig:
-    """The options with the builder told to look for sparse kernels, where it can and nobody has said otherwise."""
-    if (
-        not is_asked(config)
-        or backend != TENSORRT
-        or any(item.lower().startswith("sparsity") for item in config.builder)
-    ):
-        return config
-    return replace(config, builder=(*config.builder, "sparsity=true"))
 
 
 def as_made(

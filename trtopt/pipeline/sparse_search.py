@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
 from trtopt.events import OnEvent
-from trtopt.pipeline.search import Gauge, accuracy_drop
+from trtopt.pipeline.gauge import Gauge, accuracy_drop
 from trtopt.pipeline.sparse_record import gains_of
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.search.result import Found

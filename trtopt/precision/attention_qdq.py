@@ -14,7 +14,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.attention import attention_of, only_user
 from trtopt.precision import rules
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
 _MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

@@ -11,13 +11,13 @@ from trtopt.graph import cost, edit
 from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.fp16.bfloat import with_bfloat
 from trtopt.precision.fp16.hazards import wide_nodes
-from trtopt.precision.observe.ranges import TensorStats
+from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Spans, is_float
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.qdq.write_qdq import LARGEST
 from trtopt.precision.regions import WEIGHTED, Problem, candidate_nodes, find_candidates
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
 _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})

@@ -13,12 +13,12 @@ from trtopt.graph import cost, edit
 from trtopt.precision import rules
 from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.observe import ranges
-from trtopt.precision.observe.ranges import TensorStats
+from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import NarrowType, Operand, QuantizedOp
 from trtopt.precision.qdq.write_qdq import LARGEST, quantize_weight
 from trtopt.precision.residuals import residual_adds
 from trtopt.precision.shared_ranges import with_shared_ranges
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
 IMPORTED = "imported"

@@ -13,7 +13,7 @@ from trtopt.engine.layers import profiles_of
 from trtopt.errors import UsageError
 from trtopt.profiling.entry_work import layer_work
 from trtopt.profiling.measured import MeasuredLayer
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.text.format import count
 
 _SHOWN_NAMES, _NAME_WIDTH = 3, 80

@@ -15,7 +15,7 @@ from typing import Any
 from trtopt.engine.kernel_names import is_sparse
 from trtopt.engine.layers import BITS, constant_bytes
 from trtopt.engine.work import accumulates_fp16, packed_channels
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.roofline.work import Gemm, Window, Work, alignment_of, sparse_work
 from trtopt.support.precision import ELEMENT_BYTES, TENSORRT_TYPES, Precision
 

@@ -20,42 +20,23 @@ from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays
 from trtopt.config import ShapeMap
 from trtopt.engine.backend import TENSORRT_RTX, Backend
 from trtopt.engine.manifest import VerifiedEngine, check_runs_here
-from trtopt.engine.profiles import check_shape
-from trtopt.errors import EngineBuildError, TargetError
-from trtopt.graph.artifact import InputSpec
+from trtopt.errors import EngineBuildError
 from trtopt.hardware.clocks import Clocks, read_clocks
 from trtopt.profiling.engine_layers import LayerTime, join_times
+from trtopt.profiling.engine_timing import Timing, feeds_of, graph_timing, timing_of
 from trtopt.profiling.gpu_session import TimedEngine
 from trtopt.profiling.measured import Measurement
-from trtopt.profiling.onnxruntime import random_feeds
-from trtopt.profiling.stable import Limits, Samples, spread, timed, until_stable
+from trtopt.profiling.stable import Limits, spread, until_stable
 from trtopt.report.schema.build import OutputAccuracy
 from trtopt.report.schema.profile import ProfileSource
 from trtopt.support.ort_session import Feeds
 
-_SAMPLE_US = 1000.0
-_MOST_INFERENCES = 50
 _STREAM, _GRAPH = "stream", "cuda_graph"
 _CHANGING = ("sm_clock_mhz", "temperature_c", "power_w", "clocks_held_by")
 _LIMITS = Limits()
 
 Run = Sequence[tuple[str, float]]
 """Names and microseconds of the layers of one inference, in the order they were reported."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One inference without profiling.
-
-    Attributes:
-        device: Time on the device.
-        host: Time on the host to enqueue it, with the GPU idle.
-        inferences: How many inferences each sample of ``device`` is the mean of.
-    """
-
-    device: Samples
-    host: Samples
-    inferences: int
 
 
 def measure_engine(
@@ -85,7 +66,7 @@ def measure_engine(
     """
     version, backend = check_runs_here(engine), engine.backend
     run = _stream_run(engine.data, backend, shapes, limits)
-    graph, refusal = _graph_timing(engine.data, backend, run.feeds, limits)
+    graph, refusal = graph_timing(engine.data, backend, run.feeds, limits)
     clocks = {"": run.load, "_before": run.before, "_after": read_clocks(run.bus_id)}
     layers, notes = join_times(run.entries, layer_times(run.layers))
     end_to_end = graph or run.timing
@@ -110,25 +91,6 @@ def measure_engine(
     )
 
 
-def time_engine(engine: bytes, backend: Backend, limits: Limits = _LIMITS) -> Timing:
-    """Time an engine end to end, as :func:`measure_engine` does: with a CUDA graph where one can be captured.
-
-    Args:
-        engine: The engine file's content, of this machine's GPU and versions.
-        backend: What built it.
-        limits: When a median stands still.
-
-    Raises:
-        TargetError: It cannot run here.
-        EngineBuildError: It fails to run.
-    """
-    with TimedEngine(engine, backend) as session:
-        feeds = feeds_of(session.inputs(), {}, session.optimum)
-        session.prepare(feeds)
-        stream = _timing(session, limits)
-    return _graph_timing(engine, backend, feeds, limits)[0] or stream
-
-
 @dataclass(frozen=True)
 class _StreamRun:
     """All that is recorded without a CUDA graph."""
@@ -150,34 +112,12 @@ def _stream_run(engine: bytes, backend: Backend, shapes: ShapeMap, limits: Limit
         session.prepare(feeds)
         bus_id = session.pci_bus_id()
         before = read_clocks(bus_id)
-        timing = _timing(session, limits)
+        timing = timing_of(session, limits)
         load = read_clocks(bus_id, lambda: session.device_us(timing.inferences))
         layers, layers_stable = profiled_runs(session.profiled(), limits)
         entries = inspected(session.layer_information())
         outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
     return _StreamRun(feeds, bus_id, before, timing, load, layers, layers_stable, entries, outputs)
-
-
-def feeds_of(inputs: Sequence[InputSpec], shapes: ShapeMap, optimum: Callable[[str], tuple[int, ...]]) -> Feeds:
-    """Random inputs for an engine.
-
-    Args:
-        inputs: Its inputs.
-        shapes: Shapes that were asked for.
-        optimum: Gives the shape of a dynamic input that was not.
-
-    Raises:
-        UsageError: A shape is of no input, or does not fit.
-    """
-    known = {item.name: item for item in inputs}
-    for name, shape in shapes.items():
-        check_shape(known, name, shape, "--shapes")
-    fixed = dict(shapes)
-    for item in inputs:
-        if item.name not in fixed:
-            static = tuple(dim for dim in item.shape if isinstance(dim, int))
-            fixed[item.name] = static if item.is_static else optimum(item.name)
-    return random_feeds(inputs, fixed)
 
 
 def accuracy_of(reference: Runner, feeds: Feeds, outputs: Mapping[str, np.ndarray]) -> dict[str, OutputAccuracy]:
@@ -193,39 +133,6 @@ def accuracy_of(reference: Runner, feeds: Feeds, outputs: Mapping[str, np.ndarra
             sums.update(*checked_arrays(name, expected, outputs[name], may_differ=True))
             found[name] = sums.result()
     return found
-
-
-def inferences_per_sample(us: float) -> int:
-    """How many inferences of ``us`` microseconds to time at once: events resolve half a microsecond."""
-    return max(1, min(_MOST_INFERENCES, math.ceil(_SAMPLE_US / us))) if us > 0 else _MOST_INFERENCES
-
-
-def _timing(session: TimedEngine, limits: Limits) -> Timing:
-    count = inferences_per_sample(session.device_us(1))
-    device = until_stable(lambda: session.device_us(count), limits)
-    launch = timed(lambda: session.launch())
-
-    def enqueue_alone() -> float:
-        session.synchronize()
-        return launch()
-
-    host = until_stable(enqueue_alone, limits)
-    session.synchronize()
-    return Timing(device, host, count)
-
-
-def _graph_timing(engine: bytes, backend: Backend, feeds: Feeds, limits: Limits) -> tuple[Timing | None, str]:
-    """The timing with a CUDA graph; None, and why, where none can be captured.
-
-    In a session of its own: TensorRT for RTX takes the choice when a context is created, and a capture that failed
-    may leave a context behind that fails.
-    """
-    try:
-        with TimedEngine(engine, backend, graph=True) as session:
-            session.prepare(feeds)
-            return _timing(session, limits), ""
-    except (EngineBuildError, TargetError) as error:  # the engine itself has run before
-        return None, f"{error.what} ({error.where})"
 
 
 def inspected(text: str) -> list[Any]:

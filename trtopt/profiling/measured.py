@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtopt.report.schema.build import LayerInfo, OutputAccuracy
+from trtopt.report.schema.build import OutputAccuracy
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.profile import ProfileSource
 from trtopt.roofline.work import Work
 

@@ -21,16 +21,15 @@ import onnx_ir as ir
 
 from trtopt.errors import UsageError
 from trtopt.graph import cost
-from trtopt.graph.artifact import InputSpec, ModelArtifact
+from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.cpu import available_threads
-from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.profiling.ort_events import MOST_EVENTS, Kernel, Profile, read_profile
 from trtopt.profiling.ort_functions import expand
 from trtopt.profiling.ort_layers import NodeLayers, added_layer
 from trtopt.profiling.stable import Limits, Samples, spread, timed, until_stable
-from trtopt.report.schema.build import LayerInfo
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.profile import ProfileSource
 from trtopt.roofline.work import Work
 from trtopt.support._lazy import require
@@ -47,20 +46,6 @@ _LIMITS = Limits()
 
 _BUSY = 0.5
 """Cores taken by others from which on a measurement is said to be disturbed."""
-
-
-def random_feeds(inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Arrays for a network's inputs: floats are standard normal, integers and bools 0 or 1; always the same.
-
-    Args:
-        inputs: The network's inputs.
-        shapes: A shape for each of them.
-
-    Raises:
-        UsageError: A shape does not fit its input.
-    """
-    fixed = [replace(item, shape=tuple(shapes[item.name])) for item in inputs]
-    return dict(next(iter(open_samples(SYNTHETIC, fixed, count=1))))
 
 
 def measure(artifact: ModelArtifact, feeds: Feeds, *, threads: int, limits: Limits = _LIMITS) -> Measurement:

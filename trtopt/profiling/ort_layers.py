@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trtopt.graph import cost
 from trtopt.graph.edit import constant_tensor_of
 from trtopt.profiling.ort_events import Kernel, Tensor
-from trtopt.report.schema.build import LayerInfo, TensorInfo
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.roofline.node_work import PRODUCT_KINDS, GraphTypes, dequantized, work_of_node
 from trtopt.roofline.onnx_layers import repeated
 from trtopt.roofline.work import Work

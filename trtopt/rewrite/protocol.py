@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import onnx_ir as ir
 
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 
 __all__ = ["Findings", "Match", "Recipe", "Refusal", "Stage", "Target"]
 
@@ -24,7 +24,7 @@ class Stage(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Target:
+class RecipeTarget:
     """What the graph is prepared for.
 
     Attributes:
@@ -36,6 +36,10 @@ class Target:
     backend: str | None = None
     precision: str | None = None
     compute_capability: str | None = None
+
+
+Target = RecipeTarget
+"""The name that packs of recipes know it by."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Recipe(Protocol):
     def lossless(self) -> bool:
         """Whether results are equal within rounding of the arithmetic that is done anyway."""
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """The places it applies to, in graph order. Pure.
 
         A match stays valid when the matches before it were rewritten.

@@ -10,7 +10,8 @@ from collections.abc import Container
 from pathlib import Path
 
 from trtopt.errors import UsageError
-from trtopt.rewrite.protocol import Recipe, Refusal
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Recipe
 from trtopt.support.files import hash_file
 
 GROUP = "trtopt.recipes"

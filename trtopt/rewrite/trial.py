@@ -15,9 +15,9 @@ from trtopt.judge.gain import LEAST_GAIN, changed_cost, no_gain
 from trtopt.judge.memo import Prices
 from trtopt.judge.protocol import Judge, Priced
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
-from trtopt.report.schema.build import Cost
+from trtopt.report.schema.steps import Cost
 from trtopt.rewrite.equal import difference
-from trtopt.rewrite.protocol import Match, Recipe, Target
+from trtopt.rewrite.protocol import Match, Recipe, RecipeTarget
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Trial:
     """
 
     judge: Judge
-    target: Target
+    target: RecipeTarget
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
     _prices: Prices = field(init=False)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from trtopt.graph import cost
-from trtopt.graph.edit import is_op, subgraphs_of
+from trtopt.graph.edit import is_op
 from trtopt.graph.products import Shapes, products_of
 from trtopt.roofline.clusters import Kernel
 from trtopt.roofline.flow import Flow
@@ -59,7 +59,7 @@ class FusedModel:
 
     def layers(self) -> tuple[Layer, ...]:
         """See :func:`layers_of_graph`."""
-        counted = graphs_with_counts(self.model.graph, self.shapes)
+        counted = cost.graphs_with_counts(self.model.graph, self.shapes)
         return tuple(layer for graph, times in counted if times for layer in _layers(self.fused(graph), times))
 
 
@@ -70,14 +70,6 @@ class FusedGraph:
     flow: Flow
     kernels: tuple[Kernel, ...]
     borders: Borders
-
-
-def graphs_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterator[tuple[ir.Graph, int]]:
-    """``graph`` and every graph nested in it, each with how often it runs."""
-    yield graph, times
-    for node in graph:
-        for nested in subgraphs_of(node):
-            yield from graphs_with_counts(nested, shapes, times * cost.iterations(node, shapes))
 
 
 def _layers(graph: FusedGraph, times: int) -> Iterator[Layer]:

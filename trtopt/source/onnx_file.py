@@ -18,7 +18,7 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_graphs, all_nodes, subgraphs_of
 from trtopt.graph.shapes import infer_in_place, infer_shapes
-from trtopt.report.schema.build import StepRecord
+from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_model, graphs_of
 from trtopt.source.endless import check_loops
 from trtopt.source.external import check_external_data, sha256_of

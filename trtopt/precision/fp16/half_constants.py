@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from trtopt.precision.observe.value_ranges import finite_range
+from trtopt.precision.observe.ranges import finite_range
 from trtopt.precision.plan import NarrowType
 
 WEIGHT_ERROR = 1e-2

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.precision.fp16.half_constants import WEIGHT_ERROR, loses_weights, overflows
-from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Spans, finite_range, is_float, ranking_readers
+from trtopt.precision.observe.ranges import finite_range
+from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Spans, is_float, ranking_readers
 from trtopt.precision.plan import NarrowType
 
 _SENSITIVE = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}

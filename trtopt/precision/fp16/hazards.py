@@ -17,7 +17,8 @@ from trtopt.precision.fp16.half_constants import loses_weights, lost_entries
 from trtopt.precision.fp16.hazard_chains import keep_connected, keep_ranking
 from trtopt.precision.fp16.heads import score_nodes
 from trtopt.precision.fp16.schemas import why_fp32
-from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Span, Spans, finite_range, is_float
+from trtopt.precision.observe.ranges import finite_range
+from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Span, Spans, is_float
 from trtopt.precision.plan import NarrowType
 
 HEADROOM = 2.0

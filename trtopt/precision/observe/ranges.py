@@ -284,3 +284,14 @@ def _numbers(scalars: Any) -> Iterator[Any]:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{value!r} among the statistics of a tensor")
         yield value
+
+
+def finite_range(array: np.ndarray) -> tuple[float, float]:
+    """Lowest and highest finite element, (0, 0) without any."""
+    if array.size == 0:
+        return 0.0, 0.0
+    low, high = float(array.min()), float(array.max())
+    if np.isfinite(low) and np.isfinite(high):
+        return low, high
+    finite = array[np.isfinite(array)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -311,3 +311,17 @@ def _join_labels(parts: Sequence[np.ndarray | None], where: str) -> np.ndarray |
             remedy="give labels of one shape for every sample, or for none",
         )
     return np.concatenate(found)
+
+
+def random_feeds(inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Arrays for a network's inputs: floats are standard normal, integers and bools 0 or 1; always the same.
+
+    Args:
+        inputs: The network's inputs.
+        shapes: A shape for each of them.
+
+    Raises:
+        UsageError: A shape does not fit its input.
+    """
+    fixed = [replace(item, shape=tuple(shapes[item.name])) for item in inputs]
+    return dict(next(iter(open_samples(SYNTHETIC, fixed, count=1))))

@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.observe.ranges import TensorStats
+from trtopt.precision.observe.ranges import finite_range
+from trtopt.precision.observe.statistics import TensorStats
 
 LAYOUT_OPS = frozenset(
     "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Split Gather GatherElements GatherND Expand Dropout "
@@ -116,17 +117,6 @@ def ranking_readers(node: ir.Node) -> list[str]:
             if user.graph is node.graph and is_float(value) and (not floats or user.op_type == "TopK"):
                 found.append(str(user.name))
     return found
-
-
-def finite_range(array: np.ndarray) -> tuple[float, float]:
-    """Lowest and highest finite element, (0, 0) without any."""
-    if array.size == 0:
-        return 0.0, 0.0
-    low, high = float(array.min()), float(array.max())
-    if np.isfinite(low) and np.isfinite(high):
-        return low, high
-    finite = array[np.isfinite(array)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
 def _constant_span(array: np.ndarray) -> Span:

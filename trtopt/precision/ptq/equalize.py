@@ -18,7 +18,7 @@ import onnx_ir as ir
 from trtopt.precision.ptq.channel_scale_rules import channel_scales
 from trtopt.precision.ptq.channel_scales import ChannelScales
 from trtopt.precision.ptq.scaling import LARGEST_SCALE, Scaled, Weight, apply_scales, largest_by_scale, linked
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 
 _SWEEPS = 40
 _CONVERGED = 0.01

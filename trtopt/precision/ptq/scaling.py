@@ -11,7 +11,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.conv import survives_half
 from trtopt.precision.ptq.channel_scales import FIXED, ChannelScales, ScaledConstant
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 
 LARGEST_SCALE = 2.0**8
 """Scales stay between its inverse and itself: beyond, FP16 loses small weights or overflows."""

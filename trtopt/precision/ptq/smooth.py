@@ -33,7 +33,7 @@ from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.ptq.channel_scale_rules import channel_scales
 from trtopt.precision.ptq.channel_scales import FIXED, ChannelScales
 from trtopt.precision.ptq.scaling import LARGEST_SCALE, Scaled, apply_scales, linked
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 
 _ORDER = 8
 _STEPS = 120

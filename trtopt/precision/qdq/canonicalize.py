@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.report.schema.build import Refusal
+from trtopt.report.schema.steps import Refusal
 
 INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
 """8-bit integers."""

@@ -14,7 +14,7 @@ from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.qdq import forms, qlinear
 from trtopt.precision.qdq.canonicalize import INTEGERS, Mending, dequantized, quantizer_of
 from trtopt.precision.qdq.placement import mend_places, pairs
-from trtopt.report.schema.build import StepRecord
+from trtopt.report.schema.steps import StepRecord
 from trtopt.support.precision import Precision
 
 STEP = "existing-qdq"

@@ -16,7 +16,7 @@ from typing import Any
 
 from trtopt.report.html.profile_graph import graph
 from trtopt.report.schema.analysis import LayerRow
-from trtopt.report.schema.build import TensorInfo
+from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.analysis import LIMITERS, product_text, tile_text
 from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, visible

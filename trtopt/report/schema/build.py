@@ -12,124 +12,13 @@ from typing import Any, Literal
 
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
+from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.support.json_text import plain
 from trtopt.support.precision import Precision
 
 SCHEMA = "trtopt.build/1"
 MATRIX_SCHEMA = "trtopt.matrix/1"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A change that was possible and not made."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a graph costs as an engine.
-
-    Attributes:
-        kernels: Kernels launched, stream syncs apart.
-        syncs: Waits of one stream for another, and the signals for them.
-        bytes: Activations and constants that all kernels read and write once.
-        predicted_us: Predicted microseconds on the target's GPU.
-    """
-
-    kernels: int
-    syncs: int
-    bytes: int
-    predicted_us: float
-
-
-@dataclass(frozen=True)
-class RegionRecord:
-    """Places of equal structure that a recipe was judged at.
-
-    Attributes:
-        nodes: The places by their first node.
-        choice: Which of several ways was taken, or came closest; empty where there is one.
-        kept: Whether it was rewritten.
-        reason: Why not; empty when kept.
-        before: The cost of the kernels that compute one place; None where it could not be judged.
-        after: That, changed by what the rewrite changes in the piece of the network around the place.
-    """
-
-    nodes: tuple[str, ...]
-    choice: str
-    kept: bool
-    reason: str = ""
-    before: Cost | None = None
-    after: Cost | None = None
-
-
-@dataclass(frozen=True)
-class RewritingRecord:
-    """What the whole model costs at the shapes it is judged at, without recipes and with them; None where nobody could
-    say."""
-
-    before: Cost | None = None
-    after: Cost | None = None
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One step of the pipeline: how many changes it made, what it refused, how long it took."""
-
-    name: str
-    stage: str
-    changes: int
-    seconds: float
-    refusals: tuple[Refusal, ...] = ()
-    details: tuple[str, ...] = ()
-    regions: tuple[RegionRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """A tensor at the border of an engine layer.
-
-    Attributes:
-        name: The name the compiler gave it.
-        shape: Its dimensions; -1 where the build left one dynamic.
-        dtype: ``Float``, ``Half``, ``BFloat16``, ``Int8``, ``FP8``, ``Int64``... as the compiler says.
-        format: The memory format as the compiler says.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    format: str = ""
-
-
-@dataclass(frozen=True)
-class LayerInfo:
-    """One layer of an engine, as its compiler reports it.
-
-    Attributes:
-        name: The layer's name in the engine.
-        type: The compiler's layer type (``correlation``, ``gemm``, ``kgen``, ``signal``, ...).
-        onnx_nodes: Names of the ONNX nodes the layer computes, or part of which it computes.
-        inputs: Tensors read; one buffer may be listed several times.
-        outputs: Tensors written.
-        constants: Weights and other constants read.
-        tactic: The kernel's name.
-        is_kernel: False for stream syncs, loop control, host and bookkeeping layers.
-        kind: What kind of kernel: ``conv``, ``gemm``, ``mha``, ``fused`` (made at run time), ``pointwise``, ``other``,
-            or ``none`` when it is not a kernel.
-    """
-
-    name: str
-    type: str
-    onnx_nodes: tuple[str, ...]
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    constants: tuple[TensorInfo, ...] = ()
-    tactic: str = ""
-    is_kernel: bool = True
-    kind: str = "other"
 
 
 @dataclass(frozen=True)
@@ -361,7 +250,7 @@ class BuildReport:
     analysis: EngineAnalysis | None = None
     host: HostRecord | None = None
     network_io: tuple[NetworkIo, ...] = ()
-    rewriting: RewritingRecord = RewritingRecord()
+    rewriting: RewritingRecord = field(default_factory=RewritingRecord)
     guard: tuple[GuardRecord, ...] = ()
     sixteen_bit: Cost | None = None
     search: SearchRecord | None = None

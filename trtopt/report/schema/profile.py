@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.schema.analysis import Finding, LayerRow
-from trtopt.report.schema.build import OutputAccuracy, TensorInfo
+from trtopt.report.schema.build import OutputAccuracy
+from trtopt.report.schema.layers import TensorInfo
 from trtopt.support.json_text import plain
 from trtopt.support.precision import TENSORRT_TYPES
 

@@ -19,6 +19,7 @@ import msgspec
 from trtopt.errors import UsageError
 from trtopt.report.schema import analysis, build, profile, sweep
 from trtopt.report.schema.decisions import CurvePoint, ParetoPoint, SearchRecord, SearchStep, SparsityBudget
+from trtopt.report.schema.steps import Cost
 from trtopt.support.files import read_file
 from trtopt.support.json_text import decoded
 
@@ -40,7 +41,7 @@ _KINDS: dict[str, type[Report]] = {
 _NOT_FINITE: dict[type, float] = {
     build.OutputAccuracy: math.nan,
     build.MetricRecord: math.nan,
-    build.Cost: math.inf,
+    Cost: math.inf,
     SearchStep: math.inf,
     ParetoPoint: math.inf,
     SearchRecord: math.inf,

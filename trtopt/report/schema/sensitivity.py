@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.report.schema.build import CalibrationRecord, Refusal
+from trtopt.report.schema.build import CalibrationRecord
+from trtopt.report.schema.steps import Refusal
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.sensitivity/1"

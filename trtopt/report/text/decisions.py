@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.build import BuildReport, Cost, RegionRecord
+from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.decisions import (
     BuilderTrial,
     CurvePoint,
@@ -17,6 +17,7 @@ from trtopt.report.schema.decisions import (
     SearchStep,
     SparsityRecord,
 )
+from trtopt.report.schema.steps import Cost, RegionRecord
 from trtopt.report.text.format import (
     bytes_text,
     count,

@@ -1,0 +1,239 @@
+"""What a run of build or optimize is asked for: settled, and refused where it cannot be, before the first stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtopt.config import DEFAULT_ACCURACY_DROP, AccuracyBudget, BuildConfig
+from trtopt.config.paths import check_files
+from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
+from trtopt.engine.cache import EngineCache
+from trtopt.engine.manifest import manifest_path, signature_path
+from trtopt.engine.signature import Signer
+from trtopt.errors import TargetError, UsageError
+from trtopt.hardware.probe import present_gpu
+from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
+from trtopt.hardware.user import gpu_table
+from trtopt.judge.target import Target
+from trtopt.pipeline.compile import check_search, engine_cache
+from trtopt.pipeline.manifest import other_files
+from trtopt.precision.fp16.network_io import IoRequest, parse_io
+from trtopt.report.schema.manifest import FileHash
+from trtopt.rewrite import registry
+from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files that a run writes.
+
+    Attributes:
+        named: By what they are, as the user named them.
+        places: The same, absolute: users' scripts may leave the folder.
+    """
+
+    named: Mapping[str, Path]
+    places: Mapping[str, Path]
+
+    @property
+    def main(self) -> Path:
+        """The engine, or without one the optimized model."""
+        return self.named["engine"] if "engine" in self.named else self.named["onnx"]
+
+    def with_host(self, path: Path) -> Outputs:
+        """And the part of the model for the host, beside the main file."""
+        place = self.places["engine"] if "engine" in self.places else self.places["onnx"]
+        return Outputs({**self.named, "host": path}, {**self.places, "host": place.with_name(path.name)})
+
+
+def described(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Outputs by what messages call them."""
+    return {f"the output {file.name} ({kind})": file for kind, file in files.items()}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is asked for.
+
+    Attributes:
+        path: The model.
+        config: The options.
+        make_engine: Whether an engine is built; else the optimized model is all.
+        precision: The precision written into the graph; None for the types the model has.
+        budget: The accuracy that may be lost.
+        target: For whom the model is prepared; the shapes are not known yet.
+        outputs: The files to write.
+        io: The types and layouts asked of inputs and outputs.
+        signer: Signs the manifest; None where that was not asked for.
+        files: What else is read (:func:`~trtopt.pipeline.manifest.other_files`).
+        cache: Where engines are kept; None to build anew.
+    """
+
+    path: Path
+    config: BuildConfig
+    make_engine: bool
+    precision: Precision | None
+    budget: AccuracyBudget
+    target: Target
+    outputs: Outputs
+    io: tuple[IoRequest, ...]
+    signer: Signer | None
+    files: tuple[FileHash, ...]
+    cache: EngineCache | None
+
+    @property
+    def judged_in(self) -> Precision | None:
+        """The precision recipes are judged in: FP16 where 8-bit regions must win against the best FP16 engine."""
+        guarded = self.precision is not None and self.precision.is_quantized and not self.config.keep_all_int8
+        return Precision.FP16 if guarded else self.precision
+
+    @property
+    def uses_tf32(self) -> bool:
+        """Whether FP32 products may be TF32."""
+        return self.precision == Precision.TF32
+
+    def budget_after(self, is_pruned: bool) -> AccuracyBudget:
+        """The budget once it is known whether a weight was pruned.
+
+        A default is that of ``--auto`` or of pruning: other precisions are gated only when asked.
+        """
+        return self.budget if self.precision == Precision.AUTO or is_pruned else self.budget.as_asked()
+
+    def builder_config(self) -> BuildConfig:
+        """The options with the builder told to look for sparse kernels, where it can and nobody has said otherwise."""
+        config = self.config
+        is_said = any(item.lower().startswith("sparsity") for item in config.builder)
+        if not prunes(config) or self.target.backend != TENSORRT or is_said:
+            return config
+        return replace(config, builder=(*config.builder, "sparsity=true"))
+
+
+def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_engine: bool) -> Settings:
+    """Resolve what a run is asked for, and refuse what it cannot do.
+
+    Args:
+        path: The model.
+        config: The options.
+        calib: The calibration samples, None where none were given.
+        clock: Told of options that have no effect.
+        make_engine: Whether an engine is to be built.
+
+    Raises:
+        UsageError: Options contradict one another, or a file cannot be read or written.
+        TargetError: The target cannot do what is asked for.
+        MissingDependencyError: The compiler is not installed, or what signs.
+    """
+    target = _target(config, make_engine)
+    outputs = _outputs(path, config, target.backend, make_engine)
+    check_files(str(path), config, None, engine=make_engine)
+    signer = _signer(config, make_engine)
+    registry.select(config.recipes)
+    _check_pruning(config, target.backend, target.gpu, calib)
+    precision = config.precision or (Precision.FP16 if make_engine else None)
+    _check_precision(precision, target, config, clock)
+    io = parse_io(config.io)
+    if make_engine:
+        check_search(config, target.backend)
+    return Settings(
+        path,
+        config,
+        make_engine,
+        precision,
+        _budget(config),
+        target,
+        outputs,
+        io,
+        signer,
+        other_files(config) if make_engine else (),
+        engine_cache(config, clock, make_engine),
+    )
+
+
+def prunes(config: BuildConfig) -> bool:
+    """Whether layers are to be pruned."""
+    return config.sparse or config.sparse_all
+
+
+def _target(config: BuildConfig, make_engine: bool) -> Target:
+    """The GPU asked for, the one present, or the default; and the compiler for it."""
+    present = present_gpu()
+    gpu = choose_gpu(config.gpu, gpu_table(config.gpus), present)
+    choose = choose_backend(config.backend, gpu, present) if make_engine else backend_of_rules(config.backend, gpu)
+    return Target(choose, gpu)
+
+
+def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: bool) -> Outputs:
+    files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
+    if make_engine:
+        engine = Path(config.output or path.with_name(path.stem + backend.suffix))
+        files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
+        files["onnx"] = config.save_onnx
+    else:
+        if config.output is None:
+            raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
+        files["onnx"] = config.output
+    named = {kind: Path(name) for kind, name in files.items() if name is not None}
+    return Outputs(named, {kind: file.absolute() for kind, file in named.items()})
+
+
+def _signer(config: BuildConfig, make_engine: bool) -> Signer | None:
+    if config.sign is None:
+        return None
+    if not make_engine:
+        raise UsageError("There is no engine to sign", where="--sign", remedy="leave it out, or use `trtopt build`")
+    return Signer(Path(config.sign))
+
+
+def _check_pruning(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, calib: object) -> None:
+    """Refuse what ``--sparse`` cannot do: a gain for no single GPU, weights taken out without samples."""
+    if not prunes(config):
+        return
+    if gpu is None and not config.sparse_all:
+        raise TargetError(
+            "The gain of sparse kernels cannot be predicted for every GPU at once",
+            where="--gpu portable",
+            remedy="name a GPU with --gpu, or prune whatever the gain with --sparse-all",
+        )
+    if calib is None and (config.sparse_all or backend == TENSORRT):
+        raise UsageError(
+            "Half of the weights would be taken out without a sample to fit the others to",
+            where="--sparse-all" if config.sparse_all else "--sparse",
+            remedy="give samples with --calib; --calib synthetic prunes by magnitude alone, which costs accuracy",
+        )
+
+
+def _check_precision(precision: Precision | None, target: Target, config: BuildConfig, clock: Clock) -> None:
+    """Refuse FP8 where a GPU that the engine is for has no units for it, and say which options have no effect."""
+    if precision == Precision.FP8 and (target.gpu is None or not supports(target.gpu, Precision.FP8)):
+        remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
+        raise TargetError("The target has no FP8 units", where=f"--gpu {target.gpu_name}", remedy=remedy)
+    if config.keep_all_int8 and not (precision is not None and precision.is_quantized):
+        kind = "the model keeps its types" if precision is None else f"the precision is {precision}"
+        clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
+
+
+def _budget(config: BuildConfig) -> AccuracyBudget:
+    """What the user gave, and a default where something is searched for within it.
+
+    Raises:
+        UsageError: The metric is an SQNR, which no drop bounds, and nothing else bounds it.
+    """
+    given = AccuracyBudget(config.max_accuracy_drop, config.min_sqnr_db)
+    is_auto = config.precision == Precision.AUTO
+    searches = is_auto or (prunes(config) and not config.allow_accuracy_loss)
+    if not searches or given.drop is not None:
+        return given
+    if config.metric != "sqnr":
+        return AccuracyBudget(DEFAULT_ACCURACY_DROP, config.min_sqnr_db, "default")
+    if given.sqnr_db is None:
+        raise UsageError(
+            f"{'--auto' if is_auto else '--sparse'} has no budget: the drop that it allows by default cannot bound the "
+            "metric sqnr, whose baseline is infinite",
+            where="--metric sqnr",
+            remedy="give --min-sqnr-db X",
+        )
+    return given
