@@ -241,8 +241,9 @@ def _uncosted(analysis: Analysis) -> str:
 def _assumptions(analysis: Analysis, gpu: GpuSpec) -> str:
     return (
         "<section><h2>What this rests on</h2><p>One multiply-add is 2 FLOP; the bytes of a layer are each input,"
-        " constant and output once; 1 GB is 10⁹ bytes. Arithmetic and memory are the times of each alone; what bounds a"
-        f' layer is its limiter.</p><div class="columns"><div>{tables.description(tables.gpu_values(gpu))}</div>'
+        " constant and output once; 1 GB is 10⁹ bytes. Arithmetic and memory are the times of each alone, that of idle"
+        " SMs left out; the longer of the two bounds a layer, and latency where neither is half of its time."
+        f'</p><div class="columns"><div>{tables.description(tables.gpu_values(gpu))}</div>'
         f"<div>{tables.description({**analysis.model, 'trtopt': VERSION, 'schema': analysis.schema})}</div>"
         "</div></section>"
     )
