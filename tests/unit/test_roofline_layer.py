@@ -82,6 +82,32 @@ def test_what_bounds_a_layer_changes_as_it_grows() -> None:
     assert streams == ["latency", "latency", "memory"]
 
 
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(combinations()))
+def test_the_limiter_follows_from_the_times_that_are_shown(data: st.DataObject, chip: tuple[GpuSpec, MathType]) -> None:
+    gpu, dtype = chip
+    found = layer_time(data.draw(works(dtype)), gpu)
+    if 2 * max(found.math_us, found.memory_us) <= found.predicted_us:
+        assert found.limiter == "latency"
+    else:
+        assert found.limiter == ("math" if found.math_us >= found.memory_us else "memory")
+
+
+def test_a_convolution_that_waits_for_its_bytes_is_not_bound_by_arithmetic() -> None:
+    """In ResNet-50 on an RTX 4090: its columns said memory 28.8 us and arithmetic 10.0 us, its limiter arithmetic."""
+    alone = convolution(64, 256, 56, Window((1, 1), (1, 1), (0, 0)), batch=8)
+    residual = dataclasses.replace(alone, read_bytes=alone.read_bytes + alone.write_bytes)
+    found = layer_time(residual, find_gpu("RTX 4090"))
+    assert found.memory_us > 1.5 * found.math_us and found.limiter == "memory"
+
+
+def test_the_time_of_idle_sms_is_no_arithmetic() -> None:
+    """112 tiles take two rounds of 108 SMs, and about as much arithmetic as 108."""
+    full, more = (layer_time(product(128 * tiles, 256, 4096), A100) for tiles in (108, 112))
+    assert more.predicted_us > 1.25 * full.predicted_us
+    assert more.math_us < 1.25 * full.math_us
+
+
 def test_a_kernel_whose_arithmetic_is_a_fraction_of_its_time_is_bound_by_latency() -> None:
     """The last stage of a ResNet: 49 rows of one image take longer than their launch, most of it not arithmetic."""
     window = Window((3, 3), (1, 1), (1, 1))

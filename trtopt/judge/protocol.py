@@ -51,4 +51,4 @@ class Judge(Protocol):
 
 
 OpenJudge = Callable[..., AbstractContextManager[Judge]]
-"""Opens the judge of one target: ``open_judge(precision, io=(), prices=...)``; see ``trtopt.judge.judges.judge_for``."""
+"""Opens the judge of one target: ``open_judge(precision, io=(), prices=...)``; see ``trtopt.judge.judges``."""

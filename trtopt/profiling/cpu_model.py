@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtopt.hardware.cpu import CpuSpec
-from trtopt.report.schema.analysis import LayerRow, Limiter
+from trtopt.report.schema.analysis import LayerRow, limiter_of
 from trtopt.roofline.work import Layer, Work
 from trtopt.support.precision import Precision
 
@@ -46,9 +46,7 @@ def _row(layer: Layer, work: Work, cpu: CpuSpec, weights_gbs: float) -> LayerRow
     activations_gbs = _bandwidth(work.bytes // _executions(work), cpu)
     memory_us = ((work.moved_bytes - work.weight_bytes) / activations_gbs + work.weight_bytes / weights_gbs) / 1e3
     latency_us = (cpu.latency_us + cpu.profiled_us) * _executions(work)
-    limiter: Limiter = "math" if math_us >= memory_us else "memory"
-    if max(math_us, memory_us) <= latency_us:
-        limiter = "latency"
+    predicted_us = max(math_us, memory_us) + latency_us
     return LayerRow(
         name=layer.name,
         op=layer.op,
@@ -65,9 +63,9 @@ def _row(layer: Layer, work: Work, cpu: CpuSpec, weights_gbs: float) -> LayerRow
         tile_efficiency=1.0,
         wave_efficiency=1.0,
         alignment_bytes=work.alignment_bytes,
-        limiter=limiter,
+        limiter=limiter_of(math_us, memory_us, predicted_us),
         math_us=math_us,
         memory_us=memory_us,
         latency_us=latency_us,
-        predicted_us=max(math_us, memory_us) + latency_us,
+        predicted_us=predicted_us,
     )

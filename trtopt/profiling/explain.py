@@ -195,7 +195,7 @@ def tail_wave(subject: Subject) -> Why:
     """
     row = subject.row
     if row is not None and row.tiles and row.limiter == "math" and row.wave_efficiency < _WAVE_SHARE:
-        us = row.math_us * (1 - row.wave_efficiency)
+        us = row.math_us * (1 / row.wave_efficiency - 1)
         slots = f"{row.tiles} tiles in {row.waves} wave{'s' if row.waves > 1 else ''}"
         message = f"{slots} use {percent(row.wave_efficiency)} of the GPU"
         yield min(us, subject.layer.measured_us), message, "try other batch sizes: `trtopt analyze --batch-sweep`"

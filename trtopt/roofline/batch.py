@@ -37,7 +37,7 @@ class Times:
     """Predicted times without the launch; each field an array [kernels], in microseconds.
 
     Attributes:
-        math: Arithmetic alone.
+        math: Arithmetic alone, without the time in which SMs are idle.
         memory: Memory alone.
         total: Both together, never below :attr:`bound`.
         least_math: What no arithmetic can beat on this GPU: flop over peak, with the algorithm's saving; over twice

@@ -94,7 +94,7 @@ class Choice:
 
     Attributes:
         time: Arithmetic and memory together.
-        math: Arithmetic alone.
+        math: Arithmetic alone, as long as it would take with a block on every SM all the time.
         memory: Memory alone.
         tile: Index into :data:`TILES`.
         split: Blocks that share one tile's sum.
@@ -119,7 +119,9 @@ def choose(products: Products, chip: Chip, c: Constants) -> Choice:
     blocks = np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split
     ideal = 2 * m * n * k * batch / (rate * share)
     slow_down = 1 + c.power * np.log1p(ideal / c.power_us)
-    busy = _busy(blocks, part, products, (tile_m, tile_n), chip, c) * slow_down * _rows(products.extra)
+    full_rounds = blocks / chip.sm
+    rounds = (1 - c.wave_smoothing) * np.ceil(full_rounds) + c.wave_smoothing * np.maximum(full_rounds, 1.0)
+    busy = rounds * _block_time(part, products, (tile_m, tile_n), chip, c) * slow_down * _rows(products.extra)
     memory = _rows(memory_time(products.bytes, chip, c))
     reduced = c.split_traffic * split * m * n * batch * 4 / (L2_PORT_BYTES * chip.clock * chip.sm)
     time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + np.where(split > 1, c.split_us + reduced, 0.0)
@@ -127,21 +129,19 @@ def choose(products: Products, chip: Chip, c: Constants) -> Choice:
     best = time.reshape(len(time), -1).argmin(axis=1)
     at_tile, at_split = np.unravel_index(best, (len(TILES), len(SPLITS)))
     picked = (np.arange(len(time)), at_tile, at_split)
-    return Choice(time[picked], busy[picked], memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
+    math = busy[picked] * (full_rounds / rounds)[picked]
+    return Choice(time[picked], math, memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
 
 
-def _busy(blocks: Array, part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:
-    """Time the SMs are at it: rounds of blocks, each with its main loop and what fills and drains it."""
+def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:
+    """Time of one block: its main loop, and what fills and drains it."""
     element, share = _rows(products.element_bytes), _rows(products.share)
     rate = _rows(products.rate) / chip.sm
     area = tile[0] * tile[1]
     math = 2 * area * part * (area + c.half_area) / (rate * _rows(products.speed) * share * c.peak_share * area)
     load = (tile[0] + tile[1]) * part * element / (c.sm_bytes_per_clock * chip.clock)
     steps = part * element / _K_STEP_BYTES * c.step_cycles / chip.clock
-    block = np.maximum(math, load) + steps + 2 * area * c.fill_bytes / element / rate
-    rounds = blocks / chip.sm
-    rounds = (1 - c.wave_smoothing) * np.ceil(rounds) + c.wave_smoothing * np.maximum(rounds, 1.0)
-    return rounds * block
+    return np.maximum(math, load) + steps + 2 * area * c.fill_bytes / element / rate
 
 
 def memory_time(moved: Array, chip: Chip, c: Constants) -> Array:

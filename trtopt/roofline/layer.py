@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.schema.analysis import LayerRow, Limiter, Uncosted
+from trtopt.report.schema.analysis import LayerRow, Limiter, Uncosted, limiter_of
 from trtopt.roofline.batch import Batch, Times
 from trtopt.roofline.constants import Constants, constants_for
 from trtopt.roofline.gemm import TILES
@@ -27,13 +27,11 @@ class LayerTime:
     """A layer's predicted time, in microseconds, and why.
 
     Attributes:
-        math_us: Time of the arithmetic alone.
+        math_us: Time of the arithmetic alone, as long as it would take with work for every SM all the time.
         memory_us: Time of moving the bytes alone.
         latency_us: The launch, once per step.
-        predicted_us: All of it.
-        limiter: What bounds it. ``latency``: the launch, idle SMs and joining split sums take at least half of the
-            time. Else ``math`` or ``memory``, by the datasheet: whichever of flop over peak and bytes over bandwidth
-            (of the L2 cache for what fits into it) takes longer: the side of the ridge on which the layer lies.
+        predicted_us: All of it, idle SMs included.
+        limiter: What bounds it (:func:`~trtopt.report.schema.analysis.limiter_of`).
         tiling: Tile and waves of a matrix product; None without one.
     """
 
@@ -89,10 +87,7 @@ def _layer_time(index: int, work: Work, times: Times, latency: float, gpu: GpuSp
         row = times.product[index]
         tile = TILES[times.choice.tile[row]]
         shape = tiling(work.gemm, tile, gpu.sm, split=int(times.choice.split[row]))
-    filled = min(shape.tiles / gpu.sm, 1.0) if shape is not None else 1.0
-    limiter: Limiter = "math" if times.least_math[index] >= times.least_memory[index] * work.steps else "memory"
-    if max(arithmetic * filled, memory) <= (busy + latency) / 2:
-        limiter = "latency"
+    limiter = limiter_of(arithmetic, memory, busy + latency)
     return LayerTime(arithmetic, memory, latency, busy + latency, limiter, shape)
 
 

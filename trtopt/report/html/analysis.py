@@ -205,7 +205,10 @@ def _uncosted(analysis: Analysis) -> str:
 
 
 def _assumptions(analysis: Analysis, gpu: GpuSpec) -> str:
-    more = " Arithmetic and memory are the times of each alone; what bounds a layer is its limiter."
+    more = (
+        " Arithmetic and memory are the times of each alone, that of idle SMs left out; the longer of the two bounds a"
+        " layer, and latency where neither is half of its time."
+    )
     return assumptions(gpu_values(gpu), {**analysis.model, "trtopt": VERSION, "schema": analysis.schema}, more)
 
 

@@ -41,11 +41,11 @@ class LayerRow:
         tile_efficiency: Share of the tiles' arithmetic that is useful.
         wave_efficiency: ``tiles / (waves * slots)``: share of the GPU's slots that have a tile.
         alignment_bytes: The largest power of two, at most 128, that divides its rows.
-        limiter: What bounds its time.
-        math_us: Time of the arithmetic alone.
+        limiter: What bounds its time (:func:`limiter_of`).
+        math_us: Time of the arithmetic alone, as long as it would take with work for every SM all the time.
         memory_us: Time of moving the bytes alone.
         latency_us: The launch.
-        predicted_us: All of it.
+        predicted_us: All of it, idle SMs included.
     """
 
     name: str
@@ -74,6 +74,17 @@ class LayerRow:
         sized = self.gemm is None or {"m", "n", "k"} <= self.gemm.keys()
         if not sized or not (self.tile is None or {"m", "n"} <= self.tile.keys()):
             raise ValueError("a product has m, n and k, a tile m and n")
+
+
+def limiter_of(math_us: float, memory_us: float, predicted_us: float) -> Limiter:
+    """What bounds the time of a layer, by the times that reports show of it.
+
+    ``latency``: neither arithmetic nor memory takes more than half of the time; the rest is the launch, idle SMs and
+    joining split sums. Else whichever of the two takes longer.
+    """
+    if 2 * max(math_us, memory_us) <= predicted_us:
+        return "latency"
+    return "math" if math_us >= memory_us else "memory"
 
 
 @dataclass(frozen=True)
