@@ -25,7 +25,8 @@ from trtopt.graph.edit import (
     new_node,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _CONVS = ("Conv", "ConvTranspose")
 _PRODUCTS = (*_CONVS, "Gemm", "MatMul")

@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from trtopt.graph.conv import may_see_padding_alone, sole_user, swap_nodes, window_of
 from trtopt.graph.edit import Names, all_nodes, constant_of, input_of, int_attribute, is_op, tag
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from trtopt.graph.branches import constant_branch, constant_branches, inline_branch
 from trtopt.graph.edit import Names, tag
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from trtopt.graph.edit import (
     is_op,
     remove_node,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 
 @dataclass(frozen=True)

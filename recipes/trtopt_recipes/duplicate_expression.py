@@ -21,7 +21,8 @@ from trtopt.graph.edit import (
     replace_value,
     subgraphs_of,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _KEPT = frozenset(
     {

@@ -21,7 +21,8 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.joins import nodes_until
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """AveragePool has no integers, no BF16 before opset 22, and no doubles in runtimes."""

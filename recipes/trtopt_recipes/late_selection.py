@@ -25,7 +25,8 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.entrywise import inputs_along
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _END = np.iinfo(np.int64).max
 _OPEN = np.iinfo(np.int32).max

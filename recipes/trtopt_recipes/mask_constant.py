@@ -20,7 +20,8 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import is_move, is_pass
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _BECOMES_HALF = ("fp16", "int8", "fp8")
 

@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import all_nodes, is_op, remove_node
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from trtopt.graph.edit import (
     replace_value,
     static_shape,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _ONE_INPUT = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})

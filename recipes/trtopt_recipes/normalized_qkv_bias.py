@@ -23,7 +23,8 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import Sizes, one_per
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _LARGEST_SHIFT = 0.5
 _SMALLEST_SHIFT = 1 / 16

@@ -23,7 +23,8 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 
 class _CannotError(ValueError):

@@ -19,7 +19,8 @@ from trtopt.graph.edit import (
     remove_node,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 

@@ -23,7 +23,8 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.joins import nodes_until
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _ELEMENTWISE = frozenset(
     (

@@ -18,7 +18,8 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 _LONGEST = 8
 """Longer chains take several rounds."""

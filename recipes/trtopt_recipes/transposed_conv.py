@@ -19,7 +19,8 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.report.schema.steps import Refusal
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
 
 
 @dataclass(frozen=True)

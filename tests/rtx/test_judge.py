@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
 from trtopt.judge.target import Target
 from trtopt.pipeline.rewrite import rewrite
-from trtopt.report.schema.steps import Cost
+from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.source.onnx_file import load
 from trtopt.support.precision import Precision
 
@@ -188,3 +190,35 @@ def test_a_depthwise_network_is_planned_differently_for_the_two(tmp_path: Path) 
         "tensorrt-rtx": ["62"],
         "tensorrt": [],
     }
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BuildRequest]:
+    """What the compiler was asked."""
+    found: list[BuildRequest] = []
+    layers = Compiler.layers
+
+    def listed(compiler: Compiler, request: BuildRequest) -> tuple[LayerInfo, ...]:
+        found.append(request)
+        return layers(compiler, request)
+
+    monkeypatch.setattr(Compiler, "layers", listed)
+    return found
+
+
+def test_a_second_run_of_the_recipes_asks_the_compiler_for_nothing(tmp_path: Path, asked: list[BuildRequest]) -> None:
+    def steps(precision: str, scale: float = 1.0, io: tuple[str, ...] = ()) -> tuple[tuple[StepRecord, ...], int]:
+        asked.clear()
+        model = convs(tmp_path, 61)
+        for value in model.graph.initializers.values():
+            assert value.const_value is not None
+            value.const_value = ir.tensor(value.const_value.numpy() * np.float32(scale), name=value.name)
+        config = BuildConfig(cache_dir=str(tmp_path / "cache"), io=io)
+        found = rewrite(ModelArtifact(model, tmp_path, ""), TENSORRT_RTX, L4, precision, {}, config, ignore)
+        return tuple(replace(step, seconds=0.0) for step in found.artifact.steps), len(asked)
+
+    first, count = steps("fp16")
+    assert count > 1 and steps("fp16") == (first, 0) and steps("fp16", 0.5) == (first, 0)
+    assert steps("fp16", 1e-7)[1] > 0, "weights that FP16 does not hold stay FP32"
+    assert steps("fp32")[1] > 0 == steps("fp32")[1]
+    assert steps("fp16", io=("x:fp16:hwc8",))[1] > 0 == steps("fp16", io=("x:fp16:hwc8",))[1]

@@ -12,6 +12,7 @@ from onnx import helper
 from rtx_nets import constant, model
 
 import trtopt
+from trtopt.engine.compiler import Compiler
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.build import render
 
@@ -99,3 +100,10 @@ def test_what_pays_stays_with_its_price(tmp_path: Path) -> None:
     assert not any("own Q/DQ" in text for text in found.warnings)
     text = shown(found)
     assert "no region in 8-bit but the model's own Q/DQ" in text and "no region in 8-bit:" not in text
+
+
+def test_a_second_verdict_asks_the_compiler_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = optimized(tmp_path, "mlp", precision="int8")
+    monkeypatch.setattr(Compiler, "layers", lambda *_: pytest.fail("the compiler was asked"))
+    again = optimized(tmp_path, "mlp", precision="int8")
+    assert again.sixteen_bit == first.sixteen_bit and again.guard == first.guard

@@ -84,7 +84,9 @@ def test_what_bounds_a_layer_changes_as_it_grows() -> None:
 
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
-def test_the_limiter_follows_from_the_times_that_are_shown(data: st.DataObject, chip: tuple[GpuSpec, MathType]) -> None:
+def test_the_limiter_follows_from_the_times_that_are_shown(
+    data: st.DataObject, chip: tuple[GpuSpec, Precision]
+) -> None:
     gpu, dtype = chip
     found = layer_time(data.draw(works(dtype)), gpu)
     if 2 * max(found.math_us, found.memory_us) <= found.predicted_us:
