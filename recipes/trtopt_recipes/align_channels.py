@@ -25,8 +25,7 @@ from trtopt.graph.edit import (
     new_node,
     tag,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _CONVS = ("Conv", "ConvTranspose")
 _PRODUCTS = (*_CONVS, "Gemm", "MatMul")

@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.conv import may_see_padding_alone, sole_user, swap_nodes, window_of
 from trtopt.graph.edit import Names, all_nodes, constant_of, input_of, int_attribute, is_op, tag
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.permute import can_permute, data_inputs, keeps_rank, permute
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _SWAP = (1, 0, 2)
 _MOST_ATTENTIONS = 3

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.edit import all_nodes, can_replace, int_attribute, is_op, remove_node, replace_value, tag
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _T = ir.DataType
 _FLOATS = (_T.FLOAT16, _T.BFLOAT16, _T.FLOAT, _T.DOUBLE)

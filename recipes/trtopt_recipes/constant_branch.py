@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.branches import constant_branch, constant_branches, inline_branch
 from trtopt.graph.edit import Names, tag
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph.edit import all_graphs, constant_of, is_op, tag
 from trtopt.graph.fold import MAX_GROWTH_BYTES, FoldError, can_fold, constants_from, evaluate, excess
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _BROADCASTING = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where")
 

@@ -28,8 +28,7 @@ from trtopt.graph.edit import (
     remove_node,
     tag,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

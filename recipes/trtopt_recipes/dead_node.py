@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.edit import all_graphs, remove_node, subgraphs_of
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

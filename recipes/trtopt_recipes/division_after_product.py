@@ -10,8 +10,7 @@ import onnx_ir as ir
 from trtopt.graph.attention import only_user
 from trtopt.graph.chains import Splice
 from trtopt.graph.edit import all_nodes, constant_of, input_of, int_attribute, ints_attribute, is_op
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

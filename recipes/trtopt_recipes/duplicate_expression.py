@@ -21,8 +21,7 @@ from trtopt.graph.edit import (
     replace_value,
     subgraphs_of,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _KEPT = frozenset(
     {

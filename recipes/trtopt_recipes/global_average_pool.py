@@ -21,8 +21,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.joins import nodes_until
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """AveragePool has no integers, no BF16 before opset 22, and no doubles in runtimes."""

@@ -25,8 +25,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.entrywise import inputs_along
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _END = np.iinfo(np.int64).max
 _OPEN = np.iinfo(np.int32).max

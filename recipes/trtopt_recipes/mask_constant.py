@@ -20,8 +20,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import is_move, is_pass
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _BECOMES_HALF = ("fp16", "int8", "fp8")
 

@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import all_nodes, is_op, remove_node
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

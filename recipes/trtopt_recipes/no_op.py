@@ -18,8 +18,7 @@ from trtopt.graph.edit import (
     replace_value,
     static_shape,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _ONE_INPUT = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})

@@ -23,8 +23,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import Sizes, one_per
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _LARGEST_SHIFT = 0.5
 _SMALLEST_SHIFT = 1 / 16

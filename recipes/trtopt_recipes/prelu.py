@@ -9,8 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import all_nodes, constant_of, is_op
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 class _CannotError(ValueError):

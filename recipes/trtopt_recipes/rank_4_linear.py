@@ -20,8 +20,7 @@ from trtopt.graph.edit import (
     is_op,
     remove_node,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ELEMENTWISE = frozenset(
     "Abs Add Cast Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow "

@@ -9,8 +9,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import all_nodes, constant_of, input_of, int_attribute, string_attribute
 from trtopt.graph.recurrent import is_recurrent, runs_all_steps
 from trtopt.graph.unroll import Writer, is_used, replace_outputs
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _WEIGHTS = (1, 2, 3, 7)
 _LENGTHS = 4

@@ -10,8 +10,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import all_nodes, constant_of, constant_tensor_of, dims_of, input_of
 from trtopt.graph.recurrent import GATES, is_recurrent, recurrent_of, why_not_plain
 from trtopt.graph.unroll import Writer, is_used, replace_outputs
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _STATES = (5, 6)
 

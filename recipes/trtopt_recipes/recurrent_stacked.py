@@ -19,8 +19,7 @@ from trtopt.graph.edit import (
 )
 from trtopt.graph.recurrent import initial_of, is_recurrent, recurrent_of, weights_of
 from trtopt.graph.unroll import Cells, Lanes, Writer, is_used, replace_outputs, sequence, why_not_unrolled
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _MAX_LAYERS = 4
 """Layers in one group: each set of layers that run together has a copy of their weights."""

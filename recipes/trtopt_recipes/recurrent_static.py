@@ -9,8 +9,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import all_nodes, constant_of, input_of
 from trtopt.graph.recurrent import initial_of, is_recurrent, recurrent_of, weights_of
 from trtopt.graph.unroll import Cells, Lanes, Writer, is_used, replace_outputs, sequence, why_not_unrolled
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from trtopt.graph.edit import (
     remove_node,
     tag,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 

@@ -20,8 +20,7 @@ from trtopt.graph.edit import (
     string_attribute,
     tag,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
 @dataclass(frozen=True)

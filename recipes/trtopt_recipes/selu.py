@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import all_nodes, float_attribute, is_op
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 """ONNX's defaults."""

@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import all_nodes, is_op
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _SERIES = (2.000000007681758, 0.6666632164138038, 0.40024595230699017, 0.2796515774473099, 0.2815777836582604)
 """log(1 + e) / z as a polynomial of z * z, where z = e / (2 + e): 2 atanh(z) / z interpolated at the Chebyshev nodes of

@@ -23,8 +23,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.joins import nodes_until
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ELEMENTWISE = frozenset(
     (

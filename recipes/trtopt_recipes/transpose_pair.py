@@ -18,8 +18,7 @@ from trtopt.graph.edit import (
     replace_value,
     tag,
 )
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _LONGEST = 8
 """Longer chains take several rounds."""

@@ -21,8 +21,7 @@ from trtopt.graph.edit import (
     tag,
 )
 from trtopt.graph.permute import Perm, can_permute, data_inputs, inverse, keeps_rank, permute
-from trtopt.report.schema.steps import Refusal
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _MOST_USES = 100
 """Values used more often stay as they are: each step of the search looks at all uses of a value."""

@@ -35,11 +35,11 @@ from trtopt.engine import worker
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT, read_header
 from trtopt.engine.build import TASK, _run, build_engine
+from trtopt.engine.cache import Timing
 from trtopt.engine.compiler import Compiler
 from trtopt.engine.option_search import AXES
 from trtopt.engine.options import parse_builder_options
 from trtopt.engine.request import Profile
-from trtopt.engine.timing_cache import Timing
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.events import Event, ignore
 

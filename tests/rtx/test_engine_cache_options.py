@@ -23,9 +23,8 @@ from trtopt.cache.folder import FORMATS
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.build import cache_key, check_options, worker_request
-from trtopt.engine.cache import Compiled
+from trtopt.engine.cache import Compiled, timing_for
 from trtopt.engine.request import BuildRequest, Profile
-from trtopt.engine.timing_cache import timing_for
 from trtopt.hardware.spec import find_gpu
 from trtopt.pipeline import compile
 

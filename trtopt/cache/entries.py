@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trtopt.cache.checksummed import MOST_LINE_BYTES, from_line, lines_of, read_checksummed, to_line, write_checksummed
-from trtopt.cache.folder import FORMATS, KINDS, cache_folder, mark_used, warn_not_kept, why
-from trtopt.cache.lock import locked
+from trtopt.cache.folder import FORMATS, KINDS, cache_folder, locked, mark_used, warn_not_kept, why
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.support.files import atomic_write, check_writable, open_shared, read_shared

@@ -52,9 +52,10 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
         say(f"note: {note}", sys.stderr)
     builds = load_matrix(Path(args.config), command) if args.config is not None else []
     if builds:
+        from trtopt import api
         from trtopt.cli.matrix import run_matrix
 
-        return run_matrix(command, args, builds)
+        return run_matrix(command, args, builds, getattr(api, command))
     config = config_from(args, BuildConfig, command)
     if args.model is None:
         raise UsageError(

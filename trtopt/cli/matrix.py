@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from trtopt.errors import TrtoptError, UsageError
 from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
-    from trtopt.report.schema.build import MatrixBuild
+    from trtopt.report.schema.build import BuildReport, MatrixBuild
 
 _SHARED = ("calib_cache", "timing_cache")
 """Files that builds write one after the other; all others are of one build."""
@@ -36,13 +36,16 @@ class _Build:
     config: BuildConfig
 
 
-def run_matrix(command: str, args: argparse.Namespace, combinations: Sequence[Mapping[str, Any]]) -> int:
+def run_matrix(
+    command: str, args: argparse.Namespace, combinations: Sequence[Mapping[str, Any]], make: Callable[..., BuildReport]
+) -> int:
     """Run every build, whatever becomes of the others, and print a row for each.
 
     Args:
         command: ``build`` or ``optimize``.
         args: The parsed options.
         combinations: What each build varies.
+        make: :func:`trtopt.build` or :func:`trtopt.optimize`.
 
     Returns:
         The largest exit code.
@@ -59,7 +62,7 @@ def run_matrix(command: str, args: argparse.Namespace, combinations: Sequence[Ma
     for number, build in enumerate(builds, 1):
         words = ", ".join(f"{axis} {value}" for axis, value in build.varied.items())
         say(f"build {number} of {len(builds)}: {words}", sys.stderr)
-        done.append(_run(command, build, args))
+        done.append(_run(make, build, args))
     if args.json:
         from trtopt.report.schema.build import matrix_json
 
@@ -134,13 +137,12 @@ def _check_names(builds: Sequence[_Build]) -> None:
             taken[path.absolute()] = name
 
 
-def _run(command: str, build: _Build, args: argparse.Namespace) -> MatrixBuild:
-    from trtopt import api
+def _run(make: Callable[..., BuildReport], build: _Build, args: argparse.Namespace) -> MatrixBuild:
     from trtopt.report.schema.build import MatrixBuild
 
     try:
         with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
-            report = getattr(api, command)(build.model, build.config, on_event=listener)
+            report = make(build.model, build.config, on_event=listener)
     except TrtoptError as error:
         print_error(error)
         return MatrixBuild(build.varied, error.exit_code, error.what.partition("\n")[0])

@@ -17,7 +17,7 @@ from typing import Any
 
 from trtopt.engine import worker
 from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, installed_version, read_header
-from trtopt.engine.cache import Compiled, EngineCache
+from trtopt.engine.cache import Compiled, EngineCache, Timing, timing_for
 from trtopt.engine.cache_key import engine_key
 from trtopt.engine.failures import crash, refusal
 from trtopt.engine.inspector import check_detailed, parse_inspector_json
@@ -32,7 +32,6 @@ from trtopt.engine.layers import (
 from trtopt.engine.options import BuilderSettings, parse_builder_options
 from trtopt.engine.process import START, Stall
 from trtopt.engine.request import BuildRequest
-from trtopt.engine.timing_cache import Timing, timing_for
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.hardware.probe import present_gpu, probe

@@ -7,7 +7,9 @@ an engine is built twice and both give the same entry.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from trtopt.cache.entries import Blobs
-from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, make_cache_folder
-from trtopt.cache.lock import locked
+from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, locked, make_cache_folder
+from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.engine.request import BuildRequest
+from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
+from trtopt.hardware.probe import probe
+from trtopt.support.files import read_file
 from trtopt.support.json_text import converted
 
 _LENGTH_BYTES = 8
@@ -190,3 +196,57 @@ class EngineCache:
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", name)
+
+
+_MOST_TIMING_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The timing cache of a build.
+
+    Attributes:
+        content: What is in it before; None without one.
+        name: Its GPU and version, where it is the one of the cache folder; empty for the user's file.
+        decides: What of it is in the key of the engine: the hash of its content where it must not be missed; of a
+            user's file else that there is one, since the entry then holds what a file that is missing gets. Each build
+            adds to the file, so with its content in the key no engine would be found again.
+    """
+
+    content: bytes | None = None
+    name: str = ""
+    decides: str = ""
+
+
+def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -> Timing:
+    """The timing cache to build with: the user's file, else the one of the cache folder.
+
+    Raises:
+        UsageError: There is none, and it must not be missed.
+    """
+    must_hit = request.error_on_timing_cache_miss
+    if request.backend == TENSORRT_RTX:
+        return Timing()
+    if request.timing_cache is not None:
+        content = _content(request.timing_cache)
+        return Timing(content, decides=_sha256(content) if must_hit else "a file")
+    if cache is not None:
+        name = f"{probe().name} {request.gpu.compute_capability if request.gpu else ''} {version}"
+        content = cache.timing(name)
+        return Timing(content, name, _sha256(content) if must_hit else "")
+    if must_hit:
+        raise UsageError(
+            "There is no timing cache that could be missed",
+            where="--error-on-timing-cache-miss",
+            remedy="give --timing-cache FILE, or leave --no-cache out",
+        )
+    return Timing()
+
+
+def _content(path: Path) -> bytes:
+    """A file's content; nothing of one that is not there."""
+    return read_file(path, "The timing cache", _MOST_TIMING_BYTES) if os.path.lexists(path) else b""
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

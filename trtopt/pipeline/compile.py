@@ -15,12 +15,11 @@ from trtopt.cache.folder import DEFAULT_BYTES, cache_folder, make_cache_folder, 
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend, installed_version
 from trtopt.engine.build import EngineArtifact, build_engine, cache_key, check_options
-from trtopt.engine.cache import EngineCache
+from trtopt.engine.cache import EngineCache, timing_for
 from trtopt.engine.option_search import Answer, Measured, Options, remembered, search_options
 from trtopt.engine.options import SEARCH, key_of
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import why_not_run
-from trtopt.engine.timing_cache import timing_for
 from trtopt.errors import TargetError
 from trtopt.events import Event
 from trtopt.graph import edit
