@@ -118,7 +118,7 @@ def _process_state(folder: Path, environment: Mapping[str, str]) -> Iterator[Non
         for number, handler in handlers.items():
             signal.signal(number, handler)
         sys.excepthook, sys.meta_path[:], sys.path[:] = hook, finders, path
-        _forget_scripts(modules)
+        _forget_scripts(modules, {folder.resolve(), Path(environment["HOME"]).resolve()})
         gc.set_threshold(*threshold)
         gc.unfreeze()
         probe.cache_clear()
@@ -145,10 +145,9 @@ def _set_environment(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def _forget_scripts(before: set[str]) -> None:
+def _forget_scripts(before: set[str], folders: set[Path]) -> None:
     """Forget the modules of the user's scripts: the next test has others of the same names."""
-    temporary = Path(tempfile.gettempdir()).resolve()
     for name in sys.modules.keys() - before:
         file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and Path(file).resolve().is_relative_to(temporary):
+        if file is not None and not folders.isdisjoint(Path(file).resolve().parents):
             del sys.modules[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ EVAL = 1300
 """The images from here on are kept for the evaluation."""
 
 
+@functools.cache
 def images() -> tuple[np.ndarray, np.ndarray]:
     """The images [1797, 1, 8, 8] in a random order, and their labels."""
     digits = load_digits()
@@ -37,12 +39,8 @@ def digit_model(*, train: int = 1200, depthwise: bool = False, mixed: bool = Fal
         depthwise: Make conv2 depthwise, which TensorRT for RTX runs in 16 bits.
         mixed: A product of the scores with a matrix near the identity, which the compiler does not fuse.
     """
-    x, labels = images()
-    rng = np.random.default_rng(0)
-    w1 = rng.standard_normal((CHANNELS, 1, 3, 3)).astype(np.float32) / 3
-    w2 = rng.standard_normal((CHANNELS, 1 if depthwise else CHANNELS, 3, 3)).astype(np.float32)
-    w2 /= 3 if depthwise else 17
-    features = np.maximum(_convolved(np.maximum(_convolved(x, w1), 0), w2), 0)
+    _, labels = images()
+    w1, w2, features = _convolutions(depthwise=depthwise)
     head = RidgeClassifier(alpha=10.0).fit(features[:train].reshape(train, -1), labels[:train])
     weights = {"w1": w1, "w2": w2, "w3": head.coef_.T.astype(np.float32), "b3": head.intercept_.astype(np.float32)}
     if mixed:
@@ -64,6 +62,17 @@ def digit_model(*, train: int = 1200, depthwise: bool = False, mixed: bool = Fal
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@functools.cache
+def _convolutions(*, depthwise: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The weights of the two convolutions, and what they make of the images."""
+    x, _ = images()
+    rng = np.random.default_rng(0)
+    w1 = rng.standard_normal((CHANNELS, 1, 3, 3)).astype(np.float32) / 3
+    w2 = rng.standard_normal((CHANNELS, 1 if depthwise else CHANNELS, 3, 3)).astype(np.float32)
+    w2 /= 3 if depthwise else 17
+    return w1, w2, np.maximum(_convolved(np.maximum(_convolved(x, w1), 0), w2), 0)
 
 
 def _windows(x: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ model = ["model.onnx"]
 backend = ["tensorrt-rtx"]
 [sweep]
 store = "store"
+workers = 1
 currency = "EUR"
 [prices]
 L4 = 0.7
@@ -48,7 +49,7 @@ def test_a_sweep_from_its_plan_to_the_answer(trtopt: Run, folder: Path) -> None:
     assert "4 jobs, 0 in the store, 4 to build" in planned.stdout and "time: unknown" in planned.stdout
 
     forms = ("--report", "r.json", "--markdown", "r.md", "--csv", "r.csv", "--html", "r.html")
-    done = trtopt("sweep", "sweep.toml", *forms)
+    done = trtopt("sweep", "sweep.toml", "--workers", "2", *forms)
     assert done.returncode == 4, "what a job failed with"
     assert "2 built, 2 failed" in done.stdout and done.stdout.count("failed, exit code 4") == 2
     assert "failed: gpu V100, precision fp32: TensorRT for RTX cannot build for V100" in done.stdout
@@ -163,6 +164,7 @@ def test_wrong_input_ends_before_the_first_job(
     assert done.stdout == "" and "Traceback" not in done.stderr and "of 4:" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_answer_is_exit_code_4(trtopt: Run, folder: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray")
     with socket.socket() as free:
