@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import onnx.defs
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
-from onnx.backend.test.case.node import collect_testcases
+from onnx_cases import single_operators, some_operators
 
 from trtopt.graph.cost import flop_of, has_cost
 from trtopt.graph.edit import all_nodes
@@ -58,10 +59,10 @@ def conv(
     return node, {"x": data, "w": weight, "y": (data[0], weight[0], *spatial)}
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(1, 2),
     st.integers(1, 2), st.integers(1, 3),
+    many=40,
 )  # fmt: skip
 def test_convolutions_count_as_a_naive_loop_does(
     batch: int, inner: int, outer: int, group: int, kernel: int, stride: int, dilation: int, rank: int
@@ -81,11 +82,11 @@ def test_convolutions_count_as_a_naive_loop_does(
     assert flop_of(node, shapes) == counted
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 4), max_size=2),
     st.lists(st.integers(1, 4), max_size=2),
     st.integers(1, 5), st.integers(1, 5), st.integers(1, 5),
+    many=60,
 )  # fmt: skip
 def test_batched_products_count_what_broadcasting_makes(
     left: list[int], right: list[int], m: int, k: int, n: int
@@ -144,21 +145,28 @@ def test_sequence_operators_by_hand(graph: str, flop: int) -> None:
 CASES_PER_OPERATOR = 4
 
 
-def onnx_cases() -> list[tuple[str, onnx.ModelProto]]:
-    """The models of one node on tensors among ONNX's own test cases, the first few of each operator."""
+def on_tensors(cases: list[tuple[str, onnx.ModelProto]]) -> list[tuple[str, onnx.ModelProto]]:
+    """The cases on tensors, the first few of each operator."""
     found: dict[str, list[tuple[str, onnx.ModelProto]]] = {}
-    for case in collect_testcases(None):
-        graph = case.model.graph
-        if len(graph.node) == 1 and all(item.type.HasField("tensor_type") for item in (*graph.input, *graph.output)):
-            cases = found.setdefault(case.model.graph.node[0].op_type, [])
-            if len(cases) < CASES_PER_OPERATOR:
-                cases.append((case.name, case.model))
+    for name, proto in cases:
+        graph = proto.graph
+        if all(item.type.HasField("tensor_type") for item in (*graph.input, *graph.output)):
+            of_operator = found.setdefault(graph.node[0].op_type, [])
+            if len(of_operator) < CASES_PER_OPERATOR:
+                of_operator.append((name, proto))
     return [case for cases in found.values() for case in cases]
 
 
+@pytest.mark.parametrize(
+    ("operators", "least"),
+    [(some_operators, 50), pytest.param(single_operators, 120, marks=pytest.mark.long)],
+    ids=["some", "all"],
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_onnx_test_cases_have_a_work_wherever_their_shapes_are_known() -> None:
-    cases, costed = onnx_cases(), set()
+def test_onnx_test_cases_have_a_work_wherever_their_shapes_are_known(
+    operators: Callable[[], list[tuple[str, onnx.ModelProto]]], least: int
+) -> None:
+    cases, costed = on_tensors(operators()), set()
     for name, proto in cases:
         model = infer_shapes(ir.from_proto(proto))
         shapes = static_shapes(model, {})
@@ -175,4 +183,4 @@ def test_onnx_test_cases_have_a_work_wherever_their_shapes_are_known() -> None:
         if work is not None:
             assert work.flop >= 0 and work.bytes >= 0, name
             costed.add(node.op_type)
-    assert len(costed) > 120
+    assert len(costed) > least

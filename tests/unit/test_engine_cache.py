@@ -269,6 +269,7 @@ def test_what_killed_runs_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path
     assert read(tmp_path)[0] is True
 
 
+@pytest.mark.long
 def test_an_entry_that_is_evicted_while_it_is_read_is_whole_or_missing(tmp_path: Path) -> None:
     """A reader against a process that keeps removing and writing: never an error, never another content."""
     context = multiprocessing.get_context("spawn")
@@ -326,6 +327,7 @@ def _obtain(folder: Path, said: Queue[str]) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX's")
+@pytest.mark.long
 def test_who_waits_goes_on_when_the_builder_is_killed(tmp_path: Path, said: Queue[str]) -> None:
     holder = SPAWN.Process(target=_hold, args=(tmp_path, said))
     holder.start()
@@ -341,6 +343,7 @@ def test_who_waits_goes_on_when_the_builder_is_killed(tmp_path: Path, said: Queu
     assert read(tmp_path) == (True, [])
 
 
+@pytest.mark.long
 def test_of_many_that_want_one_engine_one_builds(tmp_path: Path, said: Queue[str]) -> None:
     processes = [SPAWN.Process(target=_obtain, args=(tmp_path, said)) for _ in range(4)]
     for process in processes:

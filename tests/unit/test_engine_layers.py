@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from drawn_cases import given
 from hypothesis import strategies as st
 
 from trtopt.engine.layers import (

@@ -7,6 +7,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import pytest
+from drawn_cases import few_or
 from test_host_part import both
 
 from trtopt.accuracy.whole import HostPart
@@ -51,10 +53,11 @@ def random_graph(seed: int) -> onnx.ModelProto:
     return proto
 
 
-def test_random_graphs_give_the_same_in_two_parts() -> None:
-    """200 graphs; those where nothing can be cut, or nothing has to be, count apart."""
+@pytest.mark.parametrize("graphs", few_or(200))
+def test_random_graphs_give_the_same_in_two_parts(graphs: int) -> None:
+    """Those where nothing can be cut, or nothing has to be, count apart."""
     rng, was_cut = np.random.default_rng(0), 0
-    for seed in range(200):
+    for seed in range(graphs):
         proto = random_graph(seed)
         model = infer_shapes(ir.from_proto(proto))
         refused = {node for node in model.graph if node.op_type == "Neg"}
@@ -73,4 +76,4 @@ def test_random_graphs_give_the_same_in_two_parts() -> None:
         together = both(found, feeds)
         for name, value in zip(whole.output_names, whole.run(feeds), strict=True):
             assert np.array_equal(together[name], value), (seed, name)
-    assert was_cut > 60
+    assert was_cut > 0.3 * graphs

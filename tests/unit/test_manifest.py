@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_cases import few_or
 from engine_files import file_hash, manifest, reseal, rtx_engine, save, tensorrt_engine, tensorrt_manifest
 
 from trtopt.engine.manifest import (
@@ -29,7 +30,6 @@ from trtopt.hardware.probe import Probe
 from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.manifest import DIGEST, Manifest, with_digest
 
-FLIPS = 1000
 DATA = rtx_engine()
 HOST = b"the host's part" * 10
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
@@ -69,12 +69,13 @@ def test_engine_and_manifest_may_be_renamed_together(engine: Path) -> None:
     assert load_engine(engine.with_name("other.engine")).data == DATA
 
 
+@pytest.mark.parametrize("flips", few_or(1000))
 @pytest.mark.parametrize("of", ["engine", "manifest", "host"])
-def test_a_bit_flipped_anywhere_is_noticed(with_host: Path, of: str) -> None:
+def test_a_bit_flipped_anywhere_is_noticed(with_host: Path, of: str, flips: int) -> None:
     """At seeded random places: of the engine, header included, of its manifest, and of the part for the host."""
     places = {"engine": with_host, "manifest": manifest_path(with_host), "host": with_host.with_name("m.host.onnx")}
     content, dice = places[of].read_bytes(), random.Random(5)
-    for _ in range(FLIPS):
+    for _ in range(flips):
         changed = bytearray(content)
         changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
         places[of].write_bytes(changed)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from drawn_cases import seeds
 from report_samples import ENGINE
 
 from trtopt.config import BuildConfig
@@ -64,7 +65,7 @@ def items() -> list[str]:
     return [f"{key}={value}" for key, values in AXES for value in values]
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(200))
 def test_the_bound_is_kept_and_the_result_never_slower_than_as_asked_for(seed: int) -> None:
     dice = random.Random(seed)
     net, builds = random_landscape(dice), dice.randrange(1, 40)

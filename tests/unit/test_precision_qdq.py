@@ -9,7 +9,7 @@ import numpy as np
 import onnx.checker
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -85,8 +85,7 @@ weights = arrays.arrays(
 types = st.sampled_from([FP16, BF16, None])
 
 
-@settings(max_examples=150, deadline=None)
-@given(weights, st.sampled_from([None, 0, 1]), types)
+@given(weights, st.sampled_from([None, 0, 1]), types, many=150)
 def test_weights_are_within_half_a_scale_and_never_use_minus_128(
     weight: np.ndarray, axis: int | None, narrow: NarrowType | None
 ) -> None:
@@ -100,8 +99,7 @@ def test_weights_are_within_half_a_scale_and_never_use_minus_128(
     assert (np.abs(values * column.astype(np.float64) - weight) <= column / 2 * (1 + 1e-5)).all()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.floats(0.01, 6e4), types)
+@given(st.floats(0.01, 6e4), types, many=150)
 def test_a_scale_is_the_next_representable_one_that_covers_the_range(amax: float, narrow: NarrowType | None) -> None:
     scale = float(activation_scale(amax, narrow))
     assert scale * 127 >= amax * (1 - 1e-6)
@@ -109,7 +107,6 @@ def test_a_scale_is_the_next_representable_one_that_covers_the_range(amax: float
     assert narrow is None or narrow.round(np.array(scale)) == np.float32(scale)
 
 
-@settings(max_examples=100, deadline=None)
 @given(weights, st.floats(0.1, 1e4), types)
 def test_scaled_channels_give_the_weight_back_and_stay_in_range(
     weight: np.ndarray, amax: float, narrow: NarrowType | None

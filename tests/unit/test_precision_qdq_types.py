@@ -6,7 +6,7 @@ import numpy as np
 import onnx.checker
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -59,8 +59,7 @@ weights = arrays.arrays(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(weights, st.sampled_from([None, 0, 1]), st.sampled_from([FP16, BF16, None]))
+@given(weights, st.sampled_from([None, 0, 1]), st.sampled_from([FP16, BF16, None]), many=150)
 def test_fp8_weights_are_within_a_sixteenth_of_themselves(
     weight: np.ndarray, axis: int | None, narrow: NarrowType | None
 ) -> None:
@@ -74,7 +73,6 @@ def test_fp8_weights_are_within_a_sixteenth_of_themselves(
     assert (np.abs(restored - weight) <= bound * (1 + 1e-5)).all()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.floats(0.01, 6e4), st.sampled_from([FP16, BF16, None]))
 def test_an_fp8_scale_covers_the_range(amax: float, narrow: NarrowType | None) -> None:
     scale = float(activation_scale(amax, narrow, "fp8"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 
 from trtopt.graph import edit
@@ -115,11 +115,12 @@ def test_nothing_is_changed_where_nothing_helps() -> None:
     assert found.plan is plan and found.put_back == {} and found.before.excess == 5.0
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     noise=st.lists(st.sampled_from([0.0, 1e-3, 0.3, 2.0, 1e6, math.inf]), min_size=1, max_size=40),
     coherent=st.booleans(),
     most=st.integers(1, 64),
+    many=60,
+    seeded=True,
 )
 def test_it_ends_within_the_bound_or_as_good_as_before(noise: list[float], coherent: bool, most: int) -> None:
     """Amplitudes that add up make more noise together than apart."""

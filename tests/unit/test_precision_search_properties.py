@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from search_oracles import Numbers, two_types
 
@@ -54,7 +54,6 @@ budgets = st.builds(
 searches = st.sampled_from(SEARCHES)
 
 
-@settings(max_examples=100, deadline=None)
 @given(networks(), budgets, searches)
 def test_the_result_holds_the_budget_if_sixteen_bit_does_and_is_never_slower(
     oracle: Numbers, budget: Budget, search: Search
@@ -70,8 +69,7 @@ def test_the_result_holds_the_budget_if_sixteen_bit_does_and_is_never_slower(
         assert oracle.time_us(found.mix) <= oracle.time_us(sixteen) + LEAST_GAIN
 
 
-@settings(max_examples=60, deadline=None)
-@given(networks(), budgets, searches)
+@given(networks(), budgets, searches, many=60)
 def test_no_point_is_evaluated_or_priced_twice_and_none_beyond_the_most(
     oracle: Numbers, budget: Budget, search: Search
 ) -> None:
@@ -85,8 +83,7 @@ def test_no_point_is_evaluated_or_priced_twice_and_none_beyond_the_most(
     assert set(record.reverted) <= names and set(record.won_back) <= set(record.types) <= names
 
 
-@settings(max_examples=60, deadline=None)
-@given(networks(), budgets, searches)
+@given(networks(), budgets, searches, many=60)
 def test_the_front_is_a_front_and_the_result_is_the_fastest_on_it_that_holds(
     oracle: Numbers, budget: Budget, search: Search
 ) -> None:
@@ -131,8 +128,7 @@ class Mortal(Numbers):
         return super().rank(mix)
 
 
-@settings(max_examples=25, deadline=None)
-@given(networks(), budgets, searches, st.lists(st.integers(0, 12), max_size=4))
+@given(networks(), budgets, searches, st.lists(st.integers(0, 12), max_size=4), many=25)
 def test_a_search_that_was_killed_goes_on_to_the_same_result_and_asks_nothing_twice(
     oracle: Numbers, budget: Budget, search: Search, lives: list[int]
 ) -> None:

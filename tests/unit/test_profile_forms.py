@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from profile_samples import bare_profile, hostile_profile, large_profile, small_profile
 from rich.console import Console
@@ -93,8 +93,7 @@ _JSON = st.recursive(
 )
 
 
-@given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@given(data=st.data(), many=150)
 def test_a_mutated_report_is_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Any value in any place: a report, or one error; what was read can be shown."""
     value = small_profile().to_json_dict()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from trtexec_files import (
     ATTENTION_10,
@@ -320,8 +320,7 @@ def outcome(info: Any, profile: Any, times: Any) -> Measurement | UsageError:
 PLACES = places(ENGINE)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from([..., *ODD])), min_size=1, max_size=3))
+@given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from([..., *ODD])), min_size=1, max_size=3), many=150)
 def test_layer_info_with_other_values_is_read_or_refused(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     info = ENGINE
     for path, new in changes:
@@ -330,9 +329,12 @@ def test_layer_info_with_other_values_is_read_or_refused(changes: list[tuple[tup
     outcome(info, ROWS, TIMES)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
-    st.integers(0, 2), st.floats(0, 1), st.integers(0, 40), st.text(st.sampled_from('{}[]",:0-e.\\ \x00\n'), max_size=4)
+    st.integers(0, 2),
+    st.floats(0, 1),
+    st.integers(0, 40),
+    st.text(st.sampled_from('{}[]",:0-e.\\ \x00\n'), max_size=4),
+    many=200,
 )
 def test_damaged_text_is_read_or_refused(which: int, place: float, cut: int, put: str) -> None:
     texts = [json.dumps(ENGINE), ROWS, TIMES]
@@ -341,7 +343,6 @@ def test_damaged_text_is_read_or_refused(which: int, place: float, cut: int, put
     outcome(*texts)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.decimals(0, 10**6, places=5), min_size=1, max_size=30))
 def test_the_sum_is_that_of_the_file_to_the_last_digit(times: list[Decimal]) -> None:
     names = [f"layer {index % 7}" for index in range(len(times))]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from analysis_samples import full_analysis
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from profile_samples import small_profile
 from report_samples import full_report
@@ -128,8 +128,7 @@ def test_each_kind_of_report_is_gated(kind: type, tmp_path: Path) -> None:
     assert {"latency", "kernels", "share"} <= names
 
 
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@given(data=st.data(), many=60)
 def test_a_mutated_report_is_gated_and_shown_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

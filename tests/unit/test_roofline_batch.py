@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from kernels import combinations, convolution, product, recurrence, stream, works
 
@@ -26,8 +26,7 @@ def predict(*found: Work, gpu: GpuSpec = A100) -> Times:
     return Batch.of(found, gpu).predict(constants_for(gpu))
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.data(), st.sampled_from(combinations()))
+@given(st.data(), st.sampled_from(combinations()), many=300)
 def test_no_kernel_is_faster_than_its_physical_bound(data: st.DataObject, chip: tuple[GpuSpec, Precision]) -> None:
     """Flop over peak, with Winograd's factor; bytes over the DRAM bandwidth, over the L2's for what fits into it."""
     gpu, dtype = chip
@@ -43,7 +42,6 @@ def test_no_kernel_is_faster_than_its_physical_bound(data: st.DataObject, chip: 
     assert times.total[0] >= 0.999 * min(step, l2) / (64 * gpu.sm * gpu.clock_tensor_mhz)
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
 def test_kernels_do_not_depend_on_their_neighbours(data: st.DataObject, chip: tuple[GpuSpec, Precision]) -> None:
     gpu, dtype = chip
@@ -55,7 +53,6 @@ def test_kernels_do_not_depend_on_their_neighbours(data: st.DataObject, chip: tu
             assert getattr(together, field)[index] == pytest.approx(getattr(alone, field)[0], rel=1e-12), field
 
 
-@settings(deadline=None)
 @given(st.sampled_from(combinations()), st.integers(1, 2**33), st.integers(0, 2**33))
 def test_memory_work_takes_longer_with_more_bytes(chip: tuple[GpuSpec, Precision], moved: int, more: int) -> None:
     gpu, dtype = chip

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import pytest
+from drawn_cases import given
 from fusion import flop_of_graph, groups, layers, only, parsed
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtopt.graph.shapes import static_shapes
@@ -367,8 +367,7 @@ def waits_for(model: ir.Model, found: Sequence[Layer]) -> dict[str, set[str]]:
     return result
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 10**9), st.integers(1, 60))
+@given(st.integers(0, 10**9), st.integers(1, 60), many=150)
 def test_fusing_never_makes_a_cycle_and_loses_neither_node_nor_flop(seed: int, count: int) -> None:
     model, shapes = random_model(random.Random(seed), count)
     found = layers_of_graph(model, shapes, GraphTypes(Precision.FP16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from kernels import combinations, product, sizes
 
@@ -62,7 +62,6 @@ def test_a_split_leaves_no_block_without_work() -> None:
         assert -(-steps // (-(-steps // split))) == split
 
 
-@settings(deadline=None)
 @given(st.sampled_from(combinations()), sizes, sizes, sizes)
 def test_a_longer_sum_takes_longer_but_for_a_better_split(
     chip: tuple[GpuSpec, Precision], m: int, n: int, k: int

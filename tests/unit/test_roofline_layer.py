@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from drawn_cases import given
 from hypothesis import strategies as st
 from kernels import combinations, convolution, product, recurrence, stream, works
 
@@ -20,7 +20,6 @@ A100 = find_gpu("A100")
 TIMINGS: tuple[Timing, ...] = ("graph", "profile", "single run")
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()), st.sampled_from(TIMINGS))
 def test_a_list_of_layers_takes_what_each_takes_alone(
     data: st.DataObject, chip: tuple[GpuSpec, Precision], timing: Timing
@@ -34,7 +33,6 @@ def test_a_list_of_layers_takes_what_each_takes_alone(
         assert alone.predicted_us == pytest.approx(time.predicted_us, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
 def test_a_time_is_launch_and_kernel_and_no_less_than_either_side_of_it(
     data: st.DataObject, chip: tuple[GpuSpec, Precision]
@@ -64,7 +62,6 @@ def test_a_launch_in_a_graph_takes_2_to_5_microseconds_and_profiling_adds_2_to_8
         assert 1.5 <= profile - graph <= 7.5 and 1.5 <= single - graph <= 7.5
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
 def test_twice_the_rows_take_about_twice_as_long_at_most(data: st.DataObject, chip: tuple[GpuSpec, Precision]) -> None:
     """Twice; a fifth more where a worse split or wave follows; and what no longer fits into the L2 cache."""

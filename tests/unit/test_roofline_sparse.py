@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import assume, given, settings
+from drawn_cases import given
+from hypothesis import assume
 from hypothesis import strategies as st
 from kernels import combinations, convolution, product, stream, works
 
@@ -42,8 +43,7 @@ def test_work_without_a_product_has_no_weight() -> None:
         sparse_work(stream(4096))
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.data(), st.sampled_from(SPARSE))
+@given(st.data(), st.sampled_from(SPARSE), many=300)
 def test_no_sparse_kernel_is_below_its_bound_or_slower_than_dense(
     data: st.DataObject, chip: tuple[GpuSpec, Precision]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from drawn_cases import given
 from hypothesis import strategies as st
 from kernels import sizes
 

@@ -163,6 +163,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_killed_run_leaves_a_model_with_its_own_data(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     for attempt in range(6):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import given
+from drawn_cases import given
 from hypothesis import strategies as st
 
 from trtopt.errors import UsageError
