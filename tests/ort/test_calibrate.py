@@ -14,8 +14,8 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
 from trtopt.precision.observe.calibrate import Calibration, cached_collect, collect
-from trtopt.precision.observe.ranges import StatsBuilder
 from trtopt.precision.observe.samples import Samples, open_samples
+from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.observe.statistics_cache import CacheFile
 from trtopt.support.ort_session import OrtSession
 

@@ -22,7 +22,7 @@ from trtopt.precision.decide import decide
 from trtopt.precision.fp16.bfloat import with_bfloat
 from trtopt.precision.fp16.cast_to_half import narrow_floats
 from trtopt.precision.fp16.hazards import wide_nodes
-from trtopt.precision.observe.ranges import StatsBuilder, TensorStats
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16
 from trtopt.precision.write import apply_plan

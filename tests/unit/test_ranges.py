@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trtopt.precision.observe.ranges import METHODS, RangeTable, StatsBuilder, TensorStats, choose_amax
+from trtopt.precision.observe.ranges import METHODS, RangeTable, choose_amax
 from trtopt.precision.observe.ranges import quantization_error as closed_form_error
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 
 RNG = np.random.default_rng(0)
 GAUSSIAN = RNG.standard_normal(400_000).astype(np.float32)

@@ -11,7 +11,7 @@ from trtopt.engine.backend import Backend
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.observe.ranges import StatsBuilder, TensorStats
+from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.write import apply_plan
 
 

@@ -11,9 +11,8 @@ from types import TracebackType
 
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import is_class_like
+from trtopt.accuracy.compare import Remembered, is_class_like
 from trtopt.accuracy.gate import drop_of
-from trtopt.accuracy.memo import Remembered
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
 from trtopt.config import BuildConfig

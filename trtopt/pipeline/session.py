@@ -34,8 +34,7 @@ from trtopt.pipeline.rewrite import rewrite
 from trtopt.pipeline.search import missed
 from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.fp16.network_io import parse_io
-from trtopt.precision.observe.samples import Samples, open_samples
-from trtopt.precision.observe.synthetic import SYNTHETIC
+from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
 from trtopt.report.schema.environment import environment

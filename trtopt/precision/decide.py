@@ -11,7 +11,7 @@ from trtopt.graph import cost, edit
 from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.fp16.bfloat import with_bfloat
 from trtopt.precision.fp16.hazards import wide_nodes
-from trtopt.precision.observe.ranges import TensorStats
+from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Spans, is_float
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp, QuantizedType
 from trtopt.precision.qdq.existing import existing_nodes

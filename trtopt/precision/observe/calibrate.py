@@ -25,8 +25,9 @@ import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.observe.feeds import Sample
-from trtopt.precision.observe.ranges import RangeTable, StatsBuilder
+from trtopt.precision.observe.ranges import RangeTable
 from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.observe.statistics_cache import CacheFile, Entry
 from trtopt.support.ort_session import OrtSession
 

@@ -18,19 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.precision.observe.statistics import STATISTICS_VERSION, StatsBuilder, TensorStats, bin_edges
+from trtopt.precision.observe.statistics import STATISTICS_VERSION, TensorStats, bin_edges
 from trtopt.support.json_text import check_text
-
-__all__ = [
-    "LEVELS",
-    "METHODS",
-    "STATISTICS_VERSION",
-    "RangeTable",
-    "StatsBuilder",
-    "TensorStats",
-    "choose_amax",
-    "quantization_error",
-]
 
 LEVELS = 127
 """The largest INT8 level of a symmetric scale (TensorRT clips at -128, Q/DQ weights and TensorRT's own use -127)."""

@@ -10,7 +10,8 @@ from trtopt.cache.checksummed import read_sealed, write_sealed
 from trtopt.cache.folder import CALIBRATION, FORMATS, cache_folder, mark_used, warn_not_kept, why
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.precision.observe.ranges import STATISTICS_VERSION, RangeTable
+from trtopt.precision.observe.ranges import RangeTable
+from trtopt.precision.observe.statistics import STATISTICS_VERSION
 from trtopt.support.files import check_writable, open_file
 
 _MAGIC = FORMATS[CALIBRATION]

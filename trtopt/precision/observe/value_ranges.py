@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.observe.ranges import TensorStats
+from trtopt.precision.observe.statistics import TensorStats
 
 LAYOUT_OPS = frozenset(
     "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Split Gather GatherElements GatherND Expand Dropout "
