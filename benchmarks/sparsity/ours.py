@@ -26,9 +26,8 @@ from trtopt.rewrite.protocol import RecipeTarget, Stage
 from trtopt.rewrite.registry import select
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
-from trtopt.sparsity.layers import candidates
+from trtopt.sparsity.layers import by_magnitude, candidates, with_pruned
 from trtopt.sparsity.prune import prune
-from trtopt.sparsity.pruned import by_magnitude, write
 
 
 def cleaned(path: str | Path) -> ModelArtifact:
@@ -42,7 +41,7 @@ def pruned(artifact: ModelArtifact, samples: Samples, method: str) -> tuple[ir.M
     model = infer_shapes(widen(artifact.model))
     layers = candidates(model).layers
     if method == "magnitude":
-        return write(model, [by_magnitude(model, layer) for layer in layers]), {}
+        return with_pruned(model, [by_magnitude(model, layer) for layer in layers]), {}
     result = prune(model, layers, samples, OutputError(model, samples).of_model)
     trials = {trial.name: round(decibels(trial.error), 2) for trial in result.trials}
     recovered = sum(layer.method == "recovered" for layer in result.layers)

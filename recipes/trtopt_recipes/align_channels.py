@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.channels.bounds import why_not_finite
 from trtopt.graph.channels.groups import ChannelGroup, groups_of
 from trtopt.graph.channels.links import Dim, Param, size_of
-from trtopt.graph.channels.padding import pad_group
+from trtopt.graph.channels.padding import pad_group, why_not_finite
 from trtopt.graph.edit import (
     Names,
     add_initializer,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.chains import NARROW_FLOATS, Splice
 from trtopt.graph.edit import (
+    NARROW_FLOATS,
+    Splice,
     all_nodes,
     constant_of,
     constant_tensor_of,

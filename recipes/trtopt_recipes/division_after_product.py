@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.attention import only_user
-from trtopt.graph.chains import Splice
-from trtopt.graph.edit import all_nodes, constant_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.edit import Splice, all_nodes, constant_of, input_of, int_attribute, ints_attribute, is_op
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 

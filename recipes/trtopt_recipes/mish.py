@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.chains import NARROW_FLOATS, Splice
-from trtopt.graph.edit import all_nodes, is_op, remove_node
+from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, is_op, remove_node
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.chains import NARROW_FLOATS, Splice
-from trtopt.graph.edit import all_nodes, constant_of, is_op
+from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, constant_of, is_op
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.chains import Splice
 from trtopt.graph.edit import (
+    Splice,
     all_graphs,
     constant_of,
     constant_tensor_of,

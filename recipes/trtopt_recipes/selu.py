@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.chains import NARROW_FLOATS, Splice
-from trtopt.graph.edit import all_nodes, float_attribute, is_op
+from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, float_attribute, is_op
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805

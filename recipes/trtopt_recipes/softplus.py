@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.chains import NARROW_FLOATS, Splice
-from trtopt.graph.edit import all_nodes, is_op
+from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, is_op
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _SERIES = (2.000000007681758, 0.6666632164138038, 0.40024595230699017, 0.2796515774473099, 0.2815777836582604)

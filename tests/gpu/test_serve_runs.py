@@ -16,7 +16,7 @@ import trtopt
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.run import why_not_run
 from trtopt.errors import UsageError
-from trtopt.serve.graphs import WARM_UPS
+from trtopt.serve.gpu import WARM_UPS
 
 BACKENDS = [pytest.param(backend, id=backend.name) for backend in (TENSORRT_RTX, TENSORRT)]
 

@@ -17,10 +17,9 @@ from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.feeds import Sample
 from trtopt.rewrite.driver import run
 from trtopt.source.onnx_file import load
-from trtopt.sparsity.layers import candidates
+from trtopt.sparsity.layers import by_magnitude, candidates, with_pruned
 from trtopt.sparsity.pattern import is_sparse
 from trtopt.sparsity.prune import Pruned, prune
-from trtopt.sparsity.pruned import by_magnitude, write
 from trtopt.sparsity.recover import recover
 from trtopt.support.ort_session import OrtSession
 
@@ -102,7 +101,7 @@ def test_all_layers_become_sparse_and_the_outputs_keep_much_more_than_with_magni
     assert {name: is_sparse(array, PRODUCTS[name]) for name, array in weights(result.model).items()} == dict.fromkeys(
         PRODUCTS, True
     )
-    plain = write(model, [by_magnitude(model, layer) for layer in candidates(model).layers])
+    plain = with_pruned(model, [by_magnitude(model, layer) for layer in candidates(model).layers])
     unseen, judge = samples(20, seed=9), Judge(model)
     assert judge(result.model, unseen) < 0.5 * judge(plain, unseen)
     assert [trial.name for trial in result.trials] == ["magnitude", "recovered"]
@@ -137,7 +136,7 @@ def test_the_model_is_not_changed_and_the_result_depends_on_the_seed_alone() -> 
 def test_some_of_the_layers_can_be_written() -> None:
     model = network()
     result = pruned(model)
-    part = weights(write(model, [layer for layer in result.layers if layer.nodes == ("c",)]))
+    part = weights(with_pruned(model, [layer for layer in result.layers if layer.nodes == ("c",)]))
     assert [name for name in PRODUCTS if is_sparse(part[name], PRODUCTS[name])] == ["c"]
 
 
@@ -168,7 +167,9 @@ def test_a_sparse_model_stays_as_it_is() -> None:
 
 def test_what_was_sparse_stays_beside_what_is_recovered() -> None:
     model = network()
-    model = write(model, [by_magnitude(model, layer) for layer in candidates(model).layers if layer.nodes == ("c",)])
+    model = with_pruned(
+        model, [by_magnitude(model, layer) for layer in candidates(model).layers if layer.nodes == ("c",)]
+    )
     result = pruned(model)
     assert [layer.method for layer in result.layers] == ["recovered", "was sparse", "recovered", "recovered"]
     np.testing.assert_array_equal(weights(result.model)["c"], weights(model)["c"])

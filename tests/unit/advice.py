@@ -12,10 +12,11 @@ import onnx_ir as ir
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.analysis import Finding
-from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.rules.registry import advise
+from trtopt.roofline.rules.subject import Subject
 from trtopt.support.precision import Precision
 
 

@@ -13,9 +13,8 @@ from trtopt.pipeline.sparse_record import record_of
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.report.schema.decisions import SparsityBudget, SparsityRecord
 from trtopt.report.text.decisions import sparsity_section as section
-from trtopt.sparsity.layers import Candidate, Candidates
+from trtopt.sparsity.layers import Candidate, Candidates, PrunedWeight
 from trtopt.sparsity.prune import Pruned
-from trtopt.sparsity.pruned import PrunedLayer
 
 
 def record() -> SparsityRecord:
@@ -26,7 +25,7 @@ def record() -> SparsityRecord:
         SparseLayer(("odd",), "", False, False, "its weight is not constant", 30.0, 30.0),
     )
     verdict = Sparsity("tensorrt", rows, 60.0, 55.0, "predicted")
-    layer = PrunedLayer("w", ("wide",), "recovered", np.zeros((8, 8), np.float32), 0.7)
+    layer = PrunedWeight("w", ("wide",), "recovered", np.zeros((8, 8), np.float32), 0.7)
     pruned = Pruned(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), (layer,))
     return record_of("tensorrt", found, verdict, pruned, pruned)
 

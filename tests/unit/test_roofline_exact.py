@@ -12,12 +12,13 @@ from fusion import layers, only, parsed
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec, all_gpus, find_gpu, ridge_flop_per_byte
 from trtopt.report.schema.analysis import LayerRow
-from trtopt.roofline.advise import Subject, advise
+from trtopt.roofline.gemm import tiling
 from trtopt.roofline.layer import layer_time, predict
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.peaks import peak_rate
-from trtopt.roofline.waves import tiling
+from trtopt.roofline.rules.registry import advise
+from trtopt.roofline.rules.subject import Subject
 from trtopt.roofline.work import Gemm, Layer, Work
 from trtopt.support.precision import Precision
 

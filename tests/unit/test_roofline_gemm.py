@@ -11,9 +11,8 @@ from kernels import combinations, product, sizes
 from trtopt.hardware.spec import GpuSpec, all_gpus, find_gpu
 from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import constants_for
-from trtopt.roofline.gemm import SPLITS, TILES, memory_time
+from trtopt.roofline.gemm import SPLITS, TILES, Tiling, memory_time
 from trtopt.roofline.layer import layer_time
-from trtopt.roofline.waves import Tiling
 from trtopt.roofline.work import Work
 from trtopt.support.precision import Precision
 

@@ -79,7 +79,6 @@ def test_what_bounds_a_layer_changes_as_it_grows() -> None:
     assert streams == ["latency", "latency", "memory"]
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(combinations()))
 def test_the_limiter_follows_from_the_times_that_are_shown(
     data: st.DataObject, chip: tuple[GpuSpec, Precision]

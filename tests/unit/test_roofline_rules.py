@@ -10,11 +10,11 @@ from advice import Net, subject_of
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline import gap
-from trtopt.roofline.advise import NO_GAIN_US, Subject, advise
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.roofline.rules.registry import HEADINGS, PAGES, RULES
+from trtopt.roofline.rules.registry import HEADINGS, NO_GAIN_US, PAGES, RULES, advise
+from trtopt.roofline.rules.subject import Subject
 from trtopt.source.onnx_file import load
 from trtopt.support.precision import Precision
 

@@ -8,9 +8,9 @@ import time
 import pytest
 from advice import Net, findings, subject_of
 
-from trtopt.roofline.advise import advise
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.rules.change import at_batch
+from trtopt.roofline.rules.registry import advise
 
 
 def layers(batch: int, width: int = 1024, count: int = 4) -> Net:

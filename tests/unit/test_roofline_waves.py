@@ -8,7 +8,7 @@ from drawn_cases import given
 from hypothesis import strategies as st
 from kernels import sizes
 
-from trtopt.roofline.waves import tiling
+from trtopt.roofline.gemm import tiling
 from trtopt.roofline.work import Gemm
 
 tiles = st.tuples(st.sampled_from([16, 64, 128, 256]), st.sampled_from([32, 64, 128, 256]))

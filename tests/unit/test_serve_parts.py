@@ -14,7 +14,7 @@ import pytest
 from trtopt.errors import ClosedError, QueueFullError, UsageError
 from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve import dlpack
-from trtopt.serve.graphs import WARM_UPS, GraphCache
+from trtopt.serve.gpu import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
 from trtopt.serve.profiles import choose

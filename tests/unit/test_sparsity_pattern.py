@@ -11,9 +11,8 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph import edit
-from trtopt.sparsity.layers import Candidates, candidates
+from trtopt.sparsity.layers import Candidates, by_magnitude, candidates, with_pruned
 from trtopt.sparsity.pattern import best_mask, is_sparse, kept_share
-from trtopt.sparsity.pruned import by_magnitude, write
 
 
 def random(*shape: int) -> np.ndarray:
@@ -172,7 +171,7 @@ def test_pruned_weights_are_written_into_a_clone() -> None:
     made = model()
     before = {name: np.array(value.const_value.numpy()) for name, value in made.graph.initializers.items()}  # type: ignore[union-attr]
     layers = [by_magnitude(made, layer) for layer in candidates(made).layers]
-    written = write(made, layers)
+    written = with_pruned(made, layers)
     after = {name: value.const_value.numpy() for name, value in written.graph.initializers.items()}  # type: ignore[union-attr]
     for layer in candidates(made).layers:
         assert is_sparse(after[layer.weight], layer.axis)
@@ -195,6 +194,6 @@ def test_the_weight_of_a_constant_node_is_pruned() -> None:
     node.replace_input_with(1, constant.outputs[0])
     node.name = "product"
     [layer] = candidates(made).layers
-    written = write(made, [by_magnitude(made, layer)])
+    written = with_pruned(made, [by_magnitude(made, layer)])
     weight = edit.constant_of(written.graph[1].inputs[1])
     assert weight is not None and is_sparse(weight, 0) and np.count_nonzero(weight) == 16

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 import trtopt
 from trtopt.errors import IntegrityError, InvalidModelError, TargetError, UsageError
 from trtopt.report.schema.manifest import EngineTensor, HostFiles, ShapeRange
-from trtopt.serve import pbtxt
+from trtopt.serve import triton
 from trtopt.serve.triton import ServedModel, TritonConfig, config_text
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
@@ -157,7 +157,7 @@ def test_names_are_quoted(tmp_path: Path) -> None:
     model = ServedModel("m", "onnxruntime", (EngineTensor(odd, "float32", (2,)),), (EngineTensor("y", "bool", (2,)),))
     config = triton_schema.parsed(config_text(model, 0, TritonConfig()))
     assert config.input[0].name == odd and list(config.model_warmup[0].inputs) == [odd]
-    assert pbtxt.text({"a": pbtxt.Word("B"), "c": True, "d": None, "e": []}) == "a: B\nc: true\ne: []\n"
+    assert triton.text({"a": triton.Word("B"), "c": True, "d": None, "e": []}) == "a: B\nc: true\ne: []\n"
 
 
 def test_weights_in_other_files_come_along(tmp_path: Path) -> None:

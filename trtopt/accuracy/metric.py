@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trtopt.accuracy.compare import Runner, is_class_like, top1
-from trtopt.accuracy.memo import Remembered
+from trtopt.accuracy.compare import Remembered, Runner, is_class_like, top1
 from trtopt.errors import InvalidModelError, TrtoptError, UsageError
 from trtopt.report.schema.build import MetricRecord, OutputAccuracy
 from trtopt.support._script import is_script, load_function, script_line

@@ -38,13 +38,14 @@ from trtopt.report.schema.analysis import (
     totals_of,
 )
 from trtopt.report.schema.write import write_report
-from trtopt.roofline.advise import Subject, advise
 from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import FusedModel, layers_of_graph
 from trtopt.roofline.peaks import L2_PORT_BYTES
+from trtopt.roofline.rules.registry import advise
+from trtopt.roofline.rules.subject import Subject
 from trtopt.roofline.sweep import BatchAxis, Sweeper, batch_axis
 from trtopt.roofline.work import Layer
 from trtopt.source.external import weight_files

@@ -20,8 +20,7 @@ from trtopt.events import OnEvent, ignore
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
-from trtopt.precision.observe.samples import open_samples
-from trtopt.precision.observe.synthetic import SYNTHETIC
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.schema.write import write_report
 from trtopt.source.external import weight_files

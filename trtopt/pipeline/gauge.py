@@ -9,9 +9,8 @@ from types import TracebackType
 
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import is_class_like
+from trtopt.accuracy.compare import Remembered, is_class_like
 from trtopt.accuracy.gate import drop_of
-from trtopt.accuracy.memo import Remembered
 from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.events import ignore
 from trtopt.pipeline.verify import Verification, verify

@@ -18,8 +18,7 @@ from trtopt.pipeline.imported_ranges import ImportedCache, imported_cache
 from trtopt.pipeline.settings import Settings, described, prunes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.observe.samples import Samples, open_samples
-from trtopt.precision.observe.synthetic import SYNTHETIC
+from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
 from trtopt.source.external import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock

@@ -33,9 +33,8 @@ from trtopt.report.schema.steps import Refusal, StepRecord
 from trtopt.report.text.format import count
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.sparsity import pruned as weights
 from trtopt.sparsity.eligibility import eligibility
-from trtopt.sparsity.layers import Candidate, Candidates, candidates
+from trtopt.sparsity.layers import Candidate, Candidates, by_magnitude, candidates
 from trtopt.sparsity.prune import Pruned, prune
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
@@ -180,7 +179,7 @@ class _Sparsifier:
         return cost.flop_by_node(self._model, static_shapes(self._model, self._job.target.shapes))
 
     def _unchanged(self, found: Candidates, verdict: Sparsity | None, chosen: Sequence[Candidate]) -> Sparsified:
-        kept = Pruned(self._model, tuple(weights.by_magnitude(self._model, item) for item in chosen))
+        kept = Pruned(self._model, tuple(by_magnitude(self._model, item) for item in chosen))
         what = "no further weight is pruned" if chosen else "weights stay dense: no layer gains by 2:4"
         backend = self._job.target.backend.name
         if backend == "tensorrt-rtx" and not self._job.config.sparse_all:

@@ -7,8 +7,7 @@ import math
 from trtopt.pipeline.output_error import decibels
 from trtopt.report.schema.analysis import Sparsity
 from trtopt.report.schema.decisions import PrunedLayer, SparsityRecord
-from trtopt.sparsity import pruned as weights
-from trtopt.sparsity.layers import Candidate, Candidates
+from trtopt.sparsity.layers import Candidate, Candidates, PrunedWeight
 from trtopt.sparsity.prune import Pruned
 
 
@@ -64,7 +63,7 @@ def record_of(
     )
 
 
-def _layer(item: Candidate, done: weights.PrunedLayer | None, reason: str, times: tuple[float, float]) -> PrunedLayer:
+def _layer(item: Candidate, done: PrunedWeight | None, reason: str, times: tuple[float, float]) -> PrunedLayer:
     if done is None:
         return PrunedLayer(item.nodes, item.weight, False, reason, dense_us=times[0], sparse_us=times[1])
     before, after = (None, None) if done.errors is None else map(decibels, done.errors)

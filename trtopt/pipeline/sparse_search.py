@@ -17,8 +17,7 @@ from trtopt.precision.search.result import Found
 from trtopt.precision.search.space import Evaluation, Form, Mix, Option, SearchRegion, Space
 from trtopt.report.schema.analysis import Sparsity
 from trtopt.report.schema.decisions import CurvePoint, SparsityBudget
-from trtopt.sparsity import pruned as weights
-from trtopt.sparsity.layers import Candidate
+from trtopt.sparsity.layers import Candidate, with_pruned
 from trtopt.sparsity.prune import Pruned
 from trtopt.support.precision import Precision
 
@@ -67,7 +66,7 @@ class SparseOracle:
 
     def model(self, mix: Mix) -> ir.Model:
         """The dense model with some layers pruned."""
-        return weights.write(self.dense, [self._layers[name] for name in mix.types])
+        return with_pruned(self.dense, [self._layers[name] for name in mix.types])
 
     def evaluate(self, mix: Mix) -> Evaluation:
         """See :class:`~trtopt.precision.search.space.Oracle`."""

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
+from trtopt.graph.attention import only_user
+from trtopt.graph.edit import is_op
 from trtopt.precision import rules
 from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.observe import ranges
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import NarrowType, Operand, QuantizedOp
 from trtopt.precision.qdq.write_qdq import LARGEST, quantize_weight
-from trtopt.precision.residuals import residual_adds
-from trtopt.precision.shared_ranges import with_shared_ranges
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
@@ -334,3 +334,83 @@ def _channel_axis(node: ir.Node) -> int | None:
     if node.op_type == "Gemm":
         return 0 if edit.int_attribute(node, "transB", 0) else 1
     return 1 if weight is not None and weight.ndim == 2 else None
+
+
+_EPILOGUE = frozenset({"Add", "BatchNormalization", "Clip", "Mul", "Relu"})
+_LONGEST_EPILOGUE = 4
+
+
+def residual_adds(value: ir.Value, quantized: Collection[str]) -> tuple[str, ...]:
+    """Names of the additions that add ``value`` to the result of a quantized convolution.
+
+    Args:
+        value: A tensor that some node reads quantized.
+        quantized: Names of the nodes that are quantized.
+    """
+    found = []
+    for node, index in value.uses():
+        if node.op_type != "Add" or node.domain != "":
+            continue
+        conv = _conv_behind(node.inputs[1 - index])
+        if conv is not None and conv.name in quantized:
+            found.append(str(node.name))
+    return tuple(found)
+
+
+def _conv_behind(value: ir.Value | None) -> ir.Node | None:
+    """The convolution that ``value`` comes from through element-wise operators with constants, read by nobody else."""
+    for _ in range(_LONGEST_EPILOGUE):
+        producer = value.producer() if value is not None else None
+        if value is None or producer is None or only_user(value) is None:
+            return None
+        if producer.op_type == "Conv":
+            return producer
+        others = [item for item in producer.inputs[1:] if edit.constant_tensor_of(item) is None]
+        if producer.op_type not in _EPILOGUE or others:
+            return None
+        value = producer.inputs[0]
+    return None
+
+
+def with_shared_ranges(
+    model: ir.Model, ops: Sequence[QuantizedOp], largest_ratio: float, given: Collection[str] = ()
+) -> list[QuantizedOp]:
+    """``ops`` with one range for a quantized Concat and those of its inputs that are quantized for other readers.
+
+    The quantizer of a Concat's result moves before it, to the kernels that write the inputs; an input that others
+    read quantized with another scale would be written twice. The largest range of a group serves all of it: a smaller
+    one would clip.
+
+    Args:
+        model: The model the ops are of.
+        ops: Ops of one 8-bit type.
+        largest_ratio: Ranges of an input and the result that differ by more stay apart.
+        given: Tensors whose range somebody else has set.
+    """
+    ranges = {op.activation: (op.activation_amax, op.method) for op in ops if op.activation not in given}
+    leader = {name: name for name in ranges}
+
+    def top(name: str) -> str:
+        while leader[name] != name:
+            name = leader[name]
+        return name
+
+    for node in model.graph:
+        result = str(node.outputs[0].name) if node.outputs else ""
+        if is_op(node, "Concat") and result in ranges:
+            for value in node.inputs:
+                if value is None or value.name not in ranges:
+                    continue
+                low, high = sorted((ranges[str(value.name)][0], ranges[result][0]))
+                if high <= low * largest_ratio:
+                    leader[top(str(value.name))] = top(result)
+    largest: dict[str, tuple[float, str]] = {}
+    for name, found in ranges.items():
+        largest[top(name)] = max(found, largest.get(top(name), found))
+    shared = {name: largest[top(name)] for name in ranges}
+    return [
+        op
+        if op.activation not in shared
+        else replace(op, activation_amax=shared[op.activation][0], method=shared[op.activation][1])
+        for op in ops
+    ]

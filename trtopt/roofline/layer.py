@@ -11,8 +11,7 @@ from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import LayerRow, Limiter, Uncosted, limiter_of
 from trtopt.roofline.batch import Batch, Times
 from trtopt.roofline.constants import Constants, constants_for
-from trtopt.roofline.gemm import TILES
-from trtopt.roofline.waves import Tiling, tiling
+from trtopt.roofline.gemm import TILES, Tiling, tiling
 from trtopt.roofline.work import Layer, Work
 
 Timing = Literal["graph", "profile", "single run"]

@@ -18,8 +18,16 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.source.save import save_model
-from trtopt.source.torch_call import Call, ExportCheck, bind, check, enlarged
-from trtopt.source.torch_target import parse_dynamic, parse_inputs, resolve_target
+from trtopt.source.torch_call import (
+    Call,
+    ExportCheck,
+    bind,
+    check,
+    enlarged,
+    parse_dynamic,
+    parse_inputs,
+    resolve_target,
+)
 from trtopt.support._lazy import require
 from trtopt.support.files import check_writable
 
@@ -63,7 +71,7 @@ def export(
 
     Args:
         target: A module, or a string: ``package.module:attribute``, ``file.py:function``, ``program.pt2`` (see
-            :func:`~trtopt.source.torch_target.resolve_target`; all of them run as code).
+            :func:`~trtopt.source.torch_call.resolve_target`; all of them run as code).
         path: The ONNX file to write.
         example_inputs: Positional arguments of ``forward`` as a tuple, or arguments by name.
         inputs: Instead of ``example_inputs``: ``NAME:DTYPE:SHAPE`` each.

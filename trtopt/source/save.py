@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from onnx import ModelProto
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph.edit import all_graphs, dims_of
 from trtopt.graph.skeleton import embed
 from trtopt.source.check import all_tensors
-from trtopt.source.notes import clear_notes
 from trtopt.support.files import atomic_path, atomic_write, check_writable
 
 EXTERNAL_OVER_BYTES = 1 << 30
@@ -174,3 +174,33 @@ def _own_data_files(target: Path) -> set[str]:
         return set()
     own = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.data")
     return {name for name in _locations(proto) if own.fullmatch(name)}
+
+
+_NAME = "graph"
+_NOTES = ("doc_string", "metadata_props", "denotation")
+_OF_THE_MODEL = ("producer_name", "producer_version", "domain", "model_version")
+
+
+def clear_notes(proto: ModelProto) -> None:
+    """Take doc strings, metadata and denotations out of ``proto``, subgraphs and functions included; its producer too.
+
+    The main graph gets a fixed name, since a graph has to have one. Names of nodes and values stay: layers of an engine
+    are called by them.
+    """
+    for name in _OF_THE_MODEL:
+        proto.ClearField(name)
+    _clear(proto)
+    proto.graph.name = _NAME
+
+
+def _clear(message: Message) -> None:
+    for field, value in message.ListFields():
+        if field.name in _NOTES:
+            message.ClearField(field.name)
+        elif field.message_type is None:
+            continue
+        elif isinstance(value, Message):
+            _clear(value)
+        else:
+            for item in value:
+                _clear(item)

@@ -14,8 +14,7 @@ import onnx_ir as ir
 from trtopt.events import OnEvent, ignore
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.ptq.refine import SMALLEST_SAMPLES, Trial, split_samples
-from trtopt.sparsity.layers import Candidate
-from trtopt.sparsity.pruned import PrunedLayer, by_magnitude, write
+from trtopt.sparsity.layers import Candidate, PrunedWeight, by_magnitude, with_pruned
 from trtopt.sparsity.recover import recover
 
 ErrorOf = Callable[[ir.Model, Sequence[Sample]], float]
@@ -30,14 +29,14 @@ class Pruned:
     """The result of :func:`prune`.
 
     Attributes:
-        model: A clone with all ``layers`` written (:func:`trtopt.sparsity.pruned.write` writes some of them).
+        model: A clone with all ``layers`` written (:func:`trtopt.sparsity.layers.write` writes some of them).
         layers: What became of each weight.
         trials: The error at the outputs of what was tried; empty where nothing could be.
         reason: Why nothing was recovered; empty where something was.
     """
 
     model: ir.Model
-    layers: tuple[PrunedLayer, ...]
+    layers: tuple[PrunedWeight, ...]
     trials: tuple[Trial, ...] = ()
     reason: str = ""
 
@@ -68,14 +67,14 @@ def prune(
         InvalidModelError: ONNX Runtime cannot run a part of the model.
     """
     plain = tuple(by_magnitude(model, layer) for layer in layers)
-    simple = write(model, plain)
+    simple = with_pruned(model, plain)
     if all(layer.sparse for layer in layers):
         return Pruned(simple, plain, reason="no weight is left to prune")
     searched, judged = split_samples(model, () if samples is None else samples, LARGEST_SAMPLES)
     if not judged:
         return Pruned(simple, plain, reason=f"fewer than {SMALLEST_SAMPLES} samples")
     found = tuple(recover(model, layers, searched, seed, on_event))
-    fitted = write(model, found)
+    fitted = with_pruned(model, found)
     trials = (Trial("magnitude", error_of(simple, judged)), Trial("recovered", error_of(fitted, judged)))
     if not trials[1].error < trials[0].error:
         return Pruned(simple, plain, trials, "magnitude is better at the outputs, on samples kept from the fit")

@@ -17,9 +17,8 @@ from trtopt.precision.ptq.correct import mean_error
 from trtopt.precision.ptq.layer_inputs import Layer, layer_of, positions, rows_at
 from trtopt.precision.ptq.layer_walk import Stop, walk
 from trtopt.sparsity.descent import Inputs
-from trtopt.sparsity.layers import Candidate
+from trtopt.sparsity.layers import Candidate, PrunedWeight, by_magnitude, with_pruned
 from trtopt.sparsity.pattern import GROUP, kept_share
-from trtopt.sparsity.pruned import PrunedLayer, by_magnitude, write
 from trtopt.support.ort_session import OrtSession
 
 TASK = "prune"
@@ -37,7 +36,7 @@ _HELD_OUT = 4
 
 def recover(
     model: ir.Model, layers: Sequence[Candidate], samples: Sequence[Sample], seed: int = 0, on_event: OnEvent = ignore
-) -> list[PrunedLayer]:
+) -> list[PrunedWeight]:
     """Prune weights in the order of the graph; those that stay, and the biases, make up for what went before.
 
     A weight that several nodes share is fitted to the dense network's inputs of all of them.
@@ -105,7 +104,7 @@ class _Walk:
         self._model, self._samples, self._seed = model, samples, seed
         self._layers = {name: layer for layer in layers for name in layer.nodes}
         self._last: _Read | None = None
-        self.found: dict[str, PrunedLayer] = {}
+        self.found: dict[str, PrunedWeight] = {}
 
     def visit(self, stop: Stop) -> None:
         """Find what one node is to have, and run it so."""
@@ -114,7 +113,7 @@ class _Walk:
         pruned = self.found.get(candidate.weight)
         if pruned is None:
             pruned = self._pruned(stop, candidate)
-        exact, noisy = stop.run(write(stop.piece, [dataclasses.replace(pruned, bias={})]))
+        exact, noisy = stop.run(with_pruned(stop.piece, [dataclasses.replace(pruned, bias={})]))
         with np.errstate(invalid="ignore"):
             shift = mean_error(stop.node, exact, noisy)
         if why_no_bias(stop.node) is None and np.isfinite(shift).all():
@@ -123,7 +122,7 @@ class _Walk:
                 noisy[index] = array - spread(shift, stop.node, array.ndim)
         self.found[candidate.weight] = pruned
 
-    def _pruned(self, stop: Stop, candidate: Candidate) -> PrunedLayer:
+    def _pruned(self, stop: Stop, candidate: Candidate) -> PrunedWeight:
         layer, plain = layer_of(stop.node), by_magnitude(self._model, candidate)
         if isinstance(layer, str):
             raise ValueError(f"{stop.node.name}: {layer}")
@@ -141,7 +140,7 @@ class _Walk:
         matrices[:, order] = _fitted(read.every, dense, first)
         values = layer.weight_of(matrices)
         kept = kept_share(layer.weight, values != 0)
-        return PrunedLayer(candidate.weight, candidate.nodes, "recovered", values, kept, errors=errors)
+        return PrunedWeight(candidate.weight, candidate.nodes, "recovered", values, kept, errors=errors)
 
     def _read(self, layer: Layer, stop: Stop, candidate: Candidate) -> _Read:
         """Rows of both networks; remembered for the next node, which may read the same."""

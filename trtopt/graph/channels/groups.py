@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from trtopt.graph.channels import moves
 from trtopt.graph.channels import rules as channel_rules
 from trtopt.graph.channels.links import Block, Count, Dim, Link, Param, Role, size_of
 from trtopt.graph.channels.rules import Rule
@@ -43,17 +42,17 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), channel_rules.channel_norm),
     **dict.fromkeys(("Softmax", "LogSoftmax"), channel_rules.softmax),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), channel_rules.quantize),
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), moves.reshape),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), channel_rules.reshape),
     "Gemm": channel_rules.gemm,
     "MatMul": channel_rules.matmul,
     "Gather": channel_rules.embedding,
-    "Concat": moves.concat,
-    "Split": moves.split,
-    "Slice": moves.slice_,
-    "Transpose": moves.transpose,
-    "Pad": moves.pad,
-    "Resize": moves.resize,
-    "Shape": moves.shape_of,
+    "Concat": channel_rules.concat,
+    "Split": channel_rules.split,
+    "Slice": channel_rules.slice_,
+    "Transpose": channel_rules.transpose,
+    "Pad": channel_rules.pad,
+    "Resize": channel_rules.resize,
+    "Shape": channel_rules.shape_of,
 }
 """What operators say about channels that zeros are added to; another operator keeps them as they are."""
 

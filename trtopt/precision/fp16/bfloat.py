@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from trtopt.precision.fp16.half_constants import loses_weights, overflows
-from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.fp16.hazards import loses_weights, overflows, wide_nodes
 from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan
 
@@ -47,7 +46,7 @@ def _is_slow(node: ir.Node, wide: Mapping[str, str], spans: Spans) -> bool:
     """Whether ``node`` is a product with constant weights that the compiler would run in FP32.
 
     Between a Cast from FP16 and one to FP16 it runs an FP32 product in FP16 (with sums in FP32), which is as fast and
-    keeps three bits more; weights that do not fit FP16 it would break (see ``hazard_chains``).
+    keeps three bits more; weights that do not fit FP16 it would break (see ``hazards``).
     """
     if node.op_type not in _DOTS or str(node.name) not in wide or len(node.inputs) < 2:
         return False

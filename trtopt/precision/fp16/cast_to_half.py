@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.fp16.casts import CAST_PREFIX, cast_node, insert_behind
+from trtopt.graph.edit import CAST_PREFIX, cast_node, insert_behind
 from trtopt.precision.fp16.schemas import TYPE_ATTRIBUTES, FloatForm, import_bf16_forms, why_fp32
 from trtopt.precision.plan import BF16, FP16, NarrowType
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from trtopt.errors import UsageError
 from trtopt.graph import edit
-from trtopt.precision.fp16.casts import cast_node, insert_behind
+from trtopt.graph.edit import cast_node, insert_behind
 from trtopt.precision.fp16.io_channels import pad_channels
 from trtopt.report.schema.build import NetworkIo
 from trtopt.support.words import did_you_mean

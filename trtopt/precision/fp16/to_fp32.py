@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
-from trtopt.precision.fp16.casts import cast_node, insert_behind
+from trtopt.graph.edit import cast_node, insert_behind
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision", "precision")

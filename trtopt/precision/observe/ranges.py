@@ -18,18 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.precision.observe.statistics import StatsBuilder, TensorStats, bin_edges
+from trtopt.precision.observe.statistics import TensorStats, bin_edges
 from trtopt.support.json_text import check_text
-
-__all__ = [
-    "LEVELS",
-    "METHODS",
-    "RangeTable",
-    "StatsBuilder",
-    "TensorStats",
-    "choose_amax",
-    "quantization_error",
-]
 
 LEVELS = 127
 """The largest INT8 level of a symmetric scale (TensorRT clips at -128, Q/DQ weights and TensorRT's own use -127)."""

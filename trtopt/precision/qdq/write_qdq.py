@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.fp16.casts import insert_behind
+from trtopt.graph.edit import insert_behind
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.bias import add_bias

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtopt.report.schema.analysis import LayerRow
+from trtopt.roofline.gemm import Tiling, tiling
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.rules.change import resized
 from trtopt.roofline.rules.sizes import HEAD, multiple_for
 from trtopt.roofline.rules.subject import Proposal, Subject, sinks
-from trtopt.roofline.waves import Tiling, tiling
 from trtopt.roofline.work import Gemm, Layer, Work
 
 _WORTH = 0.1
