@@ -15,7 +15,7 @@ from typing import Literal
 
 from trtopt.engine.inspector import read_layer
 from trtopt.hardware.spec import GpuSpec, find_gpu
-from trtopt.profiling.entry_work import convolution, layer_work
+from trtopt.profiling.engine_layers import convolution, layer_work
 from trtopt.roofline.layer import Timing
 from trtopt.roofline.work import ELEMENT_BYTES, Gemm, MathType, Window, Work, alignment_of
 

@@ -24,9 +24,8 @@ from trtopt.hardware.spec import GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.profiling.compare import compare
-from trtopt.profiling.join import Device, ModuleOf, join
+from trtopt.profiling.join import Device, ModuleOf, join, module_of, module_of_node
 from trtopt.profiling.measured import Measurement
-from trtopt.profiling.modules import module_of, module_of_node
 from trtopt.report.files.for_tools import profile_trace
 from trtopt.report.files.markdown import comparison_markdown, profile_markdown
 from trtopt.report.schema.profile import Comparison, ProfileReport
@@ -211,7 +210,7 @@ class _Run:
 
     def _on_cpu(self, path: Path) -> ProfileReport:
         from trtopt.profiling import onnxruntime
-        from trtopt.profiling.cpu_probe import probe_cpu
+        from trtopt.profiling.cpu import probe_cpu
 
         if self.config.gpu is not None:
             remedy = "leave it out; `trtopt analyze --gpu` predicts for a GPU"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trtopt.errors import UsageError
 from trtopt.gates.facts import Facts, Kernel
 from trtopt.gates.limits import BITS
-from trtopt.profiling.align import aligned
+from trtopt.profiling.compare import aligned
 from trtopt.report.schema.check import LayerChange
 
 _LEAST_US = 0.05
