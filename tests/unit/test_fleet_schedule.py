@@ -15,10 +15,9 @@ import pytest
 
 from trtopt.config import BuildConfig
 from trtopt.errors import TargetError
-from trtopt.fleet.executor import Ended, LocalExecutor, Lost, Order
+from trtopt.fleet.executor import Ended, Finished, LocalExecutor, Lost, Order, Scheduler
 from trtopt.fleet.inputs import Hashes, inputs_of
 from trtopt.fleet.plan import Job
-from trtopt.fleet.schedule import Finished, Scheduler
 from trtopt.fleet.task import Outcome, Survey
 
 

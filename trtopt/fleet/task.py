@@ -1,18 +1,27 @@
-"""One job where it runs: in a process of its own, on this machine or another. It returns, whatever happens."""
+"""One job where it runs: in a process of its own, on this machine or another.
+
+A job returns, whatever happens. The process of a worker of this machine takes a job on each line of standard input, and
+gives an answer on each line of standard output, both as JSON; it ends with the process that started it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import json
 import os
 import platform
+import queue
+import shutil
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trtopt import api
 from trtopt.analysis.profile import profile
@@ -25,6 +34,7 @@ from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.sweep import Failure
 from trtopt.rewrite.registry import pack_hashes
 from trtopt.support._script import is_script
+from trtopt.support.ort_session import share_cores
 from trtopt.support.version import VERSION
 
 REPORT, PROFILE = "report.json", "profile.json"
@@ -146,3 +156,35 @@ def inside(folder: Path, task: Task) -> Iterator[None]:
     finally:
         os.chdir(before)
         _forget(task, modules)
+
+
+def work(function: str, threads: int, temporary: str) -> NoReturn:
+    """Run jobs until standard input ends.
+
+    Args:
+        function: What runs one, ``module:function``.
+        threads: Threads that ONNX Runtime takes.
+        temporary: The folder of its temporary files, which goes with it.
+    """
+    share_cores(threads)
+    module, _, name = function.partition(":")
+    execute = getattr(importlib.import_module(module), name)
+    # What native libraries and users' metrics print is no answer, and what they read no order.
+    answers, orders = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(2, 1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(orders, lines, temporary), daemon=True).start()
+    while True:
+        order = json.loads(lines.get())
+        outcome = execute(Task(**order["task"]), Path(order["folder"]))
+        answers.write(json.dumps(asdict(outcome)) + "\n")
+        answers.flush()
+
+
+def _read(orders: Iterable[str], lines: queue.SimpleQueue[str], temporary: str) -> None:
+    for line in orders:
+        lines.put(line)
+    shutil.rmtree(temporary, ignore_errors=True)
+    os._exit(0)  # whoever asked is gone, also in the middle of a build
