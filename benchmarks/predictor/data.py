@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trtopt.engine.inspector import read_layer
+from trtopt.engine.layers import read_layer
 from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.profiling.engine_layers import convolution, layer_work
 from trtopt.roofline.layer import Timing

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtopt.engine.kernel_names import is_sparse, uses_tensor_cores
+from trtopt.engine.achieved import is_sparse, uses_tensor_cores
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import find_gpu
 from trtopt.profiling.explain import FAR, PAGES, REASONS, Network, Subject, deviations, findings_of

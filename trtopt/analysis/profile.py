@@ -14,8 +14,8 @@ import onnx_ir as ir
 from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
-from trtopt.engine.input_shapes import input_shapes
 from trtopt.engine.manifest import load_engine, manifest_path
+from trtopt.engine.profiles import input_shapes
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.hardware.cpu import available_threads

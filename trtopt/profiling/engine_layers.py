@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from trtopt.engine.inspector import read_layer
-from trtopt.engine.kernel_names import is_sparse
-from trtopt.engine.layers import BITS, constant_bytes, profiles_of
+from trtopt.engine.achieved import is_sparse
+from trtopt.engine.layers import BITS, constant_bytes, profiles_of, read_layer
 from trtopt.engine.work import accumulates_fp16, packed_channels
 from trtopt.errors import UsageError
 from trtopt.profiling.measured import MeasuredLayer
@@ -63,7 +62,7 @@ def layer_work(info: LayerInfo, entry: Any) -> Work | None:
     flop per element written, times its window: for generated kernels (``kgen``) a lower bound.
 
     Args:
-        info: The layer, as :func:`~trtopt.engine.inspector.read_layer` reads the entry.
+        info: The layer, as :func:`~trtopt.engine.layers.read_layer` reads the entry.
         entry: The entry of the inspector's list ``Layers``.
 
     Returns:

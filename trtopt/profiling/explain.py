@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trtopt.engine.kernel_names import uses_tensor_cores
+from trtopt.engine.achieved import uses_tensor_cores
 from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.measured import MeasuredLayer
 from trtopt.report.schema.analysis import Finding, LayerRow, Severity

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.engine.kernel_names import is_sparse, uses_tensor_cores
+from trtopt.engine.achieved import is_sparse, uses_tensor_cores
 from trtopt.errors import UsageError
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.hardware.spec import GpuSpec
