@@ -16,9 +16,8 @@ import onnx_ir as ir
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import build_engine
 from trtopt.engine.layers import buffer_sizes, constant_bytes, moved_bytes
-from trtopt.engine.loops import trip_counts
 from trtopt.engine.request import BuildRequest
-from trtopt.engine.work import layers_of_engine
+from trtopt.engine.work import layers_of_engine, trip_counts
 from trtopt.graph import edit
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import find_gpu

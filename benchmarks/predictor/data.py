@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trtopt.engine.inspector import read_layer
+from trtopt.engine.layers import read_layer
 from trtopt.hardware.spec import GpuSpec, find_gpu
-from trtopt.profiling.entry_work import convolution, layer_work
+from trtopt.profiling.engine_layers import convolution, layer_work
 from trtopt.roofline.layer import Timing
 from trtopt.roofline.work import Gemm, Window, Work, alignment_of
 from trtopt.support.precision import ELEMENT_BYTES, Precision

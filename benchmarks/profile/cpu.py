@@ -30,11 +30,10 @@ sys.path.append(str(HERE.parent / "accuracy"))
 from subjects import SUBJECTS, Bench, Subject, as_stored  # noqa: E402 - benchmarks/accuracy
 
 from trtopt.hardware.cpu import CpuSpec, available_threads  # noqa: E402
-from trtopt.profiling.cpu_model import predict_cpu  # noqa: E402
-from trtopt.profiling.cpu_probe import probe_cpu  # noqa: E402
+from trtopt.profiling.cpu import predict_cpu, probe_cpu  # noqa: E402
+from trtopt.profiling.join import rank_correlation  # noqa: E402
 from trtopt.profiling.measured import MeasuredLayer  # noqa: E402
 from trtopt.profiling.onnxruntime import measure  # noqa: E402
-from trtopt.profiling.statistics import rank_correlation  # noqa: E402
 from trtopt.roofline.work import Layer  # noqa: E402
 from trtopt.source.onnx_file import load  # noqa: E402
 

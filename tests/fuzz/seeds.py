@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import samples, save_small
 from trtexec_files import CONVOLUTION_10, FOREIGN, GEMM_10, GEMM_11, IO_11, layer_info, profile_text, row, time_record
 
-from trtopt.engine.signature import Signer
+from trtopt.engine.manifest import Signer
 from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 
 CONFIG = """\

@@ -12,7 +12,7 @@ from rtx_nets import constant, request
 from trtopt.engine.build import build_engine
 from trtopt.engine.work import layers_of_engine
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.profiling.entry_work import layer_work
+from trtopt.profiling.engine_layers import layer_work
 
 WEIGHTS = {"v": (32, 16, 3, 3), "w": (64, 32, 1, 1), "d": (64, 1, 3, 3), "g": (64, 16, 5, 5), "t": (64, 16, 2, 2)}
 NETWORK = """<ir_version: 9, opset_import: ["" : 17]> g (float16[2, 16, 32, 32] x) => (float16[2, 16, 8, 8] y) {

@@ -13,7 +13,7 @@ from onnx import helper
 from rtx_nets import constant, model
 
 import trtopt
-from trtopt.engine.loops import trip_counts
+from trtopt.engine.work import trip_counts
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.layers import LayerInfo
 

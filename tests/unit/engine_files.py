@@ -12,8 +12,7 @@ from typing import Any
 
 from report_samples import ACCURACY
 
-from trtopt.engine.manifest import manifest_path, write_manifest
-from trtopt.engine.signature import Signer
+from trtopt.engine.manifest import Signer, manifest_path, write_manifest
 from trtopt.report.schema.build import Achieved, KeptNode, PrecisionRecord
 from trtopt.report.schema.manifest import (
     DIGEST,

@@ -13,7 +13,7 @@ from profile_samples import small_profile
 from report_samples import ENGINE, LAYER, full_report
 
 from trtopt.errors import UsageError
-from trtopt.gates.changes import changes
+from trtopt.gates.baseline import changes
 from trtopt.gates.evaluate import evaluate
 from trtopt.gates.facts import Facts, Kernel, ModelIdentity, ModelInput, facts_of
 from trtopt.gates.limits import Limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtopt.engine.failures import crash, refusal
+from trtopt.engine.process import crash, refusal
 from trtopt.errors import EngineBuildError
 
 

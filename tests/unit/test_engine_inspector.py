@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from trtopt.engine.achieved import math_dtype
-from trtopt.engine.inspector import check_detailed, parse_inspector_json
-from trtopt.engine.layers import kernel_count, weight_bytes
+from trtopt.engine.layers import check_detailed, kernel_count, parse_inspector_json, weight_bytes
 from trtopt.errors import EngineBuildError
 
 PROFILES = Path(__file__).parents[3] / "shared" / "profiles" / "tensorrt-layers"

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from trtopt.engine.inspector import parse_inspector_json
+from trtopt.engine.layers import parse_inspector_json
 from trtopt.engine.work import EngineWork, layers_of_engine
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes

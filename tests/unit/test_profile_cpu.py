@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trtopt.hardware.cpu import CpuSpec
-from trtopt.profiling.cpu_model import predict_cpu
-from trtopt.profiling.ort_events import read_profile
-from trtopt.profiling.statistics import rank_correlation
+from trtopt.profiling.cpu import predict_cpu
+from trtopt.profiling.join import rank_correlation
+from trtopt.profiling.ort_layers import read_profile
 from trtopt.roofline.work import Gemm, Layer, Window, Work
 
 CPU = CpuSpec(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from trtopt.profiling.ingest import ingest
+from trtopt.profiling.join import module_of
 from trtopt.profiling.measured import MeasuredLayer, Measurement
-from trtopt.profiling.modules import module_of
 
 FOLDER = Path(__file__).parents[3] / "shared" / "profiles" / "tensorrt-layers"
 

@@ -19,9 +19,9 @@ from trtexec_files import (
     with_value,
 )
 
-from trtopt.engine.inspector import read_layer
+from trtopt.engine.layers import read_layer
 from trtopt.errors import EngineBuildError
-from trtopt.profiling.entry_work import layer_work
+from trtopt.profiling.engine_layers import layer_work
 from trtopt.roofline.work import Gemm, Window, Work
 
 LINEAR = "Row major linear FP16 format"

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from trtopt.engine.kernel_names import is_sparse, uses_tensor_cores
+from trtopt.engine.achieved import is_sparse, uses_tensor_cores
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import find_gpu
-from trtopt.profiling.explain import FAR, PAGES, REASONS, deviations
-from trtopt.profiling.findings import findings_of
+from trtopt.profiling.explain import FAR, PAGES, REASONS, Network, Subject, deviations, findings_of
 from trtopt.profiling.join import Device, join
 from trtopt.profiling.measured import MeasuredLayer, Measurement
-from trtopt.profiling.subject import Network, Subject
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.report.schema.profile import ProfileSource
 from trtopt.roofline.layer import predict

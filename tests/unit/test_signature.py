@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from engine_files import manifest, reseal, rtx_engine, save
 
-from trtopt.engine.manifest import load_engine, manifest_path, signature_path, verify
-from trtopt.engine.signature import Signer, Verifier
+from trtopt.engine.manifest import Signer, Verifier, load_engine, manifest_path, signature_path, verify
 from trtopt.errors import IntegrityError, UsageError
 from trtopt.report.schema.manifest import Manifest
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
-from trtopt.engine.input_shapes import input_shapes
+from trtopt.engine.profiles import input_shapes
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit

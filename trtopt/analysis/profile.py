@@ -14,8 +14,8 @@ import onnx_ir as ir
 from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
-from trtopt.engine.input_shapes import input_shapes
 from trtopt.engine.manifest import load_engine, manifest_path
+from trtopt.engine.profiles import input_shapes
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.hardware.cpu import available_threads
@@ -25,9 +25,8 @@ from trtopt.hardware.user import gpu_table
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.compare import compare
-from trtopt.profiling.join import Device, ModuleOf, join
+from trtopt.profiling.join import Device, ModuleOf, join, module_of, module_of_node
 from trtopt.profiling.measured import Measurement
-from trtopt.profiling.modules import module_of, module_of_node
 from trtopt.report.files.for_tools import profile_trace
 from trtopt.report.files.markdown import comparison_markdown, profile_markdown
 from trtopt.report.schema.profile import Comparison, ProfileReport
@@ -212,7 +211,7 @@ class _Run:
 
     def _on_cpu(self, path: Path) -> ProfileReport:
         from trtopt.profiling import onnxruntime
-        from trtopt.profiling.cpu_probe import probe_cpu
+        from trtopt.profiling.cpu import probe_cpu
 
         if self.config.gpu is not None:
             remedy = "leave it out; `trtopt analyze --gpu` predicts for a GPU"

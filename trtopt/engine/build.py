@@ -19,18 +19,18 @@ from trtopt.engine import worker
 from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, installed_version, read_header
 from trtopt.engine.cache import Compiled, EngineCache, Timing, timing_for
 from trtopt.engine.cache_key import engine_key
-from trtopt.engine.failures import crash, refusal
-from trtopt.engine.inspector import check_detailed, parse_inspector_json
 from trtopt.engine.layers import (
     Resolved,
     activation_bytes,
+    check_detailed,
     kernel_count,
+    parse_inspector_json,
     parse_layers_log,
     resolve_nodes,
     weight_bytes,
 )
 from trtopt.engine.options import BuilderSettings, parse_builder_options
-from trtopt.engine.process import START, Stall
+from trtopt.engine.process import START, Stall, crash, refusal
 from trtopt.engine.request import BuildRequest
 from trtopt.errors import EngineBuildError, UsageError
 from trtopt.events import Event, OnEvent, ignore

@@ -14,9 +14,8 @@ from typing import IO
 
 from trtopt.engine import worker
 from trtopt.engine.build import check_options, worker_request
-from trtopt.engine.failures import crash, refusal
 from trtopt.engine.layers import parse_layers_log, resolve_nodes
-from trtopt.engine.process import START, Stall
+from trtopt.engine.process import START, Stall, crash, refusal
 from trtopt.engine.request import BuildRequest
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.support.files import TEMPORARY

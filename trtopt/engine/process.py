@@ -1,12 +1,16 @@
-"""How the process of a compiler starts, and when it is ended because nothing comes of it."""
+"""The process of a compiler: how it starts, when it is ended because nothing comes of it, and what its failure says."""
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import threading
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
-from trtopt.errors import EngineBuildError
+from trtopt.errors import EngineBuildError, MissingDependencyError, TrtoptError, UsageError
 
 START = (
     "import os, sys; os.environ.pop('NVIDIA_TF32_OVERRIDE', None); "
@@ -74,3 +78,114 @@ class Stall:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+
+
+_NOISE = ("cudaError 35", "Network must have at least one output", "--- Begin node", "--- End node")
+_NO_MEMORY = ("MemoryError", "std::bad_alloc")
+_SOURCE = re.compile(
+    r"(?:\s*In \S+ at /\S+:\d+\)?)+$"  # where in TensorRT's sources
+    r"|^(?:\[\S+\] )?(?:\w+::\w+: )?(?:Error Code \d+: [\w ]+ \()?"
+)
+
+
+def crash(returncode: int, stderr: str) -> EngineBuildError:
+    """The worker ended without leaving a result."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    if any(word in stderr for word in _NO_MEMORY):
+        what, remedy = "The compiler's process ran out of memory", "free some, or build a smaller profile"
+    elif returncode < 0:
+        number = -returncode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        what = f"The compiler's process was ended by {name}"
+        remedy = "SIGKILL usually means that memory ran out: free some, or build a smaller profile"
+        if name != "SIGKILL":
+            remedy = "the compiler crashed: report it with the model; another precision or other shapes may avoid it"
+    else:
+        what = f"The compiler's process failed with exit code {returncode}"
+        remedy = "run `trtopt doctor --selftest`, and report it with its output if that passes"
+    return EngineBuildError(what, where=lines[-1][:400] if lines else "it printed nothing", remedy=remedy)
+
+
+def refusal(
+    stage: str, details: Sequence[dict[str, Any]], messages: Sequence[tuple[str, str]], model: str
+) -> TrtoptError:
+    """The error for a build the worker says failed in ``stage``."""
+    if stage == "import":
+        return MissingDependencyError(
+            f"The backend's package cannot be imported: {details[0]['text']}",
+            where="the compiler's process",
+            remedy="install it again; `trtopt doctor` says what is installed",
+        )
+    if stage == "plugin":
+        return UsageError(
+            "The plugin library cannot be loaded, or its plugins are already registered",
+            where=str(details[0]["library"]),
+            remedy="check that it is built for this version of TensorRT, and that it is named once",
+        )
+    if stage == "timing-cache":
+        return UsageError(
+            "The timing cache does not belong to this GPU and version of TensorRT",
+            where=str(details[0]["path"]),
+            remedy="name another file; a new one is created",
+        )
+    if stage == "option":
+        return UsageError(
+            f"This version of the backend has no {details[0]['name']}", where="--builder", remedy="leave the option out"
+        )
+    if stage == "inspect":
+        return EngineBuildError(
+            "The engine was built, and the runtime of the same package does not load it to list its layers",
+            where="; ".join(text for severity, text in messages if severity != "WARNING")[:400] or model,
+            remedy="report it with the output of `trtopt doctor --selftest`",
+        )
+    if stage == "parse":
+        return _parse_error(details, model)
+    return _build_error(messages, model)
+
+
+def _parse_error(details: Sequence[dict[str, Any]], model: str) -> EngineBuildError:
+    if not details:
+        return EngineBuildError(
+            "The model has no nodes and no outputs", where=model, remedy="check that the file is a whole ONNX model"
+        )
+    first = details[0]
+    more = f" (and {len(details) - 1} more nodes)" if len(details) > 1 else ""
+    text = " ".join(line for line in first["text"].splitlines() if not any(noise in line for noise in _NOISE))
+    if first["index"] < 0:
+        return EngineBuildError(
+            f"The parser cannot read the model: {text}", where=f"{model} ({first['code']})", remedy="check the file"
+        )
+    remedy = "change the model around this node; `trtopt optimize` writes the graph the parser saw"
+    if "Plugin not found" in text:
+        text = "no such operator, and no plugin of that name"
+        remedy = "replace the operator, or name the library of its plugin with --plugins"
+    elif first["code"].startswith("UNSUPPORTED"):
+        text = "not supported" if text in ("", "false") else text
+        remedy = "replace the operator with supported ones, or name the library of a plugin for it with --plugins"
+    return EngineBuildError(
+        f"The parser refuses the operator {first['op']}: {text}{more}",
+        where=f"node {first['index']}, {first['name']!r} ({first['op']}), {first['code']}",
+        remedy=remedy,
+    )
+
+
+def _build_error(messages: Sequence[tuple[str, str]], model: str) -> EngineBuildError:
+    errors = [
+        _SOURCE.sub("", " ".join(text.split()))
+        for severity, text in messages
+        if severity in ("ERROR", "INTERNAL_ERROR") and not any(noise in text for noise in _NOISE)
+    ]
+    text = "; ".join(dict.fromkeys(errors)) or "it gave no reason"
+    remedy = "the message names the layer; change the model there, or keep it in another precision"
+    if re.search("out ?of ?memory|workspace size", text, re.IGNORECASE):
+        remedy = "raise --builder workspace, or lower the largest shapes"
+    elif "errorOnMiss" in text:  # as TensorRT 10 says it; not seen here
+        remedy = "a kernel's time is not in the timing cache: build once without --error-on-timing-cache-miss"
+    elif "is not supported" in text:
+        remedy = "choose another precision or another --gpu"
+    elif "Assertion" in text:
+        remedy = "an internal check of the compiler failed; control flow (If, Loop) is the usual cause: make the input "
+        remedy += "that decides it a constant, or take the branch out of the model"
+    elif "profile" in text.lower():
+        remedy = "check --min-shapes, --opt-shapes and --max-shapes"
+    return EngineBuildError(f"The builder failed: {text[:1500]}", where=model, remedy=remedy)

@@ -9,8 +9,7 @@ from trtopt.accuracy.gate import drop_of
 from trtopt.config.budget import DEFAULT_ACCURACY_DROP, ROUNDING
 from trtopt.errors import UsageError
 from trtopt.gates import limits as defaults
-from trtopt.gates.baseline import comparable
-from trtopt.gates.changes import added, changes, slower, widened
+from trtopt.gates.baseline import added, changes, comparable, slower, widened
 from trtopt.gates.facts import EIGHT_BIT, Facts
 from trtopt.gates.limits import BITS, Limits
 from trtopt.report.schema.check import CheckReport, Gate, LayerChange, Unit

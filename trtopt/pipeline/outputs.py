@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from trtopt.config import BuildConfig
 from trtopt.engine.build import EngineArtifact
-from trtopt.engine.manifest import write_manifest
-from trtopt.engine.signature import Signer
+from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.pipeline.lowered import Lowered
 from trtopt.pipeline.manifest import Files, manifest_of
 from trtopt.precision.observe.samples import Samples

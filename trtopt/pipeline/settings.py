@@ -11,8 +11,7 @@ from trtopt.config import DEFAULT_ACCURACY_DROP, AccuracyBudget, BuildConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
-from trtopt.engine.manifest import manifest_path, signature_path
-from trtopt.engine.signature import Signer
+from trtopt.engine.manifest import Signer, manifest_path, signature_path
 from trtopt.errors import TargetError, UsageError
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports

@@ -9,14 +9,81 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from trtopt.engine.kernel_names import uses_tensor_cores
+from trtopt.engine.achieved import uses_tensor_cores
+from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.measured import MeasuredLayer
-from trtopt.profiling.subject import NARROW_BYTES, Subject
-from trtopt.report.schema.profile import Deviation, Reason
-from trtopt.report.text.format import percent
+from trtopt.report.schema.analysis import Finding, LayerRow, Severity
+from trtopt.report.schema.profile import Deviation, Launching, ProfileLayer, Reason
+from trtopt.report.text.format import count, percent, shorten
+from trtopt.roofline.constants import constants_for
+from trtopt.roofline.layer import LayerTime, layer_times
+from trtopt.roofline.work import Work
 from trtopt.support.precision import Precision
+
+NARROW_BYTES: dict[str, int] = {Precision.FP16: 2, Precision.BF16: 2, Precision.INT8: 1, Precision.FP8: 1}
+"""Bytes of an element of the types below 32 bits."""
+
+_PRODUCTS = ("gemm", "conv", "attention", "recurrent")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the reasons of one layer depend on beyond it.
+
+    Attributes:
+        gpu: What it ran on; None for a CPU.
+        launching: How the layers were launched and timed.
+        narrow: The type most of the arithmetic of its products is in, where that is one of 8 or 16 bits; else empty.
+        made: Names of the tensors that its layers write.
+        clock_share: Measured clock over that of the datasheet, at most 1.
+    """
+
+    gpu: GpuSpec | None
+    launching: Launching = "profile"
+    narrow: str = ""
+    made: frozenset[str] = frozenset()
+    clock_share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A layer, its prediction (None without one), and the network it is of."""
+
+    layer: MeasuredLayer
+    row: LayerRow | None
+    network: Network
+
+    @property
+    def product(self) -> Work | None:
+        """Its work, where that is a matrix product that Tensor Cores could do."""
+        work = self.layer.work
+        return work if work is not None and work.gemm is not None and work.kind in _PRODUCTS else None
+
+    def time(self, work: Work, launching: Launching) -> LayerTime:
+        """The prediction of other work on the same GPU."""
+        gpu = self.network.gpu
+        if gpu is None:
+            raise ValueError("no GPU")
+        return layer_times((work,), gpu, constants_for(gpu), timing=launching)[0]
+
+    @property
+    def reads_network_input(self) -> bool:
+        """Whether it reads a tensor that no layer writes."""
+        return any(item.name not in self.network.made for item in self.layer.info.inputs)
+
+
+def network_of(layers: Sequence[MeasuredLayer], gpu: GpuSpec | None, launching: Launching, clock: float) -> Network:
+    """What all layers together say."""
+    flop: dict[str, int] = {}
+    for layer in layers:
+        if layer.work is not None and layer.work.gemm is not None:
+            flop[layer.work.dtype] = flop.get(layer.work.dtype, 0) + layer.work.flop
+    most = max(flop, key=lambda dtype: flop[dtype], default="")
+    made = frozenset(item.name for layer in layers for item in layer.info.outputs)
+    return Network(gpu, launching, most if most in NARROW_BYTES else "", made, clock)
+
 
 FAR = 1.2
 """A layer is far from its prediction from this ratio on, either way: the model's error is 13 to 18 % per layer on
@@ -345,3 +412,60 @@ def _channels(layer: MeasuredLayer) -> int:
     """Channels of what a layer reads, [N, C, ...]; many where that is not told."""
     shape = layer.info.inputs[0].shape if layer.info.inputs else ()
     return shape[1] if len(shape) >= 3 and shape[1] > 0 else 1 << 16
+
+
+_LISTED = 5
+"""Layers that a finding's message names."""
+_REMEDIES = 2
+"""Remedies it gives, those of the layers with most time."""
+_NAME = 60
+"""Characters of a name: a fused layer of TensorRT has those of all its parts."""
+
+_WORTH_A_WARNING = 0.01
+"""Share of the measured time."""
+
+_WHAT: dict[Reason, str] = {
+    "no-tensor-core": "not on Tensor Cores",
+    "reformat-copy": "only copying into another format or type",
+    "unfused-qdq": "only quantizing",
+    "misaligned-channels": "rows that are no multiples of 16 bytes",
+    "padded-input": "fewer than four input channels",
+    "tail-wave": "a last wave that does not fill the GPU",
+    "launch-bound": "launch and idle SMs take half of the time",
+    "wide-tensors": "FP32 between layers of fewer bits",
+    "low-clock": "a clock below the datasheet's",
+    "slower-than-predicted": "more time than predicted, beyond other reasons",
+    "faster-than-predicted": "less time than predicted",
+}
+
+
+def findings_of(layers: Sequence[ProfileLayer]) -> tuple[Finding, ...]:
+    """A finding for each reason that some layers have, by what could be won, the largest first.
+
+    Args:
+        layers: All layers of the profile.
+    """
+    total = math.fsum(layer.measured_us for layer in layers)
+    found = [_finding(reason, layers, total) for reason in _WHAT]
+    return tuple(sorted((item for item in found if item is not None), key=lambda item: -item.gain_us))
+
+
+def _finding(reason: Reason, layers: Sequence[ProfileLayer], total: float) -> Finding | None:
+    hits = [(layer, item) for layer in layers for item in layer.deviation if item.reason == reason]
+    if not hits:
+        return None
+    hits.sort(key=lambda hit: (-hit[1].us, -hit[0].measured_us))
+    gain = math.fsum(item.us for _, item in hits)
+    measured = math.fsum(layer.measured_us for layer, _ in hits)
+    severity: Severity = "warning" if gain > _WORTH_A_WARNING * total else "hint" if gain > 0 else "info"
+    remedies = list(dict.fromkeys(item.remedy for _, item in hits))
+    listed = "; ".join(_line(layer, item) for layer, item in hits[:_LISTED])
+    more = f"; and {len(hits) - _LISTED} more" if len(hits) > _LISTED else ""
+    share = f", {measured:.1f} us ({percent(measured / total)})" if total else ""
+    message = f"{count(len(hits), 'layer')}{share}: {_WHAT[reason]}. {listed}{more}"
+    nodes = tuple(dict.fromkeys(name for layer, _ in hits for name in (layer.onnx_nodes or (layer.name,))))
+    return Finding(reason, severity, nodes, message, "; ".join(remedies[:_REMEDIES]), gain)
+
+
+def _line(layer: ProfileLayer, item: Deviation) -> str:
+    return f"{shorten(layer.name, _NAME)}: {item.message}"

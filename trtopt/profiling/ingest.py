@@ -1,7 +1,7 @@
 """Measured layers from the files trtexec writes: ``--exportLayerInfo``, ``--exportProfile`` and ``--exportTimes``.
 
 Read are those of TensorRT 7 to 11. 7 writes no layer info; a list of its layers' names does in its place:
-``{"Layers": ["conv1", ...]}``. Differences between the versions end here and in :mod:`trtopt.engine.inspector`. Nothing
+``{"Layers": ["conv1", ...]}``. Differences between the versions end here and in :mod:`trtopt.engine.layers`. Nothing
 in a file is trusted.
 """
 

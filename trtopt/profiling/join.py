@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.engine.kernel_names import is_sparse, uses_tensor_cores
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.engine.achieved import is_sparse, uses_tensor_cores
 from trtopt.errors import UsageError
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.hardware.spec import GpuSpec
-from trtopt.profiling.cpu_model import predict_cpu
-from trtopt.profiling.explain import deviations
-from trtopt.profiling.findings import findings_of
+from trtopt.profiling.cpu import predict_cpu
+from trtopt.profiling.explain import Network, Subject, deviations, findings_of, network_of
 from trtopt.profiling.measured import MeasuredLayer, Measurement
-from trtopt.profiling.modules import module_of
-from trtopt.profiling.statistics import rank_correlation
-from trtopt.profiling.subject import Network, Subject, network_of
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.profile import Launching, ProfileLayer, ProfileReport, ProfileTotals
 from trtopt.report.schema.write import environment
@@ -30,6 +30,44 @@ from trtopt.support.precision import Precision
 
 _MOST_SHARE = 1.1
 """Of the peak: clocks may be above the datasheet's."""
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Where ``torch.onnx.export(dynamo=True)`` writes the paths of the modules around a node, outermost first, and the name
+of the operation: ``['', 'layer1', 'layer1.0', 'layer1.0.conv1', 'conv2d_3']``."""
+
+
+def module_of(node_name: str) -> str:
+    """The path of the module a node was exported from, from the name that ``dynamo=False`` gives it.
+
+    ``/layer1/layer1.0/conv1/Conv`` is the operator Conv of ``layer1.0.conv1``: a segment is repeated by the next one,
+    with a dot, where a container holds it. The second call of a module has ``_1`` behind its name, which a name alone
+    cannot tell from a module that is called so.
+
+    Returns:
+        Empty for the outermost module, and for names without a path (``Conv_0``, ``node_conv2d_1``).
+    """
+    if not node_name.startswith("/"):
+        return ""
+    segments = node_name[1:].split("/")[:-1]
+    following = [*segments, ""][1:]
+    kept = [part for part, after in zip(segments, following, strict=True) if not after.startswith(f"{part}.")]
+    return ".".join(part for part in kept if part)
+
+
+def module_of_node(node: ir.Node) -> str:
+    """The path of the module a node was exported from: of its metadata, else of its name; empty where neither tells."""
+    scopes = _scopes(node.metadata_props.get(_SCOPES, ""))
+    return scopes[-2] if len(scopes) > 1 else module_of(node.name or "")
+
+
+def _scopes(text: str) -> list[str]:
+    """The list of texts that a metadata property holds in Python's notation; empty if it does not."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else []
+
 
 ModuleOf = Callable[[str], str]
 """The path of the PyTorch module that an ONNX node came from, by the node's name; empty where it cannot be told."""
@@ -183,3 +221,29 @@ def _clock_share(conditions: Mapping[str, Any], gpu: GpuSpec | None) -> float:
     if gpu is None or not isinstance(clock, (int, float)) or clock <= 0:
         return 1.0
     return min(clock / gpu.clock_tensor_mhz, 1.0)
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's rank correlation of two equally long sequences; equal values share their mean rank.
+
+    Returns:
+        None below three pairs, or where one side is constant.
+
+    Raises:
+        ValueError: The lengths differ.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} values against {len(b)}")
+    if len(a) < 3:
+        return None
+    first, second = _centred_ranks(a), _centred_ranks(b)
+    scale = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / scale if scale else None
+
+
+def _centred_ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks less their mean."""
+    _, position, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    found: np.ndarray = ranks[position] - (len(values) + 1) / 2
+    return found

@@ -25,9 +25,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.cpu import available_threads
 from trtopt.profiling.measured import MeasuredLayer, Measurement
-from trtopt.profiling.ort_events import MOST_EVENTS, Kernel, Profile, read_profile
-from trtopt.profiling.ort_functions import expand
-from trtopt.profiling.ort_layers import NodeLayers, added_layer
+from trtopt.profiling.ort_layers import MOST_EVENTS, Kernel, NodeLayers, Profile, added_layer, expand, read_profile
 from trtopt.profiling.stable import Limits, Samples, spread, timed, until_stable
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.profile import ProfileSource

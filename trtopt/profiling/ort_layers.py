@@ -1,20 +1,222 @@
-"""The nodes of a model as layers, as ONNX Runtime ran them: with the types and shapes of that run."""
+"""The nodes of a model as ONNX Runtime ran them.
+
+The file that its profiler writes, with times in whole microseconds; operators that it runs by the parts of their
+definition; the layers of the run, with its types and shapes.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import onnx
+import onnx.defs
 import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
 
 from trtopt.graph import cost
-from trtopt.graph.edit import constant_tensor_of
-from trtopt.profiling.ort_events import Kernel, Tensor
+from trtopt.graph.edit import all_nodes, constant_tensor_of, subgraphs_of
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.roofline.node_work import PRODUCT_KINDS, GraphTypes, dequantized, work_of_node
 from trtopt.roofline.onnx_layers import repeated
 from trtopt.roofline.work import Work
+from trtopt.source.opset import convert
 from trtopt.support.precision import Precision
+
+MOST_EVENTS = 1_000_000
+"""Events that ONNX Runtime keeps; it drops the rest without a word."""
+
+_NODE_SUFFIX = "_kernel_time"
+_GRAPH = "SequentialExecutor::Execute"
+_RUN = "model_run"
+
+Tensor = tuple[str, tuple[int, ...]]
+"""ONNX Runtime's name of a type, and a shape."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A node that ran, as it was at the first time.
+
+    Attributes:
+        op: Its operator.
+        is_unnamed: Whether the node has no name: ONNX Runtime then calls it by its operator and a number.
+        inputs: The tensors it read; those that were packed beforehand are left out.
+        outputs: The tensors it wrote.
+    """
+
+    op: str
+    is_unnamed: bool
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One inference.
+
+    Attributes:
+        own_us: By node in the order they began, what it took without the graphs nested in it, over all its executions.
+        executions: By node, how often it ran.
+    """
+
+    own_us: Mapping[str, int]
+    executions: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The inferences of a session in order; one that is cut off is left out.
+
+    Attributes:
+        runs: The inferences.
+        kernels: The nodes that ran, by name.
+    """
+
+    runs: tuple[Run, ...]
+    kernels: Mapping[str, Kernel]
+
+
+@dataclass
+class _Recorder:
+    """The events of one inference, in the order in which they end: a nested graph before the node that holds it."""
+
+    own_us: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    executions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    began: dict[str, tuple[int, int]] = field(default_factory=dict)
+    nested: list[tuple[int, int]] = field(default_factory=list)
+
+    def node(self, name: str, at: int, us: int) -> None:
+        # The owner of a nested graph begins before it, or in the same microsecond: then the longer one came first.
+        self.began.setdefault(name, (at, -us))
+        self.executions[name] += 1
+        while self.nested and self.nested[-1][0] >= at:
+            us -= self.nested.pop()[1]
+        self.own_us[name] += max(us, 0)
+
+    def run(self) -> Run:
+        ordered = sorted(self.began, key=self.began.__getitem__)
+        return Run({name: self.own_us[name] for name in ordered}, dict(self.executions))
+
+
+def read_profile(path: Path) -> Profile:
+    """Read the profile in a file."""
+    runs: list[Run] = []
+    kernels: dict[str, Kernel] = {}
+    recorder = _Recorder()
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            text = line.strip().rstrip(",")
+            if not text.startswith("{"):  # the brackets around the list
+                continue
+            event = json.loads(text)
+            name = event["name"]
+            if event["cat"] == "Node" and name.endswith(_NODE_SUFFIX):
+                name = name.removesuffix(_NODE_SUFFIX)
+                if name not in kernels:
+                    kernels[name] = _kernel(name, event["args"])
+                recorder.node(name, event["ts"], event["dur"])
+            elif name == _GRAPH:
+                recorder.nested.append((event["ts"], event["dur"]))
+            elif name == _RUN:
+                runs.append(recorder.run())
+                recorder = _Recorder()
+    return Profile(tuple(runs), kernels)
+
+
+def _kernel(name: str, args: Mapping[str, Any]) -> Kernel:
+    op = args["op_name"]
+    inputs, outputs = (_tensors(args[f"{side}_type_shape"]) for side in ("input", "output"))
+    return Kernel(op, name == f"{op}_{args['node_index']}", inputs, outputs)
+
+
+def _tensors(items: list[dict[str, list[int]]]) -> tuple[Tensor, ...]:
+    return tuple((dtype, tuple(shape)) for item in items for dtype, shape in item.items())
+
+
+_EXPANDED_DOMAIN = "trtopt.expanded"
+
+
+def expand(model: ir.Model, names: Collection[str]) -> int:
+    """Put the definition that ONNX gives of an operator in the place of nodes of the default domain, in place.
+
+    Args:
+        model: The model; every node has a unique name.
+        names: The nodes to replace; those whose operator has no definition by others stay. Their parts are called
+            ``NAME_0``, ``NAME_1``, ...
+
+    Returns:
+        The number of nodes replaced.
+    """
+    opset = model.graph.opset_imports[""]
+    for node in all_nodes(model.graph):
+        body = _definition(node, opset) if node.name in names else None
+        if body is None:
+            continue
+        function = ir.serde.deserialize_function(body)
+        for name, attribute in _defaults(node, opset).items():
+            node.attributes.setdefault(name, attribute)
+        convert(function.graph, body.opset_import[0].version, opset)
+        function.opset_imports[""] = opset
+        for index, part in enumerate(all_nodes(function.graph)):
+            part.name = f"{node.name}_{index}"
+        function.domain = node.domain = _EXPANDED_DOMAIN
+        function.name = node.op_type = str(node.name)
+        model.functions[function.identifier()] = function
+    count = len(model.functions)
+    if count:
+        model.graph.opset_imports[_EXPANDED_DOMAIN] = 1
+        common_passes.InlinePass()(model)
+        model.functions.clear()
+        del model.graph.opset_imports[_EXPANDED_DOMAIN]
+    return count
+
+
+def _definition(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
+    """The operator's definition by others, for this node; None without one, and for one that maps a nested graph."""
+    if node.domain != "" or subgraphs_of(node) or not onnx.defs.has(node.op_type, opset, node.domain):
+        return None
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    body = onnx.FunctionProto()
+    if schema.has_function:
+        body.ParseFromString(schema.get_function_with_opset_version(_newest(schema.function_opset_versions, opset)))
+        return body
+    if not schema.has_context_dependent_function:
+        return None
+    version = _newest(schema.context_dependent_function_opset_versions, opset)
+    types = [_type(value) for value in node.inputs]
+    found = schema.get_context_dependent_function_with_opset_version(
+        version, ir.serde.serialize_node(node).SerializeToString(), types
+    )
+    body.ParseFromString(found)
+    return body if body.node else None
+
+
+def _defaults(node: ir.Node, opset: int) -> dict[str, ir.Attr]:
+    """What the attributes of a node's operator are where the node does not say; definitions refer to all of them."""
+    attributes = onnx.defs.get_schema(node.op_type, opset, node.domain).attributes
+    found = {name: attribute.default_value for name, attribute in attributes.items()}
+    return {name: ir.serde.deserialize_attribute(value) for name, value in found.items() if value.name}
+
+
+def _newest(versions: Sequence[int], opset: int) -> int:
+    """The version of a definition that a model of ``opset`` uses."""
+    return max(version for version in versions if version <= opset)
+
+
+def _type(value: ir.Value | None) -> bytes:
+    """A value's type as a serialised ``TypeProto``; empty where the input is left out."""
+    proto = onnx.TypeProto()
+    if value is not None and value.dtype is not None:
+        proto.tensor_type.elem_type = int(value.dtype)
+    serialized: bytes = proto.SerializeToString()
+    return serialized
+
 
 _DTYPES = {
     ir.DataType.FLOAT: "Float",
