@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from sweep_nets import write_sweep
 
+from trtopt.fleet.execute import execute, prepare
 from trtopt.fleet.plan import load_plan
-from trtopt.fleet.prepare import is_worth, prepare, receive
-from trtopt.fleet.task import REPORT, Task, execute
+from trtopt.fleet.prepare import is_worth, receive
+from trtopt.fleet.task import REPORT, Task
 
 pytest.importorskip("tensorrt_rtx", reason="builds engines")
 

@@ -26,7 +26,7 @@ from trtopt.report.schema.sweep import Failure
 from trtopt.support.files import TEMPORARY
 from trtopt.support.version import IMPORT_ROOT
 
-EXECUTE = "trtopt.fleet.task:execute"
+EXECUTE = "trtopt.fleet.execute:execute"
 """What runs a job: called with a :class:`~trtopt.fleet.task.Task` and a folder."""
 
 _START = (

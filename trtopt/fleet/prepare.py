@@ -7,43 +7,27 @@ to the same whether it was prepared or not.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtopt import api
 from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of
-from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, files, make_cache_folder
-from trtopt.config import BuildConfig
+from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, make_cache_folder
 from trtopt.errors import UsageError
-from trtopt.fleet.task import Task, inside
-from trtopt.support.files import TEMPORARY, atomic_write, open_shared
+from trtopt.fleet.task import Task
+from trtopt.support.files import atomic_write, open_shared
 from trtopt.support.precision import Precision
 
-_KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
+KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
+
+
+PREPARE = "trtopt.fleet.execute:prepare"
+"""What prepares a job: called with a :class:`~trtopt.fleet.task.Task`."""
 
 
 def is_worth(task: Task) -> bool:
     """Whether a machine without a GPU can spare the one with it anything: samples to run, graphs to compare."""
     return task.options.get("precision") in [item for item in Precision if item.is_quantized]
-
-
-def prepare(task: Task) -> dict[str, bytes]:
-    """Do what needs no GPU.
-
-    Returns:
-        The files it left in the cache, by ``KIND/NAME``. Of a job that fails those up to there: it fails again, and is
-        reported, where it is built.
-    """
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
-        cache = Path(name, "cache")
-        config = BuildConfig(**{**task.options, "cache_dir": str(cache), "cache_gb": None})  # none is evicted
-        with contextlib.suppress(Exception), inside(Path(name), task):
-            api.optimize(task.model, dataclasses.replace(config, output=str(Path(name, "model.onnx"))))
-        found = [file.path for file in files(cache) if file.kind in _KINDS]
-        return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in found}
 
 
 def receive(prepared: Mapping[str, bytes], task: Task) -> None:
@@ -53,7 +37,7 @@ def receive(prepared: Mapping[str, bytes], task: Task) -> None:
         for name, content in prepared.items():
             kind, _, file = name.partition("/")
             with contextlib.suppress(OSError, ValueError, UsageError):
-                if kind in _KINDS and Path(file).name == file:
+                if kind in KINDS and Path(file).name == file:
                     _receive(folder / kind / file, content)
 
 

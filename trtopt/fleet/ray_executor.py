@@ -25,7 +25,7 @@ from trtopt.errors import MissingDependencyError, TargetError, UsageError
 from trtopt.fleet import ray_task
 from trtopt.fleet.executor import EXECUTE, Ended, Lost, Order, available_cores
 from trtopt.fleet.inputs import Input, check_unchanged
-from trtopt.fleet.prepare import is_worth
+from trtopt.fleet.prepare import PREPARE, is_worth
 from trtopt.fleet.task import Outcome, Survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._lazy import require
@@ -150,7 +150,7 @@ class RayExecutor:
         prepared = None
         if job.place and is_worth(task):
             # On any node, while the GPU is at other jobs.
-            prepared = self._prepare.options(**options).remote(task, inputs, self._folder)
+            prepared = self._prepare.options(**options).remote(PREPARE, task, inputs, self._folder)
         run = self._run.options(**self._needs(job.place), **options)
         reference = run.remote(self._function, task, inputs, self._folder, prepared or {})
         self._given[reference] = _Given(order.number, order.folder, job.place, prepared)

@@ -9,14 +9,13 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import filelock
 
 from trtopt.errors import UsageError
-from trtopt.fleet.prepare import prepare as prepare_task
 from trtopt.fleet.prepare import receive
 from trtopt.fleet.task import Outcome, Survey, Task, survey
 from trtopt.report.schema.sweep import Failure
@@ -36,15 +35,17 @@ def look() -> Survey:
     return survey()
 
 
-def prepare(task: Task, inputs: Parts, folder: str) -> dict[str, bytes]:
-    """Do what of a job needs no GPU: arguments as of :func:`run`, result as of ``trtopt.fleet.prepare.prepare``."""
+def prepare(function: str, task: Task, inputs: Parts, folder: str) -> dict[str, bytes]:
+    """Do what of a job needs no GPU: arguments as of :func:`run`, result as of ``trtopt.fleet.execute.prepare``."""
     share_cores(1)
+    prepare_task = _function(function)
     try:
         root = _received(inputs, folder)
     except (UsageError, OSError):
         return {}
     with _temporary_files_in(root):
-        return prepare_task(_placed(task, root))
+        found: dict[str, bytes] = prepare_task(_placed(task, root))
+        return found
 
 
 def run(
@@ -63,8 +64,7 @@ def run(
         What came of it, and the contents of its files by name.
     """
     share_cores(1)
-    module, _, name = function.partition(":")
-    execute = getattr(importlib.import_module(module), name)
+    execute = _function(function)
     try:
         root = _received(inputs, folder)
     except (UsageError, OSError) as error:
@@ -75,6 +75,13 @@ def run(
         outcome = execute(_placed(task, root), Path(results))
         files = sorted(path for path in Path(results).iterdir() if path.is_file())
         return outcome, {path.name: path.read_bytes() for path in files}
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """What ``module:function`` names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def clean(folder: str) -> None:

@@ -1,27 +1,18 @@
-"""One job where it runs: in a process of its own, on this machine or another. It returns, whatever happens."""
+"""What a job is asked and what came of it, and the folder it runs in."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import platform
 import sys
-import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt import api
-from trtopt.analysis.profile import profile
-from trtopt.config import BuildConfig, ProfileConfig
 from trtopt.config.paths import source_file
-from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, installed_version
-from trtopt.errors import TrtoptError
+from trtopt.engine.backend import BACKENDS, installed_version
 from trtopt.hardware.probe import present_gpu
-from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.sweep import Failure
 from trtopt.rewrite.registry import pack_hashes
 from trtopt.support._script import is_script
@@ -29,8 +20,6 @@ from trtopt.support.version import VERSION
 
 REPORT, PROFILE = "report.json", "profile.json"
 """Files of a result, beside the engine and its manifest."""
-
-_BUG = 1
 
 
 @dataclass(frozen=True)
@@ -81,29 +70,6 @@ def survey() -> Survey:
     return Survey(VERSION, versions, "" if gpu is None else gpu.name, pack_hashes())
 
 
-def execute(task: Task, folder: Path) -> Outcome:
-    """Build, and time where that is asked for.
-
-    Args:
-        task: The job.
-        folder: Gets the engine, its manifest and the report; an empty one.
-    """
-    began = time.perf_counter()
-    failure: Failure | None = None
-    try:
-        with inside(folder, task):
-            _execute(task)
-    except TrtoptError as error:
-        failure = Failure(error.what, error.where, error.remedy, error.exit_code)
-    except MemoryError:
-        failure = Failure("There is not enough memory", platform.node(), "run fewer jobs at once", _BUG)
-    except Exception as error:  # noqa: BLE001 - one job's bug must not end the others; it is reported whole
-        where = "".join(traceback.format_exception(error)[-2:]).strip()
-        what = f"A bug in trtopt: {type(error).__name__}: {error}"
-        failure = Failure(what, where, "report it with the output of `trtopt doctor`", _BUG)
-    return Outcome(time.perf_counter() - began, platform.node(), failure)
-
-
 def _forget(task: Task, before: set[str]) -> None:
     """Drop the modules beside the job's scripts: those of the next job may have the same names."""
     scripts = [value for value in task.options.values() if isinstance(value, str) and is_script(value)]
@@ -115,25 +81,6 @@ def _forget(task: Task, before: set[str]) -> None:
         beside = Path(file).parent.parent if Path(file).name == "__init__.py" else Path(file).parent
         if file and beside in folders:
             sys.modules.pop(name, None)
-
-
-def _execute(task: Task) -> None:
-    config = BuildConfig(**task.options)
-    suffix = (BACKENDS.get(config.backend) or TENSORRT_RTX).suffix
-    engine = f"model{suffix}"
-    # Relative names, in the folder: what is written says nothing of this machine's folders.
-    folder = os.getcwd()
-    report = api.build(task.model, dataclasses.replace(config, output=engine, report=REPORT))
-    if task.measure and not report.gate_failures:
-        os.chdir(folder)  # a script of the job may have left it
-        profile(engine, ProfileConfig(report=PROFILE, shapes=_shapes(report), gpus=config.gpus))
-
-
-def _shapes(report: BuildReport) -> tuple[dict[str, tuple[int, ...]], ...]:
-    """The optimum, which times are predicted for too."""
-    if report.engine is None or not report.engine.profiles:
-        return ()
-    return ({name: tuple(shapes["opt"]) for name, shapes in report.engine.profiles[0].items()},)
 
 
 @contextlib.contextmanager
