@@ -14,10 +14,11 @@ import pytest
 from trtopt.engine.layers import BITS
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.cpu_model import predict_cpu
 from trtopt.profiling.cpu_probe import probe_cpu
 from trtopt.profiling.measured import MeasuredLayer, Measurement
-from trtopt.profiling.onnxruntime import measure, random_feeds
+from trtopt.profiling.onnxruntime import measure
 from trtopt.profiling.stable import Limits
 from trtopt.roofline.work import Layer
 from trtopt.source.onnx_file import load

@@ -12,12 +12,10 @@ from trtopt.errors import EngineBuildError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks
 from trtopt.profiling.engine_layers import LayerTime
+from trtopt.profiling.engine_timing import Timing, feeds_of, inferences_per_sample
 from trtopt.profiling.gpu import (
-    Timing,
     accuracy_of,
     conditions,
-    feeds_of,
-    inferences_per_sample,
     inspected,
     layer_times,
     profiled_runs,
