@@ -16,8 +16,7 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.judge.memo import PriceFile, Prices
 from trtopt.judge.protocol import Priced
-from trtopt.judge.selection import Guard, Guarded
-from trtopt.judge.selection_subgraphs import between
+from trtopt.judge.selection import Guard, Guarded, between
 from trtopt.precision.decide import wanted_tensors
 from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16

@@ -12,8 +12,15 @@ from trtopt.errors import EngineBuildError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks
 from trtopt.profiling.engine_layers import LayerTime
-from trtopt.profiling.engine_timing import feeds_of, inferences_per_sample
-from trtopt.profiling.gpu import Timing, accuracy_of, conditions, inspected, layer_times, profiled_runs, warnings_of
+from trtopt.profiling.engine_timing import Timing, feeds_of, inferences_per_sample
+from trtopt.profiling.gpu import (
+    accuracy_of,
+    conditions,
+    inspected,
+    layer_times,
+    profiled_runs,
+    warnings_of,
+)
 from trtopt.profiling.stable import Limits, Samples
 from trtopt.support.ort_session import Feeds
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from rich.console import Console, Group
 
-from trtopt.pipeline.sparse_record import record_of
+from trtopt.pipeline.sparse import record_of
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.report.schema.decisions import SparsityBudget, SparsityRecord
 from trtopt.report.text.decisions import sparsity_section as section

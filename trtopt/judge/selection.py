@@ -8,19 +8,20 @@ the whole network decides between the two, and against 16-bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from trtopt.errors import EngineBuildError, TrtoptError
 from trtopt.events import Event, OnEvent
+from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.judge.gain import LEAST_GAIN, changed_cost, no_gain
 from trtopt.judge.memo import PriceFile, Prices, Question
 from trtopt.judge.protocol import Judge, Priced
-from trtopt.judge.selection_subgraphs import Piece, additions, between, piece_key, piece_of
-from trtopt.judge.subgraph import CutError, Cutter
+from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
@@ -401,3 +402,62 @@ def _time(cost: Cost | None) -> float:
 def _rank(verdict: Verdict) -> tuple[bool, bool, float]:
     """What pays before what does not, what could be priced before what could not, the fastest first."""
     return bool(verdict.kept), verdict.after is not None, verdict.saved_us
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The network around a region: FP32, static shapes; ``key`` is that of its structure."""
+
+    model: ir.Model
+    key: str
+    names: tuple[str, ...]
+
+
+def piece_of(model: ir.Model) -> Piece:
+    return Piece(model, structure_key(model), tuple(str(node.name) for node in model.graph))
+
+
+def piece_key(piece: Piece, plan: PrecisionPlan) -> str:
+    """Equal for pieces of equal structure with equal types."""
+    places = {name: index for index, name in enumerate(piece.names)}
+    forms = sorted(
+        (
+            places[op.node],
+            op.dtype,
+            str(op.weight_axis),
+            op.multiply,
+            sorted(places[n] for n in op.skips if n in places),
+        )
+        for op in plan.quantized
+    )
+    types = [sorted(places[name] for name in names if name in places) for names in (plan.wide, plan.bfloat)]
+    narrow = plan.narrow.name if plan.narrow is not None else ""
+    return hashlib.sha256(f"{piece.key} {narrow} {plan.fused_quantizers} {forms} {types}".encode()).hexdigest()
+
+
+def additions(model: ir.Model) -> dict[str, tuple[str, ...]]:
+    """The additions of two computed tensors, by the tensors they read."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in model.graph:
+        values = [value for value in node.inputs if value is not None and edit.constant_tensor_of(value) is None]
+        if node.op_type == "Add" and len({value.name for value in values}) == 2:
+            for value in values:
+                found[str(value.name)] = (*found.get(str(value.name), ()), str(node.name))
+    return found
+
+
+def between(model: ir.Model, first: Collection[str], last: Collection[str]) -> tuple[str, ...]:
+    """Names of the nodes on the ways from ``first`` to ``last``, these among them, in graph order.
+
+    A piece that is cut between two of its nodes lets the compiler compute in one kernel what in the network waits for
+    the product between them: of a residual around attention, it joins the normalizations before and behind it.
+    """
+    after: set[ir.Node] = set()
+    for node in model.graph:
+        if node.name in first or any(value is not None and value.producer() in after for value in node.inputs):
+            after.add(node)
+    before: set[ir.Node] = set()
+    for node in reversed(model.graph):
+        if node.name in last or any(user in before for value in node.outputs for user, _ in value.uses()):
+            before.add(node)
+    return tuple(str(node.name) for node in model.graph if node in after and node in before)

@@ -15,7 +15,7 @@ from trtopt.errors import UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.pipeline import network_io
 from trtopt.pipeline.imported_ranges import ImportedCache, imported_cache
-from trtopt.pipeline.settings import Settings, described, prunes
+from trtopt.pipeline.settings import BuildSettings, described, prunes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
@@ -35,7 +35,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class BuildInputs:
     """What a run works on.
 
     Attributes:
@@ -57,7 +57,7 @@ class Inputs:
     profiles: tuple[Profile, ...]
 
 
-def read_inputs(settings: Settings, sources: Sources, clock: Clock) -> Inputs:
+def read_inputs(settings: BuildSettings, sources: Sources, clock: Clock) -> BuildInputs:
     """Read what a run works on, and refuse what does not fit the model.
 
     Raises:
@@ -73,15 +73,17 @@ def read_inputs(settings: Settings, sources: Sources, clock: Clock) -> Inputs:
     calibration, check, source = _samples(settings, sources, loaded)
     network_io.check(loaded.model, settings.io, calibration, check)
     metric = _metric(settings, sources.metric, loaded, check, clock)
-    return Inputs(loaded, calibration, check, source, metric, ranges, _profiles(settings, loaded, calibration, clock))
+    return BuildInputs(
+        loaded, calibration, check, source, metric, ranges, _profiles(settings, loaded, calibration, clock)
+    )
 
 
-def read_files(settings: Settings, loaded: ModelArtifact) -> dict[str, Any]:
+def read_files(settings: BuildSettings, loaded: ModelArtifact) -> dict[str, Any]:
     """The files that a run reads, by what messages call them."""
     return {**files_read(str(settings.path), settings.config), **weight_files(loaded.model)}
 
 
-def _check_types(settings: Settings, model: ir.Model) -> None:
+def _check_types(settings: BuildSettings, model: ir.Model) -> None:
     """Refuse to prune a model that is to keep types other than FP32: pruning and its predictions would be in FP32."""
     config = settings.config
     if prunes(config) and settings.precision is None and widen(model) is not model:
@@ -92,7 +94,7 @@ def _check_types(settings: Settings, model: ir.Model) -> None:
         )
 
 
-def _samples(settings: Settings, sources: Sources, loaded: ModelArtifact) -> tuple[Samples, Samples, str]:
+def _samples(settings: BuildSettings, sources: Sources, loaded: ModelArtifact) -> tuple[Samples, Samples, str]:
     """Calibration samples, verification samples, and where the latter come from."""
     config = settings.config
     shapes = config.opt_shapes[0] if config.opt_shapes else None
@@ -103,7 +105,7 @@ def _samples(settings: Settings, sources: Sources, loaded: ModelArtifact) -> tup
     return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
 
 
-def _metric(settings: Settings, asked: Any, loaded: ModelArtifact, check: Samples, clock: Clock) -> Metric | None:
+def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: Samples, clock: Clock) -> Metric | None:
     if asked is None:
         return None
     if callable(asked):
@@ -113,7 +115,7 @@ def _metric(settings: Settings, asked: Any, loaded: ModelArtifact, check: Sample
     return with_baseline(metric, loaded.model, check, clock)
 
 
-def _profiles(settings: Settings, loaded: ModelArtifact, samples: Samples, clock: Clock) -> tuple[Profile, ...]:
+def _profiles(settings: BuildSettings, loaded: ModelArtifact, samples: Samples, clock: Clock) -> tuple[Profile, ...]:
     config = settings.config
     plan = plan_profiles(
         loaded.inputs,

@@ -19,7 +19,7 @@ from trtopt.judge.target import Target
 from trtopt.pipeline.host import Cut, at_path
 from trtopt.pipeline.network_io import FinalModel
 from trtopt.pipeline.own_qdq import OwnQdq
-from trtopt.pipeline.settings import Outputs, Settings
+from trtopt.pipeline.settings import BuildSettings, Outputs
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord
 from trtopt.report.schema.decisions import SparsityRecord
@@ -75,7 +75,7 @@ def effective(config: BuildConfig, budget: AccuracyBudget) -> BuildConfig:
     return dataclasses.replace(config, max_accuracy_drop=budget.drop)
 
 
-def report_of(settings: Settings, stages: Stages, clock: Clock) -> BuildReport:
+def report_of(settings: BuildSettings, stages: Stages, clock: Clock) -> BuildReport:
     """The report.
 
     Args:
@@ -113,7 +113,7 @@ def report_of(settings: Settings, stages: Stages, clock: Clock) -> BuildReport:
     )
 
 
-def _predicted(settings: Settings, built: Built, target: Target, clock: Clock) -> EngineAnalysis | None:
+def _predicted(settings: BuildSettings, built: Built, target: Target, clock: Clock) -> EngineAnalysis | None:
     """The predicted time of an engine's layers; None without an engine, and for a target that is not one chip."""
     if built.engine is None or target.gpu is None:
         return None
@@ -142,7 +142,7 @@ def _gpu(target: Target) -> dict[str, Any]:
     return {"name": target.gpu_name, "compute_capability": capability}
 
 
-def _engine(settings: Settings, engine: EngineArtifact | None, *, is_written: bool) -> EngineRecord | None:
+def _engine(settings: BuildSettings, engine: EngineArtifact | None, *, is_written: bool) -> EngineRecord | None:
     if engine is None or not is_written:
         return None if engine is None else engine.record
     path = settings.outputs.named["engine"]

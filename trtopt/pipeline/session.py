@@ -18,7 +18,7 @@ from trtopt.pipeline import network_io
 from trtopt.pipeline.compile import Compilation, compile_engine, trim_cache
 from trtopt.pipeline.gauge import gauge_for
 from trtopt.pipeline.host import Cut, cut, host_path
-from trtopt.pipeline.inputs import Inputs, Sources, read_files, read_inputs
+from trtopt.pipeline.inputs import BuildInputs, Sources, read_files, read_inputs
 from trtopt.pipeline.lower import Lowering, lower
 from trtopt.pipeline.lowered import Lowered, blamed
 from trtopt.pipeline.outputs import Results, write
@@ -26,7 +26,7 @@ from trtopt.pipeline.own_qdq import OwnQdq, mended, own_qdq
 from trtopt.pipeline.report import Built, Stages, effective, report_of
 from trtopt.pipeline.rewrite import rewrite
 from trtopt.pipeline.search import missed
-from trtopt.pipeline.settings import Outputs, Settings, described, prunes, settle
+from trtopt.pipeline.settings import BuildSettings, Outputs, described, prunes, settle
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
 from trtopt.pipeline.verify import Verification, verify, verify_engine
 from trtopt.report.schema.build import BuildReport, PrecisionRecord
@@ -71,7 +71,7 @@ def run_build(path: Path, config: BuildConfig, sources: Sources, clock: Clock, *
     return report
 
 
-def _without_host_part(settings: Settings, inputs: Inputs, clock: Clock) -> tuple[Cut, Outputs]:
+def _without_host_part(settings: BuildSettings, inputs: BuildInputs, clock: Clock) -> tuple[Cut, Outputs]:
     """The model without what its compiler refuses; where something is cut off, its file joins the outputs."""
     target, outputs = settings.target, settings.outputs
     artifact = mended(inputs.loaded, target.backend.name, clock)
@@ -88,7 +88,7 @@ def _without_host_part(settings: Settings, inputs: Inputs, clock: Clock) -> tupl
     return parts, outputs.with_host(path)
 
 
-def _after_recipes(settings: Settings, parts: Cut, target: Target, clock: Clock) -> OwnQdq:
+def _after_recipes(settings: BuildSettings, parts: Cut, target: Target, clock: Clock) -> OwnQdq:
     """The model after its recipes; without its own Q/DQ where that does not pay."""
     config, open_judge = settings.config, _open_judge(settings, clock)
 
@@ -99,13 +99,13 @@ def _after_recipes(settings: Settings, parts: Cut, target: Target, clock: Clock)
     return own_qdq(parts.artifact, with_recipes, target, settings.precision, config, clock, open_judge)
 
 
-def _open_judge(settings: Settings, clock: Clock) -> OpenJudge:
+def _open_judge(settings: BuildSettings, clock: Clock) -> OpenJudge:
     target, config = settings.target, settings.config
     prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
     return partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
 
 
-def _verification(settings: Settings, inputs: Inputs, parts: Cut, own: OwnQdq) -> Verification:
+def _verification(settings: BuildSettings, inputs: BuildInputs, parts: Cut, own: OwnQdq) -> Verification:
     """What the model as it is after its recipes is compared with."""
     return Verification(
         inputs.loaded.model,
@@ -119,7 +119,7 @@ def _verification(settings: Settings, inputs: Inputs, parts: Cut, own: OwnQdq) -
 
 
 def _pruned(
-    settings: Settings, inputs: Inputs, target: Target, plain: Verification, own: OwnQdq, clock: Clock
+    settings: BuildSettings, inputs: BuildInputs, target: Target, plain: Verification, own: OwnQdq, clock: Clock
 ) -> Sparsified:
     """The model with what gains by it pruned, where that was asked for."""
     artifact = own.rewritten.artifact
@@ -130,8 +130,8 @@ def _pruned(
 
 
 def _lowering(
-    settings: Settings,
-    inputs: Inputs,
+    settings: BuildSettings,
+    inputs: BuildInputs,
     target: Target,
     own: OwnQdq,
     plain: Verification,
@@ -154,7 +154,7 @@ def _lowering(
 
 
 def _build(
-    settings: Settings,
+    settings: BuildSettings,
     artifact: ModelArtifact,
     target: Target,
     lowering: Lowering | None,

@@ -55,7 +55,7 @@ def described(files: Mapping[str, Path]) -> dict[str, Path]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class BuildSettings:
     """What a run is asked for.
 
     Attributes:
@@ -111,7 +111,7 @@ class Settings:
         return replace(config, builder=(*config.builder, "sparsity=true"))
 
 
-def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_engine: bool) -> Settings:
+def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_engine: bool) -> BuildSettings:
     """Resolve what a run is asked for, and refuse what it cannot do.
 
     Args:
@@ -137,7 +137,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     io = parse_io(config.io)
     if make_engine:
         check_search(config, target.backend)
-    return Settings(
+    return BuildSettings(
         path,
         config,
         make_engine,
