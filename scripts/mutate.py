@@ -1,11 +1,11 @@
 """Breaks one place of the code at a time and says whether the tests notice.
 
-    python scripts/mutate.py --checkout OLD --coverage FILE --durations LOG --count 50 --seed 1 --out mutations.jsonl
+    python scripts/mutate.py --checkout OLD --coverage FILE --count 50 --seed 1 --out mutations.jsonl
     python scripts/mutate.py --checkout NEW --replay mutations.jsonl [--coverage FILE] --out replayed.jsonl
 
 The first command takes random lines of ``trtopt/`` and ``recipes/`` that tests execute, makes one change to each (a
 comparison, a sign, a constant, a condition, ``and``, a returned value, a keyword argument left out), runs the tests
-whose coverage contexts have that line, the fastest first, and writes a JSON line for each mutation, until enough of
+whose coverage contexts have that line, the smallest first, and writes a JSON line for each mutation, until enough of
 them are killed. A test counts only when it passes on the code as it is.
 
 The second command makes the same mutations in another checkout. Modules may have moved and names may have changed: a
@@ -13,8 +13,8 @@ mutation is found by its function, its statement and what was changed, and faili
 It runs the tests of the same names, then those that FILE has for the line, then the test files of the same names, and
 says of each mutation ``caught``, ``not caught`` or ``gone``.
 
-FILE is one coverage data file with contexts (``pytest --cov --cov-context=test``, then ``coverage combine``), LOG the
-output of ``pytest --durations=0``. All happens in a copy of the checkout; results in ``--out`` are not made again.
+FILE is one coverage data file with contexts (``pytest --cov --cov-context=test``, then ``coverage combine``).
+All happens in a copy of the checkout; what is in the file of ``--out`` is not made again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ import random
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ import coverage
 
 PACKAGES = ("trtopt", "recipes")
 MOST_TESTS = 15
-SLOWEST_SECONDS = 20.0
 LIMIT_SECONDS = 60.0
 COMPARISONS: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -232,17 +232,18 @@ class Copy:
 
 
 class Contexts:
-    """Which tests execute a line in their own process, the fastest first."""
+    """Which tests execute a line in their own process, those first that execute the least code."""
 
-    def __init__(self, data_file: Path, log: Path | None) -> None:
+    def __init__(self, data_file: Path) -> None:
         self._data = coverage.CoverageData(str(data_file))
         self._data.read()
         self._files = sorted(self._data.measured_files())
         self._lines: dict[str, dict[int, list[str]]] = {}
-        self._seconds: dict[str, float] = defaultdict(float)
-        for line in log.read_text(errors="replace").splitlines() if log else []:
-            if found := re.match(r"\s*([\d.]+)s (?:call|setup|teardown) +(\S.*)$", line):
-                self._seconds[found[2].strip()] += float(found[1])
+        self._sizes: dict[str, int] = defaultdict(int)
+        with closing(sqlite3.connect(data_file)) as database:
+            found = "SELECT context, count(*) FROM arc JOIN context ON context_id = context.id GROUP BY context_id"
+            for context, arcs in database.execute(found):
+                self._sizes[context.rpartition("|")[0]] += arcs
 
     def tests(self, mutation: Mutation) -> list[str]:
         if mutation.file not in self._lines:
@@ -250,8 +251,7 @@ class Contexts:
             self._lines[mutation.file] = self._data.contexts_by_lineno(measured) if measured else {}
         contexts = self._lines[mutation.file].get(mutation.line, [])
         tests = {context.rpartition("|")[0] for context in contexts} - {""}
-        fast = [test for test in tests if self._seconds[test] <= SLOWEST_SECONDS]
-        return sorted(fast, key=lambda test: (self._seconds[test], test))
+        return sorted(tests, key=lambda test: (self._sizes[test], test))
 
 
 def find(
@@ -404,7 +404,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, required=True)
     parser.add_argument("--coverage", type=Path, help="coverage data with contexts; needed without --replay")
-    parser.add_argument("--durations", type=Path, help="output of pytest --durations=0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=50, help="mutations that have to be killed")
     parser.add_argument("--replay", type=Path, help="mutations to make again in this checkout")
@@ -422,7 +421,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     known = read(given.out)
-    contexts = given.coverage and Contexts(given.coverage, given.durations)
+    contexts = given.coverage and Contexts(given.coverage)
     with tempfile.TemporaryDirectory() as temporary, given.out.open("a") as out:
         copy = Copy(given.checkout.resolve(), Path(temporary))
         if given.replay:
