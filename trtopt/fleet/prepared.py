@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtopt.cache.entries import Lines
-from trtopt.cache.folder import CALIBRATION, PRICES, SENSITIVITY, make_cache_folder
-from trtopt.engine.options import SEARCH
+from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, make_cache_folder
 from trtopt.errors import UsageError
 from trtopt.events import ignore
 from trtopt.fleet.task import Task

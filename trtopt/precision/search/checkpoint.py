@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.cache.entries import Lines
-from trtopt.engine.options import SEARCH
+from trtopt.cache.folder import SEARCH
 from trtopt.events import OnEvent
 from trtopt.precision.search.space import Evaluation, Mix, Oracle
 
