@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ pytest.importorskip("onnxscript", reason="exporting needs onnxscript")
 
 from trtopt.errors import GateError, InvalidModelError, UsageError  # noqa: E402
 from trtopt.events import Event  # noqa: E402
-from trtopt.source.pytorch import export  # noqa: E402
+from trtopt.source.pytorch import ExportRecord, export  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -40,17 +41,35 @@ def run(path: Path, **feeds: np.ndarray) -> list[np.ndarray]:
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
-def test_a_live_module_is_exported_in_evaluation_mode_and_keeps_its_training_flags(tmp_path: Path) -> None:
-    net = Net().train()
+@dataclass(frozen=True)
+class Exported:
+    """A module in training mode, but for its normalization, and what its export wrote, told and left behind."""
+
+    net: Net
+    path: Path
+    record: ExportRecord
+    events: list[Event]
+    training: tuple[bool, bool, bool]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    net, path = Net().train(), tmp_path_factory.mktemp("exported") / "net.onnx"
     net.norm.eval()
-    record = export(net, tmp_path / "net.onnx", (torch.randn(2, 1, 6, 6),))
-    assert (net.training, net.norm.training, net.drop.training) == (True, False, True)
+    events: list[Event] = []
+    record = export(net, path, (torch.randn(2, 1, 6, 6),), on_event=events.append)
+    training = net.training, net.norm.training, net.drop.training
+    return Exported(net.eval(), path, record, events, training)
+
+
+def test_a_live_module_is_exported_in_evaluation_mode_and_keeps_its_training_flags(exported: Exported) -> None:
+    assert exported.training == (True, False, True)
     image = torch.randn(2, 1, 6, 6)
-    expected = net.eval()(image).detach().numpy()
-    np.testing.assert_allclose(run(tmp_path / "net.onnx", image=image.numpy())[0], expected, atol=1e-5)
-    assert [(spec.name, spec.shape) for spec in record.inputs] == [("image", (2, 1, 6, 6))]
-    assert [check.inputs for check in record.checks] == ["example", "random"]
-    assert all(0 <= check.max_ratio < 1e-5 for check in record.checks)
+    expected = exported.net(image).detach().numpy()
+    np.testing.assert_allclose(run(exported.path, image=image.numpy())[0], expected, atol=1e-5)
+    assert [(spec.name, spec.shape) for spec in exported.record.inputs] == [("image", (2, 1, 6, 6))]
+    assert [check.inputs for check in exported.record.checks] == ["example", "random"]
+    assert all(0 <= check.max_ratio < 1e-5 for check in exported.record.checks)
 
 
 def test_keyword_inputs_keep_their_names(tmp_path: Path) -> None:
@@ -62,7 +81,7 @@ def test_keyword_inputs_keep_their_names(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_dynamic_axis_takes_other_sizes_and_is_checked_at_them(tmp_path: Path, size: int) -> None:
     net = Net()
     record = export(net, tmp_path / "net.onnx", (torch.randn(size, 1, 6, 6),), dynamic=("image:0=batch:1..16",))
@@ -84,15 +103,14 @@ def test_axes_of_one_symbol_change_together_and_several_outputs_are_checked(tmp_
     assert [check.inputs for check in record.checks][2:] == ["batch=1, length=1", "batch=3, length=6"]
 
 
-def test_nodes_keep_the_path_of_their_module_and_no_path_of_the_machine(tmp_path: Path) -> None:
-    export(Net(), tmp_path / "net.onnx", (torch.randn(2, 1, 6, 6),))
-    model = onnx.load(tmp_path / "net.onnx")
+def test_nodes_keep_the_path_of_their_module_and_no_path_of_the_machine(exported: Exported) -> None:
+    model = onnx.load(exported.path)
     scopes = {entry.value for node in model.graph.node for entry in node.metadata_props if "name_scopes" in entry.key}
     assert any("'head'" in scope for scope in scopes)
-    assert str(Path(__file__).parent) not in (tmp_path / "net.onnx").read_bytes().decode("latin1")
+    assert str(Path(__file__).parent) not in exported.path.read_bytes().decode("latin1")
 
 
-@pytest.mark.parametrize("opset", [18, 21, 23])
+@pytest.mark.parametrize("opset", [18, *(pytest.param(opset, marks=pytest.mark.long) for opset in (21, 23))])
 def test_the_opset_is_the_one_asked_for(tmp_path: Path, opset: int) -> None:
     export(Net(), tmp_path / "net.onnx", (torch.randn(2, 1, 6, 6),), opset=opset)
     assert onnx.load(tmp_path / "net.onnx").opset_import[0].version == opset
@@ -114,7 +132,12 @@ def number():
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs"), [("net", "input:float32:2x3"), ("make", "input:fp32:2x3"), ("Net", "x:int64:4")]
+    ("name", "inputs"),
+    [
+        pytest.param("net", "input:float32:2x3", marks=pytest.mark.long),
+        ("make", "input:fp32:2x3"),
+        pytest.param("Net", "x:int64:4", marks=pytest.mark.long),
+    ],
 )
 def test_a_target_in_a_file_may_be_a_module_a_function_or_a_class(tmp_path: Path, name: str, inputs: str) -> None:
     (tmp_path / "nets.py").write_text(SCRIPT)
@@ -221,8 +244,6 @@ def test_a_file_that_torch_save_wrote_is_refused_without_unpickling_it(tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_progress_starts_advances_and_ends(tmp_path: Path) -> None:
-    events: list[Event] = []
-    export(Net(), tmp_path / "net.onnx", (torch.randn(2, 1, 6, 6),), on_event=events.append)
-    assert [event.kind for event in events] == ["start", "advance", "advance", "advance", "end"]
-    assert events[0].total == 3
+def test_progress_starts_advances_and_ends(exported: Exported) -> None:
+    assert [event.kind for event in exported.events] == ["start", "advance", "advance", "advance", "end"]
+    assert exported.events[0].total == 3

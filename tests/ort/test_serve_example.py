@@ -27,6 +27,7 @@ for package in ("onnxruntime", "fastapi", "uvicorn", "prometheus_client"):
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "examples" / "serve"), str(ROOT / "benchmarks" / "serve")]
 
+import app  # noqa: E402
 from app import Service, Settings  # noqa: E402
 from generator import Load  # noqa: E402
 from tasks import Digits, Pixels, RequestError, Text, Texts  # noqa: E402
@@ -126,6 +127,7 @@ def bodies(count: int = 16) -> list[bytes]:
     return [json.dumps({"pixels": image}).encode() for image in images.tolist()]
 
 
+@pytest.mark.long
 def test_more_than_it_can_take_and_then_a_sigterm(stopping: Running) -> None:
     load = Load("127.0.0.1", stopping.port, bodies())
     received = 0
@@ -240,7 +242,7 @@ def test_a_text_is_embedded_without_its_padding(tmp_path: Path) -> None:
     assert task.prepare(Text(text="a " * 99))["input_ids"].shape == (40,)
 
 
-@pytest.mark.parametrize(
+WRONG = pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("digits", "none.onnx"), "cannot be read"),
@@ -252,11 +254,39 @@ def test_a_text_is_embedded_without_its_padding(tmp_path: Path) -> None:
         (("text", "MODEL", "--tokenizer", "MODEL"), "The file is not a tokenizer"),
     ],
 )
+
+
+@WRONG
+@pytest.mark.long
 def test_it_does_not_start_with_what_is_wrong(arguments: tuple[str, ...], message: str, model: Path) -> None:
     given = [str(model) if part == "MODEL" else part for part in arguments]
     done = subprocess.run([sys.executable, str(APP), *given], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and message in done.stderr and "remedy:" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@WRONG
+def test_what_is_wrong_is_one_error(
+    arguments: tuple[str, ...],
+    message: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As above, within this process."""
+    given = [str(model) if part == "MODEL" else part for part in arguments]
+    if "--port" not in given:
+        given += ["--port", "0"]
+    monkeypatch.setattr(sys, "argv", ["app.py", *given])
+    monkeypatch.setattr(app.Server, "run", lambda *_, **__: pytest.fail("it starts"))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and message in said and "remedy:" in said, said
 
 
 @pytest.mark.parametrize(
@@ -288,7 +318,7 @@ def test_an_address_in_use_is_one_error_before_the_model_is_loaded(service: Runn
     assert done.returncode == 2 and "address" in done.stderr.lower() and "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("given", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("given", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_ends_it_without_a_traceback(given: signal.Signals, model: Path) -> None:
     running = Running(model, stderr=subprocess.STDOUT)
     assert running.process.stdout is not None

@@ -264,7 +264,14 @@ def products(path: Path) -> dict[str, tuple[np.ndarray, int]]:
     return found
 
 
-@pytest.mark.parametrize(("by", "finalized"), [("trtopt", True), ("trtopt", False), ("torch", True)])
+@pytest.mark.parametrize(
+    ("by", "finalized"),
+    [
+        ("trtopt", True),
+        pytest.param("trtopt", False, marks=pytest.mark.long),
+        pytest.param("torch", True, marks=pytest.mark.long),
+    ],
+)
 def test_the_exported_weights_are_2_4_along_the_axis_that_is_summed(tmp_path: Path, by: str, finalized: bool) -> None:
     net, x, path = Net(), torch.randn(2, 5, 8), tmp_path / "net.onnx"
     prepare(net)
@@ -434,10 +441,12 @@ def test_the_digits_example_writes_into_a_folder_of_its_own(tmp_path: Path, monk
     monkeypatch.syspath_prepend(EXAMPLES)
     digits = importlib.import_module("digits")
     monkeypatch.setattr(digits, "fit", lambda *_, **__: None)
+    monkeypatch.setattr(trtopt, "export", lambda module, path, **_: path.touch())
     digits.train(tmp_path / "new")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"digits.onnx", "calib.npz", "eval.npz", "test.npz"}
 
 
+@pytest.mark.long
 def test_the_digits_network_is_trained_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     share = importlib.import_module("sparse_digits").main(tmp_path / "new")

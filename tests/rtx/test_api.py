@@ -150,6 +150,25 @@ def test_intermediate_tensors_are_compared_by_name_in_graph_order(path: Path) ->
     assert report.accuracy.tensors["r1"].sqnr_db > report.accuracy.tensors["r2"].sqnr_db
 
 
+def test_a_module_is_exported_on_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        def forward(self) -> None: ...
+
+    def export(module: object, to: Path, *, example_inputs: object) -> None:
+        asked.append((module, example_inputs))
+        to.write_bytes(path.read_bytes())
+
+    asked: list[tuple[object, object]] = []
+    monkeypatch.setattr("trtopt.source.pytorch.export", export)
+    module, inputs, output = Module(), (1, 2), path.with_name("m.engine")
+    report = trtopt.build(module, example_inputs=inputs, calib=SAMPLES, recipes="none", output=str(output))
+    assert report.engine is not None and output.stat().st_size == report.engine.bytes
+    assert asked == [(module, inputs)]
+    with pytest.raises(trtopt.TrtoptError, match="example inputs"):
+        trtopt.build(module, output=str(output))
+
+
+@pytest.mark.long
 def test_a_pytorch_module_is_exported_on_the_way(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4))

@@ -34,7 +34,7 @@ from trtopt.engine import process as engine_process
 from trtopt.engine import worker
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT, read_header
-from trtopt.engine.build import TASK, _run, build_engine
+from trtopt.engine.build import TASK, EngineArtifact, _run, build_engine
 from trtopt.engine.cache import Timing
 from trtopt.engine.compiler import Compiler
 from trtopt.engine.option_search import AXES
@@ -42,6 +42,7 @@ from trtopt.engine.options import parse_builder_options
 from trtopt.engine.request import Profile
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.events import Event, ignore
+from trtopt.report.schema.build import EngineRecord
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -73,6 +74,24 @@ def long_chain(layers: int = 300) -> onnx.ModelProto:
     return model(nodes, [("v0", np.float32, [1, 32, 16, 16])], [(f"v{layers}", np.float32)], weights)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineArtifact:
+    """The engine of ``conv_net()``."""
+    return build_engine(request(conv_net(), tmp_path_factory.mktemp("plain")))
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory: pytest.TempPathFactory) -> EngineRecord:
+    """``conv_net`` of batches of 1 to 16, 8 at the optimum."""
+    wanted = request(conv_net(batch="N"), tmp_path_factory.mktemp("dynamic"), profiles=[batch_profile(1, 8, 16)])
+    return build_engine(wanted).record
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory) -> EngineRecord:
+    return build_engine(request(attention_net(), tmp_path_factory.mktemp("attention"))).record
+
+
 @pytest.mark.parametrize(("precision", "math"), [("fp32", "fp32"), ("fp16", "fp16"), ("int8", "int8")])
 def test_the_engine_runs_convolutions_at_the_precision_of_the_graph(tmp_path: Path, precision: str, math: str) -> None:
     artifact = build_engine(request(conv_net(precision), tmp_path))
@@ -83,26 +102,25 @@ def test_the_engine_runs_convolutions_at_the_precision_of_the_graph(tmp_path: Pa
     assert sum(share.layers for share in achieved.values()) == artifact.record.kernels
 
 
-def test_the_record_describes_the_bytes_that_were_built(tmp_path: Path) -> None:
-    artifact = build_engine(request(conv_net(), tmp_path))
-    record = artifact.record
-    assert record.sha256 == hashlib.sha256(artifact.data).hexdigest()
-    assert record.bytes == len(artifact.data) == read_header(artifact.data).bytes
+def test_the_record_describes_the_bytes_that_were_built(plain: EngineArtifact) -> None:
+    record = plain.record
+    assert record.sha256 == hashlib.sha256(plain.data).hexdigest()
+    assert record.bytes == len(plain.data) == read_header(plain.data).bytes
     assert record.compute_capabilities == ("8.9",)
-    assert record.backend_version.startswith(read_header(artifact.data).version)
+    assert record.backend_version.startswith(read_header(plain.data).version)
     assert record.kernels == 5
     assert record.unclaimed_nodes == ()
     sizes = {"x": 8 * 16 * 256, "r1": 8 * 32 * 256, "r2": 8 * 32 * 64, "y": 8 * 8}
     assert record.activation_bytes == 4 * (3 * sizes["x"] + 2 * sizes["r1"] + 4 * sizes["r2"] + sizes["y"])
     weights = 32 * 16 * 9 + 32 * 32 * 9 + 2048 * 8
     assert 0 <= record.weight_bytes / 4 - weights <= 100
-    assert "Layers:" in artifact.raw_log
+    assert "Layers:" in plain.raw_log
 
 
-def test_half_precision_moves_half_the_bytes(tmp_path: Path) -> None:
-    single, half = (build_engine(request(conv_net(each), tmp_path)).record for each in ("fp32", "fp16"))
-    assert half.activation_bytes == single.activation_bytes / 2
-    assert half.kernels == single.kernels
+def test_half_precision_moves_half_the_bytes(tmp_path: Path, plain: EngineArtifact) -> None:
+    half = build_engine(request(conv_net("fp16"), tmp_path)).record
+    assert half.activation_bytes == plain.record.activation_bytes / 2
+    assert half.kernels == plain.record.kernels
 
 
 def test_a_repeated_build_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -110,18 +128,15 @@ def test_a_repeated_build_gives_the_same_bytes(tmp_path: Path) -> None:
     assert build_engine(wanted).data == build_engine(wanted).data
 
 
-def test_a_dynamic_batch_counts_bytes_at_the_optimum(tmp_path: Path) -> None:
-    dynamic = build_engine(request(conv_net(batch="N"), tmp_path, profiles=[batch_profile(1, 8, 16)])).record
-    static = build_engine(request(conv_net(batch=8), tmp_path)).record
+def test_a_dynamic_batch_counts_bytes_at_the_optimum(dynamic: EngineRecord, plain: EngineArtifact) -> None:
     assert any(-1 in tensor.shape for layer in dynamic.layers for tensor in layer.inputs)
-    assert dynamic.activation_bytes == static.activation_bytes
+    assert dynamic.activation_bytes == plain.record.activation_bytes
     assert dynamic.profiles == ({"x": {"min": [1, 16, 16, 16], "opt": [8, 16, 16, 16], "max": [16, 16, 16, 16]}},)
 
 
-def test_a_second_profile_does_not_count_twice(tmp_path: Path) -> None:
-    net = conv_net(batch="N")
-    one = build_engine(request(net, tmp_path, profiles=[batch_profile(1, 8, 16)])).record
-    two = build_engine(request(net, tmp_path, profiles=[batch_profile(1, 8, 16), batch_profile(32, 32, 64)])).record
+def test_a_second_profile_does_not_count_twice(tmp_path: Path, dynamic: EngineRecord) -> None:
+    one, profiles = dynamic, [batch_profile(1, 8, 16), batch_profile(32, 32, 64)]
+    two = build_engine(request(conv_net(batch="N"), tmp_path, profiles=profiles)).record
     assert len(two.layers) == 2 * len(one.layers)
     assert (two.kernels, two.activation_bytes, two.weight_bytes) == (
         one.kernels,
@@ -138,7 +153,6 @@ def test_a_second_profile_does_not_count_twice(tmp_path: Path) -> None:
         (if_net, {"choice", "matmul_then", "activation_then", "matmul_else", "activation_else"}),
         (loop_net, {"matmul_body", "relu_body"}),
         (lstm_net, {"lstm"}),
-        (attention_net, {"scores", "softmax", "context", "proj_q", "proj_o", "residual"}),
     ],
 )
 def test_control_flow_and_recurrent_networks_are_read_whole(tmp_path: Path, net: object, claimed: set[str]) -> None:
@@ -149,12 +163,17 @@ def test_control_flow_and_recurrent_networks_are_read_whole(tmp_path: Path, net:
     assert found | set(record.unclaimed_nodes) == set(names(proto.graph))
 
 
-def test_attention_is_one_kernel_whose_views_are_not_counted_twice(tmp_path: Path) -> None:
-    record = build_engine(request(attention_net(), tmp_path)).record
-    (attention,) = [layer for layer in record.layers if layer.kind == "mha"]
-    assert {"scores", "softmax", "context"} <= set(attention.onnx_nodes)
+def test_attention_is_one_kernel_whose_views_are_not_counted_twice(attention: EngineRecord) -> None:
+    (kernel,) = [layer for layer in attention.layers if layer.kind == "mha"]
+    assert {"scores", "softmax", "context"} <= set(kernel.onnx_nodes)
     one = 2 * 64 * 128 * 2
-    assert record.activation_bytes <= 18 * one
+    assert attention.activation_bytes <= 18 * one
+
+
+def test_attention_is_read_whole(attention: EngineRecord) -> None:
+    found = {name for layer in attention.layers for name in layer.onnx_nodes}
+    assert found >= {"scores", "softmax", "context", "proj_q", "proj_o", "residual"}
+    assert found | set(attention.unclaimed_nodes) == set(names(attention_net().graph))
 
 
 def test_names_with_punctuation_and_control_characters_come_back_whole(tmp_path: Path) -> None:
@@ -217,11 +236,10 @@ def test_the_builders_own_words_are_in_the_error(tmp_path: Path) -> None:
         build_engine(request(conv_net(batch="N"), tmp_path))
 
 
-def test_a_failed_build_does_not_poison_the_next(tmp_path: Path) -> None:
-    before = build_engine(request(conv_net(), tmp_path)).data
+def test_a_failed_build_does_not_poison_the_next(tmp_path: Path, plain: EngineArtifact) -> None:
     with pytest.raises(EngineBuildError):
         build_engine(request(conv_net(), tmp_path, gpu="T4"))
-    assert build_engine(request(conv_net(), tmp_path)).data == before
+    assert build_engine(request(conv_net(), tmp_path)).data == plain.data
 
 
 def test_layers_that_do_not_add_up_to_the_graph_are_an_error_with_the_log_kept(
@@ -248,6 +266,7 @@ def test_a_killed_worker_is_a_build_error_that_names_the_signal(tmp_path: Path) 
     assert caught.value.exit_code == 6
 
 
+@pytest.mark.long
 @needs_proc
 def test_the_worker_dies_with_its_parent_and_leaves_nothing(tmp_path: Path) -> None:
     wanted = request(long_chain(), tmp_path)
@@ -312,14 +331,12 @@ def test_progress_is_reported_step_by_step(tmp_path: Path) -> None:
     assert kinds.count("advance") >= 2
 
 
-def test_tf32_is_part_of_the_engine(tmp_path: Path) -> None:
-    plain, tf32 = (build_engine(request(conv_net(), tmp_path, tf32=each)).data for each in (False, True))
-    assert b"tf32=1" in tf32
-    assert b"tf32=1" not in plain
+def test_tf32_is_part_of_the_engine(tmp_path: Path, plain: EngineArtifact) -> None:
+    assert b"tf32=1" in build_engine(request(conv_net(), tmp_path, tf32=True)).data
+    assert b"tf32=1" not in plain.data
 
 
-def test_ignored_options_are_reported_and_change_nothing(tmp_path: Path) -> None:
-    plain = build_engine(request(conv_net(), tmp_path))
+def test_ignored_options_are_reported_and_change_nothing(tmp_path: Path, plain: EngineArtifact) -> None:
     options = ("builder_optimization_level=5", "sparsity=true", "tiling=full", "hardware_compatibility=ampere+")
     options += ("tactic_sources=none", "search=8")
     cache = tmp_path / "timing.cache"
@@ -329,15 +346,20 @@ def test_ignored_options_are_reported_and_change_nothing(tmp_path: Path) -> None
     assert plain.record.ignored_options == ()
 
 
+def built_with(folder: Path, *items: str) -> bytes:
+    """The engine, with the options set on the builder as they would be on TensorRT's."""
+    options = parse_builder_options(items, TENSORRT, gpu_present=True)
+    return _run(request(conv_net(), folder), options, Timing(), ignore).engine
+
+
+@pytest.fixture(scope="module")
+def without_options(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return built_with(tmp_path_factory.mktemp("without"))
+
+
 @pytest.mark.parametrize("item", [f"{key}={value}" for key, values in AXES for value in values if key in IGNORED])
-def test_what_is_called_ignored_leaves_the_engine_as_it_is(tmp_path: Path, item: str) -> None:
-    """With the option set on the builder all the same, as it would be on TensorRT's."""
-    asked = request(conv_net(), tmp_path)
-    engines = [
-        _run(asked, parse_builder_options(items, TENSORRT, gpu_present=True), Timing(), ignore).engine
-        for items in ((), (item,))
-    ]
-    assert engines[0] == engines[1]
+def test_what_is_called_ignored_leaves_the_engine_as_it_is(tmp_path: Path, item: str, without_options: bytes) -> None:
+    assert built_with(tmp_path, item) == without_options
 
 
 def test_a_workspace_too_small_is_an_error_with_the_remedy(tmp_path: Path) -> None:
@@ -368,14 +390,13 @@ def test_a_plugin_library_that_does_not_load_is_named(tmp_path: Path) -> None:
 
 
 def test_weights_beside_the_model_are_found_whatever_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: EngineArtifact
 ) -> None:
     wanted = request(conv_net(), tmp_path)
-    inside = build_engine(wanted).record
     onnx.save(conv_net(), wanted.onnx, save_as_external_data=True, location="weights.bin", size_threshold=0)
     monkeypatch.chdir("/")
     assert (tmp_path / "weights.bin").stat().st_size > 0
-    assert build_engine(wanted).record.weight_bytes == inside.weight_bytes
+    assert build_engine(wanted).record.weight_bytes == plain.record.weight_bytes
 
 
 def test_inputs_the_profile_does_not_name_keep_their_shape(tmp_path: Path) -> None:

@@ -58,17 +58,22 @@ def test_channels_last_saves_the_layout_kernels(stem: Path) -> None:
 @pytest.mark.parametrize(
     ("precision", "io"),
     [
-        ("fp16", "x:uint8:hwc"),
         ("fp16", "x:uint8:hwc4"),
-        ("fp16", "x:uint8:hwc8"),
-        ("fp16", "x:fp16:hwc8"),
-        ("fp16", "x:fp32:hwc4"),
-        ("fp16", "x:fp32:hwc8"),
         ("bf16", "x:bf16:hwc8"),
         ("int8", "x:fp16:hwc4"),
-        ("fp32", "x:fp16:chw"),
-        ("fp16", "y:bf16:hwc8"),
         ("fp16", "y:fp32:hwc4"),
+        *(
+            pytest.param(precision, io, marks=pytest.mark.long)
+            for precision, io in (
+                ("fp16", "x:uint8:hwc"),
+                ("fp16", "x:uint8:hwc8"),
+                ("fp16", "x:fp16:hwc8"),
+                ("fp16", "x:fp32:hwc4"),
+                ("fp16", "x:fp32:hwc8"),
+                ("fp32", "x:fp16:chw"),
+                ("fp16", "y:bf16:hwc8"),
+            )
+        ),
     ],
 )
 def test_the_compiler_takes_every_layout(stem: Path, precision: str, io: str) -> None:

@@ -53,7 +53,7 @@ class Search:
         return compile.fastest(self.asked, 7, job, self.clock)
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_kept", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_fastest_engine_comes_back_and_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
 ) -> None:

@@ -18,7 +18,6 @@ from trtopt.report.text.build import render
 
 pytest.importorskip("tensorrt_rtx")
 
-RNG = np.random.default_rng(0)
 PLACES = 3
 
 
@@ -27,10 +26,10 @@ def quantized(path: Path, kind: str) -> Path:
     is_mlp = kind == "mlp"
     size, shape = (64, [8, 64]) if is_mlp else (192, [4, 192, 28, 28])
     constants = [constant("s", np.float32(0.03)), constant("z", np.int8(0)), constant("k", np.float32(0.001))]
-    nodes, data = [], "x"
+    nodes, data, rng = [], "x", np.random.default_rng(0)
     for index in range(PLACES):
         names = {name: f"{name}{index}" for name in ("q", "d", "w", "v", "c", "r")}
-        weight = RNG.integers(-127, 128, (size, size) if is_mlp else (size, size, 3, 3)).astype(np.int8)
+        weight = rng.integers(-127, 128, (size, size) if is_mlp else (size, size, 3, 3)).astype(np.int8)
         constants.append(constant(names["w"], weight))
         attributes = {} if is_mlp else {"pads": [1, 1, 1, 1]}
         nodes += [
@@ -47,9 +46,15 @@ def quantized(path: Path, kind: str) -> Path:
     return path
 
 
-def optimized(tmp_path: Path, kind: str, **options: object) -> BuildReport:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One cache for all: what a region costs is found once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def optimized(tmp_path: Path, kind: str, cache: str, **options: object) -> BuildReport:
     source = quantized(tmp_path / f"{kind}.onnx", kind)
-    return trtopt.optimize(source, output=tmp_path / "o.onnx", cache_dir=str(tmp_path / "cache"), gpu="L4", **options)
+    return trtopt.optimize(source, output=tmp_path / "o.onnx", cache_dir=cache, gpu="L4", **options)
 
 
 def dequantizers(path: Path) -> int:
@@ -65,8 +70,8 @@ def shown(report: BuildReport) -> str:
 
 
 @pytest.mark.parametrize("precision", ["int8", "auto"])
-def test_what_makes_the_engine_slower_is_taken_out(tmp_path: Path, precision: str) -> None:
-    found = optimized(tmp_path, "mlp", precision=precision)
+def test_what_makes_the_engine_slower_is_taken_out(tmp_path: Path, cache: str, precision: str) -> None:
+    found = optimized(tmp_path, "mlp", cache, precision=precision)
     assert dequantizers(tmp_path / "o.onnx") == 0
     said = next(text for text in found.warnings if "own Q/DQ" in text)
     assert "makes it slower and is taken out" in said and "us without" in said and "--keep-all-int8" in said
@@ -76,8 +81,8 @@ def test_what_makes_the_engine_slower_is_taken_out(tmp_path: Path, precision: st
 
 
 @pytest.mark.parametrize("options", [{"precision": "fp16"}, {"precision": "int8", "keep_all_int8": True}, {}])
-def test_where_it_stays_both_times_are_said(tmp_path: Path, options: dict[str, object]) -> None:
-    found = optimized(tmp_path, "mlp", **options)
+def test_where_it_stays_both_times_are_said(tmp_path: Path, cache: str, options: dict[str, object]) -> None:
+    found = optimized(tmp_path, "mlp", cache, **options)
     assert dequantizers(tmp_path / "o.onnx") == 2 * PLACES
     record = found.guard[0]
     assert record.kept and record.dtype == "int8" and len(record.nodes) == PLACES
@@ -91,8 +96,8 @@ def test_where_it_stays_both_times_are_said(tmp_path: Path, options: dict[str, o
         assert found.sixteen_bit.predicted_us == record.before_us
 
 
-def test_what_pays_stays_with_its_price(tmp_path: Path) -> None:
-    found = optimized(tmp_path, "convs", precision="auto", max_accuracy_drop=0.9)
+def test_what_pays_stays_with_its_price(tmp_path: Path, cache: str) -> None:
+    found = optimized(tmp_path, "convs", cache, precision="auto", max_accuracy_drop=0.9)
     assert dequantizers(tmp_path / "o.onnx") == 2 * PLACES
     record = found.guard[0]
     assert record.before_us is not None and record.after_us is not None and record.after_us < record.before_us

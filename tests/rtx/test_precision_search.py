@@ -43,6 +43,12 @@ def feed_forward() -> onnx.ModelProto:
     return found
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all: what a region costs is found once."""
+    return tmp_path_factory.mktemp("searches")
+
+
 def searched(folder: Path, budget: float, metric: Metric | None = None) -> SearchRecord:
     samples = np.random.default_rng(1).standard_normal((2 * TOKENS[0], *TOKENS[1:])).astype(np.float32)
     options = {"precision": "auto", "max_accuracy_drop": budget, "recipes": "none", "cache_dir": str(folder / "cache")}
@@ -51,14 +57,14 @@ def searched(folder: Path, budget: float, metric: Metric | None = None) -> Searc
     return found.search
 
 
-def test_the_fastest_type_within_the_budget_is_chosen(tmp_path: Path) -> None:
+def test_the_fastest_type_within_the_budget_is_chosen(folder: Path) -> None:
     """FP8 is the fastest here, and the least accurate; INT8 follows in both."""
-    wide = searched(tmp_path, 0.9)
+    wide = searched(folder, 0.9)
     assert [point.name for point in wide.pareto] == ["fp8", "int8", "fp16"]
     assert [point.chosen for point in wide.pareto] == [True, False, False]
     drops = {point.name: point.drop for point in wide.pareto}
     # The search aims at half the budget or more: twice a point's drop takes it in.
-    narrow = searched(tmp_path, min(2 * drops["int8"], 0.99 * drops["fp8"]))
+    narrow = searched(folder, min(2 * drops["int8"], 0.99 * drops["fp8"]))
     assert next(point.name for point in narrow.pareto if point.chosen) == "int8"
     assert narrow.reached and narrow.resumed
 
@@ -76,10 +82,10 @@ def share_within(distance: float) -> Metric:
     return share
 
 
-def test_a_python_metric_does_not_get_the_answers_of_another(tmp_path: Path) -> None:
+def test_a_python_metric_does_not_get_the_answers_of_another(folder: Path) -> None:
     """Both are of one name, in one file, and 1 in FP32; what they look at is not in their code."""
-    anything = searched(tmp_path, 0.1, share_within(np.inf))
-    nothing = searched(tmp_path, 0.1, share_within(0.0))
+    anything = searched(folder, 0.1, share_within(np.inf))
+    nothing = searched(folder, 0.1, share_within(0.0))
     assert [next(point.name for point in found.pareto if point.chosen) for found in (anything, nothing)] == [
         "fp8",
         "fp16",

@@ -73,8 +73,15 @@ def costs(artifact: ModelArtifact, *recipes: str) -> list[Cost]:
     return found
 
 
-def test_biases_behind_a_normalization_cost_no_kernel(tmp_path: Path) -> None:
-    plain, moved, carried = costs(blocks(tmp_path, _PRE), "qkv-bias", "normalized-qkv-bias")
+@pytest.fixture(scope="module")
+def pre_norm(tmp_path_factory: pytest.TempPathFactory) -> list[Cost]:
+    """Without recipes; with the biases moved, carried, and carried with the tokens first."""
+    both = "normalized-qkv-bias,batch-first-attention"
+    return costs(blocks(tmp_path_factory.mktemp("pre"), _PRE), "qkv-bias", "normalized-qkv-bias", both)
+
+
+def test_biases_behind_a_normalization_cost_no_kernel(pre_norm: list[Cost]) -> None:
+    plain, moved, carried, _ = pre_norm
     assert moved.kernels <= plain.kernels - 4
     assert carried.kernels <= moved.kernels - 3
     assert carried.bytes < moved.bytes < plain.bytes
@@ -88,9 +95,8 @@ def test_where_a_residual_needs_the_normalized_value_the_biases_are_moved(tmp_pa
     assert refused == plain
 
 
-def test_tokens_first_saves_the_kernels_at_the_borders(tmp_path: Path) -> None:
-    both = "normalized-qkv-bias,batch-first-attention"
-    _, carried, turned = costs(blocks(tmp_path, _PRE), "normalized-qkv-bias", both)
+def test_tokens_first_saves_the_kernels_at_the_borders(pre_norm: list[Cost]) -> None:
+    _, _, carried, turned = pre_norm
     assert turned.kernels <= carried.kernels - 2
     assert turned.syncs == 0
     assert turned.bytes < carried.bytes

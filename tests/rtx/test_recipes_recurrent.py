@@ -84,7 +84,12 @@ def changes(report: BuildReport, recipe: str) -> int:
 
 @pytest.mark.parametrize(
     ("op", "direction", "most"),
-    [("LSTM", "forward", 33), ("LSTM", "bidirectional", 33), ("GRU", "bidirectional", 33), ("RNN", "forward", 19)],
+    [
+        pytest.param("LSTM", "forward", 33, marks=pytest.mark.long),
+        ("LSTM", "bidirectional", 33),
+        pytest.param("GRU", "bidirectional", 33, marks=pytest.mark.long),
+        ("RNN", "forward", 19),
+    ],
 )
 def test_written_out_steps_launch_fewer_kernels(op: str, direction: str, most: int, tmp_path: Path) -> None:
     """Two kernels a step, one of an RNN, and the first step without a product."""
@@ -95,6 +100,7 @@ def test_written_out_steps_launch_fewer_kernels(op: str, direction: str, most: i
     assert ours.accuracy is not None and min(item.sqnr_db for item in ours.accuracy.outputs.values()) > 40
 
 
+@pytest.mark.long
 def test_two_layers_share_the_kernels_of_their_steps(tmp_path: Path) -> None:
     plain, ours = (built(net("LSTM", 24, layers=2), each, tmp_path) for each in ("none", "stacked-recurrence"))
     assert changes(ours, "stacked-recurrence") == 1
@@ -102,6 +108,7 @@ def test_two_layers_share_the_kernels_of_their_steps(tmp_path: Path) -> None:
     assert launched(ours) <= 2 * 32 + 3 * 4 < 0.75 * launched(plain)
 
 
+@pytest.mark.long
 def test_a_backward_layer_multiplies_its_input_once(tmp_path: Path) -> None:
     plain, ours = (
         built(net("LSTM", 72, "bidirectional", units=512), each, tmp_path) for each in ("none", "backward-recurrence")

@@ -95,6 +95,7 @@ def _left(temporary: Path) -> list[str]:
     return sorted(path.name for path in temporary.glob("trtopt-*"))
 
 
+@pytest.mark.long
 def test_24_builds_survive_the_loss_of_a_node_and_are_those_of_local_processes(
     tmp_path: Path, temporary: Path, cluster: Any
 ) -> None:

@@ -12,6 +12,7 @@ import trtopt
 pytest.importorskip("tensorrt_rtx")
 
 
+@pytest.mark.long
 def test_a_chain_too_deep_for_the_usual_stack_is_built(tmp_path: Path) -> None:
     length = 3500
     kinds = ("Relu", "Sigmoid", "Tanh", "Neg")
