@@ -241,13 +241,38 @@ def test_a_wrong_recipe_is_an_error_when_strict(doubled: ModelArtifact) -> None:
     assert caught.value.where == "recipe wrong" and caught.value.exit_code == 5
 
 
-def test_a_recipe_nobody_judges_is_taken_back_where_the_whole_is_slower(doubled: ModelArtifact) -> None:
-    slow = Replace((("Neg", "Neg", "Relu"),), name="slow", stage=Stage.FOLD)
+@pytest.mark.parametrize("stage", [Stage.CLEAN, Stage.FOLD])
+def test_a_recipe_nobody_judges_is_taken_back_where_the_whole_is_slower(doubled: ModelArtifact, stage: Stage) -> None:
+    slow = Replace((("Neg", "Neg", "Relu"),), name="slow", stage=stage)
     once = OnlyOnce(slow)
     result = judged(doubled, Judge(price()), once, DropDouble())
     assert ops(result) == ["Relu", "Relu"] and result.after == Cost(5, 0, 0, 5.0)
     (refused,) = [step for step in result.artifact.steps if step.name == "slow"]
     assert refused.refusals[0].reason == "the whole network is slower with it: 5.0 -> 15.0 us"
+
+
+def test_what_is_faster_and_wrong_without_a_recipe_does_not_take_it_back(doubled: ModelArtifact) -> None:
+    """Without ``mend`` the network is fastest, and computes something else."""
+    wrong = OnlyOnce(Replace((("Abs",),), name="wrong", stage=Stage.CLEAN))
+    result = judged(doubled, Judge(price(Abs=0.1)), wrong, Mend())
+    assert ops(result) == ["Relu"] * 4 and result.after == result.before
+    (refused,) = [step for step in result.artifact.steps if step.name == "wrong"]
+    assert refused.refusals[0].reason.startswith("the whole network is slower with it")
+
+
+@dataclass(frozen=True)
+class Mend:
+    """Replaces Abs by what a Relu is, in three operators."""
+
+    name: str = "mend"
+    stage: Stage = Stage.CLEAN
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        return Findings(tuple(Match((node,), choice="Neg+Neg+Relu") for node in model.graph if node.op_type == "Abs"))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        return Replace(()).rewrite(model, match)
 
 
 @dataclass(frozen=True)

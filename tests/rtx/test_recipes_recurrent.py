@@ -55,6 +55,40 @@ def net(op: str, steps: int, direction: str = "forward", layers: int = 1, units:
     return model(nodes, [("x", np.float32, [steps, BATCH, units])], [("y", np.float32)], constants)
 
 
+def turned_net() -> onnx.ModelProto:
+    """x [2, 1, 2] -> RNN, Squeeze and a Transpose of its axis of size one, read by a sum and by a product."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (1, 2, 2), "r": (1, 2, 2), "p": (2, 12)}
+    nodes = [
+        helper.make_node("RNN", ["x", "w", "r"], ["h"], name="layer", hidden_size=2),
+        helper.make_node("Squeeze", ["h", "axes"], ["s"], name="squeeze"),
+        helper.make_node("Transpose", ["s"], ["t"], name="turn", perm=[1, 0, 2]),
+        helper.make_node("Add", ["t", "residual"], ["sum"], name="add"),
+        helper.make_node("MatMul", ["t", "p"], ["product"], name="head"),
+    ]
+    inputs = [("x", np.float32, [2, 1, 2]), ("residual", np.float32, [1, 2, 2])]
+    constants = [constant(name, rng.standard_normal(shape).astype(np.float32)) for name, shape in shapes.items()]
+    outputs = [("sum", np.float32), ("product", np.float32)]
+    return model(nodes, inputs, outputs, [constant("axes", np.array([1])), *constants])
+
+
+def test_a_clean_recipe_that_makes_the_network_slower_is_taken_back(tmp_path: Path) -> None:
+    """The compiler fuses Squeeze and Transpose with the sum, and the Reshape that stands for both with nothing."""
+    report = trtopt.build(
+        turned_net(),
+        precision="fp16",
+        recipes="reshape-chain,dead-node",
+        output=tmp_path / "m.engine",
+        backend="tensorrt-rtx",
+        gpu="L4",
+    )
+    before, after = report.rewriting.before, report.rewriting.after
+    assert before is not None and after is not None
+    assert (after.kernels, after.predicted_us) == (before.kernels, before.predicted_us)
+    (step,) = [step for step in report.steps if step.name == "reshape-chain"]
+    assert step.changes == 0 and step.refusals[0].reason.startswith("the whole network is slower with it: ")
+
+
 def built(proto: onnx.ModelProto, recipes: str, folder: Path) -> BuildReport:
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)

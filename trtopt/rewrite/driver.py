@@ -13,7 +13,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import static_shape
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
 from trtopt.rewrite.equal import difference, difference_at
-from trtopt.rewrite.protocol import Recipe, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Recipe, RecipeTarget
 from trtopt.rewrite.registry import broken_packs, select
 from trtopt.rewrite.sweeps import Judging, Sweeper, Tally
 
@@ -53,8 +53,8 @@ def run(
 
     A recipe works on a clone; when it raises, or leaves the graph broken or with other inputs and outputs, the clone
     is dropped, the failure is recorded as a refusal, and the recipe is not tried again. Recipes from stage FUSE on are
-    judged place by place, and those that make the whole slower are taken back; without a judge, whatever is found is
-    rewritten.
+    judged place by place; those of every stage that make the whole slower are taken back. Without a judge, whatever is
+    found is rewritten.
 
     Args:
         artifact: The model; not changed.
@@ -146,8 +146,8 @@ class _Settler:
         off = self._off(model)
         return _Attempt(recipes, model, tallies, off, None if off else self._cost(model))
 
-    def _without(self, attempt: _Attempt, recipe: Recipe) -> _Attempt:
-        return self._attempt(tuple(other for other in attempt.recipes if other is not recipe))
+    def _without(self, attempt: _Attempt, recipe: Recipe) -> tuple[Recipe, ...]:
+        return tuple(other for other in attempt.recipes if other is not recipe)
 
     def _right(self, attempt: _Attempt, dropped: dict[str, Refusal]) -> _Attempt:
         """Without the recipes that change what is computed.
@@ -165,7 +165,7 @@ class _Settler:
                     remedy="leave the recipe out with --recipes, and report the model to the recipe's author",
                 )
             dropped[wrong.name] = Refusal(wrong.name, reason)
-            attempt = self._without(attempt, wrong)
+            attempt = self._attempt(self._without(attempt, wrong))
         return attempt
 
     def _culprit(self, attempt: _Attempt) -> Recipe:
@@ -174,27 +174,40 @@ class _Settler:
             if self._attempt((recipe,)).off:
                 return recipe
         for recipe in reversed(attempt.changing):
-            if not self._without(attempt, recipe).off:
+            if not self._attempt(self._without(attempt, recipe)).off:
                 return recipe
         return attempt.changing[-1]
 
     def _fast(self, attempt: _Attempt, before: Cost, dropped: dict[str, Refusal]) -> _Attempt:
         """Without the recipes that make the whole slower than it was, as long as leaving one out helps."""
         while attempt.microseconds > before.predicted_us * _SLOWER:
-            blamed = [recipe for recipe in attempt.changing if recipe.stage > Stage.CLEAN]
-            others = [(self._without(attempt, recipe), recipe) for recipe in blamed]
-            others = [(other, recipe) for other, recipe in others if other.microseconds < attempt.microseconds]
-            if not others:
+            better = self._faster(attempt)
+            if better is None:
                 text = (
                     f"the network is slower with recipes: {_change(before, attempt)}; --recipes none leaves it as it is"
                 )
                 self.sweeper.on_event(Event("warning", "rewrite", text=text))
                 break
-            better, worst = min(others, key=lambda item: item[0].microseconds)
-            reason = f"the whole network is slower with it: {_change(better.cost, attempt)}"
-            dropped[worst.name] = Refusal(worst.name, reason)
-            attempt = better
+            other, recipe = better
+            reason = f"the whole network is slower with it: {_change(other.cost, attempt)}"
+            dropped[recipe.name] = Refusal(recipe.name, reason)
+            attempt = other
         return attempt
+
+    def _faster(self, attempt: _Attempt) -> tuple[_Attempt, Recipe] | None:
+        """The fastest way to leave one recipe out, and that recipe; None where each is as slow or computes something
+        else. What is computed is compared last, since that takes longest."""
+        found = []
+        for recipe in attempt.changing:
+            recipes = self._without(attempt, recipe)
+            model, tallies = self.sweeper.sweep(self.artifact.model, recipes)
+            found.append((_Attempt(recipes, model, tallies, "", self._cost(model)), recipe))
+        for other, recipe in sorted(found, key=lambda item: item[0].microseconds):
+            if other.microseconds >= attempt.microseconds:
+                return None
+            if not self._off(other.model):
+                return other, recipe
+        return None
 
     def _off(self, model: ir.Model) -> str:
         """Where the whole computes something else than the original, in words; empty where it does not."""
