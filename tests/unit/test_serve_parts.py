@@ -85,7 +85,7 @@ def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: boo
     while pool.state != (1, 3):
         time.sleep(0.001)
     closing.start()
-    while not pool.is_closed:
+    while not pool._closed:
         time.sleep(0.001)
     with pytest.raises(ClosedError):
         pool.request()

@@ -93,10 +93,6 @@ SOFTMAX_FLOP = _PER_INPUT["Softmax"]
 def flop_of(node: ir.Node, shapes: Shapes) -> int | None:
     """Floating-point operations of one node, nested graphs not included.
 
-    Args:
-        node: A node.
-        shapes: Static shapes by value name.
-
     Returns:
         None when the operator has no cost here (:func:`has_cost`) or a shape is not known.
     """
@@ -139,10 +135,6 @@ def _is_small(shape: tuple[int, ...] | None) -> bool:
 
 def flop_by_node(model: ir.Model, shapes: Shapes) -> dict[str, int]:
     """Floating-point operations of every node, nested graphs included, once per iteration (see :func:`iterations`).
-
-    Args:
-        model: The model; every node has a unique name.
-        shapes: Static shapes by value name.
 
     Returns:
         Flop by node name; a node whose cost or shapes are not known is absent.

@@ -208,16 +208,7 @@ def new_node(
     attributes: dict[str, ir.Attr | int | float | str | Sequence[int] | Sequence[float]] | None = None,
     like: ir.Value | None = None,
 ) -> ir.Node:
-    """A node of the default domain with one output, not yet in a graph.
-
-    Args:
-        op_type: The ONNX operator.
-        inputs: Its inputs; None where one is left out.
-        name: The node's name.
-        output: Its output's name.
-        attributes: Attributes as plain Python values.
-        like: A value whose type and shape the output takes.
-    """
+    """A node of the default domain, not yet in a graph, with one output that has the type and shape of ``like``."""
     node = ir.node(op_type, list(inputs), attributes=attributes or {}, name=name)
     value = node.outputs[0]
     value.name = output

@@ -16,14 +16,7 @@ State = tuple[ir.Value, ...]
 
 
 class Writer:
-    """Writes nodes and constants in front of a node.
-
-    Args:
-        model: The model, edited.
-        anchor: New nodes go before it, named after it.
-        recipe: What the nodes are tagged with.
-        dtype: The type of new floating-point constants.
-    """
+    """Writes nodes and constants in front of a node."""
 
     def __init__(self, model: ir.Model, anchor: ir.Node, recipe: str, dtype: np.dtype) -> None:
         if anchor.graph is None:

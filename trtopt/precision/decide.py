@@ -80,14 +80,7 @@ def decide(
 def plan_for(
     problem: Problem, requested: str, ops: Sequence[QuantizedOp] = (), refused: Sequence[Refusal] = ()
 ) -> PrecisionPlan:
-    """The plan in which exactly ``ops`` are 8-bit: what has to stay FP32 beside them, and why.
-
-    Args:
-        problem: The model and what is known of it.
-        requested: The precision asked for.
-        ops: The 8-bit nodes, one type each.
-        refused: What the report says of the others.
-    """
+    """The plan in which exactly ``ops`` are 8-bit: what has to stay FP32 beside them, and why."""
     integer = frozenset(op.node for op in ops if op.dtype == "int8")
     spans = Spans(problem.stats, problem.shapes)
     wide = wide_nodes(problem.model, spans, problem.narrow, integer)
@@ -110,13 +103,7 @@ def plan_for(
 
 
 def placed_nodes(model: ir.Model, backend: str, dtype: QuantizedType) -> frozenset[str]:
-    """The nodes that the backend's table sends to an 8-bit type, before anything was observed.
-
-    Args:
-        model: Nodes named.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-        dtype: The type.
-    """
+    """The nodes that the backend's table sends to an 8-bit type, before anything was observed."""
     return frozenset(str(node.name) for node in candidate_nodes(model, backend, dtype)[0])
 
 

@@ -100,12 +100,7 @@ class Candidates:
 
 
 def find_candidates(problem: Problem, dtypes: Sequence[QuantizedType]) -> Candidates:
-    """The nodes that the backend's table and the observed ranges let become 8-bit.
-
-    Args:
-        problem: The model and what is known of it.
-        dtypes: The 8-bit types asked for, the preferred one first.
-    """
+    """The nodes that the backend's table and the observed ranges let become 8-bit."""
     ops: dict[str, tuple[QuantizedOp, ...]] = {}
     refused: dict[str, Refusal] = {}
     nodes = {str(node.name): node for node in problem.model.graph}
@@ -338,12 +333,7 @@ _LONGEST_EPILOGUE = 4
 
 
 def residual_adds(value: ir.Value, quantized: Collection[str]) -> tuple[str, ...]:
-    """Names of the additions that add ``value`` to the result of a quantized convolution.
-
-    Args:
-        value: A tensor that some node reads quantized.
-        quantized: Names of the nodes that are quantized.
-    """
+    """Names of the additions that add ``value`` to the result of a quantized convolution."""
     found = []
     for node, index in value.uses():
         if node.op_type != "Add" or node.domain != "":

@@ -186,13 +186,7 @@ of the product that reads them.
 
 
 def placement(node: ir.Node, backend: str, dtype: QuantizedType = "int8") -> Placement:
-    """The first row of ``backend``'s table that speaks of ``node`` in ``dtype``.
-
-    Args:
-        node: A Conv, ConvTranspose, Gemm or MatMul with a constant weight.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-        dtype: The 8-bit type asked about.
-    """
+    """The first row of ``backend``'s table that speaks of ``node`` in ``dtype``."""
     for rule in RULES[backend]:
         if node.op_type in rule.ops and dtype in rule.dtypes and _CONDITIONS[rule.applies](node):
             return rule.placement
@@ -271,15 +265,7 @@ tokens on (301 and 284; 2048 tokens 2874 and 2554). Beyond 512 keys INT8 has no 
 def attention_placement(
     head: int | None, queries: int | None, keys: int | None, backend: str, dtype: QuantizedType
 ) -> Placement:
-    """Whether the products of activations in an attention of these sizes may be 8-bit; None is a size that fits.
-
-    Args:
-        head: Size of a head.
-        queries: Number of queries.
-        keys: Number of keys.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-        dtype: The 8-bit type.
-    """
+    """Whether the products of activations in an attention of these sizes may be 8-bit; None is a size that fits."""
     rule = ATTENTION_RULES[backend, dtype]
     for name, size, fitting in (
         ("head", head, rule.heads),

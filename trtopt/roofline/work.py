@@ -165,12 +165,7 @@ def sparse_work(work: Work) -> Work:
 
 
 def alignment_of(*row_lengths: int, dtype: MathType) -> int:
-    """The largest power of two, at most 128, that divides every row's length in bytes.
-
-    Args:
-        row_lengths: Elements per contiguous row, for each tensor.
-        dtype: The element type.
-    """
+    """The largest power of two, at most 128, that divides every row's length in bytes."""
     bits = [round(length * ELEMENT_BYTES[dtype] * 8) for length in row_lengths if length > 0]
     common = math.gcd(LARGEST_ALIGNMENT * 8, *bits)
     return max(common // 8, 1)

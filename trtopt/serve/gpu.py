@@ -49,12 +49,7 @@ class GraphCounts:
 
 
 class GraphCache(Generic[_G]):
-    """The graphs of one execution context, by the shapes they were captured for.
-
-    Args:
-        limit: How many graphs there may be.
-        free: Called with a graph that is not needed any more.
-    """
+    """The graphs of one execution context, by the shapes they were captured for."""
 
     def __init__(self, limit: int, free: Callable[[_G], None]) -> None:
         self.counts = GraphCounts()

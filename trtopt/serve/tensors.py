@@ -51,12 +51,7 @@ def spec_of(item: EngineTensor) -> TensorSpec:
 
 
 class Border:
-    """Checks the inputs of calls, at the border, so that a runtime never sees wrong ones.
-
-    Args:
-        inputs: What a call has to give.
-        takes_gpu: Whether tensors on the GPU may be given.
-    """
+    """Checks the inputs of calls, at the border, so that a runtime never sees wrong ones."""
 
     def __init__(self, inputs: Sequence[TensorSpec], *, takes_gpu: bool) -> None:
         self._specs = {spec.name: spec for spec in inputs}

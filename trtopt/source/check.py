@@ -58,10 +58,6 @@ def check_model(proto: onnx.ModelProto, where: str) -> None:
 
     The order of nodes and the shapes of values are left to later steps.
 
-    Args:
-        proto: The parsed file; not changed.
-        where: The file's name, for messages.
-
     Raises:
         InvalidModelError: With the node, value or field at fault.
     """
@@ -356,9 +352,6 @@ def check_loops(model: ir.Model) -> None:
     """Raise where a Loop has no trip count, or one that no run reaches, and a condition that is true at all times.
 
     A condition that is computed is believed: whether it becomes false is for a run to tell, whose time is limited.
-
-    Args:
-        model: A model whose constants are initializers or Constant nodes.
 
     Raises:
         InvalidModelError: With the node.

@@ -140,10 +140,6 @@ class _Choices:
     def best_two(self, group: int, best: np.ndarray) -> np.ndarray:
         """Of four weights ``[4, N]`` that are best together, the two that do best without the others.
 
-        Args:
-            group: Which four.
-            best: The weights without a pattern.
-
         Returns:
             float32 ``[4, N]``, with at least two zeros in each column.
         """

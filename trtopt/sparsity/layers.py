@@ -147,12 +147,7 @@ class PrunedWeight:
 
 
 def by_magnitude(model: ir.Model, candidate: Candidate) -> PrunedWeight:
-    """A weight without the smaller two of each four; as it is where it is 2:4.
-
-    Args:
-        model: The model that the candidate was found in.
-        candidate: The weight.
-    """
+    """A weight without the smaller two of each four; as it is where it is 2:4."""
     weight = edit.constant_of(next(node.inputs[1] for node in model.graph if node.name == candidate.nodes[0]))
     if weight is None:
         raise ValueError(f"{candidate.weight} is not constant")
@@ -164,12 +159,7 @@ def by_magnitude(model: ir.Model, candidate: Candidate) -> PrunedWeight:
 
 
 def with_pruned(model: ir.Model, layers: Iterable[PrunedWeight]) -> ir.Model:
-    """A clone of a model with pruned weights and their biases; a part of the model gets what belongs to its nodes.
-
-    Args:
-        model: The model that the layers were found in, or a part of it.
-        layers: Any of them.
-    """
+    """A clone of a model with pruned weights and their biases; a part of the model gets what belongs to its nodes."""
     clone = model.clone()
     nodes, names = {str(node.name): node for node in clone.graph}, edit.Names(clone)
     unused: list[ir.Value] = []

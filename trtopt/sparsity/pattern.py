@@ -23,11 +23,7 @@ KEPT = 2
 
 
 def reduction_axis(node: ir.Node) -> int:
-    """The axis of a weight (input 1) along which a Conv, Gemm or MatMul sums: 0 or 1.
-
-    Args:
-        node: A convolution, or a product with a matrix of two axes.
-    """
+    """The axis of a weight (input 1) along which a Conv, Gemm or MatMul sums: 0 or 1."""
     return 1 if node.op_type == "Conv" or edit.int_attribute(node, "transB", 0) else 0
 
 
@@ -75,13 +71,7 @@ def kept_share(weight: np.ndarray, mask: np.ndarray) -> float:
 
 
 def why_not(shape: tuple[int, ...], axis: int, groups: int = 1) -> str:
-    """Why a weight of this shape cannot be 2:4; empty where it can.
-
-    Args:
-        shape: The weight's shape.
-        axis: Its reduction axis.
-        groups: Groups of a convolution.
-    """
+    """Why a weight of this shape cannot be 2:4; empty where it can."""
     size = shape[axis]
     if not math.prod(shape):
         return "its weight is empty"

@@ -41,12 +41,7 @@ activations. A model of the first is one of the second as it stands (changelog o
 
 
 class FloatForm:
-    """Which inputs and outputs of one node may be narrow.
-
-    Args:
-        node: A node in a graph.
-        narrow: The narrow type.
-    """
+    """Which inputs and outputs of one node may be narrow."""
 
     def __init__(self, node: ir.Node, narrow: NarrowType) -> None:
         self._node = node
@@ -71,12 +66,7 @@ class FloatForm:
 
 
 def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
-    """Why ``node`` has no form in ``narrow``, None when it has one or holds no floats.
-
-    Args:
-        node: A node whose floats are FP32 or already narrow.
-        narrow: The narrow type.
-    """
+    """Why ``node`` has no form in ``narrow``, None when it has one or holds no floats."""
     if node.domain not in ("", "ai.onnx"):
         return f"operator of domain {node.domain}: its 16-bit form is unknown"
     if edit.subgraphs_of(node):

@@ -32,10 +32,6 @@ def range_warnings(stats: Mapping[str, TensorStats], inputs: Collection[str] = (
     Tensors with a histogram (INT8 will take its scale from them) and inputs of the network are looked at. Others may be
     what they like: a mask is constant, or reaches -3.4e38. Thresholds are this module's constants.
 
-    Args:
-        stats: Statistics by tensor name, over all samples.
-        inputs: Names of the network's inputs.
-
     Returns:
         Texts for the user; empty when nothing is suspicious.
     """

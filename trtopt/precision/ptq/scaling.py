@@ -35,9 +35,6 @@ class Scaled:
 class Weight:
     """The magnitudes of a weight by the scales it makes and sums.
 
-    Args:
-        constant: The weight of a product.
-
     Attributes:
         node: The product's name.
         makes: int64 ``[a, b]`` or with length 1 along either axis: the scales of the first two axes of the weight.

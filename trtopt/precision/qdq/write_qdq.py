@@ -38,10 +38,6 @@ def quantize(model: ir.Model, plan: PrecisionPlan) -> QuantizedModel:
     One Quantize/Dequantize pair per quantized tensor, shared by its readers; the residual branch of a block keeps
     reading the unquantized tensor, so that conv + bias + add + activation still fuse. Scales are rounded to the plan's
     narrow type before weights are quantized with them, so that storing them narrow changes nothing.
-
-    Args:
-        model: A widened model, nodes named.
-        plan: Names nodes and tensors of ``model``.
     """
     clone = model.clone()
     writer = _QdqWriter(clone, plan)
