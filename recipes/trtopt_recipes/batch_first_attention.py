@@ -14,6 +14,7 @@ from trtopt.graph.edit import (
     all_graphs,
     constant_of,
     constant_tensor_of,
+    graph_of,
     input_of,
     int_attribute,
     ints_attribute,
@@ -237,7 +238,7 @@ class _Writer:
 
     def _entry(self, value: ir.Value, node: ir.Node) -> ir.Value:
         if value not in self._entries:
-            producer, graph = value.producer(), _graph_of(node)
+            producer, graph = value.producer(), graph_of(node)
             made = self._transpose(value, self._names.value(f"{value.name}_tokens_first"), node)
             if producer is not None and producer.graph is graph:
                 graph.insert_after(producer, made)
@@ -273,7 +274,7 @@ class _Writer:
 
     def _swap_target(self, node: ir.Node) -> None:
         """Exchange the first two entries of the shape that a Reshape gives."""
-        graph, base, shape = _graph_of(node), str(node.outputs[0].name), constant_of(node.inputs[1])
+        graph, base, shape = graph_of(node), str(node.outputs[0].name), constant_of(node.inputs[1])
         if shape is not None:
             swapped = np.concatenate([shape[1::-1], shape[2:]])
             node.replace_input_with(1, add_initializer(graph, self._names.value(f"{base}_shape"), swapped))
@@ -300,7 +301,7 @@ class _Writer:
                 continue
             others = [(user, index) for user, index in value.uses() if user not in self._region]
             if others or value.is_graph_output():
-                graph, name = _graph_of(node), str(value.name)
+                graph, name = graph_of(node), str(value.name)
                 value.name = self._names.value(f"{name}_tokens_first")
                 made = self._transpose(value, name, node)
                 made.outputs[0].shape = None if value.shape is None else value.shape.copy()
@@ -324,12 +325,6 @@ class _Writer:
         _swap_shape(node.outputs[0])
         tag(node, self._recipe)
         return node
-
-
-def _graph_of(node: ir.Node) -> ir.Graph:
-    if not isinstance(node.graph, ir.Graph):
-        raise ValueError(f"node {node.name} is in no graph")
-    return node.graph
 
 
 def _swap_shape(value: ir.Value) -> None:

@@ -14,6 +14,7 @@ from trtopt.graph.edit import (
     all_nodes,
     constant_of,
     float_attribute,
+    graph_of,
     input_of,
     int_attribute,
     is_op,
@@ -286,9 +287,7 @@ def _projection_bias(plan: _Plan) -> np.ndarray:
 
 def _set_bias(node: ir.Node, add: ir.Node | None, bias: np.ndarray, names: Names, recipe: str) -> None:
     """Give the output projection this bias."""
-    graph, output = node.graph, node.outputs[0]
-    if graph is None:
-        raise ValueError(f"{node.name} is in no graph")
+    graph, output = graph_of(node), node.outputs[0]
     constant = add_initializer(graph, names.value(f"{(add or node).outputs[0].name}_bias"), bias)
     if add is not None:
         add.replace_input_with(0 if constant_of(add.inputs[0]) is not None else 1, constant)
@@ -319,9 +318,7 @@ def _add_to_query(found: Attention, path: Path, bias: np.ndarray, names: Names, 
     user, index = path.steps[path.moves][0] if path.moves < len(path.steps) else found.scores, 0
     if user is not found.scores:
         index = next(i for i, item in enumerate(user.inputs) if item is value)
-    graph = last.graph
-    if graph is None:
-        raise ValueError(f"{last.name} is in no graph")
+    graph = graph_of(last)
     base = path.root.outputs[0].name
     constant = add_initializer(graph, names.value(f"{base}_bias"), bias)
     new = new_node(

@@ -11,6 +11,7 @@ from trtopt.graph.edit import (
     Names,
     all_graphs,
     can_replace,
+    graph_of,
     input_of,
     ints_attribute,
     is_op,
@@ -317,9 +318,7 @@ class _Writer:
 
     def _entry(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """A value from outside in the other layout."""
-        producer, graph = value.producer(), node.graph
-        if graph is None:
-            raise ValueError(f"node {node.name} is in no graph")
+        producer, graph = value.producer(), graph_of(node)
         if producer is not None and producer.graph is graph and _perm_of(producer) == self._perm:
             origin = producer.inputs[0]
             if origin is not None and origin.producer() not in self._region:

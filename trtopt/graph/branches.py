@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import Names, can_replace, constant_of, is_op, remove_node, replace_value, subgraphs_of
+from trtopt.graph.edit import Names, can_replace, constant_of, graph_of, is_op, remove_node, replace_value, subgraphs_of
 
 
 def constant_branch(node: ir.Node) -> ir.Graph | None:
@@ -30,9 +30,7 @@ def inline_branch(node: ir.Node, branch: ir.Graph, names: Names) -> list[ir.Node
     Returns:
         The nodes that moved into the graph around the ``If`` node, and the ``Identity`` nodes added for its outputs.
     """
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+    graph = graph_of(node)
     results = list(branch.outputs)
     branch.outputs.clear()
     for value in list(branch.initializers.values()):

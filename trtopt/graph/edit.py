@@ -251,12 +251,20 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
         new.shape = old.shape.copy()
 
 
+def graph_of(node: ir.Node) -> ir.Graph:
+    """The graph that holds a node.
+
+    Raises:
+        ValueError: None does.
+    """
+    if not isinstance(node.graph, ir.Graph):
+        raise ValueError(f"node {node.name} is in no graph")
+    return node.graph
+
+
 def remove_node(node: ir.Node) -> None:
     """Remove a node whose outputs nothing uses from its graph; what its nested graphs use is no longer used by them."""
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
-    graph.remove(node, safe=True)
+    graph_of(node).remove(node, safe=True)
     for subgraph in subgraphs_of(node):
         for inner in all_nodes(subgraph):
             for index in range(len(inner.inputs)):
@@ -279,11 +287,9 @@ class Splice:
     """
 
     def __init__(self, model: ir.Model, node: ir.Node, recipe: str) -> None:
-        if not isinstance(node.graph, ir.Graph):
-            raise ValueError(f"node {node.name} is in no graph")
         self._names = Names(model)
         self._node = node
-        self._graph = node.graph
+        self._graph = graph_of(node)
         self._recipe = recipe
 
     def op(
@@ -402,3 +408,28 @@ def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> Non
         graph.extend(nodes)
     else:
         graph.insert_before(graph[0], nodes)
+
+
+def cast_for_readers(
+    graph: ir.Graph,
+    value: ir.Value,
+    dtype: ir.DataType,
+    names: Names,
+    label: str,
+    readers: Collection[tuple[ir.Node, int]] | None = None,
+) -> None:
+    """Let ``readers`` (all, by default) read ``value`` as ``dtype``: behind a Cast, named after it and ``label``."""
+    uses = list(value.uses()) if readers is None else readers
+    cast = cast_node(value, dtype, names, names.value(f"{value.name}_{label}"))
+    insert_behind(graph, value, [cast])
+    for node, index in uses:
+        node.replace_input_with(index, cast.outputs[0])
+
+
+def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, names: Names, label: str) -> ir.Value:
+    """An output of ``graph`` as ``dtype``: the Cast takes over its name, to which ``label`` is added for itself."""
+    name = str(value.name)
+    value.name = names.value(f"{name}_{label}")
+    cast = cast_node(value, dtype, names, name)
+    graph.append(cast)
+    return cast.outputs[0]

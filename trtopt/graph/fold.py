@@ -16,6 +16,7 @@ from trtopt.graph.edit import (
     all_graphs,
     constant_tensor_of,
     dims_of,
+    graph_of,
     int_attribute,
     is_op,
     remove_node,
@@ -149,9 +150,7 @@ def constants_from(model: ir.Model, node: ir.Node, arrays: Sequence[np.ndarray])
     Returns:
         The ``Constant`` nodes made.
     """
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+    graph = graph_of(node)
     made = []
     for value, array in zip(_used_outputs(node), arrays, strict=True):
         name = str(value.name)

@@ -14,6 +14,7 @@ from trtopt.graph.edit import (
     add_initializer,
     constant_of,
     constant_tensor_of,
+    graph_of,
     input_of,
     int_attribute,
     ints_attribute,
@@ -188,7 +189,5 @@ def _permute_slice(node: ir.Node, perm: Perm, names: Names) -> None:
 
 
 def _set_constant(node: ir.Node, index: int, array: np.ndarray, names: Names) -> None:
-    if node.graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
     name = names.value(f"{node.outputs[0].name}_constant")
-    node.replace_input_with(index, add_initializer(node.graph, name, array))
+    node.replace_input_with(index, add_initializer(graph_of(node), name, array))

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import Names, add_initializer, constant_tensor_of, input_of, remove_node, replace_value, tag
+from trtopt.graph.edit import (
+    Names,
+    add_initializer,
+    constant_tensor_of,
+    graph_of,
+    input_of,
+    remove_node,
+    replace_value,
+    tag,
+)
 from trtopt.graph.recurrent import Recurrent, Weights, biases_of, fits, initial_of, recurrent_of, why_not_plain
 
 State = tuple[ir.Value, ...]
@@ -19,9 +28,7 @@ class Writer:
     """Writes nodes and constants in front of a node."""
 
     def __init__(self, model: ir.Model, anchor: ir.Node, recipe: str, dtype: np.dtype) -> None:
-        if anchor.graph is None:
-            raise ValueError(f"{anchor.name} is in no graph")
-        self._graph, self._anchor, self._recipe, self._dtype = anchor.graph, anchor, recipe, dtype
+        self._graph, self._anchor, self._recipe, self._dtype = graph_of(anchor), anchor, recipe, dtype
         self._names = Names(model)
         self._integers: dict[tuple[int, ...], ir.Value] = {}
         self._split_has_input = model.opset_imports[""] >= 13

@@ -20,6 +20,7 @@ from trtopt.graph.edit import (
     all_nodes,
     constant_of,
     float_attribute,
+    graph_of,
     input_of,
     int_attribute,
     ints_attribute,
@@ -84,14 +85,12 @@ def convert(graph: ir.Graph, source: int, target: int) -> int:
 
 def _constant(node: ir.Node, label: str, array: np.ndarray) -> ir.Value:
     """A ``Constant`` node before ``node``: functions have no initializers, and folding turns these into them."""
-    if node.graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
     base = node.outputs[0].name
     constant = ir.node("Constant", [], attributes={"value": ir.tensor(array)}, name=f"{base}_{label}")
     constant.outputs[0].name = f"{base}_{label}"
     constant.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
     constant.outputs[0].shape = ir.Shape(array.shape)
-    node.graph.insert_before(node, constant)
+    graph_of(node).insert_before(node, constant)
     return constant.outputs[0]
 
 
@@ -213,9 +212,7 @@ def _softmax(node: ir.Node) -> None:
 def _flattened(node: ir.Node, value: ir.Value, axis: int) -> None:
     """x -> Flatten -> node(axis=-1) -> Reshape to the shape of x."""
     output = node.outputs[0]
-    name, graph = str(output.name), node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+    name = str(output.name)
     flat = ir.node("Flatten", [value], attributes={"axis": axis}, name=f"{name}_flatten")
     shape = ir.node("Shape", [value], name=f"{name}_shape")
     core = ir.node(node.op_type, [flat.outputs[0]], attributes={"axis": -1}, name=node.name)
@@ -227,9 +224,7 @@ def _flattened(node: ir.Node, value: ir.Value, axis: int) -> None:
 
 def _replace(node: ir.Node, nodes: Sequence[ir.Node]) -> None:
     """Put ``nodes`` in place of a node with one output; the last one's output takes over its name and type."""
-    graph, old, new = node.graph, node.outputs[0], nodes[-1].outputs[0]
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+    graph, old, new = graph_of(node), node.outputs[0], nodes[-1].outputs[0]
     new.name, new.type, new.shape = old.name, old.type, old.shape
     graph.insert_before(node, list(nodes))
     old.replace_all_uses_with(new, replace_graph_outputs=True)

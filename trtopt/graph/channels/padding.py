@@ -9,7 +9,16 @@ import onnx_ir as ir
 
 from trtopt.graph.channels.groups import ChannelGroup
 from trtopt.graph.channels.links import Count, Dim, Param, size_of
-from trtopt.graph.edit import Names, add_initializer, constant_of, float_attribute, input_of, int_attribute, tag
+from trtopt.graph.edit import (
+    Names,
+    add_initializer,
+    constant_of,
+    float_attribute,
+    graph_of,
+    input_of,
+    int_attribute,
+    tag,
+)
 
 
 def padded_size(group: ChannelGroup, extra: int, dim: Dim, number: int) -> int:
@@ -116,11 +125,9 @@ def _write_numbers(node: ir.Node, place: int | str, numbers: dict[int, int], mod
     if node.op_type == "Split" and opset < 13:
         node.attributes["split"] = ir.AttrInt64s("split", [int(number) for number in array])
         return
-    if node.graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
     if len(node.inputs) <= place:
         node.resize_inputs(place + 1)
-    node.replace_input_with(place, add_initializer(node.graph, names.value(f"{node.outputs[0].name}_sizes"), array))
+    node.replace_input_with(place, add_initializer(graph_of(node), names.value(f"{node.outputs[0].name}_sizes"), array))
 
 
 _LARGEST = 1e3

@@ -161,11 +161,9 @@ class _Writer:
         """A graph output as FP32; the Cast takes over the output's name."""
         name, kind = str(value.name), _NARROW[ir.DataType(value.dtype or _FLOAT)]
         present = self._casts.get((value, _FLOAT))
-        value.name = self._names.value(f"{name}_{kind.name}")
         if present is None:
-            cast = cast_node(value, _FLOAT, self._names, name)
-            self._graph.append(cast)
-            return cast.outputs[0]
+            return edit.cast_output(self._graph, value, _FLOAT, self._names, kind.name)
+        value.name = self._names.value(f"{name}_{kind.name}")
         present.name = name
         return present
 

@@ -215,25 +215,19 @@ def _retype_input(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, names: e
         elif not (exact and target is not None):
             others.append((node, index))
     if others:
-        cast = cast_node(value, old, names, names.value(f"{value.name}_as_before"))
-        insert_behind(graph, value, [cast])
-        for node, index in others:
-            node.replace_input_with(index, cast.outputs[0])
+        edit.cast_for_readers(graph, value, old, names, "as_before", others)
 
 
 def _retype_output(graph: ir.Graph, position: int, dtype: ir.DataType, names: edit.Names) -> None:
     value = graph.outputs[position]
-    producer, name = value.producer(), str(value.name)
+    producer = value.producer()
     source = producer.inputs[0] if producer is not None and edit.is_op(producer, "Cast") else None
     if source is not None and source.dtype is dtype and not value.uses() and edit.can_replace(value, source):
         edit.replace_value(value, source)
         if producer is not None:
             edit.remove_node(producer)
         return
-    value.name = names.value(f"{name}_as_before")
-    cast = cast_node(value, dtype, names, name)
-    graph.append(cast)
-    graph.outputs[position] = cast.outputs[0]
+    graph.outputs[position] = edit.cast_output(graph, value, dtype, names, "as_before")
 
 
 def fed_as_before(model: ir.Model, original: ir.Model, requests: Sequence[IoRequest]) -> ir.Model:
