@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trtopt.sparsity.pattern import is_sparse
+from trtopt.sparsity.layers import is_sparse
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -17,8 +17,7 @@ from trtopt.serve import dlpack
 from trtopt.serve.gpu import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
-from trtopt.serve.profiles import choose
-from trtopt.serve.tensors import Border, TensorSpec, check_nan
+from trtopt.serve.tensors import Border, TensorSpec, check_nan, choose
 
 
 def future(found: int | Future[int]) -> Future[int]:

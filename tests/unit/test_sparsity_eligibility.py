@@ -19,7 +19,7 @@ from trtopt.roofline.node_work import Precision
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import MathType, sparse_work
 from trtopt.sparsity.eligibility import RULES, eligibility, weights_of
-from trtopt.sparsity.pattern import best_mask
+from trtopt.sparsity.layers import best_mask
 
 
 def judged(net: Net | ir.Model, *, gpu: str = "A100", base: MathType = "fp16", backend: str = "tensorrt") -> Sparsity:

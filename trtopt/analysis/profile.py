@@ -33,7 +33,7 @@ from trtopt.report.schema.comparison import Comparison
 from trtopt.report.schema.json_file import write_report
 from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_profile
-from trtopt.source.external import weight_files
+from trtopt.source.check import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock

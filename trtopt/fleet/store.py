@@ -24,7 +24,7 @@ import msgspec
 from trtopt.cache.checksummed import read_sealed, write_sealed
 from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.report.schema.sweep import Result
-from trtopt.source.external import sha256_of
+from trtopt.source.check import sha256_of
 from trtopt.support._lazy import require
 from trtopt.support.files import TEMPORARY, check_writable
 

@@ -29,7 +29,7 @@ from trtopt.report.schema.manifest import (
     canonical_sha256,
 )
 from trtopt.report.schema.plain import plain
-from trtopt.source.external import sha256_of
+from trtopt.source.check import sha256_of
 from trtopt.support.files import hash_file
 from trtopt.support.version import VERSION
 

@@ -39,7 +39,7 @@ from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord, RewritingRecord
 from trtopt.report.schema.environment import environment
 from trtopt.rewrite import driver, registry
-from trtopt.source.external import weight_files
+from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 from trtopt.support.files import check_outputs

@@ -25,8 +25,7 @@ from trtopt.hardware.probe import probe
 from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve import dlpack
 from trtopt.serve.dlpack import GpuTensor
-from trtopt.serve.profiles import choose
-from trtopt.serve.tensors import Given, TensorSpec, spec_of
+from trtopt.serve.tensors import Given, TensorSpec, choose, spec_of
 from trtopt.support._lazy import require
 
 _G = TypeVar("_G")

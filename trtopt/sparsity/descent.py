@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtopt.sparsity.pattern import GROUP, KEPT, best_mask
+from trtopt.sparsity.layers import GROUP, KEPT, best_mask
 
 BLOCK_DEPTH = 2048
 """Inputs of a layer that are solved together. A layer with more is pruned in blocks, each of which makes up for the
