@@ -9,21 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.channels.groups import ChannelGroup, groups_of
 from trtopt.graph.channels.links import Dim, Param, size_of
 from trtopt.graph.channels.padding import pad_group, why_not_finite
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_tensor_of,
-    dims_of,
-    input_of,
-    int_attribute,
-    is_op,
-    new_node,
-    tag,
-)
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _CONVS = ("Conv", "ConvTranspose")
@@ -73,7 +62,7 @@ class MisalignedChannels:
 
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Groups of channels, in the order in which they are made."""
-        order = {node: number for number, node in enumerate(all_nodes(model.graph))}
+        order = {node: number for number, node in enumerate(edit.all_nodes(model.graph))}
         places: list[_Place] = []
         refusals: list[tuple[ir.Node, str]] = []
         for group in groups_of(_seeds(order)):
@@ -165,13 +154,13 @@ def _matches(places: list[_Place]) -> Iterator[Match]:
 def _seeds(nodes: Iterable[ir.Node]) -> Iterator[Dim]:
     """Where matrix products read or make channels in numbers that may be misaligned."""
     for node in nodes:
-        weights = constant_tensor_of(input_of(node, 1)) if is_op(node, *_PRODUCTS) else None
+        weights = edit.constant_tensor_of(edit.input_of(node, 1)) if edit.is_op(node, *_PRODUCTS) else None
         data = node.inputs[0] if weights is not None else None
         if weights is None or data is None or len(weights.shape) < 2:
             continue
         output = _output(node)
         source = Dim(data, output.axis)
-        in_parts = int_attribute(node, "group", 1) > 1 and dims_of(weights)[1] % 8
+        in_parts = edit.int_attribute(node, "group", 1) > 1 and edit.dims_of(weights)[1] % 8
         if (size_of(source) or 0) % 8 or in_parts:
             yield source
         if (size_of(output) or 0) % 8:
@@ -241,7 +230,7 @@ def _wanted(group: ChannelGroup, target: RecipeTarget) -> tuple[list[_Want], str
         multiple = _MULTIPLES.get(precision, 8)
         wants = [_Want(p.node, _total(p), multiple) for p in products if p.node.op_type in _PRODUCTS]
         return _misaligned(group, wants), ""
-    deconvs = [p for p in products if p.node.op_type == "ConvTranspose" and int_attribute(p.node, "group", 1) == 1]
+    deconvs = [p for p in products if p.node.op_type == "ConvTranspose" and edit.int_attribute(p.node, "group", 1) == 1]
     convs = [p for p in products if p.node.op_type == "Conv" and p.kind == "sums"]
     if target.compute_capability == "7.5":
         depthwise = [p for p in group.params if p.index == 1 and p.kind == "each" and p.node.op_type == "Conv"]
@@ -264,7 +253,7 @@ def _free_on_rtx(group: ChannelGroup, precision: str, convs: list[int]) -> str:
     if not convs:
         if group.outputs and group.size % 2:
             return "an odd output is cut from an even one by the compiler: a Slice in the graph costs the same kernel"
-        if group.size % 2 and _makers(group) and any(is_op(node, "Gemm", "MatMul") for node in _consumers(group)):
+        if group.size % 2 and _makers(group) and any(edit.is_op(node, "Gemm", "MatMul") for node in _consumers(group)):
             return "the compiler pads odd matrix products inside their weights, without a kernel"
         return ""
     if precision in ("fp32", "tf32"):
@@ -278,7 +267,7 @@ def _free_on_rtx(group: ChannelGroup, precision: str, convs: list[int]) -> str:
 
 def _total(param: Param) -> int:
     """The size of the matrix product, per group of a grouped convolution."""
-    return (size_of(param.dim) or 0) // (int_attribute(param.node, "group", 1) if param.kind == "sums" else 1)
+    return (size_of(param.dim) or 0) // (edit.int_attribute(param.node, "group", 1) if param.kind == "sums" else 1)
 
 
 def _cut_off(model: ir.Model, dim: Dim, size: int, recipe: str) -> None:
@@ -286,13 +275,13 @@ def _cut_off(model: ir.Model, dim: Dim, size: int, recipe: str) -> None:
     graph, value, node = dim.value.graph, dim.value, dim.value.producer()
     if graph is None or node is None or value.shape is None:
         raise ValueError(f"{value.name} is in no graph")
-    names = Names(model)
+    names = edit.Names(model)
     bounds = [
-        add_initializer(graph, names.value(f"{value.name}_{what}"), np.array([number], np.int64))
+        edit.add_initializer(graph, names.value(f"{value.name}_{what}"), np.array([number], np.int64))
         for what, number in (("start", 0), ("end", size), ("axis", dim.axis))
     ]
     output = str(value.name)
-    cut = new_node("Slice", [value, *bounds], name=names.node(f"{node.name}_cut"), output=output, like=value)
+    cut = edit.new_node("Slice", [value, *bounds], name=names.node(f"{node.name}_cut"), output=output, like=value)
     shape = list(value.shape)
     shape[dim.axis] = size
     cut.outputs[0].shape = ir.Shape(shape)
@@ -301,4 +290,4 @@ def _cut_off(model: ir.Model, dim: Dim, size: int, recipe: str) -> None:
     for index, each in enumerate(graph.outputs):
         if each is value:
             graph.outputs[index] = cut.outputs[0]
-    tag(cut, recipe)
+    edit.tag(cut, recipe)

@@ -8,19 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_graphs,
-    constant_of,
-    constant_tensor_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    new_node,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.graph.permute import can_permute, data_inputs, keeps_rank, permute
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -63,7 +51,7 @@ class BatchFirstAttention:
         """Regions of layers that treat every token alike, around at least one attention."""
         matches, refusals = [], []
         opset = model.graph.opset_imports.get("", 1)
-        for graph in all_graphs(model.graph):
+        for graph in edit.all_graphs(model.graph):
             for region in _regions(graph, opset):
                 if region.merges > _MOST_ATTENTIONS or region.borders > region.merges + 2:
                     continue
@@ -76,7 +64,7 @@ class BatchFirstAttention:
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Change the order in one region."""
-        writer = _Writer(Names(model), match.nodes, model.graph.opset_imports.get("", 1), self.name)
+        writer = _Writer(edit.Names(model), match.nodes, model.graph.opset_imports.get("", 1), self.name)
         for node in match.nodes:
             writer.enter(node)
         for node in match.nodes:
@@ -113,7 +101,7 @@ class _Region:
 def _regions(graph: ir.Graph | ir.Function, opset: int) -> Iterator[_Region]:
     seen: set[ir.Node] = set()
     for seed in graph:
-        if seed in seen or not is_op(seed, "Reshape") or _merged_by(seed) is None or _is_single_batch(seed):
+        if seed in seen or not edit.is_op(seed, "Reshape") or _merged_by(seed) is None or _is_single_batch(seed):
             continue
         region, stack = _Region(), [seed]
         seen.add(seed)
@@ -139,21 +127,21 @@ def _regions(graph: ir.Graph | ir.Function, opset: int) -> Iterator[_Region]:
 
 def _ports(node: ir.Node, opset: int) -> list[ir.Value]:
     """The values of rank 3 that change their order together when ``node`` does; empty where it cannot."""
-    first = input_of(node, 0)
+    first = edit.input_of(node, 0)
     if node.domain != "" or first is None:
         return []
     if _merged_by(node) is not None:
         return [node.outputs[0]]
     if _split_by(node):
         return [first]
-    if is_op(node, "Gather"):
+    if edit.is_op(node, "Gather"):
         return [first] if _rank(first) == 3 and _picks_token(node) else []
-    if is_op(node, "MatMul"):
-        weight = constant_tensor_of(node.inputs[1])
+    if edit.is_op(node, "MatMul"):
+        weight = edit.constant_tensor_of(node.inputs[1])
         return [first, node.outputs[0]] if _rank(first) == 3 and weight is not None and len(weight.shape) == 2 else []
-    if is_op(node, "LayerNormalization", "RMSNormalization"):
-        plain = int_attribute(node, "axis", -1) in (-1, 2) and not any(v.uses() for v in node.outputs[1:])
-        plain = plain and all(constant_tensor_of(value) is not None for value in node.inputs[1:])
+    if edit.is_op(node, "LayerNormalization", "RMSNormalization"):
+        plain = edit.int_attribute(node, "axis", -1) in (-1, 2) and not any(v.uses() for v in node.outputs[1:])
+        plain = plain and all(edit.constant_tensor_of(value) is not None for value in node.inputs[1:])
         return [first, node.outputs[0]] if plain and _rank(first) == 3 else []
     if node.op_type in _OVER_AN_AXIS or not can_permute(node, _SWAP, opset) or not keeps_rank(node):
         return []
@@ -166,12 +154,12 @@ def _rank(value: ir.Value | None) -> int | None:
 
 
 def _picks_token(node: ir.Node) -> bool:
-    index = constant_of(input_of(node, 1))
-    return int_attribute(node, "axis", 0) in (1, -2) and index is not None and index.ndim == 0
+    index = edit.constant_of(edit.input_of(node, 1))
+    return edit.int_attribute(node, "axis", 0) in (1, -2) and index is not None and index.ndim == 0
 
 
 def _perm(node: ir.Node | None) -> tuple[int, ...]:
-    return (ints_attribute(node, "perm") or ()) if node is not None and is_op(node, "Transpose") else ()
+    return (edit.ints_attribute(node, "perm") or ()) if node is not None and edit.is_op(node, "Transpose") else ()
 
 
 def _keeps_tokens(node: ir.Node) -> bool:
@@ -187,13 +175,13 @@ def _keeps_tokens(node: ir.Node) -> bool:
 
 def _merged_by(node: ir.Node) -> ir.Node | None:
     """The Transpose before a Reshape that merges heads into [batch, tokens, features]."""
-    source = node.inputs[0] if is_op(node, "Reshape") else None
+    source = node.inputs[0] if edit.is_op(node, "Reshape") else None
     transpose = source.producer() if source is not None else None
     perm = _perm(transpose)
     if source is None or len(perm) < 4 or perm[0] > perm[1] or _rank(node.outputs[0]) != 3 or not _keeps_tokens(node):
         return None
     values = transpose.inputs[0].producer() if transpose is not None and transpose.inputs[0] is not None else None
-    if not is_op(values, "MatMul", "Einsum", "Attention"):  # a recurrent layer's directions are merged likewise
+    if not edit.is_op(values, "MatMul", "Einsum", "Attention"):  # a recurrent layer's directions are merged likewise
         return None
     alone = len(source.uses()) == 1 and not source.is_graph_output()
     return transpose if alone and transpose is not None and transpose.graph is node.graph else None
@@ -201,7 +189,7 @@ def _merged_by(node: ir.Node) -> ir.Node | None:
 
 def _split_by(node: ir.Node) -> list[ir.Node]:
     """The Transposes after a Reshape that splits [batch, tokens, features] into heads."""
-    if not is_op(node, "Reshape") or _rank(node.inputs[0]) != 3 or not _keeps_tokens(node):
+    if not edit.is_op(node, "Reshape") or _rank(node.inputs[0]) != 3 or not _keeps_tokens(node):
         return []
     output = node.outputs[0]
     users = [user for user, _ in output.uses()]
@@ -218,7 +206,7 @@ def _is_single_batch(node: ir.Node) -> bool:
 class _Writer:
     """Turns the nodes of one region."""
 
-    def __init__(self, names: Names, nodes: tuple[ir.Node, ...], opset: int, recipe: str) -> None:
+    def __init__(self, names: edit.Names, nodes: tuple[ir.Node, ...], opset: int, recipe: str) -> None:
         self._names, self._recipe, self._opset = names, recipe, opset
         self._region = frozenset(nodes)
         self._ports = {node: _ports(node, opset) for node in nodes}
@@ -237,7 +225,7 @@ class _Writer:
 
     def _entry(self, value: ir.Value, node: ir.Node) -> ir.Value:
         if value not in self._entries:
-            producer, graph = value.producer(), _graph_of(node)
+            producer, graph = value.producer(), edit.graph_of(node)
             made = self._transpose(value, self._names.value(f"{value.name}_tokens_first"), node)
             if producer is not None and producer.graph is graph:
                 graph.insert_after(producer, made)
@@ -261,35 +249,35 @@ class _Writer:
                 self._set_perm(user, tuple({0: 1, 1: 0}.get(axis, axis) for axis in _perm(user)))
             _swap_shape(node.outputs[0])
             self._swap_target(node)
-        elif is_op(node, "Gather"):
+        elif edit.is_op(node, "Gather"):
             node.attributes["axis"] = ir.AttrInt64("axis", 0)
-        elif not is_op(node, "MatMul", "LayerNormalization", "RMSNormalization"):
+        elif not edit.is_op(node, "MatMul", "LayerNormalization", "RMSNormalization"):
             permute(node, _SWAP, self._names)
-        tag(node, self._recipe)
+        edit.tag(node, self._recipe)
 
     def _set_perm(self, node: ir.Node, perm: tuple[int, ...]) -> None:
         node.attributes["perm"] = ir.AttrInt64s("perm", perm)
-        tag(node, self._recipe)
+        edit.tag(node, self._recipe)
 
     def _swap_target(self, node: ir.Node) -> None:
         """Exchange the first two entries of the shape that a Reshape gives."""
-        graph, base, shape = _graph_of(node), str(node.outputs[0].name), constant_of(node.inputs[1])
+        graph, base, shape = edit.graph_of(node), str(node.outputs[0].name), edit.constant_of(node.inputs[1])
         if shape is not None:
             swapped = np.concatenate([shape[1::-1], shape[2:]])
-            node.replace_input_with(1, add_initializer(graph, self._names.value(f"{base}_shape"), swapped))
+            node.replace_input_with(1, edit.add_initializer(graph, self._names.value(f"{base}_shape"), swapped))
             return
         rank = _rank(node.outputs[0]) or 0
-        order = add_initializer(
+        order = edit.add_initializer(
             graph, self._names.value(f"{base}_order"), np.asarray([1, 0, *range(2, rank)], np.int64)
         )
-        gather = new_node(
+        gather = edit.new_node(
             "Gather",
             [node.inputs[1], order],
             name=self._names.node(f"{node.name}_shape"),
             output=self._names.value(f"{base}_shape"),
             like=node.inputs[1],
         )
-        tag(gather, self._recipe)
+        edit.tag(gather, self._recipe)
         graph.insert_before(node, gather)
         node.replace_input_with(1, gather.outputs[0])
 
@@ -300,7 +288,7 @@ class _Writer:
                 continue
             others = [(user, index) for user, index in value.uses() if user not in self._region]
             if others or value.is_graph_output():
-                graph, name = _graph_of(node), str(value.name)
+                graph, name = edit.graph_of(node), str(value.name)
                 value.name = self._names.value(f"{name}_tokens_first")
                 made = self._transpose(value, name, node)
                 made.outputs[0].shape = None if value.shape is None else value.shape.copy()
@@ -313,7 +301,7 @@ class _Writer:
             _swap_shape(value)
 
     def _transpose(self, value: ir.Value, output: str, beside: ir.Node) -> ir.Node:
-        node = new_node(
+        node = edit.new_node(
             "Transpose",
             [value],
             name=self._names.node(f"{beside.name}_transpose"),
@@ -322,14 +310,8 @@ class _Writer:
             like=value,
         )
         _swap_shape(node.outputs[0])
-        tag(node, self._recipe)
+        edit.tag(node, self._recipe)
         return node
-
-
-def _graph_of(node: ir.Node) -> ir.Graph:
-    if not isinstance(node.graph, ir.Graph):
-        raise ValueError(f"node {node.name} is in no graph")
-    return node.graph
 
 
 def _swap_shape(value: ir.Value) -> None:

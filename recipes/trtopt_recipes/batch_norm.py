@@ -7,19 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    float_attribute,
-    input_of,
-    int_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _PRODUCERS = ("Conv", "ConvTranspose", "Gemm")
@@ -52,9 +40,9 @@ class BatchNorm:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """BatchNormalization nodes right after a Conv, ConvTranspose or Gemm."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
-            producer = node.inputs[0].producer() if is_op(node, "BatchNormalization") and node.inputs[0] else None
-            if producer is None or not is_op(producer, *_PRODUCERS):
+        for node in edit.all_nodes(model.graph):
+            producer = node.inputs[0].producer() if edit.is_op(node, "BatchNormalization") and node.inputs[0] else None
+            if producer is None or not edit.is_op(producer, *_PRODUCERS):
                 continue
             reason = _why_not(node, producer)
             if reason:
@@ -75,19 +63,19 @@ class BatchNorm:
         graph, output = producer.graph, str(norm.outputs[0].name)
         if graph is None:
             return Refusal(match.label, "it is in no graph")
-        names = Names(model)
+        names = edit.Names(model)
         # The surviving tensor holds what the normalization put out, so it goes by that name.
-        replace_value(norm.outputs[0], producer.outputs[0])
-        remove_node(norm)
+        edit.replace_value(norm.outputs[0], producer.outputs[0])
+        edit.remove_node(norm)
         producer.outputs[0].name = output
         if len(producer.inputs) < 3:
             producer.resize_inputs(3)
-        producer.replace_input_with(1, add_initializer(graph, names.value(f"{output}_weight"), narrow[0]))
-        producer.replace_input_with(2, add_initializer(graph, names.value(f"{output}_bias"), narrow[1]))
+        producer.replace_input_with(1, edit.add_initializer(graph, names.value(f"{output}_weight"), narrow[0]))
+        producer.replace_input_with(2, edit.add_initializer(graph, names.value(f"{output}_bias"), narrow[1]))
         for name in ("alpha", "beta"):
             if producer.op_type == "Gemm":
                 producer.attributes.pop(name, None)
-        tag(producer, self.name)
+        edit.tag(producer, self.name)
         return None
 
 
@@ -99,17 +87,17 @@ def _why_not(norm: ir.Node, producer: ir.Node) -> str:
         return f"the output of {producer.name} is used elsewhere"
     if norm.graph is not producer.graph:
         return f"{producer.name} is outside the nested graph"
-    training = int_attribute(norm, "training_mode", 0) != 0
+    training = edit.int_attribute(norm, "training_mode", 0) != 0
     if training or any(v.uses() or v.is_graph_output() for v in norm.outputs[1:]):
         return "it is in training mode"
-    if any(constant_of(v) is None for v in norm.inputs[1:5]):
+    if any(edit.constant_of(v) is None for v in norm.inputs[1:5]):
         return "its statistics are not constants"
-    weight, bias = constant_of(input_of(producer, 1)), constant_of(input_of(producer, 2))
+    weight, bias = edit.constant_of(edit.input_of(producer, 1)), edit.constant_of(edit.input_of(producer, 2))
     if weight is None:
         return f"the weights of {producer.name} are not constants"
     if weight.dtype.kind in "iub":
         return f"the weights of {producer.name} are integers"
-    if input_of(producer, 2) is not None and bias is None:
+    if edit.input_of(producer, 2) is not None and bias is None:
         return f"the bias of {producer.name} is not a constant"
     channels = _channels(producer, weight)
     if any(_array(norm, index).shape != (channels,) for index in range(1, 5)):
@@ -124,12 +112,12 @@ def _channels(producer: ir.Node, weight: np.ndarray) -> int:
     if producer.op_type == "Conv":
         return int(weight.shape[0])
     if producer.op_type == "ConvTranspose":
-        return int(weight.shape[1]) * int_attribute(producer, "group", 1)
-    return int(weight.shape[0 if int_attribute(producer, "transB", 0) else 1])
+        return int(weight.shape[1]) * edit.int_attribute(producer, "group", 1)
+    return int(weight.shape[0 if edit.int_attribute(producer, "transB", 0) else 1])
 
 
 def _array(node: ir.Node, index: int) -> np.ndarray:
-    array = constant_of(node.inputs[index])
+    array = edit.constant_of(node.inputs[index])
     if array is None:
         raise ValueError(f"input {index} of {node.name} is not a constant")
     return array
@@ -139,13 +127,13 @@ def _folded(norm: ir.Node, producer: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias of the node that replaces both, in float64."""
     gamma, beta, mean, variance = (_array(norm, index).astype(np.float64) for index in range(1, 5))
     with np.errstate(divide="ignore", invalid="ignore"):
-        scale = gamma / np.sqrt(variance + float_attribute(norm, "epsilon", 1e-5))
+        scale = gamma / np.sqrt(variance + edit.float_attribute(norm, "epsilon", 1e-5))
     weight = _array(producer, 1).astype(np.float64)
-    bias_array = constant_of(input_of(producer, 2))
+    bias_array = edit.constant_of(edit.input_of(producer, 2))
     bias = np.zeros(1) if bias_array is None else bias_array.astype(np.float64).reshape(-1)
     if producer.op_type == "Gemm":
-        weight = weight * float_attribute(producer, "alpha", 1.0)
-        bias = bias * float_attribute(producer, "beta", 1.0)
+        weight = weight * edit.float_attribute(producer, "alpha", 1.0)
+        bias = bias * edit.float_attribute(producer, "beta", 1.0)
     return _scaled(producer, weight, scale), (bias - mean) * scale + beta
 
 
@@ -155,10 +143,10 @@ def _scaled(producer: ir.Node, weight: np.ndarray, scale: np.ndarray) -> np.ndar
     if producer.op_type == "Conv":
         factors = scale.reshape(-1, *[1] * (weight.ndim - 1))
     elif producer.op_type == "Gemm":
-        factors = scale[:, None] if int_attribute(producer, "transB", 0) else scale[None, :]
+        factors = scale[:, None] if edit.int_attribute(producer, "transB", 0) else scale[None, :]
     else:
         # ConvTranspose: [C, M / group, ...]; each group's input channels meet that group's output channels.
-        groups = int_attribute(producer, "group", 1)
+        groups = edit.int_attribute(producer, "group", 1)
         by_group = scale.reshape(groups, -1).repeat(weight.shape[0] // groups, axis=0)
         factors = by_group.reshape(*by_group.shape, *[1] * (weight.ndim - 2))
     scaled: np.ndarray = weight * factors

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.dims import Dim, Dimensions, reshaped
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_tensor_of,
-    input_of,
-    int_attribute,
-    is_op,
-    tag,
-)
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
@@ -51,7 +42,7 @@ class ComputedReshape:
 
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Reshapes to a computed shape; the choice of a match is the shape."""
-        nodes = [node for node in all_nodes(model.graph) if _is_computed(node)]
+        nodes = [node for node in edit.all_nodes(model.graph) if _is_computed(node)]
         known = Dimensions(model) if nodes else None
         matches, refusals = [], []
         for node in nodes:
@@ -63,7 +54,7 @@ class ComputedReshape:
             if shape is None:
                 reason = "its shape is computed from dimensions that are not provably those of its input"
                 refusals.append(Refusal(str(node.name), reason))
-            elif int_attribute(node, "allowzero", 0):
+            elif edit.int_attribute(node, "allowzero", 0):
                 refusals.append(Refusal(str(node.name), "with allowzero, 0 does not copy a dimension"))
             else:
                 matches.append(Match((node,), choice=",".join(map(str, shape))))
@@ -75,15 +66,15 @@ class ComputedReshape:
         if node.graph is None or not _is_computed(node):
             return Refusal(match.label, "its shape is a constant by now")
         shape = np.asarray([int(dim) for dim in match.choice.split(",")], np.int64)
-        constant = add_initializer(node.graph, Names(model).value(f"{node.outputs[0].name}_shape"), shape)
+        constant = edit.add_initializer(node.graph, edit.Names(model).value(f"{node.outputs[0].name}_shape"), shape)
         node.replace_input_with(1, constant)
-        tag(node, self.name)
+        edit.tag(node, self.name)
         return None
 
 
 def _is_computed(node: ir.Node) -> bool:
-    shape = input_of(node, 1) if is_op(node, "Reshape") else None
-    return shape is not None and constant_tensor_of(shape) is None
+    shape = edit.input_of(node, 1) if edit.is_op(node, "Reshape") else None
+    return shape is not None and edit.constant_tensor_of(shape) is None
 
 
 def _constant_shape(dims: Sequence[Dim] | None, parts: Sequence[Dim]) -> list[int] | None:

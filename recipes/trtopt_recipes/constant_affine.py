@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import (
     input_channels,
     output_channels,
@@ -20,18 +21,6 @@ from trtopt.graph.conv import (
     why_not_constant,
     why_not_narrow,
     window_of,
-)
-from trtopt.graph.edit import (
-    Names,
-    all_nodes,
-    constant_of,
-    float_attribute,
-    input_of,
-    int_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    tag,
 )
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -69,19 +58,19 @@ class ConstantAffine:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Arithmetic with constants next to a Conv, ConvTranspose or Gemm."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
+        for node in edit.all_nodes(model.graph):
             data = _data_of(node)
             if data is None:
                 continue
             producer = data.producer()
             other: ir.Node | None
-            if producer is not None and is_op(producer, *_PRODUCERS):
+            if producer is not None and edit.is_op(producer, *_PRODUCERS):
                 # A normalization after a convolution belongs to the recipe batch-norm.
                 if node.op_type == "BatchNormalization":
                     continue
                 other, reason = producer, _why_not_after(node, producer)
             else:
-                users = (user for user, index in node.outputs[0].uses() if index == 0 and is_op(user, *_PRODUCERS))
+                users = (user for user, index in node.outputs[0].uses() if index == 0 and edit.is_op(user, *_PRODUCERS))
                 other = next(users, None)
                 if other is None:
                     continue
@@ -99,7 +88,7 @@ class ConstantAffine:
         data = _data_of(node)
         after = data is not None and data.producer() is product
         affine = _affine(node, *((output_channels(product, weight), _rank(product)) if after else _inputs(product)))
-        dtype = np.asarray(constant_of(product.inputs[1])).dtype
+        dtype = np.asarray(edit.constant_of(product.inputs[1])).dtype
         if affine is None or data is None:
             return Refusal(match.label, "it was changed by a rewrite before")
         scale, shift = affine
@@ -113,52 +102,56 @@ class ConstantAffine:
             return Refusal(match.label, reason)
         if after:
             output = str(node.outputs[0].name)
-            replace_value(node.outputs[0], product.outputs[0])
-            remove_node(node)
+            edit.replace_value(node.outputs[0], product.outputs[0])
+            edit.remove_node(node)
             # The surviving tensor holds what the arithmetic put out, so it goes by that name.
             product.outputs[0].name = output
         else:
             product.replace_input_with(0, data)
-            remove_node(node)
-        keeps_no_bias = input_of(product, 2) is None and not new_bias.any()
-        set_weights(Names(model), product, new_weight, None if keeps_no_bias else new_bias)
-        tag(product, self.name)
+            edit.remove_node(node)
+        keeps_no_bias = edit.input_of(product, 2) is None and not new_bias.any()
+        set_weights(edit.Names(model), product, new_weight, None if keeps_no_bias else new_bias)
+        edit.tag(product, self.name)
         return None
 
 
 def _data_of(node: ir.Node) -> ir.Value | None:
     """The operand of arithmetic that is no constant, where the other one is."""
-    if is_op(node, "BatchNormalization"):
+    if edit.is_op(node, "BatchNormalization"):
         return node.inputs[0]
-    if not is_op(node, *_ARITHMETIC) or len(node.inputs) != 2:
+    if not edit.is_op(node, *_ARITHMETIC) or len(node.inputs) != 2:
         return None
     left, right = node.inputs
-    if constant_of(right) is not None and constant_of(left) is None:
+    if edit.constant_of(right) is not None and edit.constant_of(left) is None:
         return left
-    return right if node.op_type != "Div" and constant_of(left) is not None and constant_of(right) is None else None
+    return (
+        right
+        if node.op_type != "Div" and edit.constant_of(left) is not None and edit.constant_of(right) is None
+        else None
+    )
 
 
 def _rank(product: ir.Node) -> int:
-    return np.asarray(constant_of(product.inputs[1])).ndim
+    return np.asarray(edit.constant_of(product.inputs[1])).ndim
 
 
 def _inputs(product: ir.Node) -> tuple[int, int]:
     """Input channels and rank of the data of a product with constant weights."""
-    return input_channels(product, np.asarray(constant_of(product.inputs[1]))), _rank(product)
+    return input_channels(product, np.asarray(edit.constant_of(product.inputs[1]))), _rank(product)
 
 
 def _affine(node: ir.Node, channels: int, rank: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Factor and summand per channel; None where the constant is not one per channel."""
     ones, zeros = np.ones(channels), np.zeros(channels)
     if node.op_type == "BatchNormalization":
-        arrays = [constant_of(input_of(node, index)) for index in range(1, 5)]
+        arrays = [edit.constant_of(edit.input_of(node, index)) for index in range(1, 5)]
         if any(array is None or array.shape != (channels,) for array in arrays):
             return None
         gamma, beta, mean, variance = (np.asarray(array).astype(np.float64) for array in arrays)
         with np.errstate(divide="ignore", invalid="ignore"):
-            scale = gamma / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
+            scale = gamma / np.sqrt(variance + edit.float_attribute(node, "epsilon", 1e-5))
             return scale, beta - mean * scale
-    left, right = (constant_of(value) for value in node.inputs)
+    left, right = (edit.constant_of(value) for value in node.inputs)
     constant = per_channel(np.asarray(left if right is None else right), channels, rank)
     if constant is None:
         return None
@@ -174,7 +167,7 @@ def _why_not(node: ir.Node, product: ir.Node, channels: int) -> str:
     reason = why_not_constant(product)
     if reason:
         return reason
-    training = int_attribute(node, "training_mode", 0) != 0
+    training = edit.int_attribute(node, "training_mode", 0) != 0
     if training or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return "it is in training mode"
     affine = _affine(node, channels, _rank(product))
@@ -187,7 +180,7 @@ def _why_not(node: ir.Node, product: ir.Node, channels: int) -> str:
 
 def _why_not_after(node: ir.Node, producer: ir.Node) -> str:
     value = producer.outputs[0]
-    weight = constant_of(input_of(producer, 1))
+    weight = edit.constant_of(edit.input_of(producer, 1))
     if value.is_graph_output():
         return f"the output of {producer.name} is a graph output"
     if not used_once(value):
@@ -200,8 +193,8 @@ def _why_not_after(node: ir.Node, producer: ir.Node) -> str:
 def _why_not_before(node: ir.Node, data: ir.Value, product: ir.Node) -> str:
     if sole_user(node.outputs[0]) is not product:
         return f"its output is used elsewhere than in {product.name}"
-    weight = constant_of(input_of(product, 1))
-    if product.op_type == "Gemm" and int_attribute(product, "transA", 0):
+    weight = edit.constant_of(edit.input_of(product, 1))
+    if product.op_type == "Gemm" and edit.int_attribute(product, "transA", 0):
         return f"{product.name} transposes its input"
     reason = _why_not(node, product, 0 if weight is None else input_channels(product, weight))
     affine = None if reason else _affine(node, *_inputs(product))
@@ -219,7 +212,7 @@ def _why_not_before(node: ir.Node, data: ir.Value, product: ir.Node) -> str:
 
 def _broadcasts_up(node: ir.Node, data: ir.Value, rank: int) -> bool:
     """Whether the constant may make the tensor larger than the operand that is no constant."""
-    constant = np.asarray(next(array for array in map(constant_of, node.inputs) if array is not None))
+    constant = np.asarray(next(array for array in map(edit.constant_of, node.inputs) if array is not None))
     if data.shape is not None:
         return len(data.shape) != rank or (constant.size > 1 and data.shape[1] != constant.size)
     return constant.size > 1 or constant.ndim == rank
@@ -228,6 +221,6 @@ def _broadcasts_up(node: ir.Node, data: ir.Value, rank: int) -> bool:
 def _response(product: ir.Node, weight: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """What a product puts out for the constant input ``shift``, one per input channel, where it does not pad."""
     rows = scale_inputs(product, weight, shift)
-    last = product.op_type == "Conv" or int_attribute(product, "transB", 0)
+    last = product.op_type == "Conv" or edit.int_attribute(product, "transB", 0)
     result: np.ndarray = rows.reshape(rows.shape[0], -1).sum(axis=1) if last else rows.sum(axis=0)
     return result

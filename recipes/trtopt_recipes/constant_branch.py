@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.branches import constant_branch, constant_branches, inline_branch
 from trtopt.graph.edit import Names, tag
+from trtopt.graph.fold import constant_branch, constant_branches, inline_branch
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import (
     Window,
     set_weights,
@@ -17,16 +18,6 @@ from trtopt.graph.conv import (
     why_not_constant,
     why_not_narrow,
     window_of,
-)
-from trtopt.graph.edit import (
-    Names,
-    all_nodes,
-    constant_of,
-    input_of,
-    int_attribute,
-    is_op,
-    remove_node,
-    tag,
 )
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -57,9 +48,9 @@ class Conv1x1Chain:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Convolutions right after a convolution."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
-            first = node.inputs[0].producer() if is_op(node, "Conv") and node.inputs[0] else None
-            if first is None or not is_op(first, "Conv") or not _is_chain(first, node):
+        for node in edit.all_nodes(model.graph):
+            first = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
+            if first is None or not edit.is_op(first, "Conv") or not _is_chain(first, node):
                 continue
             reason = _why_not(first, node)
             if reason:
@@ -82,22 +73,22 @@ class Conv1x1Chain:
             product = np.matmul(flat_outer, flat_inner).transpose(1, 2, 0)
             bias = outer_bias + flat_outer.sum(axis=0) @ inner_bias
         weight = product.reshape(outer.shape[0], inner.shape[1], *window.kernel)
-        dtype = np.asarray(constant_of(node.inputs[1])).dtype
+        dtype = np.asarray(edit.constant_of(node.inputs[1])).dtype
         reason = why_not_narrow(weight, dtype, inner, outer)
         reason = reason or why_not_narrow(bias, dtype, inner_bias, outer_bias)
         if reason:
             return Refusal(match.label, reason)
         node.replace_input_with(0, first.inputs[0])
-        set_weights(Names(model), node, weight, bias if bias.any() or input_of(node, 2) is not None else None)
+        set_weights(edit.Names(model), node, weight, bias if bias.any() or edit.input_of(node, 2) is not None else None)
         set_window(node, window)
-        remove_node(first)
-        tag(node, self.name)
+        edit.remove_node(first)
+        edit.tag(node, self.name)
         return None
 
 
 def _is_chain(first: ir.Node, second: ir.Node) -> bool:
     """Whether two convolutions without groups follow each other, one of them of a single tap."""
-    if int_attribute(first, "group", 1) != 1 or int_attribute(second, "group", 1) != 1:
+    if edit.int_attribute(first, "group", 1) != 1 or edit.int_attribute(second, "group", 1) != 1:
         return False
     one, two = window_of(first), window_of(second)
     if one is None or two is None:
@@ -125,10 +116,10 @@ def _why_not(first: ir.Node, second: ir.Node) -> str:
     if reason:
         return reason
     window = window_of(second)
-    bias = constant_of(input_of(first, 2))
+    bias = edit.constant_of(edit.input_of(first, 2))
     if window is None or (any(window.pads) and bias is not None and bias.any()):
         return f"it pads with zeros, to which the bias of {first.name} was not added"
-    inner, outer = (np.asarray(constant_of(node.inputs[1])).shape for node in (first, second))
+    inner, outer = (np.asarray(edit.constant_of(node.inputs[1])).shape for node in (first, second))
     # Multiplications per output position; the first computes every position the second then skips.
     skipped = math.prod(window.strides)
     merged = outer[0] * inner[1] * math.prod(inner[2:]) * math.prod(outer[2:])

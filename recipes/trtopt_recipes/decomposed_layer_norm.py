@@ -9,19 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    NARROW_FLOATS,
-    Splice,
-    all_nodes,
-    constant_of,
-    constant_tensor_of,
-    dims_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    remove_node,
-)
+from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
@@ -55,7 +43,7 @@ class DecomposedLayerNorm:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Square roots of variances and what stands around them."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
+        for node in edit.all_nodes(model.graph):
             form = _form(node)
             if form is None:
                 continue
@@ -79,7 +67,7 @@ class DecomposedLayerNorm:
             return Refusal(match.label, "it was changed by a rewrite before")
         last = form.nodes[-1]
         output = last.outputs[0]
-        splice = Splice(model, last, self.name)
+        splice = edit.Splice(model, last, self.name)
         gamma = np.ones(form.shape, form.dtype) if form.gamma is None else form.gamma
         inputs = [form.x, splice.constant(gamma, output, "weight")]
         if form.beta is not None:
@@ -95,7 +83,7 @@ class DecomposedLayerNorm:
             if not ready:
                 raise ValueError(f"inner values of {match.label} are still used")
             for node in ready:
-                remove_node(node)
+                edit.remove_node(node)
             unused = [node for node in unused if node not in ready]
         return None
 
@@ -123,24 +111,24 @@ def _form(root: ir.Node) -> _Form | None:
     if power not in (0.5, -0.5) or root.inputs[0] is None:
         return None
     add = root.inputs[0].producer()
-    if add is None or not is_op(add, "Add"):
+    if add is None or not edit.is_op(add, "Add"):
         return None
     variance, epsilon = _operand_and_number(add)
     mean_of_squares = variance.producer() if variance is not None else None
-    if mean_of_squares is None or epsilon is None or not is_op(mean_of_squares, "ReduceMean"):
+    if mean_of_squares is None or epsilon is None or not edit.is_op(mean_of_squares, "ReduceMean"):
         return None
     square = mean_of_squares.inputs[0].producer() if mean_of_squares.inputs[0] is not None else None
     if square is None or _power_of(square) != 2 or square.inputs[0] is None:
         return None
     difference = square.inputs[0].producer()
-    if difference is None or not is_op(difference, "Sub"):
+    if difference is None or not edit.is_op(difference, "Sub"):
         return None
     x, mean = difference.inputs
     reduce = mean.producer() if mean is not None else None
-    if x is None or mean is None or reduce is None or not is_op(reduce, "ReduceMean") or reduce.inputs[0] is not x:
+    if x is None or mean is None or reduce is None or not edit.is_op(reduce, "ReduceMean") or reduce.inputs[0] is not x:
         return None
     shape = _reduced(reduce)
-    if shape is None or shape != _reduced(mean_of_squares) or x.dtype not in NARROW_FLOATS:
+    if shape is None or shape != _reduced(mean_of_squares) or x.dtype not in edit.NARROW_FLOATS:
         return None
     form = _Form(x, mean, epsilon, shape, x.dtype.numpy(), [reduce, difference, square, mean_of_squares, add, root])
     if shape and not (_finish(form, difference, root, power) and _keeps_rank(form)):
@@ -155,15 +143,15 @@ def _finish(form: _Form, difference: ir.Node, root: ir.Node, power: float) -> bo
         user = _only_user(value)
         if user is None:
             return False
-        if is_op(user, "Div") and user.inputs[1] is value and _is_difference(user.inputs[0], form, difference):
+        if edit.is_op(user, "Div") and user.inputs[1] is value and _is_difference(user.inputs[0], form, difference):
             return _affine(form, user)
-        one = constant_of(user.inputs[0]) if is_op(user, "Div") and user.inputs[1] is value else None
-        if not is_op(user, "Reciprocal") and not (one is not None and one.size == 1 and one.item() == 1):
+        one = edit.constant_of(user.inputs[0]) if edit.is_op(user, "Div") and user.inputs[1] is value else None
+        if not edit.is_op(user, "Reciprocal") and not (one is not None and one.size == 1 and one.item() == 1):
             return False
         form.nodes.append(user)
         value = user.outputs[0]
     user = _only_user(value)
-    if user is None or not is_op(user, "Mul"):
+    if user is None or not edit.is_op(user, "Mul"):
         return False
     other = user.inputs[1] if user.inputs[0] is value else user.inputs[0]
     if _is_difference(other, form, difference):
@@ -182,16 +170,16 @@ def _scaled_first(form: _Form, scale: ir.Node, gamma: np.ndarray) -> bool:
     """TensorFlow's order: x s + (beta - mean s) with s = gamma / sqrt(variance + epsilon)."""
     s = scale.outputs[0]
     users = {id(user): user for user, _ in s.uses()}
-    products = [user for user in users.values() if is_op(user, "Mul")]
+    products = [user for user in users.values() if edit.is_op(user, "Mul")]
     of_x = [user for user in products if form.x in user.inputs]
     of_mean = [user for user in products if form.mean in user.inputs]
     if len(users) != 2 or len(of_x) != 1 or len(of_mean) != 1:
         return False
     offset, result = _only_user(of_mean[0].outputs[0]), _only_user(of_x[0].outputs[0])
-    if offset is None or not is_op(offset, "Sub") or offset.inputs[1] is not of_mean[0].outputs[0]:
+    if offset is None or not edit.is_op(offset, "Sub") or offset.inputs[1] is not of_mean[0].outputs[0]:
         return False
     beta = _parameter(offset.inputs[0], form)
-    if beta is None or result is None or not is_op(result, "Add") or offset.outputs[0] not in result.inputs:
+    if beta is None or result is None or not edit.is_op(result, "Add") or offset.outputs[0] not in result.inputs:
         return False
     form.gamma, form.beta = gamma, beta
     form.nodes += [scale, of_x[0], of_mean[0], offset, result]
@@ -202,14 +190,14 @@ def _affine(form: _Form, normalized: ir.Node) -> bool:
     """Add the node that normalizes, and a multiplication and an addition of constants behind it."""
     form.nodes.append(normalized)
     user = _only_user(normalized.outputs[0])
-    if user is not None and is_op(user, "Mul"):
+    if user is not None and edit.is_op(user, "Mul"):
         form.gamma = _parameter(_other(user, normalized.outputs[0]), form)
         if form.gamma is None:
             return True
         form.nodes.append(user)
     last = form.nodes[-1].outputs[0]
     user = _only_user(last)
-    if user is not None and is_op(user, "Add"):
+    if user is not None and edit.is_op(user, "Add"):
         form.beta = _parameter(_other(user, last), form)
         if form.beta is not None:
             form.nodes.append(user)
@@ -221,7 +209,7 @@ def _is_difference(value: ir.Value | None, form: _Form, difference: ir.Node) -> 
     node = value.producer() if value is not None else None
     if node is difference:
         return True
-    if node is None or not is_op(node, "Sub") or node.inputs[0] is not form.x or node.inputs[1] is not form.mean:
+    if node is None or not edit.is_op(node, "Sub") or node.inputs[0] is not form.x or node.inputs[1] is not form.mean:
         return False
     form.nodes.append(node)
     return True
@@ -229,11 +217,11 @@ def _is_difference(value: ir.Value | None, form: _Form, difference: ir.Node) -> 
 
 def _parameter(value: ir.Value | None, form: _Form) -> np.ndarray | None:
     """A constant with one number per element of the last axis, or one for all."""
-    tensor = constant_tensor_of(value)
+    tensor = edit.constant_tensor_of(value)
     rank = 0 if form.x.shape is None else len(form.x.shape)
-    if tensor is None or len(dims_of(tensor)) > rank or math.prod(dims_of(tensor)[:-1]) != 1:
+    if tensor is None or len(edit.dims_of(tensor)) > rank or math.prod(edit.dims_of(tensor)[:-1]) != 1:
         return None
-    array = np.asarray(constant_of(value)).reshape(-1)
+    array = np.asarray(edit.constant_of(value)).reshape(-1)
     return np.broadcast_to(array, form.shape).copy() if array.size in (1, *form.shape) else None
 
 
@@ -248,17 +236,17 @@ def _is_closed(form: _Form) -> bool:
 
 def _power_of(node: ir.Node) -> float | None:
     """2 for a square, 0.5 for a square root, any other constant power; None for all other nodes."""
-    if is_op(node, "Sqrt"):
+    if edit.is_op(node, "Sqrt"):
         return 0.5
-    if is_op(node, "Mul"):
+    if edit.is_op(node, "Mul"):
         return 2.0 if node.inputs[0] is node.inputs[1] else None
-    exponent = constant_of(node.inputs[1]) if is_op(node, "Pow") else None
+    exponent = edit.constant_of(node.inputs[1]) if edit.is_op(node, "Pow") else None
     return float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
 
 
 def _operand_and_number(add: ir.Node) -> tuple[ir.Value | None, float | None]:
     for value, other in (add.inputs, reversed(add.inputs)):
-        array = constant_of(other)
+        array = edit.constant_of(other)
         if array is not None and array.size == 1:
             return value, float(array.reshape(-1)[0])
     return None, None
@@ -267,10 +255,12 @@ def _operand_and_number(add: ir.Node) -> tuple[ir.Value | None, float | None]:
 def _reduced(node: ir.Node) -> tuple[int, ...] | None:
     """The size of the last axis where a ReduceMean sums over it alone; empty for other axes; None where unknown."""
     value = node.inputs[0]
-    if value is None or value.shape is None or not int_attribute(node, "keepdims", 1):
+    if value is None or value.shape is None or not edit.int_attribute(node, "keepdims", 1):
         return None
-    constant = constant_of(input_of(node, 1))
-    listed: Iterable[int] | None = ints_attribute(node, "axes") if constant is None else constant.reshape(-1).tolist()
+    constant = edit.constant_of(edit.input_of(node, 1))
+    listed: Iterable[int] | None = (
+        edit.ints_attribute(node, "axes") if constant is None else constant.reshape(-1).tolist()
+    )
     axes = {axis % len(value.shape) for axis in listed or ()}
     size = value.shape[-1]
     if axes != {len(value.shape) - 1}:

@@ -9,18 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    all_graphs,
-    can_replace,
-    constant_of,
-    constant_tensor_of,
-    dims_of,
-    input_of,
-    is_op,
-    remove_node,
-    replace_value,
-    subgraphs_of,
-)
+from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _KEPT = frozenset(
@@ -73,7 +62,7 @@ class DuplicateExpression:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Nodes equal to an earlier one, and initializers equal to an earlier one."""
         matches: list[Match] = []
-        for graph in all_graphs(model.graph):
+        for graph in edit.all_graphs(model.graph):
             same = _same_initializers(graph)
             for value, first in same.items():
                 tensor = value.const_value
@@ -92,11 +81,11 @@ class DuplicateExpression:
             return None
         node, first = match.nodes
         for old, new in zip(node.outputs, first.outputs, strict=True):
-            if not can_replace(old, new):
+            if not edit.can_replace(old, new):
                 return Refusal(match.label, f"{new.name} became a graph output")
         for old, new in zip(node.outputs, first.outputs, strict=True):
-            replace_value(old, new)
-        remove_node(node)
+            edit.replace_value(old, new)
+        edit.remove_node(node)
         return None
 
 
@@ -113,11 +102,11 @@ def _same_nodes(graph: ir.Graph, same: dict[ir.Value, ir.Value], smallest: int) 
             continue
         pairs = list(zip(node.outputs, first.outputs, strict=True))
         same.update(pairs)
-        constant = constant_tensor_of(node.outputs[0])
+        constant = edit.constant_tensor_of(node.outputs[0])
         if constant is not None and constant.nbytes < smallest:
             continue
         outputs = [new for old, new in pairs if old.is_graph_output()]
-        if any(new in claimed for new in outputs) or not all(can_replace(old, new) for old, new in pairs):
+        if any(new in claimed for new in outputs) or not all(edit.can_replace(old, new) for old, new in pairs):
             continue
         # An output takes over the name of the one graph output it replaces.
         claimed.update(outputs)
@@ -126,10 +115,10 @@ def _same_nodes(graph: ir.Graph, same: dict[ir.Value, ir.Value], smallest: int) 
 
 def _key(node: ir.Node, same: dict[ir.Value, ir.Value]) -> Hashable | None:
     """Equal for nodes that compute the same; None for nodes that are left alone."""
-    if node.domain != "" or node.op_type in _KEPT or subgraphs_of(node):
+    if node.domain != "" or node.op_type in _KEPT or edit.subgraphs_of(node):
         return None
-    if is_op(node, "Dropout") and input_of(node, 2) is not None:
-        mode = constant_of(input_of(node, 2))
+    if edit.is_op(node, "Dropout") and edit.input_of(node, 2) is not None:
+        mode = edit.constant_of(edit.input_of(node, 2))
         if mode is None or bool(mode.reshape(-1)[0]):
             return None
     attributes = []
@@ -159,15 +148,15 @@ def _same_initializers(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     """
     alike: dict[Hashable, list[ir.Value]] = {}
     for value in graph.initializers.values():
-        tensor = constant_tensor_of(value)
+        tensor = edit.constant_tensor_of(value)
         if tensor is not None and not value.is_graph_input():
-            alike.setdefault((tensor.dtype, dims_of(tensor)), []).append(value)
+            alike.setdefault((tensor.dtype, edit.dims_of(tensor)), []).append(value)
     found: dict[ir.Value, ir.Value] = {}
     for values in alike.values():
         for group in _alike_by_samples(values):
             first: dict[Hashable, ir.Value] = {}
             for value in group:
-                tensor = constant_tensor_of(value)
+                tensor = edit.constant_tensor_of(value)
                 if tensor is not None and (kept := first.setdefault(_content(tensor), value)) is not value:
                     found[value] = kept
     return found
@@ -179,7 +168,7 @@ def _alike_by_samples(values: list[ir.Value]) -> Iterator[list[ir.Value]]:
         return
     groups: dict[Hashable, list[ir.Value]] = {}
     for value in values:
-        tensor = constant_tensor_of(value)
+        tensor = edit.constant_tensor_of(value)
         if tensor is not None:
             groups.setdefault(_samples(tensor), []).append(value)
     yield from (group for group in groups.values() if len(group) > 1)
@@ -195,7 +184,7 @@ def _samples(tensor: ir.TensorProtocol) -> Hashable:
 
 def _content(tensor: ir.TensorProtocol) -> Hashable:
     array = np.ascontiguousarray(tensor.numpy())  # which makes a scalar one-dimensional
-    kind = int(tensor.dtype), dims_of(tensor)
+    kind = int(tensor.dtype), edit.dims_of(tensor)
     if array.dtype.kind == "O":
         return kind, repr(array.tolist())
     if array.nbytes <= _SMALL_BYTES:

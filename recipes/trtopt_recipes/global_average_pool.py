@@ -7,19 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    all_nodes,
-    constant_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    new_node,
-    remove_node,
-    replace_value,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.graph.joins import nodes_until
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -55,8 +43,8 @@ class GlobalAveragePool:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Means over all positions of a map [N, C, H, W]."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
-            if not is_op(node, "GlobalAveragePool", "ReduceMean") or not _is_mean_of_map(node):
+        for node in edit.all_nodes(model.graph):
+            if not edit.is_op(node, "GlobalAveragePool", "ReduceMean") or not _is_mean_of_map(node):
                 continue
             size = _map_size(node)
             if size is None or 0 in size:
@@ -73,10 +61,10 @@ class GlobalAveragePool:
         size, graph, output = _map_size(node), node.graph, node.outputs[0]
         if size is None or graph is None:
             return Refusal(match.label, "it was changed by a rewrite before")
-        names = Names(model)
-        flat = is_op(node, "ReduceMean") and int_attribute(node, "keepdims", 1) == 0
+        names = edit.Names(model)
+        flat = edit.is_op(node, "ReduceMean") and edit.int_attribute(node, "keepdims", 1) == 0
         base = str(output.name)
-        pool = new_node(
+        pool = edit.new_node(
             "AveragePool",
             [node.inputs[0]],
             name=names.node(f"{node.name}_pool"),
@@ -88,7 +76,7 @@ class GlobalAveragePool:
         if flat:
             pool.outputs[0].type = output.type
             made.append(
-                new_node(
+                edit.new_node(
                     "Flatten",
                     [pool.outputs[0]],
                     name=names.node(f"{node.name}_flat"),
@@ -98,10 +86,10 @@ class GlobalAveragePool:
                 )
             )
         for new in made:
-            tag(new, self.name)
+            edit.tag(new, self.name)
         graph.insert_before(node, made)
-        replace_value(output, made[-1].outputs[0])
-        remove_node(node)
+        edit.replace_value(output, made[-1].outputs[0])
+        edit.remove_node(node)
         made[-1].outputs[0].name = base
         return None
 
@@ -118,8 +106,8 @@ def _is_mean_of_map(node: ir.Node) -> bool:
         return False
     if node.op_type == "GlobalAveragePool":
         return True
-    given = constant_of(input_of(node, 1))
-    axes = ints_attribute(node, "axes") if given is None else tuple(int(axis) for axis in given.reshape(-1))
+    given = edit.constant_of(edit.input_of(node, 1))
+    axes = edit.ints_attribute(node, "axes") if given is None else tuple(int(axis) for axis in given.reshape(-1))
     return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
 
 

@@ -9,21 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    RECIPE_KEY,
-    Names,
-    add_initializer,
-    all_graphs,
-    constant_of,
-    constant_tensor_of,
-    input_of,
-    int_attribute,
-    is_op,
-    new_node,
-    remove_node,
-    replace_value,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.graph.entrywise import inputs_along
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -70,7 +56,7 @@ class LateSelection:
         """Selections behind a product: through attention on the side of its queries, or, instead, behind it alone."""
         matches: list[Match] = []
         refusals: list[Refusal] = []
-        for graph in all_graphs(model.graph):
+        for graph in edit.all_graphs(model.graph):
             walk, taken = _Walk(graph), set[ir.Node]()
             for node in graph:
                 entries = _entries(node)
@@ -78,7 +64,7 @@ class LateSelection:
                     continue
                 whole, behind = (walk.region(node, entries, queries=queries) for queries in (True, False))
                 if not whole.has_product:
-                    made_here = node.metadata_props.get(RECIPE_KEY) == self.name
+                    made_here = node.metadata_props.get(edit.RECIPE_KEY) == self.name
                     reason = "" if made_here else walk.why_not(node, entries)
                     refusals += [Refusal(str(node.name), reason)] if reason else []
                 elif taken.isdisjoint((node, *whole.nodes)):
@@ -95,7 +81,7 @@ class LateSelection:
         if entries is None or not isinstance(graph, ir.Graph):
             raise ValueError(f"{selection.name} selects nothing")
         region = _Walk(graph).region(selection, entries, queries=match.choice != _BEHIND)
-        _Writer(graph, Names(model), entries, region, self.name).write(selection)
+        _Writer(graph, edit.Names(model), entries, region, self.name).write(selection)
         return None
 
 
@@ -120,17 +106,17 @@ class _Entries:
 
 def _entries(node: ir.Node) -> _Entries | None:
     """What a Gather or Slice selects; None where it is not known, or not few of neighbouring entries."""
-    source = input_of(node, 0)
-    if source is None or source.shape is None or not is_op(node, "Gather", "Slice"):
+    source = edit.input_of(node, 0)
+    if source is None or source.shape is None or not edit.is_op(node, "Gather", "Slice"):
         return None
     if node.op_type == "Gather":
-        index = constant_of(input_of(node, 1))
+        index = edit.constant_of(edit.input_of(node, 1))
         if index is None or index.size != 1 or index.ndim > 1:
             return None
         start, drops = int(index.ravel()[0]), index.ndim == 0
-        stop, axis, one = _END if start == -1 else start + 1, int_attribute(node, "axis", 0), True
+        stop, axis, one = _END if start == -1 else start + 1, edit.int_attribute(node, "axis", 0), True
     else:
-        operands = [constant_of(value) for value in node.inputs[1:]]
+        operands = [edit.constant_of(value) for value in node.inputs[1:]]
         numbers = [int(array[0]) for array in operands if array is not None and array.size == 1]
         if len(numbers) != len(operands) or len(numbers) < 3 or numbers[3:] not in ([], [1]):
             return None
@@ -154,7 +140,7 @@ class _Region:
     @property
     def has_product(self) -> bool:
         """Whether it multiplies matrices."""
-        return any(is_op(node, "MatMul", "Gemm") for node in self.nodes)
+        return any(edit.is_op(node, "MatMul", "Gemm") for node in self.nodes)
 
 
 class _Walk:
@@ -226,7 +212,7 @@ def _agreed(node: ir.Node, reads: Mapping[tuple[ir.Node, int], int], alone: bool
 
 
 def _multiplies_activations(node: ir.Node) -> bool:
-    return is_op(node, "MatMul") and constant_tensor_of(node.inputs[1]) is None
+    return edit.is_op(node, "MatMul") and edit.constant_tensor_of(node.inputs[1]) is None
 
 
 @dataclass(frozen=True)
@@ -234,7 +220,7 @@ class _Writer:
     """Lets a region work on the selected entries."""
 
     graph: ir.Graph
-    names: Names
+    names: edit.Names
     entries: _Entries
     region: _Region
     recipe: str
@@ -249,15 +235,15 @@ class _Writer:
                     node.replace_input_with(index, self._selected(value, along, node))
             for output in node.outputs:
                 self._shorten(output, axis)
-            if is_op(node, "Reshape"):
+            if edit.is_op(node, "Reshape"):
                 self._set_target(node, axis)
         source, output = selection.inputs[0], selection.outputs[0]
         if source is None:
             raise ValueError(f"{selection.name} has no input")
         if self.entries.drops:
             source = self._squeezed(source, selection)
-        replace_value(output, source)
-        remove_node(selection)
+        edit.replace_value(output, source)
+        edit.remove_node(selection)
 
     def _selected(self, value: ir.Value, axis: int, node: ir.Node) -> ir.Value:
         """The entries of a value from outside that ``node`` reads first."""
@@ -268,9 +254,9 @@ class _Writer:
                 self._constant(f"{base}_{word}", np.array([number], np.int64)) for word, number in numbers.items()
             ]
             name, output = self.names.node(f"{node.name}_select"), self.names.value(base)
-            made = new_node("Slice", [value, *operands], name=name, output=output, like=value)
+            made = edit.new_node("Slice", [value, *operands], name=name, output=output, like=value)
             self._shorten(made.outputs[0], axis)
-            tag(made, self.recipe)
+            edit.tag(made, self.recipe)
             self.graph.insert_before(node, made)
             self.made[value, axis] = made.outputs[0]
         return self.made[value, axis]
@@ -280,16 +266,16 @@ class _Writer:
         output = selection.outputs[0]
         axes = self._constant(f"{output.name}_axes", np.array([self.entries.axis], np.int64))
         name = self.names.node(f"{selection.name}_squeeze")
-        made = new_node(
+        made = edit.new_node(
             "Squeeze", [value, axes], name=name, output=self.names.value(f"{output.name}_squeezed"), like=output
         )
-        tag(made, self.recipe)
+        edit.tag(made, self.recipe)
         self.graph.insert_before(selection, made)
         return made.outputs[0]
 
     def _set_target(self, node: ir.Node, axis: int) -> None:
         """Write the number of entries into the shape that a Reshape gives."""
-        target = np.array(constant_of(node.inputs[1]))
+        target = np.array(edit.constant_of(node.inputs[1]))
         target[axis] = self.entries.count
         node.replace_input_with(1, self._constant(f"{node.outputs[0].name}_shape", target))
 
@@ -300,4 +286,4 @@ class _Writer:
             )
 
     def _constant(self, base: str, array: np.ndarray) -> ir.Value:
-        return add_initializer(self.graph, self.names.value(base), array)
+        return edit.add_initializer(self.graph, self.names.value(base), array)

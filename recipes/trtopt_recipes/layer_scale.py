@@ -9,21 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import output_channels, scale_outputs, set_weights, used_once, weight_and_bias, why_not_narrow
 from trtopt.graph.conv import why_not_constant as why_not_constant_product
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    constant_tensor_of,
-    dims_of,
-    ints_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    tag,
-)
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -60,7 +48,7 @@ class LayerScale:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Multiplications by a constant that lead back to a product."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
+        for node in edit.all_nodes(model.graph):
             path = _path(node)
             if path is None or (path.reason and path.factor.size == 1):
                 # One number behind a linear layer is most often part of an activation.
@@ -87,22 +75,22 @@ class LayerScale:
         reason = next(filter(None, reasons), "")
         if reason:
             return Refusal(match.label, reason)
-        names = Names(model)
+        names = edit.Names(model)
         for (add, _), (array, _) in zip(path.biases, scaled, strict=True):
-            index = 0 if constant_tensor_of(add.inputs[0]) is not None else 1
+            index = 0 if edit.constant_tensor_of(add.inputs[0]) is not None else 1
             name = names.value(f"{add.outputs[0].name}_bias")
-            add.replace_input_with(index, add_initializer(graph, name, array.astype(dtype)))
-            tag(add, self.name)
-        if is_op(path.product, "MatMul"):
+            add.replace_input_with(index, edit.add_initializer(graph, name, array.astype(dtype)))
+            edit.tag(add, self.name)
+        if edit.is_op(path.product, "MatMul"):
             name = names.value(f"{path.product.outputs[0].name}_weight")
-            path.product.replace_input_with(1, add_initializer(graph, name, weight[0].astype(dtype)))
+            path.product.replace_input_with(1, edit.add_initializer(graph, name, weight[0].astype(dtype)))
         else:
             set_weights(names, path.product, weight[0], bias[0] if bias[0].any() else None)
-        tag(path.product, self.name)
+        edit.tag(path.product, self.name)
         output = node.outputs[0]
         name = str(output.name)
-        replace_value(output, path.data)
-        remove_node(node)
+        edit.replace_value(output, path.data)
+        edit.remove_node(node)
         # The surviving tensor holds what the multiplication put out, so it goes by that name.
         path.data.name = name
         return None
@@ -136,7 +124,7 @@ def _path(node: ir.Node) -> _Path | None:
     data = _scaled(node)
     if data is None or data.shape is None:
         return None
-    factor = next(array for array in map(constant_of, node.inputs) if array is not None)
+    factor = next(array for array in map(edit.constant_of, node.inputs) if array is not None)
     rank, producer = len(data.shape), data.producer()
     axes = [rank - factor.ndim + axis for axis, size in enumerate(factor.shape) if size != 1]
     if producer is None or factor.ndim > rank or len(axes) > 1 or factor.dtype.kind in "iub":
@@ -150,13 +138,13 @@ def _path(node: ir.Node) -> _Path | None:
             return None
         if not used_once(value) or producer.graph is not node.graph:
             path.reason = path.reason or f"the output of {producer.name} is used elsewhere"
-        if is_op(producer, *_PRODUCTS):
+        if edit.is_op(producer, *_PRODUCTS):
             path.product = producer
             return path if _is_scaled_by(path, axis, value, single=not axes) else None
         step = _step(producer, value, axis)
         if step is None:
             return None
-        if is_op(producer, "Add"):
+        if edit.is_op(producer, "Add"):
             path.biases.append((producer, axis))
         else:
             path.views = True
@@ -166,28 +154,28 @@ def _path(node: ir.Node) -> _Path | None:
 
 def _scaled(node: ir.Node) -> ir.Value | None:
     """The operand of a multiplication (division) whose other operand (divisor) is a constant."""
-    if not is_op(node, "Mul", "Div"):
+    if not edit.is_op(node, "Mul", "Div"):
         return None
-    left, right = (constant_tensor_of(value) for value in node.inputs)
+    left, right = (edit.constant_tensor_of(value) for value in node.inputs)
     if right is not None and left is None:
         return node.inputs[0]
-    return node.inputs[1] if is_op(node, "Mul") and left is not None and right is None else None
+    return node.inputs[1] if edit.is_op(node, "Mul") and left is not None and right is None else None
 
 
 def _step(node: ir.Node, output: ir.Value, axis: int) -> tuple[ir.Value, int] | None:
     """The input of a bias, transpose or reshape, and where the channels of its output's ``axis`` are in it."""
-    if is_op(node, "Add"):
-        tensors = [constant_tensor_of(value) for value in node.inputs]
+    if edit.is_op(node, "Add"):
+        tensors = [edit.constant_tensor_of(value) for value in node.inputs]
         source = node.inputs[0 if tensors[0] is None else 1]
         constant = next((tensor for tensor in tensors if tensor is not None), None)
         if source is None or constant is None or tensors.count(None) != 1 or source.shape is None:
             return None
-        return (source, axis) if len(dims_of(constant)) <= len(source.shape) else None
-    source = node.inputs[0] if is_op(node, "Transpose", *_VIEWS) else None
+        return (source, axis) if len(edit.dims_of(constant)) <= len(source.shape) else None
+    source = node.inputs[0] if edit.is_op(node, "Transpose", *_VIEWS) else None
     if source is None or source.shape is None or output.shape is None:
         return None
-    if is_op(node, "Transpose"):
-        order = ints_attribute(node, "perm") or tuple(reversed(range(len(source.shape))))
+    if edit.is_op(node, "Transpose"):
+        order = edit.ints_attribute(node, "perm") or tuple(reversed(range(len(source.shape))))
         return source, order[axis]
     behind = _elements(output.shape[axis + 1 :])
     size = output.shape[axis]
@@ -205,13 +193,13 @@ def _elements(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
 def _is_scaled_by(path: _Path, axis: int, value: ir.Value, *, single: bool) -> bool:
     """Whether ``axis`` of a product's output holds its output channels, and this recipe is the one to fold them."""
     product, shape = path.product, value.shape
-    if shape is None or (single and (path.views or not is_op(product, "MatMul"))):
+    if shape is None or (single and (path.views or not edit.is_op(product, "MatMul"))):
         return False
-    if is_op(product, "MatMul"):
-        weight = constant_tensor_of(product.inputs[1])
-        if weight is None or len(dims_of(weight)) < 2 or weight.dtype.is_integer():
+    if edit.is_op(product, "MatMul"):
+        weight = edit.constant_tensor_of(product.inputs[1])
+        if weight is None or len(edit.dims_of(weight)) < 2 or weight.dtype.is_integer():
             return False
-        return axis == len(shape) - 1 and path.factor.size in (1, dims_of(weight)[-1])
+        return axis == len(shape) - 1 and path.factor.size in (1, edit.dims_of(weight)[-1])
     # Right behind these it is the business of the recipe constant-affine.
     return path.views and axis == 1
 
@@ -219,10 +207,10 @@ def _is_scaled_by(path: _Path, axis: int, value: ir.Value, *, single: bool) -> b
 def _why_not(path: _Path) -> str:
     if not np.isfinite(path.factor.astype(np.float64)).all() or (path.divides and not path.factor.all()):
         return "its constant is not finite, or a divisor of zero"
-    if is_op(path.product, "MatMul"):
+    if edit.is_op(path.product, "MatMul"):
         return ""
     reason = why_not_constant_product(path.product)
-    weight = constant_of(path.product.inputs[1])
+    weight = edit.constant_of(path.product.inputs[1])
     if reason or weight is None:
         return reason
     return "" if output_channels(path.product, weight) == path.factor.size else "its constant is not one per channel"
@@ -235,7 +223,7 @@ def _factors(path: _Path) -> np.ndarray:
 
 def _scaled_bias(add: ir.Node, axis: int, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The constant of an addition times the factors of ``axis``, and as it was."""
-    old = next(array for array in map(constant_of, add.inputs) if array is not None).astype(np.float64)
+    old = next(array for array in map(edit.constant_of, add.inputs) if array is not None).astype(np.float64)
     rank = 0 if add.outputs[0].shape is None else len(add.outputs[0].shape)
     new = old * factors.reshape([-1 if index == axis else 1 for index in range(rank)])
     while new.ndim > max(old.ndim, 1) and new.shape[0] == 1:
@@ -247,13 +235,13 @@ def _scaled_product(
     product: ir.Node, factors: np.ndarray
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Weight and bias times the factors, each with what it was."""
-    weight, bias = weight_and_bias(product) if not is_op(product, "MatMul") else (_matrix(product), np.zeros(1))
-    scaled = weight * factors if is_op(product, "MatMul") else scale_outputs(product, weight, factors)
+    weight, bias = weight_and_bias(product) if not edit.is_op(product, "MatMul") else (_matrix(product), np.zeros(1))
+    scaled = weight * factors if edit.is_op(product, "MatMul") else scale_outputs(product, weight, factors)
     return (scaled, weight), (bias * factors, bias)
 
 
 def _matrix(product: ir.Node) -> np.ndarray:
-    weight = constant_of(product.inputs[1])
+    weight = edit.constant_of(product.inputs[1])
     if weight is None:
         raise ValueError(f"the weights of {product.name} are not constants")
     return weight.astype(np.float64)

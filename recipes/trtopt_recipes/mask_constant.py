@@ -8,17 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    constant_tensor_of,
-    int_attribute,
-    is_op,
-    remove_node,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.graph.views import is_move, is_pass
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -73,8 +63,8 @@ class MaskConstant:
         if target.precision not in _BECOMES_HALF:
             return Findings()
         flow = _Flow(model.opset_imports.get("", 1))
-        for node in all_nodes(model.graph):
-            if is_op(node, "ConstantOfShape"):
+        for node in edit.all_nodes(model.graph):
+            if edit.is_op(node, "ConstantOfShape"):
                 ways = [flow.from_value(node.outputs[0])] if _is_large(_filling(node)) else []
                 sources: list[ir.Value] = []
             else:
@@ -92,23 +82,23 @@ class MaskConstant:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Clamp the constants of one node; what else uses them keeps them."""
         node = match.nodes[0]
-        if is_op(node, "ConstantOfShape"):
+        if edit.is_op(node, "ConstantOfShape"):
             filling = _filling(node)
             if filling is None:
                 return Refusal(match.label, "it is filled with zeros")
             node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_clamped(filling)))
-            tag(node, self.name)
+            edit.tag(node, self.name)
             return None
         if node.graph is None:
             return Refusal(match.label, "it is in no graph")
         for index, value in list(_constants(node)):
-            array = constant_of(value)
+            array = edit.constant_of(value)
             if array is not None and _is_large(array):
                 node.replace_input_with(index, _initializer(model, node.graph, str(value.name), _clamped(array)))
                 maker = value.producer()
                 if maker is not None and not value.uses() and not value.is_graph_output():
-                    remove_node(maker)
-        tag(node, self.name)
+                    edit.remove_node(maker)
+        edit.tag(node, self.name)
         return None
 
 
@@ -125,7 +115,7 @@ def _sources(node: ir.Node, flow: _Flow, refusals: list[Refusal]) -> tuple[list[
     sources, ways = [], []
     for index, value in _constants(node):
         way = flow.from_input(node, index)
-        array = constant_of(value) if way.reaches else None  # only now: reading every weight takes long
+        array = edit.constant_of(value) if way.reaches else None  # only now: reading every weight takes long
         if array is None:
             continue
         if _is_large(array):
@@ -139,15 +129,15 @@ def _sources(node: ir.Node, flow: _Flow, refusals: list[Refusal]) -> tuple[list[
 def _constants(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
     """The inputs of ``node`` that are float constants and may be a mask, or a factor of one."""
     indices = range(0)
-    if is_op(node, "Add", "Sub", "Mul"):
+    if edit.is_op(node, "Add", "Sub", "Mul"):
         indices = range(2)
-    elif is_op(node, "Where"):
+    elif edit.is_op(node, "Where"):
         indices = range(1, 3)
     elif _is_view(node):
         indices = range(1)
     for index in indices:
         value = node.inputs[index]
-        tensor = constant_tensor_of(value)
+        tensor = edit.constant_tensor_of(value)
         if value is not None and tensor is not None and tensor.dtype.is_floating_point():
             yield index, value
 
@@ -171,11 +161,11 @@ class _Flow:
 
     def from_input(self, node: ir.Node, index: int, depth: int = _DEPTH) -> _Way:
         """Where input ``index`` of ``node`` leads."""
-        if is_op(node, "Softmax"):
+        if edit.is_op(node, "Softmax"):
             return _Way(True, "" if _over_last(node, self._opset) else f"{node.name} is not over the last axis")
-        if is_op(node, "Attention") and index == 3:
+        if edit.is_op(node, "Attention") and index == 3:
             return _Way(True)
-        if is_op(node, "Shape") or (is_op(node, "Equal") and _is_zero(node.inputs[1 - index])):
+        if edit.is_op(node, "Shape") or (edit.is_op(node, "Equal") and _is_zero(node.inputs[1 - index])):
             return _Way()  # the same for the clamped mask
         if not _carries(node, index):
             return _Way(False, f"it is used by {node.name} ({node.op_type}) as well")
@@ -184,10 +174,10 @@ class _Flow:
         further = _Way(any(way.reaches for way in ways), reason)
         if not further.reaches or further.reason:
             return further
-        if is_op(node, "Mul") and not _is_factor(node.inputs[1 - index]):
+        if edit.is_op(node, "Mul") and not _is_factor(node.inputs[1 - index]):
             other = node.inputs[1 - index]
             return _Way(True, f"{other.name if other else ''} may hold other numbers than integers")
-        if is_op(node, "Add", "Sub"):
+        if edit.is_op(node, "Add", "Sub"):
             total = self._bound(node.outputs[0], _DEPTH)
             if total > _LARGEST_SUM:
                 return _Way(True, f"masks of {total:.3g} together are added up in {node.outputs[0].name}")
@@ -203,40 +193,40 @@ class _Flow:
 
     def _bound_of(self, value: ir.Value, depth: int) -> float:
         node = value.producer()
-        array = constant_of(value)
-        if array is None and is_op(node, "ConstantOfShape") and node is not None:
+        array = edit.constant_of(value)
+        if array is None and edit.is_op(node, "ConstantOfShape") and node is not None:
             array = _filling(node)
         if array is not None:
             return min(_largest(array), _LARGEST)
         if node is None:
             return 0.0
-        if is_op(node, "Add", "Sub"):
+        if edit.is_op(node, "Add", "Sub"):
             return sum(self._bound(operand, depth) for operand in node.inputs)
-        if is_op(node, "Where"):
+        if edit.is_op(node, "Where"):
             return max(self._bound(operand, depth) for operand in node.inputs[1:3])
-        if is_op(node, "Mul"):
+        if edit.is_op(node, "Mul"):
             first, second = node.inputs[:2]
             scales = [scale for scale in (_scale(first), _scale(second)) if scale is not None]
             return max(self._bound(first, depth), self._bound(second, depth)) * min(scales, default=1.0)
-        return self._bound(node.inputs[0], depth) if _is_view(node) or is_op(node, "Max", "Clip", "Div") else 0.0
+        return self._bound(node.inputs[0], depth) if _is_view(node) or edit.is_op(node, "Max", "Clip", "Div") else 0.0
 
 
 def _carries(node: ir.Node, index: int) -> bool:
     """Whether a mask that is input ``index`` of ``node`` is a mask behind it."""
-    if is_op(node, "Add", "Sub", "Mul"):
+    if edit.is_op(node, "Add", "Sub", "Mul"):
         return True
-    if is_op(node, "Where"):
+    if edit.is_op(node, "Where"):
         return index > 0
-    if is_op(node, "Max"):  # a floor under the masked scores
-        return all(value is node.inputs[index] or constant_tensor_of(value) is not None for value in node.inputs)
-    if is_op(node, "Div"):
-        divisor = constant_of(node.inputs[1])
+    if edit.is_op(node, "Max"):  # a floor under the masked scores
+        return all(value is node.inputs[index] or edit.constant_tensor_of(value) is not None for value in node.inputs)
+    if edit.is_op(node, "Div"):
+        divisor = edit.constant_of(node.inputs[1])
         return index == 0 and divisor is not None and bool(((divisor >= 1) & (divisor <= 1 / _SMALLEST_SCALE)).all())
-    return index == 0 and (_is_view(node) or is_op(node, "Clip"))
+    return index == 0 and (_is_view(node) or edit.is_op(node, "Clip"))
 
 
 def _is_view(node: ir.Node) -> bool:
-    return is_move(node) or is_pass(node) or is_op(node, "Trilu")
+    return is_move(node) or is_pass(node) or edit.is_op(node, "Trilu")
 
 
 def _is_factor(value: ir.Value | None) -> bool:
@@ -245,7 +235,7 @@ def _is_factor(value: ir.Value | None) -> bool:
 
 def _scale(value: ir.Value | None) -> float | None:
     """The largest entry of a constant whose entries are all scales a mask may have."""
-    tensor = constant_tensor_of(value)
+    tensor = edit.constant_tensor_of(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
     array = tensor.numpy().astype(np.float64)
@@ -256,23 +246,23 @@ def _scale(value: ir.Value | None) -> float | None:
 def _is_integral(value: ir.Value | None, depth: int) -> bool:
     """Whether a float holds integers: then what is not 0 is at least 1."""
     node = value.producer() if value is not None else None
-    array = constant_of(value) if depth else None
+    array = edit.constant_of(value) if depth else None
     if array is not None:
         return array.size <= 1 << 20 and bool((array == np.rint(array)).all())
     if node is None or depth == 0:
         return False
-    if is_op(node, "Cast"):
+    if edit.is_op(node, "Cast"):
         dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
         if dtype is not None and (dtype == ir.DataType.BOOL or dtype.is_integer()):
             return True
-    if _is_view(node) or is_op(node, "Neg"):
+    if _is_view(node) or edit.is_op(node, "Neg"):
         return _is_integral(node.inputs[0], depth - 1)
-    return is_op(node, "Add", "Sub", "Mul") and all(_is_integral(operand, depth - 1) for operand in node.inputs)
+    return edit.is_op(node, "Add", "Sub", "Mul") and all(_is_integral(operand, depth - 1) for operand in node.inputs)
 
 
 def _over_last(softmax: ir.Node, opset: int) -> bool:
     value = softmax.inputs[0]
-    axis = int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
+    axis = edit.int_attribute(softmax, "axis", -1 if opset >= 13 else 1)
     return axis == -1 or (value is not None and value.shape is not None and axis == len(value.shape) - 1)
 
 
@@ -300,7 +290,7 @@ def _is_plain(array: np.ndarray) -> bool:
 
 
 def _is_zero(value: ir.Value | None) -> bool:
-    array = constant_of(value)
+    array = edit.constant_of(value)
     return array is not None and not array.any()
 
 
@@ -313,7 +303,7 @@ def _initializer(model: ir.Model, graph: ir.Graph, name: str, array: np.ndarray)
     """A constant named after the one it stands for; masks that every layer uses are clamped once."""
     base = f"{name}_clamped"
     existing = graph.initializers.get(base)
-    found = constant_of(existing)
+    found = edit.constant_of(existing)
     if existing is not None and found is not None and found.dtype == array.dtype and np.array_equal(found, array):
         return existing
-    return add_initializer(graph, Names(model).value(base), array)
+    return edit.add_initializer(graph, edit.Names(model).value(base), array)

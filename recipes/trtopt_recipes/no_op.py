@@ -7,17 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    all_nodes,
-    can_replace,
-    constant_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    remove_node,
-    replace_value,
-    static_shape,
-)
+from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
@@ -48,37 +38,37 @@ class NoOp:
 
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Nodes proven to change nothing."""
-        return Findings(tuple(Match((node,)) for node in all_nodes(model.graph) if _is_no_op(node)))
+        return Findings(tuple(Match((node,)) for node in edit.all_nodes(model.graph) if _is_no_op(node)))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Remove one node."""
         node = match.nodes[0]
         source = node.inputs[0]
-        if source is None or not can_replace(node.outputs[0], source):
+        if source is None or not edit.can_replace(node.outputs[0], source):
             return Refusal(match.label, "its input became a graph output")
-        replace_value(node.outputs[0], source)
-        remove_node(node)
+        edit.replace_value(node.outputs[0], source)
+        edit.remove_node(node)
         return None
 
 
 def _is_no_op(node: ir.Node) -> bool:
-    source = input_of(node, 0)
-    if node.domain != "" or source is None or not can_replace(node.outputs[0], source):
+    source = edit.input_of(node, 0)
+    if node.domain != "" or source is None or not edit.can_replace(node.outputs[0], source):
         return False
     output = node.outputs[0]
     if node.op_type == "Cast":
-        return source.dtype is not None and int_attribute(node, "to", 0) == int(source.dtype)
+        return source.dtype is not None and edit.int_attribute(node, "to", 0) == int(source.dtype)
     if node.op_type == "Transpose":
-        perm = ints_attribute(node, "perm")
+        perm = edit.ints_attribute(node, "perm")
         return perm is not None and list(perm) == list(range(len(perm)))
     if node.op_type in _RESHAPES:
         return _same_shape(source, output)
     if node.op_type in ("Expand", "Tile"):
-        return static_shape(source) is not None and static_shape(source) == static_shape(output)
+        return edit.static_shape(source) is not None and edit.static_shape(source) == edit.static_shape(output)
     if node.op_type in _ONE_INPUT:
         return len(node.inputs) == 1
     if node.op_type == "Pad":
-        pads = constant_of(input_of(node, 1))
+        pads = edit.constant_of(edit.input_of(node, 1))
         return pads is not None and not pads.any()
     return node.op_type == "Slice" and _slices_everything(node, source)
 
@@ -94,13 +84,13 @@ def _same_shape(source: ir.Value, output: ir.Value) -> bool:
 
 
 def _slices_everything(node: ir.Node, source: ir.Value) -> bool:
-    starts, ends = constant_of(input_of(node, 1)), constant_of(input_of(node, 2))
-    steps_value = input_of(node, 4)
-    steps = constant_of(steps_value)
+    starts, ends = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
+    steps_value = edit.input_of(node, 4)
+    steps = edit.constant_of(steps_value)
     if starts is None or ends is None or source.shape is None or (steps_value is not None and steps is None):
         return False
-    axes_value = input_of(node, 3)
-    axes = np.arange(len(starts)) if axes_value is None else constant_of(axes_value)
+    axes_value = edit.input_of(node, 3)
+    axes = np.arange(len(starts)) if axes_value is None else edit.constant_of(axes_value)
     if axes is None or (steps is not None and np.any(steps != 1)):
         return False
     dims = [source.shape[int(axis)] for axis in axes]

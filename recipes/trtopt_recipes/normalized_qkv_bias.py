@@ -8,20 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.attention import Attention, attention_of, only_user, path_to
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    constant_tensor_of,
-    input_of,
-    int_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    tag,
-)
 from trtopt.graph.views import Sizes, one_per
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -66,8 +54,8 @@ class NormalizedQkvBias:
         """
         opset = model.graph.opset_imports.get("", 1)
         norms: dict[ir.Node, dict[ir.Node, None]] = {}
-        for node in all_nodes(model.graph):
-            found = attention_of(node, opset) if is_op(node, "Softmax") else None
+        for node in edit.all_nodes(model.graph):
+            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
             for norm, nodes in ({} if found is None else _biased(found)).items():
                 norms.setdefault(norm, {}).update(dict.fromkeys(nodes))
         together: dict[ir.Graph | ir.Function | None, dict[ir.Node, None]] = {}
@@ -84,14 +72,14 @@ class NormalizedQkvBias:
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Change the normalizations of one graph, and the weights behind them."""
-        names, changed = Names(model), False
+        names, changed = edit.Names(model), False
         for norm in match.nodes:
-            if is_op(norm, "LayerNormalization") and isinstance(norm.graph, ir.Graph) and not _why_not(norm):
+            if edit.is_op(norm, "LayerNormalization") and isinstance(norm.graph, ir.Graph) and not _why_not(norm):
                 self._carry(norm, norm.graph, names)
                 changed = True
         return None if changed else Refusal(match.label, "it has changed since it was found")
 
-    def _carry(self, norm: ir.Node, graph: ir.Graph, names: Names) -> None:
+    def _carry(self, norm: ir.Node, graph: ir.Graph, names: edit.Names) -> None:
         products = list(dict.fromkeys(user for user, _ in norm.outputs[0].uses()))
         shift, weights = _new_weights(norm, products)
         scale, base = _float64(norm.inputs[1]), str(norm.outputs[0].name)
@@ -99,8 +87,8 @@ class NormalizedQkvBias:
             array = content.astype(_tensor_type(norm.inputs[1]))
             if len(norm.inputs) <= index:
                 norm.resize_inputs(index + 1)
-            norm.replace_input_with(index, add_initializer(graph, names.value(f"{base}_{name}"), array))
-        tag(norm, self.name)
+            norm.replace_input_with(index, edit.add_initializer(graph, names.value(f"{base}_{name}"), array))
+        edit.tag(norm, self.name)
         for product, weight in zip(products, weights, strict=True):
             _set_weight(product, weight, names, self.name)
 
@@ -110,16 +98,16 @@ def _biased(found: Attention) -> dict[ir.Node, list[ir.Node]]:
     sizes, norms = Sizes(), dict[ir.Node, list[ir.Node]]()
     for value in (*found.scores.inputs, found.mix.inputs[1]):
         path = path_to(value, sizes)
-        if path is None or not path.moves or not is_op(path.root, "Add") or not one_per(path.bias).any():
+        if path is None or not path.moves or not edit.is_op(path.root, "Add") or not one_per(path.bias).any():
             continue
-        products = [v.producer() for v in path.root.inputs if v is not None and constant_tensor_of(v) is None]
+        products = [v.producer() for v in path.root.inputs if v is not None and edit.constant_tensor_of(v) is None]
         product = products[0] if products else None
-        source = product.inputs[0] if product is not None and is_op(product, "MatMul") else None
+        source = product.inputs[0] if product is not None and edit.is_op(product, "MatMul") else None
         norm = source.producer() if source is not None else None
         # What the weights cannot carry, as that of one of two Adds behind one product, is left where it is.
         if product is None or _bias_add(product) is not path.root:
             continue
-        if norm is not None and is_op(norm, "LayerNormalization"):
+        if norm is not None and edit.is_op(norm, "LayerNormalization"):
             norms.setdefault(norm, list(found.nodes)).extend(node for node, _ in path.steps)
     return norms
 
@@ -129,13 +117,13 @@ def _why_not(norm: ir.Node) -> str:
     if output.is_graph_output() or any(value.uses() for value in norm.outputs[1:]):
         return f"{output.name} is a graph output, or its statistics are used"
     rank = len(output.shape) if output.shape is not None else 0
-    scale, bias = constant_of(input_of(norm, 1)), constant_of(input_of(norm, 2))
-    if scale is None or scale.ndim != 1 or int_attribute(norm, "axis", -1) not in (-1, rank - 1):
+    scale, bias = edit.constant_of(edit.input_of(norm, 1)), edit.constant_of(edit.input_of(norm, 2))
+    if scale is None or scale.ndim != 1 or edit.int_attribute(norm, "axis", -1) not in (-1, rank - 1):
         return "it is not over the last axis, or its scale is not a constant"
-    if input_of(norm, 2) is not None and (bias is None or bias.shape != scale.shape):
+    if edit.input_of(norm, 2) is not None and (bias is None or bias.shape != scale.shape):
         return "its bias is not a constant"
     for user, index in output.uses():
-        weight = constant_of(input_of(user, 1)) if is_op(user, "MatMul") and index == 0 else None
+        weight = edit.constant_of(edit.input_of(user, 1)) if edit.is_op(user, "MatMul") and index == 0 else None
         if weight is None or weight.ndim != 2 or weight.dtype.kind in "iub" or weight.shape[0] != scale.size:
             return f"{user.name} uses {output.name} too, and is no product with constant weights"
     return _out_of_range(norm)
@@ -159,7 +147,7 @@ def _out_of_range(norm: ir.Node) -> str:
 def _new_weights(norm: ir.Node, products: list[ir.Node]) -> tuple[float, list[np.ndarray]]:
     """The shift t, and the weights of each product, as float64; t is infinite where none is large enough."""
     scale = _float64(norm.inputs[1])
-    offset = np.zeros_like(scale) if input_of(norm, 2) is None else _float64(norm.inputs[2])
+    offset = np.zeros_like(scale) if edit.input_of(norm, 2) is None else _float64(norm.inputs[2])
     scaled, added, wanted = [], [], _SMALLEST_SHIFT
     for product in products:
         weight, add = _float64(product.inputs[1]), _bias_add(product)
@@ -169,7 +157,7 @@ def _new_weights(norm: ir.Node, products: list[ir.Node]) -> tuple[float, list[np
             centred = matrix - matrix.mean(axis=0)
         if add is not None:
             bias = bias + next(
-                array.astype(np.float64).ravel() for v in add.inputs if (array := constant_of(v)) is not None
+                array.astype(np.float64).ravel() for v in add.inputs if (array := edit.constant_of(v)) is not None
             )
         scaled.append(centred)
         added.append(bias / scale.size)
@@ -184,10 +172,10 @@ def _new_weights(norm: ir.Node, products: list[ir.Node]) -> tuple[float, list[np
 def _bias_add(product: ir.Node) -> ir.Node | None:
     """The Add of one constant per feature that alone uses a product."""
     user = only_user(product.outputs[0])
-    if user is None or not is_op(user, "Add"):
+    if user is None or not edit.is_op(user, "Add"):
         return None
-    weight = constant_tensor_of(product.inputs[1])
-    arrays = [array for value in user.inputs if (array := constant_of(value)) is not None]
+    weight = edit.constant_tensor_of(product.inputs[1])
+    arrays = [array for value in user.inputs if (array := edit.constant_of(value)) is not None]
     if weight is None or len(weight.shape) != 2 or len(arrays) != 1:
         return None
     return user if arrays[0].ndim < 2 and arrays[0].size in (1, weight.shape[1]) else None
@@ -198,20 +186,20 @@ def _norm(array: np.ndarray) -> float:
 
 
 def _float64(value: ir.Value | None) -> np.ndarray:
-    array = constant_of(value)
+    array = edit.constant_of(value)
     if array is None:
         raise ValueError("not a constant")
     return array.astype(np.float64)
 
 
 def _tensor_type(value: ir.Value | None) -> np.dtype:
-    array = constant_of(value)
+    array = edit.constant_of(value)
     if array is None:
         raise ValueError("not a constant")
     return array.dtype
 
 
-def _set_weight(product: ir.Node, weight: np.ndarray, names: Names, recipe: str) -> None:
+def _set_weight(product: ir.Node, weight: np.ndarray, names: edit.Names, recipe: str) -> None:
     """Give a product its weight, and take the bias after it away."""
     if product.graph is None:
         raise ValueError(f"{product.name} is in no graph")
@@ -220,9 +208,9 @@ def _set_weight(product: ir.Node, weight: np.ndarray, names: Names, recipe: str)
     if add is not None:
         # The product now gives what the Add gave, so it goes by that name.
         name = str(add.outputs[0].name)
-        replace_value(add.outputs[0], output)
-        remove_node(add)
+        edit.replace_value(add.outputs[0], output)
+        edit.remove_node(add)
         output.name = name
-    constant = add_initializer(product.graph, names.value(f"{output.name}_weight"), array)
+    constant = edit.add_initializer(product.graph, names.value(f"{output.name}_weight"), array)
     product.replace_input_with(1, constant)
-    tag(product, recipe)
+    edit.tag(product, recipe)

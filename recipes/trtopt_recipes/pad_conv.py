@@ -7,17 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import Window, set_window, window_of
-from trtopt.graph.edit import (
-    all_nodes,
-    constant_of,
-    input_of,
-    int_attribute,
-    is_op,
-    remove_node,
-    string_attribute,
-    tag,
-)
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _WINDOWED = ("Conv", "AveragePool", "MaxPool")
@@ -51,11 +42,11 @@ class PadConv:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Constant padding that only convolutions and poolings read."""
         matches, refusals = [], []
-        for pad in all_nodes(model.graph):
-            if not is_op(pad, "Pad") or string_attribute(pad, "mode", "constant") != "constant":
+        for pad in edit.all_nodes(model.graph):
+            if not edit.is_op(pad, "Pad") or edit.string_attribute(pad, "mode", "constant") != "constant":
                 continue
             users = [(node, index) for node, index in pad.outputs[0].uses()]
-            if not any(index == 0 and is_op(node, *_WINDOWED) for node, index in users):
+            if not any(index == 0 and edit.is_op(node, *_WINDOWED) for node, index in users):
                 continue
             reasons = [_why_not(pad, node, index) for node, index in users]
             reason = next((reason for reason in reasons if reason), "")
@@ -78,13 +69,13 @@ class PadConv:
             set_window(node, window)
             if node.op_type == "AveragePool":
                 node.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 1)
-            tag(node, self.name)
-        remove_node(pad)
+            edit.tag(node, self.name)
+        edit.remove_node(pad)
         return None
 
 
 def _why_not(pad: ir.Node, node: ir.Node, index: int) -> str:
-    if index != 0 or not is_op(node, *_WINDOWED):
+    if index != 0 or not edit.is_op(node, *_WINDOWED):
         return f"its output is used by {node.name} ({node.op_type}), too"
     if node.graph is not pad.graph:
         return f"{node.name} is in a nested graph"
@@ -97,12 +88,12 @@ def _why_not(pad: ir.Node, node: ir.Node, index: int) -> str:
     if node.op_type == "Conv":
         return "" if value == 0 else f"it pads with {value}, not zero"
     before = window_of(node)
-    if int_attribute(node, "ceil_mode", 0) or set(window.dilations) != {1}:
+    if edit.int_attribute(node, "ceil_mode", 0) or set(window.dilations) != {1}:
         return f"{node.name} rounds its size up, or skips elements"
     if any(size <= amount for size, amount in zip(window.kernel * 2, window.pads, strict=True)):
         return f"{node.name} has a window no larger than the padding"
     if node.op_type == "AveragePool":
-        counts = int_attribute(node, "count_include_pad", 0) == 1 or before is None or not any(before.pads)
+        counts = edit.int_attribute(node, "count_include_pad", 0) == 1 or before is None or not any(before.pads)
         return "" if value == 0 and counts else f"{node.name} would count other elements, or other values than zero"
     if len(node.outputs) > 1 and node.outputs[1].name:
         return f"{node.name} gives indices"
@@ -110,9 +101,9 @@ def _why_not(pad: ir.Node, node: ir.Node, index: int) -> str:
 
 
 def _pad_value(pad: ir.Node) -> float | None:
-    if input_of(pad, 2) is None:
+    if edit.input_of(pad, 2) is None:
         return 0.0
-    value = constant_of(input_of(pad, 2))
+    value = edit.constant_of(edit.input_of(pad, 2))
     return None if value is None or value.size != 1 else float(value.reshape(-1)[0])
 
 
@@ -126,11 +117,11 @@ def _merged(pad: ir.Node, node: ir.Node) -> Window | None:
 
 def _spatial_pads(pad: ir.Node) -> tuple[int, ...] | None:
     """Begins, then ends, of all axes but the first two; None unless those are zero and all are known and positive."""
-    pads, source = constant_of(input_of(pad, 1)), pad.inputs[0]
+    pads, source = edit.constant_of(edit.input_of(pad, 1)), pad.inputs[0]
     if pads is None or source is None or np.any(pads < 0):
         return None
-    if input_of(pad, 3) is not None:
-        axes = constant_of(input_of(pad, 3))
+    if edit.input_of(pad, 3) is not None:
+        axes = edit.constant_of(edit.input_of(pad, 3))
         if axes is None or source.shape is None:
             return None
         rank = len(source.shape)
@@ -150,7 +141,7 @@ def _never_largest(value: float, source: ir.Value | None) -> bool:
     producer = source.producer()
     if value > 0 or producer is None:
         return False
-    if is_op(producer, "Clip"):
-        low = constant_of(input_of(producer, 1))
+    if edit.is_op(producer, "Clip"):
+        low = edit.constant_of(edit.input_of(producer, 1))
         return low is not None and float(low.reshape(-1)[0]) >= value
-    return is_op(producer, *_NOT_NEGATIVE)
+    return edit.is_op(producer, *_NOT_NEGATIVE)

@@ -6,18 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import copy_node, may_see_padding_alone, sole_user, used_once
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    float_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    tag,
-)
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _INCREASING = ("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign")
@@ -51,9 +41,9 @@ class PoolActivation:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Increasing activations right after a MaxPool."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
+        for node in edit.all_nodes(model.graph):
             pool = node.inputs[0].producer() if _is_increasing(node) and node.inputs[0] else None
-            if pool is None or not is_op(pool, "MaxPool"):
+            if pool is None or not edit.is_op(pool, "MaxPool"):
                 continue
             reason = _why_not(node, pool)
             if reason:
@@ -68,33 +58,33 @@ class PoolActivation:
         source, graph, pooled = pool.inputs[0], pool.graph, pool.outputs[0]
         if source is None or graph is None:
             return Refusal(match.label, "it was changed by a rewrite before")
-        names, output = Names(model), str(node.outputs[0].name)
+        names, output = edit.Names(model), str(node.outputs[0].name)
         rest = [value and _before(value, graph, names, f"{output}_bound") for value in node.inputs[1:]]
         active = copy_node(node, [source, *rest], name=str(node.name), output=names.value(f"{source.name}_active"))
         active.outputs[0].shape = None if source.shape is None else source.shape.copy()
-        tag(active, self.name)
-        replace_value(node.outputs[0], pooled)
-        remove_node(node)
+        edit.tag(active, self.name)
+        edit.replace_value(node.outputs[0], pooled)
+        edit.remove_node(node)
         pooled.name = output
         graph.insert_before(pool, active)
         pool.replace_input_with(0, active.outputs[0])
         return None
 
 
-def _before(value: ir.Value, graph: ir.Graph, names: Names, name: str) -> ir.Value:
+def _before(value: ir.Value, graph: ir.Graph, names: edit.Names, name: str) -> ir.Value:
     """A constant that may stand before every node of the graph."""
-    array = constant_of(value)
-    return value if array is None or value.is_initializer() else add_initializer(graph, names.value(name), array)
+    array = edit.constant_of(value)
+    return value if array is None or value.is_initializer() else edit.add_initializer(graph, names.value(name), array)
 
 
 def _is_increasing(node: ir.Node) -> bool:
-    if is_op(node, "Clip"):
-        return all(value is None or constant_of(value) is not None for value in node.inputs[1:])
-    if is_op(node, "HardSigmoid"):
-        return float_attribute(node, "alpha", 0.2) >= 0
-    if is_op(node, *_ALPHA):
-        return float_attribute(node, "alpha", _ALPHA[node.op_type]) >= 0
-    return is_op(node, *_INCREASING)
+    if edit.is_op(node, "Clip"):
+        return all(value is None or edit.constant_of(value) is not None for value in node.inputs[1:])
+    if edit.is_op(node, "HardSigmoid"):
+        return edit.float_attribute(node, "alpha", 0.2) >= 0
+    if edit.is_op(node, *_ALPHA):
+        return edit.float_attribute(node, "alpha", _ALPHA[node.op_type]) >= 0
+    return edit.is_op(node, *_INCREASING)
 
 
 def _why_not(node: ir.Node, pool: ir.Node) -> str:

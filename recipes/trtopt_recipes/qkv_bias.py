@@ -7,21 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.attention import Attention, Path, attention_of, only_user, path_to
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    float_attribute,
-    input_of,
-    int_attribute,
-    is_op,
-    new_node,
-    remove_node,
-    replace_value,
-    tag,
-)
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -82,8 +69,8 @@ class QkvBias:
         """Attentions whose projections have a bias that is not in its place yet."""
         matches, refusals = [], []
         opset = model.graph.opset_imports.get("", 1)
-        for node in all_nodes(model.graph):
-            found = attention_of(node, opset) if is_op(node, "Softmax") else None
+        for node in edit.all_nodes(model.graph):
+            found = attention_of(node, opset) if edit.is_op(node, "Softmax") else None
             if found is None:
                 continue
             try:
@@ -102,7 +89,7 @@ class QkvBias:
             plan = None if found is None else _plan(found)
             if found is None or plan is None:
                 return Refusal(match.label, "it is no attention with biases any more")
-            names = Names(model)
+            names = edit.Names(model)
             projection = None if plan.projection is None else _projection_bias(plan)
         except _CannotError as error:
             return Refusal(match.label, str(error))
@@ -163,7 +150,7 @@ def _check_uses(found: Attention, paths: list[Path]) -> None:
         for value in (v for node in (path.root, *(node for node, _ in path.steps)) for v in node.outputs):
             if value.is_graph_output():
                 raise _CannotError(f"{value.name}, which has the bias of {path.root.name} in it, is a graph output")
-            if any(user not in mine and not is_op(user, "Shape", "Size") for user, _ in value.uses()):
+            if any(user not in mine and not edit.is_op(user, "Shape", "Size") for user, _ in value.uses()):
                 raise _CannotError(f"{value.name}, which has the bias of {path.root.name} in it, is used elsewhere")
 
 
@@ -228,7 +215,7 @@ def _value_bias(
 
 def _is_open(node: ir.Node) -> bool:
     """Whether ``node`` is a Reshape to a shape that is not a constant."""
-    return is_op(node, "Reshape") and constant_of(input_of(node, 1)) is None
+    return edit.is_op(node, "Reshape") and edit.constant_of(edit.input_of(node, 1)) is None
 
 
 def _merged(node: ir.Node, user: ir.Node | None, array: np.ndarray, sizes: Sizes) -> np.ndarray | None:
@@ -243,21 +230,21 @@ def _merged(node: ir.Node, user: ir.Node | None, array: np.ndarray, sizes: Sizes
 
 def _weight(node: ir.Node) -> np.ndarray | None:
     """The constant that a product multiplies its first input by, [inputs, outputs], as float64."""
-    if not is_op(node, "MatMul", "Gemm") or int_attribute(node, "transA", 0):
+    if not edit.is_op(node, "MatMul", "Gemm") or edit.int_attribute(node, "transA", 0):
         return None
-    array = constant_of(input_of(node, 1))
+    array = edit.constant_of(edit.input_of(node, 1))
     if array is None or array.ndim != 2 or array.dtype.kind in "iub":
         return None
-    weight = array.astype(np.float64) * float_attribute(node, "alpha", 1.0)
-    return weight.T if int_attribute(node, "transB", 0) else weight
+    weight = array.astype(np.float64) * edit.float_attribute(node, "alpha", 1.0)
+    return weight.T if edit.int_attribute(node, "transB", 0) else weight
 
 
 def _bias_node(node: ir.Node, width: int) -> ir.Node | None:
     """The Add of a constant bias after a MatMul."""
-    user = only_user(node.outputs[0]) if is_op(node, "MatMul") else None
-    if user is None or not is_op(user, "Add"):
+    user = only_user(node.outputs[0]) if edit.is_op(node, "MatMul") else None
+    if user is None or not edit.is_op(user, "Add"):
         return None
-    arrays = [array for array in map(constant_of, user.inputs) if array is not None]
+    arrays = [array for array in map(edit.constant_of, user.inputs) if array is not None]
     return user if len(arrays) == 1 and arrays[0].size in (1, width) and arrays[0].ndim < 2 else None
 
 
@@ -272,35 +259,33 @@ def _projection_bias(plan: _Plan) -> np.ndarray:
     node, add = plan.projection
     bias = np.zeros(1)
     if add is not None:
-        bias = next(array for array in map(constant_of, add.inputs) if array is not None)
-    elif is_op(node, "Gemm") and input_of(node, 2) is not None:
-        array = constant_of(input_of(node, 2))
+        bias = next(array for array in map(edit.constant_of, add.inputs) if array is not None)
+    elif edit.is_op(node, "Gemm") and edit.input_of(node, 2) is not None:
+        array = edit.constant_of(edit.input_of(node, 2))
         if array is None or array.size not in (1, plan.added.size) or array.shape[-1:] not in ((), (array.size,)):
             raise _CannotError(f"the bias of {node.name} is not one constant per feature")
-        bias = array.astype(np.float64) * float_attribute(node, "beta", 1.0)
+        bias = array.astype(np.float64) * edit.float_attribute(node, "beta", 1.0)
     dtype = node.outputs[0].dtype
     if dtype is None:
         raise _CannotError(f"the type of {node.outputs[0].name} is not known")
     return _narrowed(bias.astype(np.float64).ravel() + plan.added, dtype, node)
 
 
-def _set_bias(node: ir.Node, add: ir.Node | None, bias: np.ndarray, names: Names, recipe: str) -> None:
+def _set_bias(node: ir.Node, add: ir.Node | None, bias: np.ndarray, names: edit.Names, recipe: str) -> None:
     """Give the output projection this bias."""
-    graph, output = node.graph, node.outputs[0]
-    if graph is None:
-        raise ValueError(f"{node.name} is in no graph")
-    constant = add_initializer(graph, names.value(f"{(add or node).outputs[0].name}_bias"), bias)
+    graph, output = edit.graph_of(node), node.outputs[0]
+    constant = edit.add_initializer(graph, names.value(f"{(add or node).outputs[0].name}_bias"), bias)
     if add is not None:
-        add.replace_input_with(0 if constant_of(add.inputs[0]) is not None else 1, constant)
-        tag(add, recipe)
-    elif is_op(node, "Gemm"):
+        add.replace_input_with(0 if edit.constant_of(add.inputs[0]) is not None else 1, constant)
+        edit.tag(add, recipe)
+    elif edit.is_op(node, "Gemm"):
         if len(node.inputs) < 3:
             node.resize_inputs(3)
         node.replace_input_with(2, constant)
         node.attributes.pop("beta", None)
-        tag(node, recipe)
+        edit.tag(node, recipe)
     else:
-        new = new_node(
+        new = edit.new_node(
             "Add",
             [None, constant],
             name=names.node(f"{node.name}_bias"),
@@ -308,23 +293,21 @@ def _set_bias(node: ir.Node, add: ir.Node | None, bias: np.ndarray, names: Names
             like=output,
         )
         graph.insert_after(node, new)
-        tag(new, recipe)
-        replace_value(output, new.outputs[0])
+        edit.tag(new, recipe)
+        edit.replace_value(output, new.outputs[0])
         new.replace_input_with(0, output)
 
 
-def _add_to_query(found: Attention, path: Path, bias: np.ndarray, names: Names, recipe: str) -> None:
+def _add_to_query(found: Attention, path: Path, bias: np.ndarray, names: edit.Names, recipe: str) -> None:
     """Add the query's bias after the last node that moves it."""
     last, value = path.steps[path.moves - 1]
     user, index = path.steps[path.moves][0] if path.moves < len(path.steps) else found.scores, 0
     if user is not found.scores:
         index = next(i for i, item in enumerate(user.inputs) if item is value)
-    graph = last.graph
-    if graph is None:
-        raise ValueError(f"{last.name} is in no graph")
+    graph = edit.graph_of(last)
     base = path.root.outputs[0].name
-    constant = add_initializer(graph, names.value(f"{base}_bias"), bias)
-    new = new_node(
+    constant = edit.add_initializer(graph, names.value(f"{base}_bias"), bias)
+    new = edit.new_node(
         "Add",
         [value, constant],
         name=names.node(f"{path.root.name}_moved"),
@@ -332,17 +315,17 @@ def _add_to_query(found: Attention, path: Path, bias: np.ndarray, names: Names, 
         like=value,
     )
     graph.insert_after(last, new)
-    tag(new, recipe)
+    edit.tag(new, recipe)
     user.replace_input_with(index, new.outputs[0])
 
 
-def _drop(root: ir.Node, names: Names, recipe: str) -> None:
+def _drop(root: ir.Node, names: edit.Names, recipe: str) -> None:
     """Take the bias away from a node that adds it."""
-    if is_op(root, "Gemm"):
+    if edit.is_op(root, "Gemm"):
         root.resize_inputs(2)
         root.attributes.pop("beta", None)
-        tag(root, recipe)
+        edit.tag(root, recipe)
         return
-    data = next(value for value in root.inputs if value is not None and constant_of(value) is None)
-    replace_value(root.outputs[0], data)
-    remove_node(root)
+    data = next(value for value in root.inputs if value is not None and edit.constant_of(value) is None)
+    edit.replace_value(root.outputs[0], data)
+    edit.remove_node(root)

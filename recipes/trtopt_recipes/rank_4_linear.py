@@ -9,17 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Splice,
-    all_graphs,
-    constant_of,
-    constant_tensor_of,
-    dims_of,
-    input_of,
-    ints_attribute,
-    is_op,
-    remove_node,
-)
+from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _ELEMENTWISE = frozenset(
@@ -70,7 +60,7 @@ class Rank4Linear:
         """Chains of linear layers and what stands between them; a match per form."""
         matches: list[Match] = []
         refusals: list[Refusal] = []
-        for graph in all_graphs(model.graph):
+        for graph in edit.all_graphs(model.graph):
             for chain in _chains(graph, refusals):
                 offered = [form for form in self.forms if _can(chain, form)]
                 if len(offered) > 1 and _becomes_product(chain, target):
@@ -84,14 +74,14 @@ class Rank4Linear:
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one chain in one form."""
-        nodes = [node for node in match.nodes if not is_op(node, "Transpose")]
+        nodes = [node for node in match.nodes if not edit.is_op(node, "Transpose")]
         entry = nodes[0].inputs[0]
         if entry is None or entry.shape is None:
             return Refusal(match.label, "the rank of its input is unknown")
         if any(node.graph is None for node in nodes):
             return Refusal(match.label, "it was changed by a rewrite before")
         chain = _Chain(entry, nodes)
-        splice = Splice(model, nodes[0], self.name)
+        splice = edit.Splice(model, nodes[0], self.name)
         if match.choice == "conv":
             _as_convolutions(splice, chain)
         else:
@@ -114,7 +104,7 @@ class _Chain:
         """The part that depends on the input and constants alone."""
         known, nodes = {self.entry}, []
         for node in self.nodes:
-            if all(v is None or v in known or constant_tensor_of(v) is not None for v in node.inputs):
+            if all(v is None or v in known or edit.constant_tensor_of(v) is not None for v in node.inputs):
                 known.add(node.outputs[0])
                 nodes.append(node)
         return _Chain(self.entry, nodes)
@@ -131,7 +121,7 @@ def _chains(graph: ir.Graph, refusals: list[Refusal]) -> Iterator[_Chain]:
     chains: dict[ir.Value, _Chain] = {}
     owner: dict[ir.Value, _Chain] = {}
     for node in graph:
-        if is_op(node, "MatMul"):
+        if edit.is_op(node, "MatMul"):
             entry = node.inputs[0]
             reason = _why_not(node)
             if reason:
@@ -157,12 +147,14 @@ def _why_not(node: ir.Node) -> str | None:
     rank = None if entry is None or entry.shape is None else len(entry.shape)
     if rank is not None and rank < 4:
         return ""
-    weight = constant_tensor_of(right)
+    weight = edit.constant_tensor_of(right)
     if weight is None:
         producer = right.producer() if right is not None else None
-        quantized = is_op(producer, "DequantizeLinear") and constant_tensor_of(producer.inputs[0] if producer else None)
+        quantized = edit.is_op(producer, "DequantizeLinear") and edit.constant_tensor_of(
+            producer.inputs[0] if producer else None
+        )
         return "its weights are quantized" if quantized and rank is not None else ""
-    dims = dims_of(weight)
+    dims = edit.dims_of(weight)
     if len(dims) < 2 or math.prod(dims[:-2]) != 1 or weight.dtype.is_integer():
         return ""
     if rank is None:
@@ -182,11 +174,11 @@ def _joined(node: ir.Node, owner: dict[ir.Value, _Chain]) -> _Chain | None:
     chain = max(found, key=lambda item: item.place)
     rank = 0 if chain.entry.shape is None else len(chain.entry.shape)
     for value in values:
-        tensor = constant_tensor_of(value)
+        tensor = edit.constant_tensor_of(value)
         if tensor is not None:
-            if math.prod(dims_of(tensor)[:-1]) != 1 or len(dims_of(tensor)) > rank:
+            if math.prod(edit.dims_of(tensor)[:-1]) != 1 or len(edit.dims_of(tensor)) > rank:
                 return None
-        elif owner.get(value) is not chain and not (is_op(node, "Add") and _same_shape(value, node.outputs[0])):
+        elif owner.get(value) is not chain and not (edit.is_op(node, "Add") and _same_shape(value, node.outputs[0])):
             return None
     return chain
 
@@ -202,7 +194,7 @@ def _can(chain: _Chain, form: str) -> bool:
     if shape is None:
         return False
     if form == "conv":
-        types = [node.outputs[0].dtype for node in chain.nodes if is_op(node, "MatMul")]
+        types = [node.outputs[0].dtype for node in chain.nodes if edit.is_op(node, "MatMul")]
         return len(shape) == 4 and all(dtype in _CONV_TYPES for dtype in types)
     known = [isinstance(dim, int) for dim in shape[:-1]]
     ends = [value.shape for value in chain.without_residuals().exits()]
@@ -217,7 +209,7 @@ def _becomes_product(chain: _Chain, target: RecipeTarget) -> bool:
     """
     if target.backend != "tensorrt-rtx" or target.precision in ("fp32", "tf32"):
         return False
-    return any(min(_matrix(node).shape) >= _LEAST_PRODUCT for node in chain.nodes if is_op(node, "MatMul"))
+    return any(min(_matrix(node).shape) >= _LEAST_PRODUCT for node in chain.nodes if edit.is_op(node, "MatMul"))
 
 
 def _cancelled(chain: _Chain) -> list[ir.Node]:
@@ -241,10 +233,10 @@ def _channels_first(value: ir.Value, chain: _Chain) -> list[ir.Node]:
 
 
 def _is_transpose(node: ir.Node, order: tuple[int, ...]) -> bool:
-    return is_op(node, "Transpose") and ints_attribute(node, "perm") == order
+    return edit.is_op(node, "Transpose") and edit.ints_attribute(node, "perm") == order
 
 
-def _as_convolutions(splice: Splice, chain: _Chain) -> None:
+def _as_convolutions(splice: edit.Splice, chain: _Chain) -> None:
     before = chain.entry.producer()
     cancelled = _cancelled(chain)
     exits = {value: _channels_first(value, chain) for value in chain.exits()}
@@ -258,29 +250,29 @@ def _as_convolutions(splice: Splice, chain: _Chain) -> None:
         data.shape = None
     _move(splice, chain, data, channels_first=True)
     for node in chain.nodes:
-        if is_op(node, "MatMul"):
+        if edit.is_op(node, "MatMul"):
             _replace_by_convolution(splice, node)
     for node in cancelled:
         if node is before:
-            remove_node(node)
+            edit.remove_node(node)
         else:
             splice.bypass(node)
 
 
-def _replace_by_convolution(splice: Splice, node: ir.Node) -> None:
+def _replace_by_convolution(splice: edit.Splice, node: ir.Node) -> None:
     weight = _matrix(node)
     kernel = splice.constant(np.ascontiguousarray(weight.T)[:, :, None, None], node.outputs[0], "weight")
     add = _bias_after(node, weight.shape[1])
     last, inputs = node, [node.inputs[0], kernel]
     if add is not None:
-        bias = next(array for array in map(constant_of, add.inputs) if array is not None)
+        bias = next(array for array in map(edit.constant_of, add.inputs) if array is not None)
         last = add
         inputs.append(
             splice.constant(np.broadcast_to(bias.reshape(-1), weight.shape[1]).copy(), add.outputs[0], "bias")
         )
     splice.replace(last, "Conv", inputs, attributes={"kernel_shape": (1, 1)})
     if add is not None:
-        remove_node(node)
+        edit.remove_node(node)
 
 
 def _bias_after(node: ir.Node, channels: int) -> ir.Node | None:
@@ -288,14 +280,14 @@ def _bias_after(node: ir.Node, channels: int) -> ir.Node | None:
     value = node.outputs[0]
     uses = tuple(value.uses())
     add = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-    if add is None or not is_op(add, "Add") or add.graph is not node.graph:
+    if add is None or not edit.is_op(add, "Add") or add.graph is not node.graph:
         return None
     other = add.inputs[1] if add.inputs[0] is value else add.inputs[0]
-    tensor = constant_tensor_of(other)
+    tensor = edit.constant_tensor_of(other)
     return add if tensor is not None and tensor.size in (1, channels) and tensor.dtype == value.dtype else None
 
 
-def _on_tokens(splice: Splice, chain: _Chain, shape: ir.Shape) -> None:
+def _on_tokens(splice: edit.Splice, chain: _Chain, shape: ir.Shape) -> None:
     leading = [dim if isinstance(dim, int) else -1 for dim in shape[:-1]]
     if -1 not in leading:
         leading[0] = -1  # the graph then stays good for other batches
@@ -309,13 +301,13 @@ def _on_tokens(splice: Splice, chain: _Chain, shape: ir.Shape) -> None:
     _move(splice, chain, data, channels_first=False)
 
 
-def _move(splice: Splice, chain: _Chain, data: ir.Value | None, *, channels_first: bool) -> None:
+def _move(splice: edit.Splice, chain: _Chain, data: ir.Value | None, *, channels_first: bool) -> None:
     """Let the chain read ``data``, and bring its constants and residuals into that layout."""
     inner = {node.outputs[0] for node in chain.nodes}
     for node in chain.nodes:
-        linear = is_op(node, "MatMul")
+        linear = edit.is_op(node, "MatMul")
         for index, value in enumerate(node.inputs):
-            array = constant_of(value)
+            array = edit.constant_of(value)
             if value is chain.entry:
                 node.replace_input_with(index, data)
             elif value is None or value in inner:
@@ -333,7 +325,7 @@ def _move(splice: Splice, chain: _Chain, data: ir.Value | None, *, channels_firs
         node.outputs[0].shape = None
 
 
-def _residual(splice: Splice, node: ir.Node, value: ir.Value) -> ir.Value | None:
+def _residual(splice: edit.Splice, node: ir.Node, value: ir.Value) -> ir.Value | None:
     """``value`` as [N, C, H, W]."""
     producer = value.producer()
     if producer is None or not _is_transpose(producer, _TO_LAST):
@@ -344,7 +336,7 @@ def _residual(splice: Splice, node: ir.Node, value: ir.Value) -> ir.Value | None
 
 
 def _matrix(node: ir.Node) -> np.ndarray:
-    weight = constant_of(input_of(node, 1))
+    weight = edit.constant_of(edit.input_of(node, 1))
     if weight is None:
         raise ValueError(f"the weights of {node.name} are not constants")
     return weight.reshape(weight.shape[-2:])

@@ -6,17 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    all_nodes,
-    constant_of,
-    constant_tensor_of,
-    dims_of,
-    input_of,
-    ints_attribute,
-    is_op,
-    remove_node,
-    subgraphs_of,
-)
+from trtopt.graph import edit
 from trtopt.graph.recurrent import initial_of, is_recurrent, recurrent_of, weights_of
 from trtopt.graph.unroll import Cells, Lanes, Writer, is_used, replace_outputs, sequence, why_not_unrolled
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
@@ -58,7 +48,7 @@ class StackedRecurrence:
         """Chains of layers, each named after its first."""
         matches, refusals = [], []
         taken: set[ir.Node] = set()
-        for node in all_nodes(model.graph):
+        for node in edit.all_nodes(model.graph):
             if node in taken or not is_recurrent(node):
                 continue
             chain = _chain(node)
@@ -86,7 +76,7 @@ class StackedRecurrence:
             return "some of the layers begin with a state of zeros, some do not"
         if _begins_with_result(layers):
             return "a layer begins with what one below ends with"
-        tensors = [constant_tensor_of(input_of(node, 1)) for node in layers]
+        tensors = [edit.constant_tensor_of(edit.input_of(node, 1)) for node in layers]
         if len({tensor.dtype for tensor in tensors if tensor is not None}) > 1:
             return "the weights of the layers differ in type"
         return ""
@@ -95,7 +85,7 @@ class StackedRecurrence:
         """Write out the steps of one chain of layers."""
         layers = [node for node in match.nodes if is_recurrent(node)]
         first, last = layers[0], layers[-1]
-        kind, source, given = recurrent_of(first), first.inputs[0], constant_of(input_of(first, 1))
+        kind, source, given = recurrent_of(first), first.inputs[0], edit.constant_of(edit.input_of(first, 1))
         graph = last.graph
         if source is None or given is None or kind.steps is None or graph is None:
             return Refusal(match.label, "its steps are not known any more")
@@ -122,7 +112,7 @@ class StackedRecurrence:
             node.replace_input_with(0, None)
         for node in match.nodes:
             if node not in layers and not is_used(node, 0):
-                remove_node(node)
+                edit.remove_node(node)
         news = [_outputs(write, node, lanes, lane) for lane, node in enumerate(layers)]
         for node, values in zip(layers, news, strict=True):
             replace_outputs(node, values)
@@ -141,7 +131,7 @@ def _begins_with_result(layers: list[ir.Node]) -> bool:
         if node in layers:
             return True
         seen.add(node)
-        inside = [inner for graph in subgraphs_of(node) for inner in all_nodes(graph)]
+        inside = [inner for graph in edit.subgraphs_of(node) for inner in edit.all_nodes(graph)]
         pending += [value for each in (node, *inside) for value in each.inputs if value is not None]
     return False
 
@@ -171,8 +161,8 @@ def _chain(first: ir.Node) -> list[ir.Node]:
 
 
 def _signature(node: ir.Node) -> tuple[object, ...] | None:
-    weights = constant_tensor_of(input_of(node, 2))
-    if weights is None or len(dims_of(weights)) != 3 or dims_of(weights)[0] != 1:
+    weights = edit.constant_tensor_of(edit.input_of(node, 2))
+    if weights is None or len(edit.dims_of(weights)) != 3 or edit.dims_of(weights)[0] != 1:
         return None
     kind = recurrent_of(node)
     return kind.op, kind.hidden, kind.reverse, kind.reset_after
@@ -191,11 +181,11 @@ def _above(node: ir.Node) -> list[ir.Node] | None:
 
 
 def _drops_directions(node: ir.Node) -> bool:
-    if is_op(node, "Squeeze"):
-        axes = constant_of(input_of(node, 1))
-        return (tuple(axes) if axes is not None else ints_attribute(node, "axes")) == (1,)
+    if edit.is_op(node, "Squeeze"):
+        axes = edit.constant_of(edit.input_of(node, 1))
+        return (tuple(axes) if axes is not None else edit.ints_attribute(node, "axes")) == (1,)
     before, after = node.inputs[0], node.outputs[0]
-    if not is_op(node, "Reshape") or before is None or before.shape is None or after.shape is None:
+    if not edit.is_op(node, "Reshape") or before is None or before.shape is None or after.shape is None:
         return False
     old, new = list(before.shape), list(after.shape)
     return len(old) == 4 and old[1] == 1 and [old[0], *old[2:]] == new

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import (
     Window,
     copy_node,
@@ -18,19 +19,6 @@ from trtopt.graph.conv import (
     why_not_constant,
     why_not_narrow,
     window_of,
-)
-from trtopt.graph.edit import (
-    Names,
-    all_nodes,
-    constant_of,
-    float_attribute,
-    input_of,
-    int_attribute,
-    is_op,
-    new_node,
-    remove_node,
-    replace_value,
-    tag,
 )
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -63,8 +51,8 @@ class RepvggBranches:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Sums of branches that start at one value."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
-            if not is_op(node, "Add", "Sum") or _is_inner(node):
+        for node in edit.all_nodes(model.graph):
+            if not edit.is_op(node, "Add", "Sum") or _is_inner(node):
                 continue
             adds, leaves = _leaves(node)
             branches = _branches(leaves)
@@ -94,12 +82,12 @@ class RepvggBranches:
         rest = [leaf for leaf in rest if leaf is not source or not keeps_size]
         weight, bias = _sum(main, branches, window, len(identities))
         old = [weight_and_bias(node) for node in branches if node.op_type == "Conv"]
-        dtype = np.asarray(constant_of(main.inputs[1])).dtype
+        dtype = np.asarray(edit.constant_of(main.inputs[1])).dtype
         reason = why_not_narrow(weight, dtype, *(each[0] for each in old))
         reason = reason or why_not_narrow(bias, dtype, *(each[1] for each in old))
         if reason:
             return Refusal(match.label, reason)
-        names, name = Names(model), str(output.name)
+        names, name = edit.Names(model), str(output.name)
         conv = copy_node(main, main.inputs, name=names.node(f"{total.name}_conv"), output=names.value(f"{name}_conv"))
         conv.outputs[0].shape = output.shape
         set_window(conv, window)
@@ -107,14 +95,14 @@ class RepvggBranches:
         for index, leaf in enumerate(rest):
             sum_name = names.node(f"{total.name}_rest{index}")
             inputs = [made[-1].outputs[0], leaf]
-            made.append(new_node("Add", inputs, name=sum_name, output=names.value(f"{name}_sum"), like=output))
+            made.append(edit.new_node("Add", inputs, name=sum_name, output=names.value(f"{name}_sum"), like=output))
         for node in made:
-            tag(node, self.name)
+            edit.tag(node, self.name)
         graph.insert_before(total, made)
         set_weights(names, conv, weight, bias)
-        replace_value(output, made[-1].outputs[0])
+        edit.replace_value(output, made[-1].outputs[0])
         for node in (*adds, *branches):
-            remove_node(node)
+            edit.remove_node(node)
         made[-1].outputs[0].name = name
         return None
 
@@ -123,7 +111,7 @@ def _is_inner(node: ir.Node) -> bool:
     """Whether an addition is a summand of another one."""
     value = node.outputs[0]
     user = next((user for user, _ in value.uses()), None) if used_once(value) else None
-    return user is not None and is_op(user, "Add", "Sum") and user.graph is node.graph
+    return user is not None and edit.is_op(user, "Add", "Sum") and user.graph is node.graph
 
 
 def _leaves(total: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
@@ -132,7 +120,7 @@ def _leaves(total: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
     while index < len(adds):
         for value in adds[index].inputs:
             producer = value.producer() if value is not None else None
-            if producer is not None and is_op(producer, "Add", "Sum") and _is_inner(producer):
+            if producer is not None and edit.is_op(producer, "Add", "Sum") and _is_inner(producer):
                 adds.append(producer)
             elif value is not None:
                 leaves.append(value)
@@ -145,7 +133,7 @@ def _branches(leaves: list[ir.Value]) -> list[ir.Node]:
     by_source: dict[int, list[ir.Node]] = {}
     for leaf in leaves:
         node = leaf.producer()
-        if node is not None and is_op(node, "Conv", "BatchNormalization") and node.inputs[0] is not None:
+        if node is not None and edit.is_op(node, "Conv", "BatchNormalization") and node.inputs[0] is not None:
             by_source.setdefault(id(node.inputs[0]), []).append(node)
     found = [nodes for nodes in by_source.values() if any(node.op_type == "Conv" for node in nodes)]
     return max(found, key=len, default=[])
@@ -185,8 +173,8 @@ def _merged_window(branches: list[ir.Node]) -> Window | None:
 
 
 def _can_be_identity(main: ir.Node, window: Window) -> bool:
-    weight = np.asarray(constant_of(main.inputs[1]))
-    return set(window.strides) == {1} and weight.shape[0] == weight.shape[1] * int_attribute(main, "group", 1)
+    weight = np.asarray(edit.constant_of(main.inputs[1]))
+    return set(window.strides) == {1} and weight.shape[0] == weight.shape[1] * edit.int_attribute(main, "group", 1)
 
 
 def _why_not(total: ir.Node, branches: list[ir.Node]) -> str:
@@ -225,10 +213,10 @@ def _map_of(value: ir.Value) -> tuple[int, ...] | None:
 
 def _why_not_branch(node: ir.Node, main: ir.Node) -> str:
     if node.op_type == "BatchNormalization":
-        training = int_attribute(node, "training_mode", 0) != 0
+        training = edit.int_attribute(node, "training_mode", 0) != 0
         if training or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             return f"{node.name} is in training mode"
-        if any(constant_of(value) is None for value in node.inputs[1:5]):
+        if any(edit.constant_of(value) is None for value in node.inputs[1:5]):
             return f"the statistics of {node.name} are not constants"
         same = _can_be_identity(main, _window(main)) and len(_window(main).kernel) == 2
         return "" if same else f"{main.name} changes the size or the number of channels, {node.name} does not"
@@ -238,14 +226,14 @@ def _why_not_branch(node: ir.Node, main: ir.Node) -> str:
     window, first = window_of(node), _window(main)
     if window is None:
         return f"{node.name} pads automatically"
-    if window.strides != first.strides or int_attribute(node, "group", 1) != int_attribute(main, "group", 1):
+    if window.strides != first.strides or edit.int_attribute(node, "group", 1) != edit.int_attribute(main, "group", 1):
         return f"{node.name} and {main.name} differ in stride or group"
     return "" if set(window.dilations) == {1} else f"{node.name} is dilated"
 
 
 def _sum(main: ir.Node, branches: list[ir.Node], window: Window, identities: int) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias of all branches in one window, in float64."""
-    shape = np.asarray(constant_of(main.inputs[1])).shape
+    shape = np.asarray(edit.constant_of(main.inputs[1])).shape
     weight, bias = np.zeros((*shape[:2], *window.kernel)), np.zeros(shape[0])
     rows = np.arange(shape[0])
     centre = (rows, rows % shape[1], *(np.full(shape[0], begin) for begin in window.begins))
@@ -259,10 +247,10 @@ def _sum(main: ir.Node, branches: list[ir.Node], window: Window, identities: int
             bias += part_bias
             continue
         gamma, beta, mean, variance = (
-            np.asarray(constant_of(input_of(node, index))).astype(np.float64) for index in range(1, 5)
+            np.asarray(edit.constant_of(edit.input_of(node, index))).astype(np.float64) for index in range(1, 5)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
-            scale = gamma / np.sqrt(variance + float_attribute(node, "epsilon", 1e-5))
+            scale = gamma / np.sqrt(variance + edit.float_attribute(node, "epsilon", 1e-5))
             weight[centre] += scale
             bias += beta - mean * scale
     if identities:

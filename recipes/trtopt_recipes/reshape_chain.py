@@ -7,18 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    input_of,
-    ints_attribute,
-    is_op,
-    new_node,
-    remove_node,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -50,7 +39,7 @@ class ReshapeChain:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Chains, each named after its last node."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
+        for node in edit.all_nodes(model.graph):
             chain = _chain(node)
             if len(chain) < 2:
                 continue
@@ -67,16 +56,18 @@ class ReshapeChain:
         shape = _target_shape(list(match.nodes))
         if last.graph is None or source is None or shape is None:
             return Refusal(match.label, "its shape is not known any more")
-        old, names = last.outputs[0], Names(model)
+        old, names = last.outputs[0], edit.Names(model)
         label = str(old.name)
-        constant = add_initializer(last.graph, names.value(f"{label}_shape"), np.asarray(shape, np.int64))
+        constant = edit.add_initializer(last.graph, names.value(f"{label}_shape"), np.asarray(shape, np.int64))
         old.name = names.value(f"{label}_replaced")
-        node = new_node("Reshape", [source, constant], name=names.node(f"{last.name}_merged"), output=label, like=old)
-        tag(node, self.name)
+        node = edit.new_node(
+            "Reshape", [source, constant], name=names.node(f"{last.name}_merged"), output=label, like=old
+        )
+        edit.tag(node, self.name)
         last.graph.insert_before(last, node)
         old.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
         for item in match.nodes:
-            remove_node(item)
+            edit.remove_node(item)
         return None
 
 
@@ -93,7 +84,7 @@ def _chain(last: ir.Node) -> list[ir.Node]:
         if len(value.uses()) != 1 or value.is_graph_output():
             break
         chain.append(node)
-    return chain if any(is_op(node, *_RESHAPES) for node in chain) else []
+    return chain if any(edit.is_op(node, *_RESHAPES) for node in chain) else []
 
 
 def _continues(node: ir.Node) -> bool:
@@ -107,12 +98,12 @@ def _continues(node: ir.Node) -> bool:
 
 
 def _is_reshape(node: ir.Node) -> bool:
-    if is_op(node, *_RESHAPES):
+    if edit.is_op(node, *_RESHAPES):
         return True
-    if not is_op(node, "Transpose") or node.inputs[0] is None or node.inputs[0].shape is None:
+    if not edit.is_op(node, "Transpose") or node.inputs[0] is None or node.inputs[0].shape is None:
         return False
     dims = list(node.inputs[0].shape)
-    perm = ints_attribute(node, "perm") or tuple(reversed(range(len(dims))))
+    perm = edit.ints_attribute(node, "perm") or tuple(reversed(range(len(dims))))
     long = [axis for axis in perm if dims[axis] != 1]
     return long == sorted(long)
 
@@ -120,7 +111,7 @@ def _is_reshape(node: ir.Node) -> bool:
 def _target_shape(chain: list[ir.Node]) -> list[int] | None:
     """What one Reshape of the chain's input is told; None when that cannot be said."""
     last, source = chain[0], chain[-1].inputs[0]
-    told = constant_of(input_of(last, 1)) if is_op(last, "Reshape") else None
+    told = edit.constant_of(edit.input_of(last, 1)) if edit.is_op(last, "Reshape") else None
     if told is not None and (told != 0).all():
         return [int(dim) for dim in told]
     value = last.outputs[0]

@@ -7,19 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import sole_user, swap_nodes, window_of
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    string_attribute,
-    tag,
-)
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
@@ -50,9 +39,9 @@ class ResizeConv:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Pointwise convolutions right after a Resize."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
-            resize = node.inputs[0].producer() if is_op(node, "Conv") and node.inputs[0] else None
-            if resize is None or not is_op(resize, "Resize"):
+        for node in edit.all_nodes(model.graph):
+            resize = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
+            if resize is None or not edit.is_op(resize, "Resize"):
                 continue
             window = window_of(node)
             if window is None or not window.is_pointwise:
@@ -67,28 +56,28 @@ class ResizeConv:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Swap one pair."""
         conv, resize = match.nodes
-        names = Names(model)
+        names = edit.Names(model)
         _, moved = swap_nodes(names, first=resize, second=conv)
-        sizes, weight = constant_of(input_of(moved, 3)), constant_of(input_of(conv, 1))
-        if sizes is not None and ints_attribute(moved, "axes") is None and weight is not None and moved.graph:
+        sizes, weight = edit.constant_of(edit.input_of(moved, 3)), edit.constant_of(edit.input_of(conv, 1))
+        if sizes is not None and edit.ints_attribute(moved, "axes") is None and weight is not None and moved.graph:
             # Sizes name all four axes, and the channels are now those behind the convolution.
             changed = np.concatenate([sizes[:1], [weight.shape[0]], sizes[2:]]).astype(np.int64)
             name = names.value(f"{moved.outputs[0].name}_sizes")
-            moved.replace_input_with(3, add_initializer(moved.graph, name, changed))
+            moved.replace_input_with(3, edit.add_initializer(moved.graph, name, changed))
         for node in (conv, moved):
-            tag(node, self.name)
+            edit.tag(node, self.name)
         return None
 
 
 def _why_not(resize: ir.Node, conv: ir.Node) -> str:
     if sole_user(resize.outputs[0]) is not conv:
         return f"the output of {resize.name} is used elsewhere"
-    mode = string_attribute(resize, "mode", "nearest")
-    coordinates = string_attribute(resize, "coordinate_transformation_mode", "half_pixel")
+    mode = edit.string_attribute(resize, "mode", "nearest")
+    coordinates = edit.string_attribute(resize, "coordinate_transformation_mode", "half_pixel")
     if mode not in ("nearest", "linear") or coordinates == "tf_crop_and_resize":
         return f"{resize.name} has mode {mode} and coordinates {coordinates}"
-    policy = string_attribute(resize, "keep_aspect_ratio_policy", "stretch")
-    if int_attribute(resize, "antialias", 0) or policy != "stretch":
+    policy = edit.string_attribute(resize, "keep_aspect_ratio_policy", "stretch")
+    if edit.int_attribute(resize, "antialias", 0) or policy != "stretch":
         return f"{resize.name} filters, or keeps an aspect ratio"
     scales = _scales(resize)
     if scales is None:
@@ -103,10 +92,10 @@ def _scales(resize: ir.Node) -> np.ndarray | None:
     source = resize.inputs[0]
     if source is None or source.shape is None:
         return None
-    rank, axes = len(source.shape), ints_attribute(resize, "axes")
+    rank, axes = len(source.shape), edit.ints_attribute(resize, "axes")
     used = list(range(rank)) if axes is None else [axis % rank for axis in axes]
     result = np.ones(rank)
-    scales, sizes = constant_of(input_of(resize, 2)), constant_of(input_of(resize, 3))
+    scales, sizes = edit.constant_of(edit.input_of(resize, 2)), edit.constant_of(edit.input_of(resize, 3))
     if scales is not None and scales.size == len(used):
         result[used] = scales
         return result

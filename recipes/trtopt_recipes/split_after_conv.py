@@ -7,21 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import copy_node, set_weights, weight_and_bias, why_not_constant
-from trtopt.graph.edit import (
-    RECIPE_KEY,
-    Names,
-    add_initializer,
-    all_nodes,
-    constant_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    tag,
-)
 from trtopt.graph.joins import nodes_until
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -89,10 +76,10 @@ class SplitAfterConv:
         """Splits and slices along the channels that only elementwise operators separate from a convolution."""
         matches, refusals = [], []
         done: set[int] = set()
-        for node in all_nodes(model.graph):
-            value = node.inputs[0] if is_op(node, "Split", "Slice") else None
+        for node in edit.all_nodes(model.graph):
+            value = node.inputs[0] if edit.is_op(node, "Split", "Slice") else None
             # What a recipe cuts off (padding of an output) is not split: the two would undo each other for ever.
-            if value is None or id(value) in done or RECIPE_KEY in node.metadata_props:
+            if value is None or id(value) in done or edit.RECIPE_KEY in node.metadata_props:
                 continue
             done.add(id(value))
             found = _region(value)
@@ -109,19 +96,19 @@ class SplitAfterConv:
         anchor = None if value is None else value.producer()
         if not isinstance(region, _Region) or anchor is None or anchor.graph is None:
             return Refusal(match.label, "it was changed by a rewrite before")
-        names, renamed = Names(model), []
+        names, renamed = edit.Names(model), []
         used = (part for part in region.parts if part.value.uses() or part.value.is_graph_output())
         for index, part in enumerate(used):
             made = _copies(region, part, names, index)
             for node in made:
-                tag(node, self.name)
+                edit.tag(node, self.name)
             anchor.graph.insert_after(anchor, made)
             _slice_weights(names, region, part, made)
             made[-1].outputs[0].shape = part.value.shape
             renamed.append((made[-1].outputs[0], str(part.value.name)))
-            replace_value(part.value, made[-1].outputs[0])
+            edit.replace_value(part.value, made[-1].outputs[0])
         for node in region.nodes:
-            remove_node(node)
+            edit.remove_node(node)
         for new, name in renamed:
             new.name = name
         return None
@@ -130,8 +117,8 @@ class SplitAfterConv:
 def _context(region: _Region) -> tuple[ir.Node, ...]:
     """The nodes up to where the parts are put together again: what the split costs shows there."""
     values = [part.value for part in region.parts]
-    joined = any(is_op(user, "Concat") for value in values for user, _ in value.uses())
-    return nodes_until(values, lambda node: is_op(node, "Concat")) if joined else ()
+    joined = any(edit.is_op(user, "Concat") for value in values for user, _ in value.uses())
+    return nodes_until(values, lambda node: edit.is_op(node, "Concat")) if joined else ()
 
 
 def _region(value: ir.Value) -> _Region | str | None:
@@ -140,7 +127,7 @@ def _region(value: ir.Value) -> _Region | str | None:
     convs: list[ir.Node] = []
     if not _collect(value, elementwise, convs) or not convs:
         return None
-    conv, weight = convs[0], constant_of(input_of(convs[0], 1))
+    conv, weight = convs[0], edit.constant_of(edit.input_of(convs[0], 1))
     splits = tuple(dict.fromkeys(node for node, _ in value.uses()))
     found = [None if weight is None else _parts(node, value, weight.ndim, weight.shape[0]) for node in splits]
     if all(parts is None for parts in found) and weight is not None:
@@ -163,7 +150,7 @@ def _collect(value: ir.Value, elementwise: list[ir.Node], convs: list[ir.Node]) 
     node = value.producer()
     if node is None:
         return False
-    if is_op(node, "Conv"):
+    if edit.is_op(node, "Conv"):
         if node not in convs:
             convs.append(node)
         return True
@@ -171,7 +158,7 @@ def _collect(value: ir.Value, elementwise: list[ir.Node], convs: list[ir.Node]) 
         return True
     if node.domain != "" or node.op_type not in _ELEMENTWISE or len(elementwise) >= _LONGEST:
         return False
-    operands = [operand for operand in node.inputs if operand is not None and constant_of(operand) is None]
+    operands = [operand for operand in node.inputs if operand is not None and edit.constant_of(operand) is None]
     if not operands or not all(_collect(operand, elementwise, convs) for operand in operands):
         return False
     elementwise.append(node)
@@ -180,11 +167,11 @@ def _collect(value: ir.Value, elementwise: list[ir.Node], convs: list[ir.Node]) 
 
 def _parts(node: ir.Node, value: ir.Value, rank: int, channels: int) -> list[_Part] | None:
     """The parts a Split or Slice takes from the channels of ``value``; None for everything else."""
-    if not is_op(node, "Split", "Slice") or node.inputs[0] is not value:
+    if not edit.is_op(node, "Split", "Slice") or node.inputs[0] is not value:
         return None
     if node.op_type == "Split":
         sizes = _split_sizes(node)
-        if int_attribute(node, "axis", 0) % rank != 1 or sum(sizes) != channels or len(sizes) != len(node.outputs):
+        if edit.int_attribute(node, "axis", 0) % rank != 1 or sum(sizes) != channels or len(sizes) != len(node.outputs):
             return None
         if 0 in sizes:
             return None  # no convolution makes no channels
@@ -193,9 +180,9 @@ def _parts(node: ir.Node, value: ir.Value, rank: int, channels: int) -> list[_Pa
             _Part(output, int(stop) - size, int(stop))
             for output, stop, size in zip(node.outputs, stops, sizes, strict=True)
         ]
-    starts, ends, axes = (constant_of(input_of(node, index)) for index in (1, 2, 3))
-    steps = constant_of(input_of(node, 4))
-    if starts is None or ends is None or axes is None or (steps is None and input_of(node, 4) is not None):
+    starts, ends, axes = (edit.constant_of(edit.input_of(node, index)) for index in (1, 2, 3))
+    steps = edit.constant_of(edit.input_of(node, 4))
+    if starts is None or ends is None or axes is None or (steps is None and edit.input_of(node, 4) is not None):
         return None
     steps_by_one = steps is None or set(steps.tolist()) == {1}
     if starts.size != 1 or ends.size != 1 or axes.size != 1 or int(axes[0]) % rank != 1 or not steps_by_one:
@@ -206,7 +193,7 @@ def _parts(node: ir.Node, value: ir.Value, rank: int, channels: int) -> list[_Pa
 
 def _split_sizes(node: ir.Node) -> list[int]:
     """The sizes of the parts a Split along axis 1 makes; fewer than it has outputs where they are not known."""
-    given, attribute = constant_of(input_of(node, 1)), ints_attribute(node, "split")
+    given, attribute = edit.constant_of(edit.input_of(node, 1)), edit.ints_attribute(node, "split")
     if given is not None:
         return [int(size) for size in given]
     if attribute is not None:
@@ -219,10 +206,10 @@ def _why_not(value: ir.Value, conv: ir.Node, elementwise: list[ir.Node], splits:
     reason = why_not_constant(conv)
     if reason:
         return reason
-    if int_attribute(conv, "group", 1) != 1:
+    if edit.int_attribute(conv, "group", 1) != 1:
         return f"{conv.name} has groups"
     inside = {id(node) for node in (conv, *elementwise)}
-    rank = np.asarray(constant_of(conv.inputs[1])).ndim
+    rank = np.asarray(edit.constant_of(conv.inputs[1])).ndim
     for node in (conv, *elementwise):
         output = node.outputs[0]
         if output.is_graph_output():
@@ -230,13 +217,13 @@ def _why_not(value: ir.Value, conv: ir.Node, elementwise: list[ir.Node], splits:
         allowed = {id(split) for split in splits} if output is value else inside
         if any(id(user) not in allowed or user.graph is not conv.graph for user, _ in output.uses()):
             return f"the output of {node.name} is used elsewhere"
-        arrays = [constant_of(operand) for operand in node.inputs] if node is not conv else []
+        arrays = [edit.constant_of(operand) for operand in node.inputs] if node is not conv else []
         if any(array is not None and array.ndim > rank for array in arrays):
             return f"a constant of {node.name} has more dimensions than its input"
     return ""
 
 
-def _copies(region: _Region, part: _Part, names: Names, index: int) -> list[ir.Node]:
+def _copies(region: _Region, part: _Part, names: edit.Names, index: int) -> list[ir.Node]:
     """The convolution and the nodes behind it for one part, with the operands of the whole tensor."""
     new: dict[int, ir.Value] = {}
     made: list[ir.Node] = []
@@ -249,18 +236,18 @@ def _copies(region: _Region, part: _Part, names: Names, index: int) -> list[ir.N
     return made
 
 
-def _slice_weights(names: Names, region: _Region, part: _Part, made: list[ir.Node]) -> None:
+def _slice_weights(names: edit.Names, region: _Region, part: _Part, made: list[ir.Node]) -> None:
     """Give the copies for one part, which are in a graph, their channels of every constant."""
     rows = slice(part.start, part.stop)
     weight, bias = weight_and_bias(region.conv)
-    has_bias = input_of(region.conv, 2) is not None
+    has_bias = edit.input_of(region.conv, 2) is not None
     set_weights(names, made[0], weight[rows], bias[rows] if has_bias else None)
     for node in made[1:]:
         for index, value in enumerate(node.inputs):
-            array, graph = constant_of(value), node.graph
+            array, graph = edit.constant_of(value), node.graph
             axis = -1 if array is None else array.ndim - weight.ndim + 1
             if array is None or graph is None or axis < 0 or array.shape[axis] == 1:
                 continue
             sliced = np.take(array, range(part.start, part.stop), axis=axis)
             name = names.value(f"{node.outputs[0].name}_{index}")
-            node.replace_input_with(index, add_initializer(graph, name, sliced))
+            node.replace_input_with(index, edit.add_initializer(graph, name, sliced))

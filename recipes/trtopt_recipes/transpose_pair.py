@@ -6,18 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    all_nodes,
-    can_replace,
-    input_of,
-    ints_attribute,
-    is_op,
-    new_node,
-    remove_node,
-    replace_value,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 _LONGEST = 8
@@ -48,7 +37,7 @@ class TransposePair:
         """Chains of Transposes, each named after its last node."""
         matches = []
         ends: set[ir.Node] = set()
-        for node in all_nodes(model.graph):
+        for node in edit.all_nodes(model.graph):
             chain = _chain(node)
             # What one match removes is not part of another.
             if len(chain) > 1 and ends.isdisjoint(chain):
@@ -63,13 +52,13 @@ class TransposePair:
             return Refusal(match.label, "it has no permutation")
         old = last.outputs[0]
         if perm == tuple(sorted(perm)):
-            if not can_replace(old, source):
+            if not edit.can_replace(old, source):
                 return Refusal(match.label, "its input became a graph output")
-            replace_value(old, source)
+            edit.replace_value(old, source)
         else:
-            names, label = Names(model), str(old.name)
+            names, label = edit.Names(model), str(old.name)
             old.name = names.value(f"{label}_replaced")
-            node = new_node(
+            node = edit.new_node(
                 "Transpose",
                 [source],
                 name=names.node(f"{last.name}_merged"),
@@ -77,13 +66,13 @@ class TransposePair:
                 attributes={"perm": perm},
                 like=old,
             )
-            tag(node, self.name)
+            edit.tag(node, self.name)
             last.graph.insert_before(last, node)
             old.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
         for item in match.nodes:
             if item.outputs[0].uses() or item.outputs[0].is_graph_output():
                 break
-            remove_node(item)
+            edit.remove_node(item)
         return None
 
 
@@ -102,14 +91,18 @@ def _chain(last: ir.Node) -> list[ir.Node]:
         found.append(node)
     for length in range(len(found), 1, -1):
         perm, source = _composed(found[:length]), found[length - 1].inputs[0]
-        if perm == tuple(sorted(perm or ())) and source is not None and can_replace(last.outputs[0], source):
+        if perm == tuple(sorted(perm or ())) and source is not None and edit.can_replace(last.outputs[0], source):
             return found[:length]
-    moves = _composed(found[:single]) != tuple(range(len(ints_attribute(last, "perm") or ())))
+    moves = _composed(found[:single]) != tuple(range(len(edit.ints_attribute(last, "perm") or ())))
     return found[:single] if moves and not _continues(last) else []
 
 
 def _is_transpose(node: ir.Node) -> bool:
-    return is_op(node, "Transpose") and input_of(node, 0) is not None and ints_attribute(node, "perm") is not None
+    return (
+        edit.is_op(node, "Transpose")
+        and edit.input_of(node, 0) is not None
+        and edit.ints_attribute(node, "perm") is not None
+    )
 
 
 def _continues(node: ir.Node) -> bool:
@@ -123,7 +116,7 @@ def _composed(chain: tuple[ir.Node, ...] | list[ir.Node]) -> tuple[int, ...] | N
     """The permutation of the whole chain, last node first."""
     perm: tuple[int, ...] | None = None
     for node in chain:
-        step = ints_attribute(node, "perm")
+        step = edit.ints_attribute(node, "perm")
         if step is None:
             return None
         perm = step if perm is None else tuple(step[axis] for axis in perm)

@@ -7,19 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    all_graphs,
-    can_replace,
-    input_of,
-    ints_attribute,
-    is_op,
-    new_node,
-    remove_node,
-    replace_value,
-    static_shape,
-    tag,
-)
+from trtopt.graph import edit
 from trtopt.graph.permute import Perm, can_permute, data_inputs, inverse, keeps_rank, permute
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
@@ -55,7 +43,7 @@ class TransposePush:
         """Regions worth turning around, each named after its first node."""
         matches: list[Match] = []
         opset = model.graph.opset_imports.get("", 1)
-        for graph in all_graphs(model.graph):
+        for graph in edit.all_graphs(model.graph):
             taken: set[ir.Node] = set()
             transposes = [node for node in graph if _perm_of(node) is not None]
             for perm in dict.fromkeys(_perm_of(node) for node in transposes):
@@ -70,8 +58,8 @@ class TransposePush:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Turn one region around."""
         perm = tuple(int(axis) for axis in match.choice.split())
-        region = [node for node in match.nodes if not is_op(node, "Transpose")]
-        writer = _Writer(Names(model), perm, region, self.name)
+        region = [node for node in match.nodes if not edit.is_op(node, "Transpose")]
+        writer = _Writer(edit.Names(model), perm, region, self.name)
         for node in region:
             writer.enter(node)
         for node in region:
@@ -79,13 +67,17 @@ class TransposePush:
         for node in match.nodes:
             value = node.outputs[0]
             idle = not value.uses() and not value.is_graph_output()
-            if idle and is_op(node, "Transpose") and node.graph is not None:
-                remove_node(node)
+            if idle and edit.is_op(node, "Transpose") and node.graph is not None:
+                edit.remove_node(node)
         return None
 
 
 def _perm_of(node: ir.Node) -> Perm | None:
-    return ints_attribute(node, "perm") if is_op(node, "Transpose") and input_of(node, 0) is not None else None
+    return (
+        edit.ints_attribute(node, "perm")
+        if edit.is_op(node, "Transpose") and edit.input_of(node, 0) is not None
+        else None
+    )
 
 
 @dataclass
@@ -192,7 +184,7 @@ class _Layout:
         if all(wanted == native for wanted in self._wanted(value, turned)):
             return 0, 0
         size = 1
-        for dim in static_shape(value) or (value.shape or ()):
+        for dim in edit.static_shape(value) or (value.shape or ()):
             size *= dim if isinstance(dim, int) else 1
         return 1, size
 
@@ -301,7 +293,7 @@ def _gone(layout: _Layout, values: Iterable[ir.Value]) -> Iterator[ir.Node]:
 class _Writer:
     """Turns the nodes of one region, in graph order."""
 
-    def __init__(self, names: Names, perm: Perm, region: list[ir.Node], recipe: str) -> None:
+    def __init__(self, names: edit.Names, perm: Perm, region: list[ir.Node], recipe: str) -> None:
         self._names, self._perm, self._back = names, perm, inverse(perm)
         self._region, self._recipe = frozenset(region), recipe
         self._entries: dict[ir.Value, ir.Value] = {}
@@ -313,13 +305,11 @@ class _Writer:
             if value is not None and value.producer() not in self._region:
                 node.replace_input_with(index, self._entry(value, node))
         permute(node, self._perm, self._names)
-        tag(node, self._recipe)
+        edit.tag(node, self._recipe)
 
     def _entry(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """A value from outside in the other layout."""
-        producer, graph = value.producer(), node.graph
-        if graph is None:
-            raise ValueError(f"node {node.name} is in no graph")
+        producer, graph = value.producer(), edit.graph_of(node)
         if producer is not None and producer.graph is graph and _perm_of(producer) == self._perm:
             origin = producer.inputs[0]
             if origin is not None and origin.producer() not in self._region:
@@ -361,10 +351,10 @@ class _Writer:
         """Replace Transposes by the value that has their layout now."""
         for node in back:
             old = node.outputs[0]
-            if not can_replace(old, turned):
+            if not edit.can_replace(old, turned):
                 continue
             name, was_output = str(old.name), old.is_graph_output()
-            replace_value(old, turned)
+            edit.replace_value(old, turned)
             if not was_output and not turned.is_graph_output():
                 old.name, turned.name = self._names.value(f"{name}_replaced"), name
 
@@ -380,7 +370,7 @@ class _Writer:
         ]
 
     def _transpose(self, value: ir.Value, perm: Perm, output: str, beside: ir.Node) -> ir.Node:
-        node = new_node(
+        node = edit.new_node(
             "Transpose",
             [value],
             name=self._names.node(f"{beside.name}_transpose"),
@@ -391,5 +381,5 @@ class _Writer:
         made.type = value.type
         if value.shape is not None:
             made.shape = ir.Shape([value.shape[axis] for axis in perm])
-        tag(node, self._recipe)
+        edit.tag(node, self._recipe)
         return node

@@ -7,18 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.conv import Window, set_weights, set_window, weight_and_bias, why_not_constant, window_of
-from trtopt.graph.edit import (
-    Names,
-    all_nodes,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    tag,
-)
 from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
 
 
@@ -48,8 +38,8 @@ class TransposedConv:
     def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         """Transposed convolutions of stride 1."""
         matches, refusals = [], []
-        for node in all_nodes(model.graph):
-            if not is_op(node, "ConvTranspose") or set(ints_attribute(node, "strides") or (1,)) != {1}:
+        for node in edit.all_nodes(model.graph):
+            if not edit.is_op(node, "ConvTranspose") or set(edit.ints_attribute(node, "strides") or (1,)) != {1}:
                 continue
             reason = _why_not(node)
             if reason:
@@ -61,7 +51,7 @@ class TransposedConv:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one node."""
         node = match.nodes[0]
-        window, graph, names = _conv_window(node), node.graph, Names(model)
+        window, graph, names = _conv_window(node), node.graph, edit.Names(model)
         if window is None or graph is None:
             return Refusal(match.label, "it was changed by a rewrite before")
         weight, bias = weight_and_bias(node)
@@ -70,19 +60,19 @@ class TransposedConv:
             "",
             "Conv",
             [*node.inputs],
-            [ir.AttrInt64("group", int_attribute(node, "group", 1))],
+            [ir.AttrInt64("group", edit.int_attribute(node, "group", 1))],
             name=names.node(f"{node.name}_conv"),
         )
         conv.outputs[0].type, conv.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         conv.outputs[0].name = names.value(f"{output}_conv")
         set_window(conv, window)
-        tag(conv, self.name)
+        edit.tag(conv, self.name)
         graph.insert_before(node, conv)
-        replace_value(node.outputs[0], conv.outputs[0])
-        remove_node(node)
+        edit.replace_value(node.outputs[0], conv.outputs[0])
+        edit.remove_node(node)
         conv.outputs[0].name = output
-        turned = _turned(weight, int_attribute(conv, "group", 1))
-        set_weights(names, conv, turned, None if input_of(conv, 2) is None else bias)
+        turned = _turned(weight, edit.int_attribute(conv, "group", 1))
+        set_weights(names, conv, turned, None if edit.input_of(conv, 2) is None else bias)
         return None
 
 
@@ -90,7 +80,7 @@ def _why_not(node: ir.Node) -> str:
     reason = why_not_constant(node)
     if reason:
         return reason
-    if ints_attribute(node, "output_shape") is not None or any(ints_attribute(node, "output_padding") or ()):
+    if edit.ints_attribute(node, "output_shape") is not None or any(edit.ints_attribute(node, "output_padding") or ()):
         return "its output shape or output padding is given"
     if window_of(node) is None:
         return "it pads automatically"

@@ -14,7 +14,7 @@ import pytest
 from command_line import environment_in, run_here
 from onnx import TensorProto, helper, numpy_helper
 
-from trtopt.sparsity.pattern import is_sparse
+from trtopt.sparsity.layers import is_sparse
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

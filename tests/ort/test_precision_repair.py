@@ -13,8 +13,7 @@ from trtopt.accuracy.emulation import fp32_twin
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.pipeline.repair import Trial, repaired
-from trtopt.precision.decide import decide, wanted_tensors
-from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.decide import decide, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB
 from trtopt.precision.observe.calibrate import collect
 from trtopt.precision.observe.samples import open_samples

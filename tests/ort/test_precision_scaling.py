@@ -12,9 +12,7 @@ from trtopt.graph.edit import constant_of
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
 from trtopt.precision.ptq.channel_scale_rules import channel_scales
-from trtopt.precision.ptq.equalize import equalize
-from trtopt.precision.ptq.scaling import apply_scales
-from trtopt.precision.ptq.smooth import smooth
+from trtopt.precision.ptq.scaling import apply_scales, equalize, smooth
 from trtopt.support.ort_session import OrtSession
 
 Shapes = dict[str, tuple[int, ...]]

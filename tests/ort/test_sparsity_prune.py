@@ -17,10 +17,8 @@ from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.feeds import Sample
 from trtopt.rewrite.driver import run
 from trtopt.source.onnx_file import load
-from trtopt.sparsity.layers import by_magnitude, candidates, with_pruned
-from trtopt.sparsity.pattern import is_sparse
-from trtopt.sparsity.prune import Pruned, prune
-from trtopt.sparsity.recover import recover
+from trtopt.sparsity.layers import by_magnitude, candidates, is_sparse, with_pruned
+from trtopt.sparsity.prune import Pruned, prune, recover
 from trtopt.support.ort_session import OrtSession
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"

@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize  # noqa: E402
 import trtopt  # noqa: E402
 from trtopt.errors import InvalidModelError, UsageError  # noqa: E402
 from trtopt.sparsity import finalize, prepare  # noqa: E402
-from trtopt.sparsity.pattern import is_sparse  # noqa: E402
+from trtopt.sparsity.layers import is_sparse  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -18,8 +18,7 @@ from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
 from trtopt.pipeline.repair import repaired
-from trtopt.precision.decide import decide
-from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.decide import decide, with_bfloat
 from trtopt.precision.fp16.cast_to_half import narrow_floats
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats

@@ -15,7 +15,7 @@ from trtopt.engine.manifest import verify
 from trtopt.engine.run import error_log
 from trtopt.errors import IntegrityError
 from trtopt.hardware.probe import probe
-from trtopt.source.external import sha256_of
+from trtopt.source.check import sha256_of
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 

@@ -13,10 +13,9 @@ import pytest
 
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.precision.fp16.bfloat import with_bfloat
-from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.decide import with_bfloat
+from trtopt.precision.fp16.cast_to_half import narrow_floats, why_fp32
 from trtopt.precision.fp16.hazards import wide_nodes
-from trtopt.precision.fp16.schemas import why_fp32
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp

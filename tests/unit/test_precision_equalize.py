@@ -9,8 +9,7 @@ import pytest
 
 from trtopt.graph.edit import constant_of
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.ptq.equalize import equalize
-from trtopt.precision.ptq.scaling import LARGEST_SCALE
+from trtopt.precision.ptq.scaling import LARGEST_SCALE, equalize
 
 RNG = np.random.default_rng(0)
 FIRST = RNG.standard_normal((8, 4, 3, 3)) * 2.0 ** RNG.uniform(-3, 3, (8, 1, 1, 1))

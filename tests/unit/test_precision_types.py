@@ -16,9 +16,8 @@ from onnx_cases import single_operators, some_operators
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.cast_to_half import narrow_floats, why_fp32
 from trtopt.precision.fp16.hazards import wide_nodes
-from trtopt.precision.fp16.schemas import why_fp32
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import BF16, FP16, NarrowType

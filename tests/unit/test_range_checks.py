@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trtopt.precision.observe.range_checks import LARGEST_SANE, LARGEST_TAIL, SMALLEST_SANE, range_warnings
+from trtopt.precision.observe.ranges import LARGEST_SANE, LARGEST_TAIL, SMALLEST_SANE, range_warnings
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 
 RNG = np.random.default_rng(0)

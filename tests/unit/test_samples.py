@@ -15,7 +15,7 @@ import pytest
 
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
-from trtopt.precision.observe import arrays
+from trtopt.precision.observe import feeds
 from trtopt.precision.observe.samples import SYNTHETIC_COUNT, Samples, open_samples
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -279,7 +279,7 @@ def test_a_header_that_promises_more_than_the_file_holds_is_refused_before_memor
 
 def test_rows_larger_than_any_sample_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "s.npz", image=floats(5, 3, 4, 4))
-    monkeypatch.setattr(arrays, "MAX_SAMPLE_BYTES", 100)
+    monkeypatch.setattr(feeds, "MAX_SAMPLE_BYTES", 100)
     assert "192 bytes" in refused(tmp_path / "s.npz").what
 
 

@@ -17,8 +17,7 @@ from trtopt.serve import dlpack
 from trtopt.serve.gpu import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
-from trtopt.serve.profiles import choose
-from trtopt.serve.tensors import Border, TensorSpec, check_nan
+from trtopt.serve.tensors import Border, TensorSpec, check_nan, choose
 
 
 def future(found: int | Future[int]) -> Future[int]:
@@ -85,7 +84,7 @@ def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: boo
     while pool.state != (1, 3):
         time.sleep(0.001)
     closing.start()
-    while not pool.is_closed:
+    while not pool._closed:
         time.sleep(0.001)
     with pytest.raises(ClosedError):
         pool.request()

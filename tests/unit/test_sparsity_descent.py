@@ -9,7 +9,7 @@ import pytest
 
 from trtopt.sparsity import descent
 from trtopt.sparsity.descent import DAMPING, Inputs
-from trtopt.sparsity.pattern import best_mask, is_sparse
+from trtopt.sparsity.layers import best_mask, is_sparse
 
 
 def correlated(rows: int, depth: int, seed: int = 0) -> np.ndarray:

@@ -19,7 +19,7 @@ from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import sparse_work
 from trtopt.sparsity.eligibility import RULES, eligibility, weights_of
-from trtopt.sparsity.pattern import best_mask
+from trtopt.sparsity.layers import best_mask
 from trtopt.support.precision import Precision
 
 

@@ -11,8 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph import edit
-from trtopt.sparsity.layers import Candidates, by_magnitude, candidates, with_pruned
-from trtopt.sparsity.pattern import best_mask, is_sparse, kept_share
+from trtopt.sparsity.layers import Candidates, best_mask, by_magnitude, candidates, is_sparse, kept_share, with_pruned
 
 
 def random(*shape: int) -> np.ndarray:

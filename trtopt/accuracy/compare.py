@@ -181,12 +181,6 @@ def compare(
 def checked_arrays(name: str, reference: object, output: object, *, may_differ: bool) -> tuple[np.ndarray, np.ndarray]:
     """One output of both models as arrays.
 
-    Args:
-        name: The output's name, for messages.
-        reference: What the reference gave.
-        output: What the other gave.
-        may_differ: Whether their shapes may.
-
     Raises:
         InvalidModelError: One is no array of numbers, or the shapes differ and may not.
     """
@@ -305,9 +299,6 @@ _MOST_BYTES = 1 << 29
 
 class Remembered:
     """Runs each sample once.
-
-    Args:
-        runner: Who computes.
 
     Attributes:
         output_names: As of ``runner``.

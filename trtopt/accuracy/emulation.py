@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from trtopt.errors import InvalidModelError
+from trtopt.graph import edit
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -63,7 +64,7 @@ def fp32_twin(model: ir.Model) -> ir.Model:
         twin = passes.ShapeInferencePass()(twin).model
         _require_types(twin.graph)
     declared = [value.dtype for value in twin.graph.outputs]
-    names = {str(value.name) for value in _node_outputs(twin.graph)}
+    names = edit.Names(twin)
     graphs = [twin.graph, *twin.graph.subgraphs()]
     for graph in graphs:
         _widen_inputs(graph, names, cast=graph is twin.graph)
@@ -71,8 +72,9 @@ def fp32_twin(model: ir.Model) -> ir.Model:
         for node in list(graph):
             _widen_node(node, names)
     for output, dtype in zip(list(twin.graph.outputs), declared, strict=True):
-        if dtype in HALF_TYPES and output.dtype not in HALF_TYPES:
-            _restore_output(twin.graph, output, dtype, names)
+        if dtype is not None and dtype in HALF_TYPES and output.dtype not in HALF_TYPES:
+            place = list(twin.graph.outputs).index(output)
+            twin.graph.outputs[place] = edit.cast_output(twin.graph, output, dtype, names, "fp32")
     return twin
 
 
@@ -92,22 +94,15 @@ def _require_types(graph: ir.Graph) -> None:
             )
 
 
-def _widen_inputs(graph: ir.Graph, names: set[str], *, cast: bool) -> None:
+def _widen_inputs(graph: ir.Graph, names: edit.Names, *, cast: bool) -> None:
     """Cast the inputs of the main graph to FP32; those of a subgraph receive FP32 already."""
     for value in graph.inputs:
         if value.dtype not in HALF_TYPES:
             continue
-        if not cast:
-            value.type = _float_type(value.type)
-            continue
-        users = value.uses()
-        node = _cast(value, ir.DataType.FLOAT, _fresh(f"{value.name}_fp32", names))
-        if len(graph):
-            graph.insert_before(graph[0], node)
+        if cast:
+            edit.cast_for_readers(graph, value, ir.DataType.FLOAT, names, "fp32")
         else:
-            graph.append(node)
-        for user, index in users:
-            user.replace_input_with(index, node.outputs[0])
+            value.type = _float_type(value.type)
 
 
 def _widen_constants(graph: ir.Graph) -> None:
@@ -117,7 +112,7 @@ def _widen_constants(graph: ir.Graph) -> None:
             value.type = _float_type(value.type)
 
 
-def _widen_node(node: ir.Node, names: set[str]) -> None:
+def _widen_node(node: ir.Node, names: edit.Names) -> None:
     """Compute ``node`` in FP32 and round its FP16 and BF16 outputs."""
     halves = [value for value in node.outputs if value.name and value.dtype in HALF_TYPES]
     if node.op_type == "BitCast" and halves:
@@ -146,52 +141,24 @@ def _widen_node(node: ir.Node, names: set[str]) -> None:
             _round(node, value, dtype, names)
 
 
-def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType | None, names: set[str]) -> None:
+def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType | None, names: edit.Names) -> None:
     """Send ``value`` through ``dtype`` and back to FP32; the result takes over its name and uses."""
+    if dtype is None:
+        raise ValueError(f"no type to round {value.name} to")
     users = value.uses()
     name = str(value.name)
-    value.name = _fresh(f"{name}_unrounded", names)
-    chain = []
-    last = value
+    value.name = names.value(f"{name}_unrounded")
+    chain: list[ir.Node] = []
     if value.dtype != dtype:
-        chain.append(_cast(last, dtype, _fresh(f"{name}_rounded", names)))
-        last = chain[-1].outputs[0]
-    chain.append(_cast(last, ir.DataType.FLOAT, name))
-    result = chain[-1].outputs[0]
-    result.shape = value.shape
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+        chain.append(edit.cast_node(value, dtype, names, names.value(f"{name}_rounded")))
+    chain.append(edit.cast_node(chain[0].outputs[0] if chain else value, ir.DataType.FLOAT, names, name))
+    result, graph = chain[-1].outputs[0], edit.graph_of(node)
     graph.insert_after(node, chain)
     for user, index in users:
         user.replace_input_with(index, result)
     for index, output in enumerate(graph.outputs):
         if output is value:
             graph.outputs[index] = result
-
-
-def _restore_output(graph: ir.Graph, output: ir.Value, dtype: ir.DataType | None, names: set[str]) -> None:
-    """Give a graph output its declared type again; the FP32 value serves the other users under another name."""
-    name = str(output.name)
-    output.name = _fresh(f"{name}_fp32", names)
-    node = _cast(output, dtype, name)
-    node.outputs[0].shape = output.shape
-    graph.append(node)
-    graph.outputs[list(graph.outputs).index(output)] = node.outputs[0]
-
-
-def _cast(value: ir.Value, dtype: ir.DataType | None, name: str) -> ir.Node:
-    if dtype is None:
-        raise ValueError(f"no type to cast {value.name} to")
-    output = ir.Value(name=name, type=ir.TensorType(dtype))
-    return ir.node("Cast", [value], {"to": dtype}, outputs=[output], name=f"{name}/cast_{dtype.name.lower()}")
-
-
-def _fresh(name: str, names: set[str]) -> str:
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name
 
 
 def _float_type(kind: ir.TypeProtocol | None) -> ir.TypeProtocol:

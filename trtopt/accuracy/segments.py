@@ -311,12 +311,7 @@ class _Layout:
 
 
 def _exchange(model: ir.Model, forms: Mapping[str, _Form]) -> None:
-    """Write 8-bit forms into a segment, in place of its own nodes.
-
-    Args:
-        model: The segment.
-        forms: By node, in graph order.
-    """
+    """Write 8-bit forms into a segment, in place of its own nodes."""
     graph, names = model.graph, edit.Names(model)
     own = {str(node.name): node for node in graph}
     values = _computed(model)

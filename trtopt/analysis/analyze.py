@@ -48,7 +48,7 @@ from trtopt.roofline.rules.registry import advise
 from trtopt.roofline.rules.subject import Subject
 from trtopt.roofline.sweep import BatchAxis, Sweeper, batch_axis
 from trtopt.roofline.work import Layer
-from trtopt.source.external import weight_files
+from trtopt.source.check import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock

@@ -32,7 +32,7 @@ from trtopt.report.files.markdown import comparison_markdown, profile_markdown
 from trtopt.report.schema.profile import Comparison, ProfileReport
 from trtopt.report.schema.read import read_profile
 from trtopt.report.schema.write import write_report
-from trtopt.source.external import weight_files
+from trtopt.source.check import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock

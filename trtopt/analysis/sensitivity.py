@@ -23,7 +23,7 @@ from trtopt.hardware.user import gpu_table
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.schema.write import write_report
-from trtopt.source.external import weight_files
+from trtopt.source.check import weight_files
 from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock

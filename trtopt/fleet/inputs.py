@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trtopt.config import BuildConfig, flag, options
 from trtopt.config.paths import source_file
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.source.external import check_external_data
+from trtopt.source.check import check_external_data
 from trtopt.support.files import open_file
 
 MODEL = "model"

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from trtopt.cache.checksummed import read_checksummed, write_checksummed
 from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.report.schema.sweep import Result
-from trtopt.source.external import sha256_of
+from trtopt.source.check import sha256_of
 from trtopt.support._lazy import require
 from trtopt.support.files import TEMPORARY, check_writable
 from trtopt.support.json_text import converted

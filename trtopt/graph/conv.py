@@ -8,19 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    constant_of,
-    float_attribute,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    remove_node,
-    replace_value,
-    string_attribute,
-)
+from trtopt.graph import edit
 
 HALF_LOSS = 1e-3
 """Rounding to FP16 changes a weight by about 2e-4 in the L2 norm; beyond this, part of it lies below FP16's range."""
@@ -59,17 +47,17 @@ class Window:
 
 def window_of(node: ir.Node) -> Window | None:
     """The window of a Conv, ConvTranspose or pooling node; None where it depends on the input's size or is unknown."""
-    weight = constant_of(input_of(node, 1)) if is_op(node, "Conv", "ConvTranspose") else None
-    kernel = ints_attribute(node, "kernel_shape") or (tuple(weight.shape[2:]) if weight is not None else ())
-    automatic = string_attribute(node, "auto_pad", "NOTSET")
+    weight = edit.constant_of(edit.input_of(node, 1)) if edit.is_op(node, "Conv", "ConvTranspose") else None
+    kernel = edit.ints_attribute(node, "kernel_shape") or (tuple(weight.shape[2:]) if weight is not None else ())
+    automatic = edit.string_attribute(node, "auto_pad", "NOTSET")
     if not kernel or automatic not in ("NOTSET", "VALID"):
         return None
-    pads = None if automatic == "VALID" else ints_attribute(node, "pads")
+    pads = None if automatic == "VALID" else edit.ints_attribute(node, "pads")
     return Window(
         kernel,
-        ints_attribute(node, "strides") or (1,) * len(kernel),
+        edit.ints_attribute(node, "strides") or (1,) * len(kernel),
         pads or (0,) * (2 * len(kernel)),
-        ints_attribute(node, "dilations") or (1,) * len(kernel),
+        edit.ints_attribute(node, "dilations") or (1,) * len(kernel),
     )
 
 
@@ -77,7 +65,7 @@ def may_see_padding_alone(node: ir.Node) -> bool:
     """Whether a pooling window may lie on padding with every element: a dilated one can step over a small map."""
     window = window_of(node)
     pads = window is None or any(window.pads)
-    return pads and set(ints_attribute(node, "dilations") or (1,)) != {1}
+    return pads and set(edit.ints_attribute(node, "dilations") or (1,)) != {1}
 
 
 def set_window(node: ir.Node, window: Window) -> None:
@@ -98,27 +86,27 @@ def output_channels(node: ir.Node, weight: np.ndarray) -> int:
     if node.op_type == "Conv":
         return int(weight.shape[0])
     if node.op_type == "ConvTranspose":
-        return int(weight.shape[1]) * int_attribute(node, "group", 1)
-    return int(weight.shape[0 if int_attribute(node, "transB", 0) else 1])
+        return int(weight.shape[1]) * edit.int_attribute(node, "group", 1)
+    return int(weight.shape[0 if edit.int_attribute(node, "transB", 0) else 1])
 
 
 def input_channels(node: ir.Node, weight: np.ndarray) -> int:
     """Input channels of a Conv, ConvTranspose or Gemm with this weight."""
     if node.op_type == "Conv":
-        return int(weight.shape[1]) * int_attribute(node, "group", 1)
+        return int(weight.shape[1]) * edit.int_attribute(node, "group", 1)
     if node.op_type == "ConvTranspose":
         return int(weight.shape[0])
-    return int(weight.shape[1 if int_attribute(node, "transB", 0) else 0])
+    return int(weight.shape[1 if edit.int_attribute(node, "transB", 0) else 0])
 
 
 def why_not_constant(node: ir.Node) -> str:
     """Why the weight and bias of a Conv, ConvTranspose or Gemm cannot be computed with; empty where they can."""
-    weight, bias = constant_of(input_of(node, 1)), constant_of(input_of(node, 2))
+    weight, bias = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
     if weight is None:
         return f"the weights of {node.name} are not constants"
     if weight.dtype.kind in "iub":
         return f"the weights of {node.name} are integers"
-    if input_of(node, 2) is not None and bias is None:
+    if edit.input_of(node, 2) is not None and bias is None:
         return f"the bias of {node.name} is not a constant"
     if bias is not None and node.op_type == "Gemm" and bias.size not in (1, bias.shape[-1] if bias.ndim else 1):
         return f"the bias of {node.name} differs per row"
@@ -131,22 +119,22 @@ def weight_and_bias(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: They are not constants: ask :func:`why_not_constant` first.
     """
-    array, bias_array = constant_of(input_of(node, 1)), constant_of(input_of(node, 2))
+    array, bias_array = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
     if array is None:
         raise ValueError(f"the weights of {node.name} are not constants")
     weight = array.astype(np.float64)
     bias = np.zeros(1) if bias_array is None else bias_array.astype(np.float64).reshape(-1)
     if node.op_type == "Gemm":
-        weight = weight * float_attribute(node, "alpha", 1.0)
-        bias = bias * float_attribute(node, "beta", 1.0)
+        weight = weight * edit.float_attribute(node, "alpha", 1.0)
+        bias = bias * edit.float_attribute(node, "beta", 1.0)
     return weight, np.broadcast_to(bias, output_channels(node, weight))
 
 
 def scale_outputs(node: ir.Node, weight: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """``weight`` with each output channel times its factor."""
     if node.op_type == "ConvTranspose":
-        factors = _per_group(factors, weight.shape[0], int_attribute(node, "group", 1), weight.ndim)
-    elif node.op_type == "Conv" or int_attribute(node, "transB", 0):
+        factors = _per_group(factors, weight.shape[0], edit.int_attribute(node, "group", 1), weight.ndim)
+    elif node.op_type == "Conv" or edit.int_attribute(node, "transB", 0):
         factors = factors.reshape(-1, *[1] * (weight.ndim - 1))
     scaled: np.ndarray = weight * factors
     return scaled
@@ -155,8 +143,8 @@ def scale_outputs(node: ir.Node, weight: np.ndarray, factors: np.ndarray) -> np.
 def scale_inputs(node: ir.Node, weight: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """``weight`` with each input channel times its factor."""
     if node.op_type == "Conv":
-        factors = _per_group(factors, weight.shape[0], int_attribute(node, "group", 1), weight.ndim)
-    elif node.op_type == "ConvTranspose" or not int_attribute(node, "transB", 0):
+        factors = _per_group(factors, weight.shape[0], edit.int_attribute(node, "group", 1), weight.ndim)
+    elif node.op_type == "ConvTranspose" or not edit.int_attribute(node, "transB", 0):
         factors = factors.reshape(-1, *[1] * (weight.ndim - 1))
     scaled: np.ndarray = weight * factors
     return scaled
@@ -203,15 +191,15 @@ def survives_half(array: np.ndarray) -> bool:
     return lost <= HALF_LOSS**2 * norm
 
 
-def set_weights(names: Names, node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> None:
+def set_weights(names: edit.Names, node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> None:
     """Give a node new weights of its weights' type, as constants named after its output; without bias for None."""
-    old, graph, output = constant_of(input_of(node, 1)), node.graph, node.outputs[0].name
+    old, graph, output = edit.constant_of(edit.input_of(node, 1)), node.graph, node.outputs[0].name
     if old is None or graph is None:
         raise ValueError(f"{node.name} has no constant weights, or is in no graph")
     node.resize_inputs(2 if bias is None else 3)
-    node.replace_input_with(1, add_initializer(graph, names.value(f"{output}_weight"), weight.astype(old.dtype)))
+    node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{output}_weight"), weight.astype(old.dtype)))
     if bias is not None:
-        node.replace_input_with(2, add_initializer(graph, names.value(f"{output}_bias"), bias.astype(old.dtype)))
+        node.replace_input_with(2, edit.add_initializer(graph, names.value(f"{output}_bias"), bias.astype(old.dtype)))
     for name in ("alpha", "beta"):
         if node.op_type == "Gemm":
             node.attributes.pop(name, None)
@@ -224,7 +212,7 @@ def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str, ou
     return copy
 
 
-def swap_nodes(names: Names, first: ir.Node, second: ir.Node) -> tuple[ir.Node, ir.Node]:
+def swap_nodes(names: edit.Names, first: ir.Node, second: ir.Node) -> tuple[ir.Node, ir.Node]:
     """Run ``second`` before ``first``, which alone feeds it; the last one's output keeps its name.
 
     The second node stays the object it is; the first is made anew behind it.
@@ -240,10 +228,10 @@ def swap_nodes(names: Names, first: ir.Node, second: ir.Node) -> tuple[ir.Node, 
     moved.outputs[0].shape = output.shape
     graph.insert_after(second, moved)
     name = str(output.name)
-    replace_value(output, moved.outputs[0])
+    edit.replace_value(output, moved.outputs[0])
     second.replace_input_with(0, source)
     moved.replace_input_with(0, output)
-    remove_node(first)
+    edit.remove_node(first)
     output.shape = None
     output.name, moved.outputs[0].name = middle, name
     return second, moved

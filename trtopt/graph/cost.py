@@ -11,16 +11,7 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    constant_of,
-    constant_tensor_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    string_attribute,
-    subgraphs_of,
-)
+from trtopt.graph import edit
 from trtopt.graph.products import (
     PRODUCTS,
     Shapes,
@@ -93,10 +84,6 @@ SOFTMAX_FLOP = _PER_INPUT["Softmax"]
 def flop_of(node: ir.Node, shapes: Shapes) -> int | None:
     """Floating-point operations of one node, nested graphs not included.
 
-    Args:
-        node: A node.
-        shapes: Static shapes by value name.
-
     Returns:
         None when the operator has no cost here (:func:`has_cost`) or a shape is not known.
     """
@@ -140,10 +127,6 @@ def _is_small(shape: tuple[int, ...] | None) -> bool:
 def flop_by_node(model: ir.Model, shapes: Shapes) -> dict[str, int]:
     """Floating-point operations of every node, nested graphs included, once per iteration (see :func:`iterations`).
 
-    Args:
-        model: The model; every node has a unique name.
-        shapes: Static shapes by value name.
-
     Returns:
         Flop by node name; a node whose cost or shapes are not known is absent.
     """
@@ -159,21 +142,21 @@ def nodes_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterat
     for node in graph:
         yield node, times
         inner = times * iterations(node, shapes)
-        for subgraph in subgraphs_of(node):
+        for subgraph in edit.edit.subgraphs_of(node):
             yield from nodes_with_counts(subgraph, shapes, inner)
 
 
 def iterations(node: ir.Node, shapes: Shapes) -> int:
     """How often the nested graphs of a node run: the trip count of a ``Loop`` where it is constant, the length a
     ``Scan`` runs over, else once."""
-    if is_op(node, "Loop"):
-        limit = input_of(node, 0)
-        tensor = constant_tensor_of(limit)
-        array = constant_of(limit) if tensor is not None and tensor.size == 1 else None
+    if edit.is_op(node, "Loop"):
+        limit = edit.input_of(node, 0)
+        tensor = edit.constant_tensor_of(limit)
+        array = edit.constant_of(limit) if tensor is not None and tensor.size == 1 else None
         return 1 if array is None else max(int(array.reshape(())), 0)
-    if is_op(node, "Scan"):
-        count = int_attribute(node, "num_scan_inputs", 1)
-        axes = ints_attribute(node, "scan_input_axes") or (0,)
+    if edit.is_op(node, "Scan"):
+        count = edit.int_attribute(node, "num_scan_inputs", 1)
+        axes = edit.ints_attribute(node, "scan_input_axes") or (0,)
         shape = shape_of_input(node, len(node.inputs) - count, shapes)
         return shape[axes[0]] if shape else 1
     return 1
@@ -185,22 +168,22 @@ def is_eligible_for_int8(node: ir.Node) -> bool:
     Weights behind a DequantizeLinear count as constant. A convolution is depthwise when each group has one input
     channel.
     """
-    if not is_op(node, "Conv", "Gemm", "MatMul"):
+    if not edit.is_op(node, "Conv", "Gemm", "MatMul"):
         return False
     weight = constant_weight(node)
     if weight is None:
         return False
-    return not (node.op_type == "Conv" and int_attribute(node, "group", 1) > 1 and weight.shape[1] == 1)
+    return not (node.op_type == "Conv" and edit.int_attribute(node, "group", 1) > 1 and weight.shape[1] == 1)
 
 
 def constant_weight(node: ir.Node) -> ir.TensorProtocol | None:
     """The constant weight of a Conv, ConvTranspose, Gemm or MatMul (its second input), through DequantizeLinear."""
-    value = input_of(node, 1)
+    value = edit.input_of(node, 1)
     producer = None if value is None else value.producer()
-    while producer is not None and is_op(producer, "DequantizeLinear", "QuantizeLinear"):
+    while producer is not None and edit.is_op(producer, "DequantizeLinear", "QuantizeLinear"):
         value = producer.inputs[0]
         producer = None if value is None else value.producer()
-    return constant_tensor_of(value)
+    return edit.constant_tensor_of(value)
 
 
 def _product(node: ir.Node, shapes: Shapes) -> int | None:
@@ -208,7 +191,9 @@ def _product(node: ir.Node, shapes: Shapes) -> int | None:
     products, out = products_of(node, shapes), shape_of_output(node, shapes)
     if products is None or out is None:
         return None
-    has_bias = is_op(node, "CausalConvWithState", "Conv", "ConvTranspose", "Gemm") and input_of(node, 2) is not None
+    has_bias = (
+        edit.is_op(node, "CausalConvWithState", "Conv", "ConvTranspose", "Gemm") and edit.input_of(node, 2) is not None
+    )
     return sum(product.flop for product in products) + (math.prod(out) if has_bias else 0)
 
 
@@ -227,7 +212,7 @@ def _attention(node: ir.Node, shapes: Shapes) -> int | None:
     products, sizes = products_of(node, shapes), heads_of(node, shapes)
     if products is None or sizes is None:
         return None
-    masks = int(input_of(node, 3) is not None) + int(int_attribute(node, "is_causal", 0) != 0)
+    masks = int(edit.input_of(node, 3) is not None) + int(edit.int_attribute(node, "is_causal", 0) != 0)
     return sum(product.flop for product in products) + sizes.scores * (SOFTMAX_FLOP + 1 + masks)
 
 
@@ -238,7 +223,7 @@ def _variadic(node: ir.Node, shapes: Shapes) -> int | None:
 
 
 def _pool(node: ir.Node, shapes: Shapes) -> int | None:
-    out, kernel = shape_of_output(node, shapes), ints_attribute(node, "kernel_shape") or ()
+    out, kernel = shape_of_output(node, shapes), edit.ints_attribute(node, "kernel_shape") or ()
     per_element = 2 if node.op_type == "LpPool" else 1
     return None if out is None else per_element * math.prod(out) * math.prod(kernel)
 
@@ -246,7 +231,7 @@ def _pool(node: ir.Node, shapes: Shapes) -> int | None:
 def _local_response(node: ir.Node, shapes: Shapes) -> int | None:
     """Per element: squares and their sum over the window; then scale, shift, power, quotient."""
     out = shape_of_output(node, shapes)
-    return None if out is None else (2 * int_attribute(node, "size", 1) + 4) * math.prod(out)
+    return None if out is None else (2 * edit.int_attribute(node, "size", 1) + 4) * math.prod(out)
 
 
 def _resize(node: ir.Node, shapes: Shapes) -> int | None:
@@ -254,7 +239,7 @@ def _resize(node: ir.Node, shapes: Shapes) -> int | None:
     data, out = shape_of_input(node, 0, shapes), shape_of_output(node, shapes)
     if data is None or out is None:
         return None
-    taps = _TAPS[string_attribute(node, "mode", "nearest")]
+    taps = _TAPS[edit.string_attribute(node, "mode", "nearest")]
     resized = sum(a != b for a, b in zip(data, out, strict=True))
     return 0 if taps == 1 else 2 * taps**resized * math.prod(out)
 
@@ -263,7 +248,7 @@ def _grid_sample(node: ir.Node, shapes: Shapes) -> int | None:
     data, out = shape_of_input(node, 0, shapes), shape_of_output(node, shapes)
     if data is None or out is None:
         return None
-    taps = _TAPS[string_attribute(node, "mode", "linear")]
+    taps = _TAPS[edit.string_attribute(node, "mode", "linear")]
     return 0 if taps == 1 else 2 * taps ** (len(data) - 2) * math.prod(out)
 
 
@@ -271,7 +256,7 @@ def _roi_align(node: ir.Node, shapes: Shapes) -> int | None:
     """Four neighbours per sample. ``sampling_ratio`` 0 adapts to each box: taken as 2, the value detectors are trained
     with (torchvision's MultiScaleRoIAlign)."""
     out = shape_of_output(node, shapes)
-    ratio = int_attribute(node, "sampling_ratio", 0) or 2
+    ratio = edit.int_attribute(node, "sampling_ratio", 0) or 2
     return None if out is None else 2 * 4 * ratio**2 * math.prod(out)
 
 
@@ -283,7 +268,7 @@ def _fourier(node: ir.Node, shapes: Shapes) -> int | None:
     out = shape_of_output(node, shapes)
     if out is None:
         return None
-    length = 2 * (out[2] - 1) if int_attribute(node, "onesided", 1) else out[2]
+    length = 2 * (out[2] - 1) if edit.int_attribute(node, "onesided", 1) else out[2]
     return round(out[0] * out[1] * 2.5 * length * math.log2(max(length, 1)))
 
 
@@ -314,5 +299,5 @@ def graphs_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Itera
     """``graph`` and every graph nested in it, each with how often it runs."""
     yield graph, times
     for node in graph:
-        for nested in subgraphs_of(node):
+        for nested in edit.subgraphs_of(node):
             yield from graphs_with_counts(nested, shapes, times * iterations(node, shapes))

@@ -8,14 +8,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    all_graphs,
-    constant_of,
-    constant_tensor_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-)
+from trtopt.graph import edit
 
 Dim = int | str | tuple[ir.Value, int]
 """A number, a dimension the model names, or dimension ``i`` of a value. Those that compare equal are equal."""
@@ -46,7 +39,7 @@ class Dimensions:
         self._main = model.graph
         self._dims: dict[ir.Value, _Dims] = {}
         self._held: dict[ir.Value, tuple[Dim | None, ...]] = {}
-        for graph in all_graphs(model.graph):
+        for graph in edit.all_graphs(model.graph):
             for node in graph:
                 self._read(node)
 
@@ -61,7 +54,7 @@ class Dimensions:
         if value is None:
             return None
         if value not in self._held:
-            tensor = constant_tensor_of(value)
+            tensor = edit.constant_tensor_of(value)
             if tensor is None or tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32) or tensor.size > _LONGEST:
                 return None
             self._held[value] = tuple(int(item) for item in tensor.numpy().ravel())
@@ -129,7 +122,7 @@ def _left(dims: Sequence[Dim], taken: Sequence[Dim]) -> Dim | None:
 
 
 def _first(known: Dimensions, node: ir.Node) -> _Found:
-    return known.of(input_of(node, 0))
+    return known.of(edit.input_of(node, 0))
 
 
 def _broadcast(known: Dimensions, node: ir.Node) -> _Found:
@@ -150,7 +143,7 @@ def _joined(shapes: Sequence[Sequence[Dim]]) -> list[Dim | None]:
 
 
 def _product(known: Dimensions, node: ir.Node) -> _Found:
-    left, right = known.of(input_of(node, 0)), known.of(input_of(node, 1))
+    left, right = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
     if left is None or right is None or len(left) < 2 or len(right) < 2:
         return None
     return (
@@ -159,50 +152,50 @@ def _product(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _transpose(known: Dimensions, node: ir.Node) -> _Found:
-    dims, perm = known.of(input_of(node, 0)), ints_attribute(node, "perm")
+    dims, perm = known.of(edit.input_of(node, 0)), edit.ints_attribute(node, "perm")
     return None if dims is None else dims[::-1] if perm is None else [dims[axis] for axis in perm]
 
 
 def _reduction(known: Dimensions, node: ir.Node) -> _Found:
-    dims = known.of(input_of(node, 0))
-    axes: Sequence[int] | None = ints_attribute(node, "axes")
+    dims = known.of(edit.input_of(node, 0))
+    axes: Sequence[int] | None = edit.ints_attribute(node, "axes")
     if axes is None:
-        array = constant_of(input_of(node, 1))
+        array = edit.constant_of(edit.input_of(node, 1))
         axes = None if array is None else [int(axis) for axis in array.ravel()]
-    if dims is None or not axes or not int_attribute(node, "keepdims", 1):
+    if dims is None or not axes or not edit.int_attribute(node, "keepdims", 1):
         return None
     gone = {axis % len(dims) for axis in axes}
     return [1 if axis in gone else dim for axis, dim in enumerate(dims)]
 
 
 def _reshape(known: Dimensions, node: ir.Node) -> _Found:
-    target = known.held(input_of(node, 1))
-    if target is None or int_attribute(node, "allowzero", 0):
+    target = known.held(edit.input_of(node, 1))
+    if target is None or edit.int_attribute(node, "allowzero", 0):
         return None
-    return reshaped(known.of(input_of(node, 0)), target)
+    return reshaped(known.of(edit.input_of(node, 0)), target)
 
 
 def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
-    dims = known.of(input_of(node, 0))
+    dims = known.of(edit.input_of(node, 0))
     if dims is None:
         return None
-    end = int_attribute(node, "end", len(dims))
-    return dims[int_attribute(node, "start", 0) : end]
+    end = edit.int_attribute(node, "end", len(dims))
+    return dims[edit.int_attribute(node, "start", 0) : end]
 
 
 def _read_first(known: Dimensions, node: ir.Node) -> _Found:
     """What the first input holds, where the output is another view of it."""
-    return known.held(input_of(node, 0))
+    return known.held(edit.input_of(node, 0))
 
 
 def _read_cast(known: Dimensions, node: ir.Node) -> _Found:
-    whole = int_attribute(node, "to", 0) in (ir.DataType.INT32, ir.DataType.INT64)
-    return known.held(input_of(node, 0)) if whole else None
+    whole = edit.int_attribute(node, "to", 0) in (ir.DataType.INT32, ir.DataType.INT64)
+    return known.held(edit.input_of(node, 0)) if whole else None
 
 
 def _read_gather(known: Dimensions, node: ir.Node) -> _Found:
-    held, dims = known.held(input_of(node, 0)), known.of(input_of(node, 0))
-    indices = constant_of(input_of(node, 1))
+    held, dims = known.held(edit.input_of(node, 0)), known.of(edit.input_of(node, 0))
+    indices = edit.constant_of(edit.input_of(node, 1))
     if held is None or indices is None or dims is None or len(dims) != 1 or indices.size > _LONGEST:
         return None
     places = [int(index) for index in indices.ravel()]
@@ -210,10 +203,10 @@ def _read_gather(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _read_slice(known: Dimensions, node: ir.Node) -> _Found:
-    held, dims = known.held(input_of(node, 0)), known.of(input_of(node, 0))
-    bounds = [constant_of(input_of(node, index)) for index in (1, 2)]
-    step = constant_of(input_of(node, 4))
-    if held is None or dims is None or len(dims) != 1 or (input_of(node, 4) is not None and step is None):
+    held, dims = known.held(edit.input_of(node, 0)), known.of(edit.input_of(node, 0))
+    bounds = [edit.constant_of(edit.input_of(node, index)) for index in (1, 2)]
+    step = edit.constant_of(edit.input_of(node, 4))
+    if held is None or dims is None or len(dims) != 1 or (edit.input_of(node, 4) is not None and step is None):
         return None
     if step is not None and (step != 1).any():
         return None
@@ -223,7 +216,7 @@ def _read_slice(known: Dimensions, node: ir.Node) -> _Found:
 
 def _read_concat(known: Dimensions, node: ir.Node) -> _Found:
     parts: list[Dim | None] = []
-    if int_attribute(node, "axis", 0) != 0 and len(known.of(node.outputs[0]) or ()) != 1:
+    if edit.int_attribute(node, "axis", 0) != 0 and len(known.of(node.outputs[0]) or ()) != 1:
         return None
     for value in node.inputs:
         dims, held = known.of(value), known.held(value)

@@ -208,16 +208,7 @@ def new_node(
     attributes: dict[str, ir.Attr | int | float | str | Sequence[int] | Sequence[float]] | None = None,
     like: ir.Value | None = None,
 ) -> ir.Node:
-    """A node of the default domain with one output, not yet in a graph.
-
-    Args:
-        op_type: The ONNX operator.
-        inputs: Its inputs; None where one is left out.
-        name: The node's name.
-        output: Its output's name.
-        attributes: Attributes as plain Python values.
-        like: A value whose type and shape the output takes.
-    """
+    """A node of the default domain, not yet in a graph, with one output that has the type and shape of ``like``."""
     node = ir.node(op_type, list(inputs), attributes=attributes or {}, name=name)
     value = node.outputs[0]
     value.name = output
@@ -260,12 +251,20 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
         new.shape = old.shape.copy()
 
 
+def graph_of(node: ir.Node) -> ir.Graph:
+    """The graph that holds a node.
+
+    Raises:
+        ValueError: None does.
+    """
+    if not isinstance(node.graph, ir.Graph):
+        raise ValueError(f"node {node.name} is in no graph")
+    return node.graph
+
+
 def remove_node(node: ir.Node) -> None:
     """Remove a node whose outputs nothing uses from its graph; what its nested graphs use is no longer used by them."""
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
-    graph.remove(node, safe=True)
+    graph_of(node).remove(node, safe=True)
     for subgraph in subgraphs_of(node):
         for inner in all_nodes(subgraph):
             for index in range(len(inner.inputs)):
@@ -288,11 +287,9 @@ class Splice:
     """
 
     def __init__(self, model: ir.Model, node: ir.Node, recipe: str) -> None:
-        if not isinstance(node.graph, ir.Graph):
-            raise ValueError(f"node {node.name} is in no graph")
         self._names = Names(model)
         self._node = node
-        self._graph = node.graph
+        self._graph = graph_of(node)
         self._recipe = recipe
 
     def op(
@@ -411,3 +408,28 @@ def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> Non
         graph.extend(nodes)
     else:
         graph.insert_before(graph[0], nodes)
+
+
+def cast_for_readers(
+    graph: ir.Graph,
+    value: ir.Value,
+    dtype: ir.DataType,
+    names: Names,
+    label: str,
+    readers: Collection[tuple[ir.Node, int]] | None = None,
+) -> None:
+    """Let ``readers`` (all, by default) read ``value`` as ``dtype``: behind a Cast, named after it and ``label``."""
+    uses = list(value.uses()) if readers is None else readers
+    cast = cast_node(value, dtype, names, names.value(f"{value.name}_{label}"))
+    insert_behind(graph, value, [cast])
+    for node, index in uses:
+        node.replace_input_with(index, cast.outputs[0])
+
+
+def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, names: Names, label: str) -> ir.Value:
+    """An output of ``graph`` as ``dtype``: the Cast takes over its name, to which ``label`` is added for itself."""
+    name = str(value.name)
+    value.name = names.value(f"{name}_{label}")
+    cast = cast_node(value, dtype, names, name)
+    graph.append(cast)
+    return cast.outputs[0]

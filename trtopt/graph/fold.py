@@ -1,27 +1,17 @@
-"""Evaluation of single nodes whose inputs are constants."""
+"""Evaluation of single nodes whose inputs are constants, and of ``If`` nodes whose condition is one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    all_graphs,
-    constant_tensor_of,
-    dims_of,
-    int_attribute,
-    is_op,
-    remove_node,
-    static_shape,
-    subgraphs_of,
-)
+from trtopt.graph import edit
+from trtopt.graph.edit import Names, can_replace, constant_of, graph_of, is_op, remove_node, replace_value, subgraphs_of
 
 MAX_GROWTH_BYTES = 16 << 20
 """A folded constant may be this large, or as large as twice the constants it is made from."""
@@ -73,15 +63,15 @@ def can_fold(node: ir.Node, known: Container[ir.Value] = ()) -> bool:
         node: The node.
         known: Values to take for constants although they are not yet.
     """
-    if node.domain != "" or node.op_type in _NEVER or subgraphs_of(node):
+    if node.domain != "" or node.op_type in _NEVER or edit.subgraphs_of(node):
         return False
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         return False
-    if is_op(node, "Shape", "Size") and static_shape(node.inputs[0]) is not None:
+    if edit.is_op(node, "Shape", "Size") and edit.static_shape(node.inputs[0]) is not None:
         return True
     if _static_part_of_shape(node) is not None:
         return True
-    return all(value is None or value in known or constant_tensor_of(value) is not None for value in node.inputs)
+    return all(value is None or value in known or edit.constant_tensor_of(value) is not None for value in node.inputs)
 
 
 def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> list[np.ndarray]:
@@ -101,9 +91,9 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
     part = _static_part_of_shape(node)
     if part is not None:
         return [part]
-    if is_op(node, "Shape", "Size"):
+    if edit.is_op(node, "Shape", "Size"):
         return [_shape_or_size(node)]
-    tensors = [constant_tensor_of(value) for value in node.inputs]
+    tensors = [edit.constant_tensor_of(value) for value in node.inputs]
     allowed = max(limit_bytes, 2 * sum(tensor.nbytes for tensor in tensors if tensor is not None))
     if node.op_type in _PER_ELEMENT:
         allowed = min(allowed, _MOST_BYTES_PER_ELEMENT)
@@ -127,7 +117,7 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
 
 def excess(node: ir.Node, limit_bytes: int) -> str:
     """Why the constant a node computes would be too large, judged by inferred shapes alone; empty when it may do."""
-    if is_op(node, "Shape", "Size"):
+    if edit.is_op(node, "Shape", "Size"):
         return ""
     sizes = [_inferred_bytes(value) for value in _used_outputs(node)]
     largest = max((size for size in sizes if size is not None), default=0)
@@ -149,15 +139,13 @@ def constants_from(model: ir.Model, node: ir.Node, arrays: Sequence[np.ndarray])
     Returns:
         The ``Constant`` nodes made.
     """
-    graph = node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+    graph = edit.graph_of(node)
     made = []
     for value, array in zip(_used_outputs(node), arrays, strict=True):
         name = str(value.name)
         value.name = f"{name}__folded"
         if value.is_graph_output():
-            label = Names(model).node(f"{node.name}_constant")
+            label = edit.Names(model).node(f"{node.name}_constant")
             new = ir.node("Constant", [], attributes={"value": ir.tensor(array, name=name)}, name=label)
             new.outputs[0].name = name
             new.outputs[0].type, new.outputs[0].shape = value.type, value.shape
@@ -165,8 +153,8 @@ def constants_from(model: ir.Model, node: ir.Node, arrays: Sequence[np.ndarray])
             made.append(new)
             value.replace_all_uses_with(new.outputs[0], replace_graph_outputs=True)
         else:
-            value.replace_all_uses_with(add_initializer(graph, name, array))
-    remove_node(node)
+            value.replace_all_uses_with(edit.add_initializer(graph, name, array))
+    edit.remove_node(node)
     return made
 
 
@@ -177,10 +165,10 @@ def fold_shapes(model: ir.Model) -> int:
     """
     opset = model.graph.opset_imports[""]
     folded = 0
-    for graph in all_graphs(model.graph):
+    for graph in edit.all_graphs(model.graph):
         for node in list(graph):
             if not can_fold(node) or any(
-                _bytes(value) > _SHAPE_BYTES for value in node.inputs if not is_op(node, "Shape", "Size")
+                _bytes(value) > _SHAPE_BYTES for value in node.inputs if not edit.is_op(node, "Shape", "Size")
             ):
                 continue
             try:
@@ -193,12 +181,12 @@ def fold_shapes(model: ir.Model) -> int:
 
 
 def _bytes(value: ir.Value | None) -> int:
-    tensor = constant_tensor_of(value)
+    tensor = edit.constant_tensor_of(value)
     return 0 if tensor is None else tensor.nbytes
 
 
 def _inferred_bytes(value: ir.Value) -> int | None:
-    shape = static_shape(value)
+    shape = edit.static_shape(value)
     if shape is None or value.dtype is None:
         return None
     return int(np.prod(shape, dtype=np.float64) * value.dtype.itemsize)
@@ -209,26 +197,28 @@ def _used_outputs(node: ir.Node) -> list[ir.Value]:
 
 
 def _shape_or_size(node: ir.Node) -> np.ndarray:
-    shape = static_shape(node.inputs[0])
+    shape = edit.static_shape(node.inputs[0])
     if shape is None:
-        tensor = constant_tensor_of(node.inputs[0])
+        tensor = edit.constant_tensor_of(node.inputs[0])
         if tensor is None:
             raise FoldError("the shape is not static")
-        shape = dims_of(tensor)
+        shape = edit.dims_of(tensor)
     if node.op_type == "Size":
         return np.asarray(np.prod(shape, dtype=np.int64))
     end = node.attributes.get("end")
-    return np.asarray(shape[int_attribute(node, "start", 0) : None if end is None else end.as_int()], dtype=np.int64)
+    return np.asarray(
+        shape[edit.int_attribute(node, "start", 0) : None if end is None else end.as_int()], dtype=np.int64
+    )
 
 
 def _static_part_of_shape(node: ir.Node) -> np.ndarray | None:
     """The dimensions that a Shape, or a Gather or Slice of one, picks, where those are static."""
-    if is_op(node, "Shape"):
+    if edit.is_op(node, "Shape"):
         picked = _dims_of_shape(node)
-    elif is_op(node, "Gather", "Slice") and node.inputs[0] is not None and node.inputs[0].producer() is not None:
+    elif edit.is_op(node, "Gather", "Slice") and node.inputs[0] is not None and node.inputs[0].producer() is not None:
         shape = node.inputs[0].producer()
-        dims = _dims_of_shape(shape) if shape is not None and is_op(shape, "Shape") else None
-        picked = None if dims is None else _gathered(node, dims) if is_op(node, "Gather") else _sliced(node, dims)
+        dims = _dims_of_shape(shape) if shape is not None and edit.is_op(shape, "Shape") else None
+        picked = None if dims is None else _gathered(node, dims) if edit.is_op(node, "Gather") else _sliced(node, dims)
     else:
         return None
     if picked is None or any(dim is None for dim in picked.reshape(-1)):
@@ -243,11 +233,11 @@ def _dims_of_shape(shape: ir.Node) -> np.ndarray | None:
         return None
     end = shape.attributes.get("end")
     dims = [dim if isinstance(dim, int) else None for dim in value.shape]
-    return np.asarray(dims[int_attribute(shape, "start", 0) : None if end is None else end.as_int()], dtype=object)
+    return np.asarray(dims[edit.int_attribute(shape, "start", 0) : None if end is None else end.as_int()], dtype=object)
 
 
 def _gathered(node: ir.Node, dims: np.ndarray) -> np.ndarray | None:
-    indices = constant_tensor_of(node.inputs[1])
+    indices = edit.constant_tensor_of(node.inputs[1])
     if indices is None:
         return None
     at = indices.numpy()
@@ -256,7 +246,7 @@ def _gathered(node: ir.Node, dims: np.ndarray) -> np.ndarray | None:
 
 
 def _sliced(node: ir.Node, dims: np.ndarray) -> np.ndarray | None:
-    tensors = [constant_tensor_of(value) for value in node.inputs[1:]]
+    tensors = [edit.constant_tensor_of(value) for value in node.inputs[1:]]
     if len(tensors) < 2 or any(tensor is None for tensor in tensors):
         return None
     numbers = [int(tensor.numpy().reshape(-1)[0]) for tensor in tensors if tensor is not None]
@@ -271,7 +261,7 @@ def _one_node_model(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], 
     del proto.input[:]
     proto.input.extend(names)
     inputs = [
-        onnx.helper.make_tensor_value_info(name, int(tensor.dtype), dims_of(tensor))
+        onnx.helper.make_tensor_value_info(name, int(tensor.dtype), edit.dims_of(tensor))
         for name, tensor in zip(names, tensors, strict=True)
         if tensor is not None
     ]
@@ -286,8 +276,8 @@ def _one_node_model(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], 
 def _output_bytes(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], proto: onnx.ModelProto) -> int | None:
     """Bytes of the node's largest output; None when its size cannot be known before it is computed."""
     if node.op_type in _BOUNDED_BY_INPUT:
-        return max(8 * len(t.shape) * math.prod(dims_of(t)) for t in tensors if t is not None)
-    shapes = [static_shape(value) for value in _used_outputs(node)]
+        return max(8 * len(t.shape) * math.prod(edit.dims_of(t)) for t in tensors if t is not None)
+    shapes = [edit.static_shape(value) for value in _used_outputs(node)]
     if None in shapes:
         with_data = onnx.ModelProto()
         with_data.CopyFrom(proto)
@@ -321,9 +311,66 @@ def _as_array(result: Any, value: ir.Value) -> np.ndarray:
     if not isinstance(result, (np.ndarray, np.generic)):
         raise FoldError(f"{value.name} is not a tensor")
     array = np.asarray(result)
-    shape = static_shape(value)
+    shape = edit.static_shape(value)
     if shape is not None and array.shape != shape:
         raise FoldError(f"{value.name} evaluates to the shape {array.shape}, not {shape}")
     if value.dtype is not None and ir.DataType.from_numpy(array.dtype) != value.dtype:
         raise FoldError(f"{value.name} evaluates to {array.dtype}, its type is {value.dtype}")
     return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def constant_branch(node: ir.Node) -> ir.Graph | None:
+    """The branch an ``If`` node always takes; None where the condition is not a constant."""
+    if not is_op(node, "If"):
+        return None
+    condition = constant_of(node.inputs[0])
+    if condition is None or condition.size != 1:
+        return None
+    return node.attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"].as_graph()
+
+
+def inline_branch(node: ir.Node, branch: ir.Graph, names: Names) -> list[ir.Node]:
+    """Put the nodes of ``branch`` in place of the ``If`` node that holds it, in place.
+
+    Args:
+        node: The ``If`` node; it is removed.
+        branch: One of its branches. Names of its nodes and values are unique in the model.
+        names: The names taken in the model.
+
+    Returns:
+        The nodes that moved into the graph around the ``If`` node, and the ``Identity`` nodes added for its outputs.
+    """
+    graph = graph_of(node)
+    results = list(branch.outputs)
+    branch.outputs.clear()
+    for value in list(branch.initializers.values()):
+        branch.initializers.pop(str(value.name))
+        graph.register_initializer(value)
+    moved = list(branch)
+    branch.remove(moved)
+    graph.insert_before(node, moved)
+    for old, new in zip(node.outputs, results, strict=True):
+        if not can_replace(old, new):
+            identity = ir.node("Identity", [new], name=names.node(f"{old.name}_identity"))
+            identity.outputs[0].name = names.value(f"{old.name}_identity")
+            identity.outputs[0].type, identity.outputs[0].shape = old.type, old.shape
+            graph.insert_before(node, identity)
+            moved.append(identity)
+            new = identity.outputs[0]
+        replace_value(old, new)
+    remove_node(node)
+    return moved
+
+
+def constant_branches(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Graph]]:
+    """``If`` nodes with a constant condition and the branch each takes; of nested ones the outermost.
+
+    Nested ones may go with a branch that is dropped; look again after inlining.
+    """
+    for node in graph:
+        branch = constant_branch(node)
+        if branch is not None:
+            yield node, branch
+        else:
+            for subgraph in subgraphs_of(node):
+                yield from constant_branches(subgraph)

@@ -32,10 +32,6 @@ def signature(model: ir.Model) -> Signature:
 def check(model: ir.Model, expected: Signature | None = None) -> None:
     """Check that the model is well formed: sorted, no dangling input, unique names, outputs produced.
 
-    Args:
-        model: The model; not changed.
-        expected: The inputs and outputs it must still have.
-
     Raises:
         InvariantError: Something is broken; the message names it.
     """

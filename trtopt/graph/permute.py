@@ -9,17 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    Names,
-    add_initializer,
-    constant_of,
-    constant_tensor_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    static_shape,
-)
+from trtopt.graph import edit
 
 Perm = tuple[int, ...]
 
@@ -54,7 +44,7 @@ def inverse(perm: Perm) -> Perm:
 def data_inputs(node: ir.Node, rank: int) -> list[int]:
     """Which inputs of a node that :func:`can_permute` are tensors of this rank that something computes."""
     count = len(node.inputs) if node.op_type in _BROADCAST or node.op_type == "Concat" else 1
-    return [i for i in range(count) if constant_tensor_of(node.inputs[i]) is None and _rank(node, i) == rank]
+    return [i for i in range(count) if edit.constant_tensor_of(node.inputs[i]) is None and _rank(node, i) == rank]
 
 
 def can_permute(node: ir.Node, perm: Perm, opset: int) -> bool:
@@ -68,7 +58,7 @@ def can_permute(node: ir.Node, perm: Perm, opset: int) -> bool:
         return False
     if node.op_type in _BROADCAST:
         return _broadcasts(node, rank)
-    if _rank(node, 0) != rank or constant_tensor_of(node.inputs[0]) is not None:
+    if _rank(node, 0) != rank or edit.constant_tensor_of(node.inputs[0]) is not None:
         return False
     if node.op_type in _UNARY:
         return all(_is_single(value) for value in node.inputs[1:])
@@ -78,13 +68,15 @@ def can_permute(node: ir.Node, perm: Perm, opset: int) -> bool:
     if node.op_type in ("Softmax", "LogSoftmax"):
         return opset >= 13
     if node.op_type in ("ArgMax", "ArgMin"):
-        return int_attribute(node, "keepdims", 1) == 1
+        return edit.int_attribute(node, "keepdims", 1) == 1
     if node.op_type == "Pad":
-        axes = input_of(node, 3)
-        return constant_of(input_of(node, 1)) is not None and (axes is None or constant_of(axes) is not None)
+        axes = edit.input_of(node, 3)
+        return edit.constant_of(edit.input_of(node, 1)) is not None and (
+            axes is None or edit.constant_of(axes) is not None
+        )
     if node.op_type == "Slice":
-        axes, starts = input_of(node, 3), static_shape(input_of(node, 1))
-        return constant_of(axes) is not None if axes is not None else starts is not None
+        axes, starts = edit.input_of(node, 3), edit.static_shape(edit.input_of(node, 1))
+        return edit.constant_of(axes) is not None if axes is not None else starts is not None
     if node.op_type in _REDUCE or node.op_type == "Squeeze":
         axes_dropped = _axes(node, rank)
         return axes_dropped is not None and (keeps_rank(node) or _in_order(axes_dropped, perm))
@@ -93,20 +85,20 @@ def can_permute(node: ir.Node, perm: Perm, opset: int) -> bool:
 
 def keeps_rank(node: ir.Node) -> bool:
     """Whether the outputs of a node that :func:`can_permute` have the axes of its data."""
-    return node.op_type != "Squeeze" and (node.op_type not in _REDUCE or int_attribute(node, "keepdims", 1) == 1)
+    return node.op_type != "Squeeze" and (node.op_type not in _REDUCE or edit.int_attribute(node, "keepdims", 1) == 1)
 
 
-def permute(node: ir.Node, perm: Perm, names: Names) -> None:
+def permute(node: ir.Node, perm: Perm, names: edit.Names) -> None:
     """Change attributes and constants of a node that :func:`can_permute`; its data inputs are the caller's."""
     rank = len(perm)
     if node.op_type in _BROADCAST or node.op_type == "Concat":
         for index, value in enumerate(node.inputs):
-            array = constant_of(value)
+            array = edit.constant_of(value)
             if array is not None and (array.size > 1 or node.op_type == "Concat"):
                 full = array.reshape((1,) * (rank - array.ndim) + array.shape)
                 _set_constant(node, index, np.ascontiguousarray(full.transpose(inverse(perm))), names)
     if node.op_type in _AXIS_DEFAULTS:
-        axis = int_attribute(node, "axis", _AXIS_DEFAULTS[node.op_type])
+        axis = edit.int_attribute(node, "axis", _AXIS_DEFAULTS[node.op_type])
         node.attributes["axis"] = ir.AttrInt64("axis", perm[axis % rank])
     elif node.op_type == "Pad":
         _permute_pad(node, perm, names)
@@ -116,26 +108,26 @@ def permute(node: ir.Node, perm: Perm, names: Names) -> None:
         axes = [perm[axis] for axis in _axes(node, rank) or ()]
         if "axes" in node.attributes:
             node.attributes["axes"] = ir.AttrInt64s("axes", sorted(axes))
-        elif input_of(node, 1) is not None:
+        elif edit.input_of(node, 1) is not None:
             _set_constant(node, 1, np.asarray(sorted(axes), np.int64), names)
 
 
 def _rank(node: ir.Node, index: int) -> int | None:
-    value = input_of(node, index)
+    value = edit.input_of(node, index)
     return None if value is None or value.shape is None else len(value.shape)
 
 
 def _is_single(value: ir.Value | None) -> bool:
     """Whether a value is left out, or holds one number."""
-    return value is None or (static_shape(value) is not None and set(static_shape(value) or ()) <= {1})
+    return value is None or (edit.static_shape(value) is not None and set(edit.static_shape(value) or ()) <= {1})
 
 
 def _broadcasts(node: ir.Node, rank: int) -> bool:
     """Whether each input is data of the full rank, or a constant, or one number; and one of them is data."""
-    if is_op(node, "PRelu") and _rank(node, 0) != rank:
+    if edit.is_op(node, "PRelu") and _rank(node, 0) != rank:
         return False
     for index, value in enumerate(node.inputs):
-        constant, found = constant_tensor_of(value), _rank(node, index)
+        constant, found = edit.constant_tensor_of(value), _rank(node, index)
         if constant is not None:
             if len(constant.shape) > rank:
                 return False
@@ -146,15 +138,15 @@ def _broadcasts(node: ir.Node, rank: int) -> bool:
 
 def _axes(node: ir.Node, rank: int) -> list[int] | None:
     """The axes a reduction or Squeeze names, from 0 on; None where they are not constants."""
-    axes = ints_attribute(node, "axes")
-    if axes is None and input_of(node, 1) is not None:
-        array = constant_of(input_of(node, 1))
+    axes = edit.ints_attribute(node, "axes")
+    if axes is None and edit.input_of(node, 1) is not None:
+        array = edit.constant_of(edit.input_of(node, 1))
         if array is None:
             return None
         axes = tuple(int(axis) for axis in array.reshape(-1))
     if not axes:
         # A reduction over everything; a Squeeze of whatever is one; or nothing at all (noop_with_empty_axes).
-        plain = node.op_type in _REDUCE and int_attribute(node, "noop_with_empty_axes", 0) == 0
+        plain = node.op_type in _REDUCE and edit.int_attribute(node, "noop_with_empty_axes", 0) == 0
         return list(range(rank)) if plain else None
     return [axis % rank for axis in axes]
 
@@ -164,8 +156,8 @@ def _in_order(dropped: list[int], perm: Perm) -> bool:
     return stay == sorted(stay)
 
 
-def _permute_pad(node: ir.Node, perm: Perm, names: Names) -> None:
-    axes, pads = constant_of(input_of(node, 3)), constant_of(input_of(node, 1))
+def _permute_pad(node: ir.Node, perm: Perm, names: edit.Names) -> None:
+    axes, pads = edit.constant_of(edit.input_of(node, 3)), edit.constant_of(edit.input_of(node, 1))
     rank = len(perm)
     if axes is not None:
         moved = np.asarray([perm[int(axis) % rank] for axis in axes], np.int64)
@@ -175,20 +167,18 @@ def _permute_pad(node: ir.Node, perm: Perm, names: Names) -> None:
         _set_constant(node, 1, np.ascontiguousarray(pads.reshape(2, rank)[:, order].reshape(-1)), names)
 
 
-def _permute_slice(node: ir.Node, perm: Perm, names: Names) -> None:
-    axes = constant_of(input_of(node, 3))
+def _permute_slice(node: ir.Node, perm: Perm, names: edit.Names) -> None:
+    axes = edit.constant_of(edit.input_of(node, 3))
     if axes is None:
         starts = node.inputs[1]
         dtype = np.int64 if starts is None or starts.dtype is None else starts.dtype.numpy()
-        axes = np.arange((static_shape(starts) or (0,))[0], dtype=dtype)
+        axes = np.arange((edit.static_shape(starts) or (0,))[0], dtype=dtype)
     if len(node.inputs) < 4:
         node.resize_inputs(4)
     # Starts, ends and axes are of one type.
     _set_constant(node, 3, np.asarray([perm[int(axis) % len(perm)] for axis in axes], axes.dtype), names)
 
 
-def _set_constant(node: ir.Node, index: int, array: np.ndarray, names: Names) -> None:
-    if node.graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+def _set_constant(node: ir.Node, index: int, array: np.ndarray, names: edit.Names) -> None:
     name = names.value(f"{node.outputs[0].name}_constant")
-    node.replace_input_with(index, add_initializer(node.graph, name, array))
+    node.replace_input_with(index, edit.add_initializer(edit.graph_of(node), name, array))

@@ -56,10 +56,6 @@ class Heads(NamedTuple):
 def products_of(node: ir.Node, shapes: Shapes) -> tuple[Product, ...] | None:
     """The matrix products a node computes, in the order it computes them.
 
-    Args:
-        node: A node of the default domain.
-        shapes: Static shapes by value name.
-
     Returns:
         None when it is not one of :data:`PRODUCTS` or a shape is not known. A recurrent layer has two: the input
         product of all time steps at once, and the recurrent one, step by step.

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import (
-    constant_of,
-    constant_tensor_of,
-    dims_of,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    static_shape,
-    string_attribute,
-)
+from trtopt.graph import edit
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """Gates per hidden unit, in the order of their rows: input, output, forget, cell; update, reset, hidden; hidden."""
@@ -64,18 +54,18 @@ class Weights:
 
 def is_recurrent(node: ir.Node | None) -> bool:
     """Whether it is an LSTM, GRU or RNN of the default domain."""
-    return is_op(node, *GATES)
+    return edit.is_op(node, *GATES)
 
 
 def recurrent_of(node: ir.Node) -> Recurrent:
     """The sizes of a recurrent node that :func:`why_not_plain` has nothing against."""
-    direction = string_attribute(node, "direction", "forward")
+    direction = edit.string_attribute(node, "direction", "forward")
     reverse = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
-    weights = constant_tensor_of(input_of(node, 2))
+    weights = edit.constant_tensor_of(edit.input_of(node, 2))
     if weights is None:
         raise ValueError(f"the weights of {node.name} are not constants")
-    after = is_op(node, "GRU") and int_attribute(node, "linear_before_reset", 0) != 0
-    return Recurrent(node.op_type, _steps(node.inputs[0]), dims_of(weights)[2], reverse, after)
+    after = edit.is_op(node, "GRU") and edit.int_attribute(node, "linear_before_reset", 0) != 0
+    return Recurrent(node.op_type, _steps(node.inputs[0]), edit.dims_of(weights)[2], reverse, after)
 
 
 def _steps(source: ir.Value | None) -> int | None:
@@ -86,39 +76,41 @@ def _steps(source: ir.Value | None) -> int | None:
         first = source.shape[0]
         return first if isinstance(first, int) else None
     node = source.producer()
-    axes = _axes(node) if node is not None and is_op(node, "Unsqueeze") else None
+    axes = _axes(node) if node is not None and edit.is_op(node, "Unsqueeze") else None
     return 1 if axes is not None and set(axes) & {0, -3} else None
 
 
 def _axes(node: ir.Node) -> tuple[int, ...] | None:
-    array = constant_of(input_of(node, 1))
-    return ints_attribute(node, "axes") if array is None else tuple(int(axis) for axis in array.reshape(-1))
+    array = edit.constant_of(edit.input_of(node, 1))
+    return edit.ints_attribute(node, "axes") if array is None else tuple(int(axis) for axis in array.reshape(-1))
 
 
 def why_not_plain(node: ir.Node) -> str:
     """Why a recurrent node is more than the standard equations over all steps with constant weights; "" if not."""
     if "clip" in node.attributes:  # 0 is a bound, too
         return "it clips its gates"
-    if int_attribute(node, "input_forget", 0):
+    if edit.int_attribute(node, "input_forget", 0):
         return "its input and forget gates are coupled"
-    if int_attribute(node, "layout", 0):
+    if edit.int_attribute(node, "layout", 0):
         return "its batch is the first axis"
-    direction = string_attribute(node, "direction", "forward")
+    direction = edit.string_attribute(node, "direction", "forward")
     activations = node.attributes.get("activations")
     if activations is not None:
         given = tuple(item.lower() for item in activations.as_strings())
         if given != _ACTIVATIONS[node.op_type] * (2 if direction == "bidirectional" else 1):
             return "its activations are not the standard ones"
-    weights = [constant_of(input_of(node, index)) for index in (1, 2)]
-    bias = constant_of(input_of(node, 3))
-    if any(array is None or array.ndim != 3 for array in weights) or (input_of(node, 3) is not None and bias is None):
+    weights = [edit.constant_of(edit.input_of(node, index)) for index in (1, 2)]
+    bias = edit.constant_of(edit.input_of(node, 3))
+    if any(array is None or array.ndim != 3 for array in weights) or (
+        edit.input_of(node, 3) is not None and bias is None
+    ):
         return "its weights are not constants"
     if not all(_is_finite(array) for array in (*weights, bias) if array is not None):
         return "its weights are not finite"
     if not runs_all_steps(node):
         return "its sequences may differ in length"
-    peepholes = input_of(node, 7)
-    found = constant_of(peepholes)
+    peepholes = edit.input_of(node, 7)
+    found = edit.constant_of(peepholes)
     if peepholes is not None and (found is None or found.any()):
         return "it has peepholes"
     return ""
@@ -131,16 +123,16 @@ def _is_finite(array: np.ndarray) -> bool:
 
 def runs_all_steps(node: ir.Node) -> bool:
     """Whether no sequence of a recurrent node ends before the last step."""
-    lengths = input_of(node, 4)
+    lengths = edit.input_of(node, 4)
     if lengths is None:
         return True
-    given, shape = constant_of(lengths), static_shape(node.inputs[0])
+    given, shape = edit.constant_of(lengths), edit.static_shape(node.inputs[0])
     return given is not None and shape is not None and bool((given == shape[0]).all())
 
 
 def weights_of(node: ir.Node, direction: int) -> Weights:
     """The constants of one direction of a node that :func:`why_not_plain` has nothing against."""
-    inputs, recurrent = constant_of(input_of(node, 1)), constant_of(input_of(node, 2))
+    inputs, recurrent = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
     if inputs is None or recurrent is None:
         raise ValueError(f"the weights of {node.name} are not constants")
     return Weights(
@@ -151,7 +143,7 @@ def weights_of(node: ir.Node, direction: int) -> Weights:
 def biases_of(node: ir.Node, direction: int) -> tuple[np.ndarray, np.ndarray]:
     """The biases of one direction, of the input and of the state, in float64."""
     rows = GATES[node.op_type] * recurrent_of(node).hidden
-    bias = constant_of(input_of(node, 3))
+    bias = edit.constant_of(edit.input_of(node, 3))
     both = np.zeros(2 * rows) if bias is None else bias[direction].astype(np.float64)
     return both[:rows], both[rows:]
 
@@ -169,6 +161,6 @@ def fits(array: np.ndarray, dtype: np.dtype, *parts: np.ndarray) -> bool:
 def initial_of(node: ir.Node) -> tuple[ir.Value, ...] | None:
     """The state a recurrent node begins with, empty where that is zero; None where half of it is given."""
     count = 2 if node.op_type == "LSTM" else 1
-    given = [value for index in range(5, 5 + count) if (value := input_of(node, index)) is not None]
-    given = [value for value in given if (array := constant_of(value)) is None or array.any()]
+    given = [value for index in range(5, 5 + count) if (value := edit.input_of(node, index)) is not None]
+    given = [value for value in given if (array := edit.constant_of(value)) is None or array.any()]
     return tuple(given) if len(given) in (0, count) else None

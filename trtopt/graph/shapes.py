@@ -10,9 +10,8 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.graph.branches import constant_branches, inline_branch
 from trtopt.graph.edit import Names, all_graphs, all_nodes, static_shape, subgraphs_of
-from trtopt.graph.fold import fold_shapes
+from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.skeleton import flat_skeleton, skeleton
 
 _SWEEPS = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import Names, add_initializer, constant_tensor_of, input_of, remove_node, replace_value, tag
+from trtopt.graph import edit
 from trtopt.graph.recurrent import Recurrent, Weights, biases_of, fits, initial_of, recurrent_of, why_not_plain
 
 State = tuple[ir.Value, ...]
@@ -16,27 +16,18 @@ State = tuple[ir.Value, ...]
 
 
 class Writer:
-    """Writes nodes and constants in front of a node.
-
-    Args:
-        model: The model, edited.
-        anchor: New nodes go before it, named after it.
-        recipe: What the nodes are tagged with.
-        dtype: The type of new floating-point constants.
-    """
+    """Writes nodes and constants in front of a node."""
 
     def __init__(self, model: ir.Model, anchor: ir.Node, recipe: str, dtype: np.dtype) -> None:
-        if anchor.graph is None:
-            raise ValueError(f"{anchor.name} is in no graph")
-        self._graph, self._anchor, self._recipe, self._dtype = anchor.graph, anchor, recipe, dtype
-        self._names = Names(model)
+        self._graph, self._anchor, self._recipe, self._dtype = edit.graph_of(anchor), anchor, recipe, dtype
+        self._names = edit.Names(model)
         self._integers: dict[tuple[int, ...], ir.Value] = {}
         self._split_has_input = model.opset_imports[""] >= 13
 
     def constant(self, label: str, array: np.ndarray) -> ir.Value:
         """A floating-point constant."""
         name = self._names.value(f"{self._anchor.name}/{label}")
-        return add_initializer(self._graph, name, np.ascontiguousarray(array.astype(self._dtype)))
+        return edit.add_initializer(self._graph, name, np.ascontiguousarray(array.astype(self._dtype)))
 
     def node(self, op: str, inputs: Sequence[ir.Value], label: str, **attributes: int) -> ir.Value:
         """A node with one output."""
@@ -63,7 +54,7 @@ class Writer:
         key = tuple(numbers)
         if key not in self._integers:
             name = self._names.value(f"{self._anchor.name}/integers")
-            self._integers[key] = add_initializer(self._graph, name, np.asarray(key, np.int64))
+            self._integers[key] = edit.add_initializer(self._graph, name, np.asarray(key, np.int64))
         return self._integers[key]
 
     def insert(
@@ -79,7 +70,7 @@ class Writer:
         node = ir.node(op, list(inputs), attributes=attributes, num_outputs=outputs, name=self._names.node(base))
         for index, value in enumerate(node.outputs):
             value.name = self._names.value(base if outputs == 1 else f"{base}_{index}")
-        tag(node, self._recipe)
+        edit.tag(node, self._recipe)
         self._graph.insert_before(self._anchor, node)
         return node
 
@@ -301,7 +292,7 @@ def why_not_unrolled(node: ir.Node, max_steps: int) -> str:
         return f"it has {kind.steps} steps, more than {max_steps}" if kind.steps else "it has no steps"
     if initial_of(node) is None:
         return "only one of its two initial states is given"
-    inputs = constant_tensor_of(input_of(node, 1))
+    inputs = edit.constant_tensor_of(edit.input_of(node, 1))
     for direction in range(len(kind.reverse)):
         parts = biases_of(node, direction)
         if inputs is None or not fits(merged_bias(*parts, kind), inputs.dtype.numpy(), *parts):
@@ -327,7 +318,7 @@ def replace_outputs(node: ir.Node, news: dict[int, ir.Value]) -> None:
     kept = {new: str(node.outputs[index].name) for index, new in news.items()}
     for index, new in news.items():
         new.type = node.outputs[index].type
-        replace_value(node.outputs[index], new)
-    remove_node(node)
+        edit.replace_value(node.outputs[index], new)
+    edit.remove_node(node)
     for new, name in kept.items():
         new.name = name

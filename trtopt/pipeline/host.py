@@ -16,9 +16,8 @@ from trtopt.engine.request import Profile
 from trtopt.engine.unsupported import Unsupported, why_unsupported
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact, input_spec
-from trtopt.graph.branches import constant_branches, inline_branch
 from trtopt.graph.edit import Names
-from trtopt.graph.fold import fold_shapes
+from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.report.schema.build import HostRecord, PassedTensor

@@ -14,10 +14,8 @@ from trtopt.pipeline.output_error import OutputError, decibels, fitted
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
-from trtopt.precision.ptq.equalize import equalize
 from trtopt.precision.ptq.refine import Refined, refine
-from trtopt.precision.ptq.scaling import Scaled
-from trtopt.precision.ptq.smooth import smooth
+from trtopt.precision.ptq.scaling import Scaled, equalize, smooth
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.precision import Precision

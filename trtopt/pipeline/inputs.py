@@ -19,7 +19,7 @@ from trtopt.pipeline.settings import BuildSettings, described, prunes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
-from trtopt.source.external import weight_files
+from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 from trtopt.support.files import check_outputs

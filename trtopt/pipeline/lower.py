@@ -29,11 +29,10 @@ from trtopt.pipeline.improve import improve
 from trtopt.pipeline.lowered import Lowered
 from trtopt.pipeline.repair import repaired
 from trtopt.pipeline.search import RegionOracle, search
-from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors
-from trtopt.precision.fp16.bfloat import with_bfloat
+from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import Repaired
 from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.observe.range_checks import range_warnings
+from trtopt.precision.observe.ranges import range_warnings
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.value_ranges import Spans
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp

@@ -28,7 +28,7 @@ from trtopt.report.schema.manifest import (
     ShapeRange,
     canonical_sha256,
 )
-from trtopt.source.external import sha256_of
+from trtopt.source.check import sha256_of
 from trtopt.support.files import hash_file
 from trtopt.support.json_text import plain
 from trtopt.support.version import VERSION

@@ -341,12 +341,7 @@ _LONGEST_EPILOGUE = 4
 
 
 def residual_adds(value: ir.Value, quantized: Collection[str]) -> tuple[str, ...]:
-    """Names of the additions that add ``value`` to the result of a quantized convolution.
-
-    Args:
-        value: A tensor that some node reads quantized.
-        quantized: Names of the nodes that are quantized.
-    """
+    """Names of the additions that add ``value`` to the result of a quantized convolution."""
     found = []
     for node, index in value.uses():
         if node.op_type != "Add" or node.domain != "":

@@ -281,15 +281,7 @@ tokens on (301 and 284; 2048 tokens 2874 and 2554). Beyond 512 keys INT8 has no 
 def attention_placement(
     head: int | None, queries: int | None, keys: int | None, backend: str, dtype: Precision
 ) -> Placement:
-    """Whether the products of activations in an attention of these sizes may be 8-bit; None is a size that fits.
-
-    Args:
-        head: Size of a head.
-        queries: Number of queries.
-        keys: Number of keys.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-        dtype: The 8-bit type.
-    """
+    """Whether the products of activations in an attention of these sizes may be 8-bit; None is a size that fits."""
     rule = ATTENTION_RULES[backend, dtype]
     for name, size, fitting in (
         ("head", head, rule.heads),

@@ -28,10 +28,6 @@ def narrow_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:
 
     An input takes the type that all its readers cast it to, a quantizer the narrow type; an output that of what is cast
     to FP32 last.
-
-    Args:
-        model: A piece with its precision written; it is changed.
-        narrow: The 16-bit type of the plan.
     """
     graph = model.graph
     for value in list(graph.inputs):

@@ -164,12 +164,7 @@ def _fit(entry: dict[str, Any]) -> Fit:
 
 @functools.cache
 def fit_for(name: str, compute_capability: str) -> Fit:
-    """The constants for a GPU: its own, else those of its architecture, else the generic ones.
-
-    Args:
-        name: The GPU's name in the table.
-        compute_capability: For example ``"8.9"``.
-    """
+    """The constants for a GPU: its own, else those of its architecture, else the generic ones."""
     by_name = {fit.name: fit for fit in all_fits()}
     if name in by_name:
         return by_name[name]
@@ -189,9 +184,6 @@ def constants_for(gpu: GpuSpec) -> Constants:
 
 def sustained_share(gpu: GpuSpec) -> float:
     """Share of its clock that a GPU sustains within its power limit (see :class:`LowPower`).
-
-    Args:
-        gpu: The GPU.
 
     Returns:
         For a card of at most :data:`SLOT_POWER_W`, what was measured on one of its architecture, else the mean of what

@@ -183,14 +183,7 @@ class Tiling:
 
 
 def tiling(gemm: Gemm, tile: tuple[int, int], sm: int, split: int = 1) -> Tiling:
-    """The tiles and waves of a product for one tile size.
-
-    Args:
-        gemm: The product.
-        tile: Output rows and columns of a thread block.
-        sm: Streaming multiprocessors.
-        split: Blocks that share one tile's sum.
-    """
+    """The tiles and waves of a product for one tile size."""
     rows, columns = math.ceil(gemm.m / tile[0]), math.ceil(gemm.n / tile[1])
     tiles = rows * columns * gemm.batch * split
     waves = math.ceil(tiles / sm)

@@ -95,11 +95,6 @@ def predict(
 ) -> tuple[tuple[LayerRow, ...], tuple[Uncosted, ...]]:
     """The rows of all layers whose cost is known, in their order, and the others by operator.
 
-    Args:
-        layers: A network.
-        gpu: The GPU.
-        timing: How the kernels are launched and timed.
-
     Raises:
         UsageError: The GPU has no units for the type of a layer's arithmetic.
     """

@@ -118,11 +118,6 @@ def work_of_node(node: ir.Node, shapes: Shapes, precision: GraphTypes) -> Work |
     Each distinct input and constant is read once and each used output written once. Gathers and slices read what they
     write; views, shape arithmetic and control flow (whose nested nodes are nodes of their own) move nothing.
 
-    Args:
-        node: A node of any domain.
-        shapes: Static shapes by value name.
-        precision: The types it runs in.
-
     Returns:
         None when the operator has no cost (:func:`trtopt.graph.cost.has_cost`), a shape is not known, or a tensor
         holds strings.

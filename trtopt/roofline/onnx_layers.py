@@ -26,11 +26,6 @@ def layers_of_graph(model: ir.Model, shapes: Shapes, precision: GraphTypes) -> t
     body stand once, with the work of all iterations (see :func:`trtopt.graph.cost.iterations`). What writes nothing,
     because a tensor has no elements or a loop no iterations, is no layer either.
 
-    Args:
-        model: The model; every node has a unique name, and values have types.
-        shapes: Static shapes by value name (see :func:`trtopt.graph.shapes.static_shapes`).
-        precision: The types it runs in.
-
     Returns:
         Layers; ``work`` is None for an operator without a cost, and where a shape depends on data.
     """

@@ -63,10 +63,6 @@ def batch_axis(inputs: Sequence[InputSpec], shapes: Shapes) -> BatchAxis | None:
     """The axis that counts samples: the first dynamic first axis of an input, with every axis of the same symbol; in a
     model without one, the first axis of the first input and those of the same size.
 
-    Args:
-        inputs: The network's inputs.
-        shapes: The shape of each.
-
     Returns:
         None when no input has an axis.
     """

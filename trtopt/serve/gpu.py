@@ -25,8 +25,7 @@ from trtopt.hardware.probe import probe
 from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve import dlpack
 from trtopt.serve.dlpack import GpuTensor
-from trtopt.serve.profiles import choose
-from trtopt.serve.tensors import Given, TensorSpec, spec_of
+from trtopt.serve.tensors import Given, TensorSpec, choose, spec_of
 from trtopt.support._lazy import require
 
 _G = TypeVar("_G")
@@ -49,12 +48,7 @@ class GraphCounts:
 
 
 class GraphCache(Generic[_G]):
-    """The graphs of one execution context, by the shapes they were captured for.
-
-    Args:
-        limit: How many graphs there may be.
-        free: Called with a graph that is not needed any more.
-    """
+    """The graphs of one execution context, by the shapes they were captured for."""
 
     def __init__(self, limit: int, free: Callable[[_G], None]) -> None:
         self.counts = GraphCounts()

@@ -26,12 +26,7 @@ class Turn:
 
 
 class Pool:
-    """Execution contexts, by number, each of which one call holds at a time. Thread-safe; first come, first served.
-
-    Args:
-        contexts: How many there are.
-        queue: How many calls may wait for one.
-    """
+    """Execution contexts, by number, each of which one call holds at a time. Thread-safe; first come, first served."""
 
     def __init__(self, contexts: int, queue: int) -> None:
         self.contexts = contexts

@@ -202,10 +202,6 @@ def batch_axis(tensors: Iterable[EngineTensor]) -> str | None:
 def max_batch(models: Sequence[ServedModel], asked: int | None) -> int:
     """The largest batch that Triton may make for models that run one after the other; 0 for none.
 
-    Args:
-        models: The models.
-        asked: As of :class:`TritonConfig`.
-
     Raises:
         UsageError: They do not take batches of that size.
     """
@@ -248,11 +244,6 @@ def _batches(model: ServedModel, index: int) -> tuple[int, int]:
 def config_text(model: ServedModel, batch: int, config: TritonConfig) -> str:
     """The ``config.pbtxt`` of a model.
 
-    Args:
-        model: The model.
-        batch: The largest batch, of :func:`max_batch`.
-        config: The options.
-
     Raises:
         InvalidModelError: Its backend has no tensors of a type, rank or layout.
         UsageError: The options are about batches, and there are none.
@@ -283,15 +274,7 @@ def config_text(model: ServedModel, batch: int, config: TritonConfig) -> str:
 def ensemble_text(
     name: str, steps: Sequence[ServedModel], inputs: Sequence[str], outputs: Sequence[str], batch: int
 ) -> str:
-    """The ``config.pbtxt`` of models that run one after the other; what they share goes by its name.
-
-    Args:
-        name: Its name.
-        steps: The models, in order.
-        inputs: Names of its inputs, each an input of a step.
-        outputs: Names of its outputs, each an output of a step.
-        batch: As of :func:`config_text`.
-    """
+    """The ``config.pbtxt`` of models that run one after the other; what they share goes by its name."""
     taken = {tensor.name: _plain(tensor, batch, step.runtime) for step in reversed(steps) for tensor in step.inputs}
     given = {tensor.name: _plain(tensor, batch, step.runtime) for step in steps for tensor in step.outputs}
     message = {

@@ -20,8 +20,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_graphs, all_nodes, subgraphs_of
 from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.schema.steps import StepRecord
-from trtopt.source.check import check_loops, check_model, graphs_of
-from trtopt.source.external import check_external_data, sha256_of
+from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1

@@ -16,16 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
-from trtopt.graph.edit import (
-    all_nodes,
-    constant_of,
-    float_attribute,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    is_op,
-    string_attribute,
-)
+from trtopt.graph import edit
 
 TARGET = 21
 """Opset that older models are converted to; TensorRT 10.3 and later and TensorRT for RTX read it."""
@@ -63,7 +54,7 @@ def convert(graph: ir.Graph, source: int, target: int) -> int:
         InvalidModelError: A node has no equivalent; the message names it.
     """
     changed = 0
-    for node in list(all_nodes(graph)):
+    for node in list(edit.all_nodes(graph)):
         if node.domain != "":
             continue
         for rule in _RULES.get(node.op_type, ()):
@@ -84,14 +75,12 @@ def convert(graph: ir.Graph, source: int, target: int) -> int:
 
 def _constant(node: ir.Node, label: str, array: np.ndarray) -> ir.Value:
     """A ``Constant`` node before ``node``: functions have no initializers, and folding turns these into them."""
-    if node.graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
     base = node.outputs[0].name
     constant = ir.node("Constant", [], attributes={"value": ir.tensor(array)}, name=f"{base}_{label}")
     constant.outputs[0].name = f"{base}_{label}"
     constant.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
     constant.outputs[0].shape = ir.Shape(array.shape)
-    node.graph.insert_before(node, constant)
+    edit.graph_of(node).insert_before(node, constant)
     return constant.outputs[0]
 
 
@@ -103,7 +92,7 @@ def _set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
 
 def _ints_to_input(node: ir.Node, attribute: str, index: int) -> None:
     """An attribute that became an int64 input."""
-    ints = ints_attribute(node, attribute)
+    ints = edit.ints_attribute(node, attribute)
     if ints is not None:
         del node.attributes[attribute]
         _set_input(node, index, _constant(node, attribute, np.asarray(ints, dtype=np.int64)))
@@ -111,7 +100,7 @@ def _ints_to_input(node: ir.Node, attribute: str, index: int) -> None:
 
 def _numpy_dtype(node: ir.Node) -> np.dtype:
     """The dtype of a node's first input."""
-    value = input_of(node, 0)
+    value = edit.input_of(node, 0)
     dtype = None if value is None else value.dtype
     if dtype is None:
         raise _UnsupportedError("the type of its input is not known")
@@ -119,7 +108,7 @@ def _numpy_dtype(node: ir.Node) -> np.dtype:
 
 
 def _rank(node: ir.Node) -> int | None:
-    value = input_of(node, 0)
+    value = edit.input_of(node, 0)
     return None if value is None or value.shape is None else len(value.shape)
 
 
@@ -132,7 +121,7 @@ def _split(node: ir.Node) -> None:
 
 
 def _split_outputs(node: ir.Node) -> None:
-    if input_of(node, 1) is None:
+    if edit.input_of(node, 1) is None:
         node.attributes["num_outputs"] = ir.AttrInt64("num_outputs", len(node.outputs))
 
 
@@ -142,7 +131,7 @@ def _slice(node: ir.Node) -> None:
 
 
 def _topk(node: ir.Node) -> None:
-    k = int_attribute(node, "k", -1)
+    k = edit.int_attribute(node, "k", -1)
     del node.attributes["k"]
     _set_input(node, 1, _constant(node, "k", np.asarray([k], dtype=np.int64)))
 
@@ -161,7 +150,7 @@ def _clip(node: ir.Node) -> None:
 def _pad(node: ir.Node) -> None:
     """Pads and value became inputs, the value of the data's own type (opset 11)."""
     _ints_to_input(node, "pads", 1)
-    value = float_attribute(node, "value", 0.0)
+    value = edit.float_attribute(node, "value", 0.0)
     node.attributes.pop("value", None)
     if value != 0.0:
         _set_input(node, 2, _constant(node, "value", np.asarray(value, dtype=_numpy_dtype(node))))
@@ -169,13 +158,13 @@ def _pad(node: ir.Node) -> None:
 
 def _dropout(node: ir.Node) -> None:
     """The ratio became an input (opset 12)."""
-    ratio = float_attribute(node, "ratio", 0.5)
+    ratio = edit.float_attribute(node, "ratio", 0.5)
     node.attributes.pop("ratio", None)
     _set_input(node, 1, _constant(node, "ratio", np.asarray(ratio, dtype=np.float32)))
 
 
 def _batch_norm_9(node: ir.Node) -> None:
-    if int_attribute(node, "spatial", 1) != 1:
+    if edit.int_attribute(node, "spatial", 1) != 1:
         raise _UnsupportedError("statistics per element (spatial=0) no longer exist")
     node.attributes.pop("spatial", None)
 
@@ -195,8 +184,8 @@ def _softmax(node: ir.Node) -> None:
 
     Both mean the same when at most one dimension from ``axis`` on is larger than 1; else the flattening is written out.
     """
-    value = input_of(node, 0)
-    axis = int_attribute(node, "axis", 1)
+    value = edit.input_of(node, 0)
+    axis = edit.int_attribute(node, "axis", 1)
     rank = _rank(node)
     if value is None or rank is None or value.shape is None:
         raise _UnsupportedError("the rank of its input is not known")
@@ -213,9 +202,7 @@ def _softmax(node: ir.Node) -> None:
 def _flattened(node: ir.Node, value: ir.Value, axis: int) -> None:
     """x -> Flatten -> node(axis=-1) -> Reshape to the shape of x."""
     output = node.outputs[0]
-    name, graph = str(output.name), node.graph
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+    name = str(output.name)
     flat = ir.node("Flatten", [value], attributes={"axis": axis}, name=f"{name}_flatten")
     shape = ir.node("Shape", [value], name=f"{name}_shape")
     core = ir.node(node.op_type, [flat.outputs[0]], attributes={"axis": -1}, name=node.name)
@@ -227,9 +214,7 @@ def _flattened(node: ir.Node, value: ir.Value, axis: int) -> None:
 
 def _replace(node: ir.Node, nodes: Sequence[ir.Node]) -> None:
     """Put ``nodes`` in place of a node with one output; the last one's output takes over its name and type."""
-    graph, old, new = node.graph, node.outputs[0], nodes[-1].outputs[0]
-    if graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
+    graph, old, new = edit.graph_of(node), node.outputs[0], nodes[-1].outputs[0]
     new.name, new.type, new.shape = old.name, old.type, old.shape
     graph.insert_before(node, list(nodes))
     old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -243,16 +228,16 @@ def _upsample(node: ir.Node) -> None:
             node, "scales", np.asarray(node.attributes["scales"].as_floats(), dtype=np.float32)
         )
     else:
-        scales = input_of(node, 1)
+        scales = edit.input_of(node, 1)
     _to_resize(node, scales)
 
 
 def _resize_10(node: ir.Node) -> None:
-    _to_resize(node, input_of(node, 1))
+    _to_resize(node, edit.input_of(node, 1))
 
 
 def _to_resize(node: ir.Node, scales: ir.Value | None) -> None:
-    mode = string_attribute(node, "mode", "nearest")
+    mode = edit.string_attribute(node, "mode", "nearest")
     attributes: dict[str, str] = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
     if mode == "nearest":
         attributes["nearest_mode"] = _nearest_mode(node, scales)
@@ -262,9 +247,9 @@ def _to_resize(node: ir.Node, scales: ir.Value | None) -> None:
 
 def _nearest_mode(node: ir.Node, scales: ir.Value | None) -> str:
     """Opset 10 did not say how to round; its test cases round down when enlarging and up when shrinking."""
-    if is_op(node, "Upsample"):
+    if edit.is_op(node, "Upsample"):
         return "floor"
-    factors = constant_of(scales)
+    factors = edit.constant_of(scales)
     if factors is None:
         raise _UnsupportedError("its scales are not constant, and rounding depends on whether they shrink or enlarge")
     if np.all(factors >= 1):
@@ -277,23 +262,23 @@ def _nearest_mode(node: ir.Node, scales: ir.Value | None) -> str:
 def _resize_13(node: ir.Node) -> None:
     """Empty tensors stood for inputs left out; one coordinate mode was dropped."""
     for index in (1, 2):
-        value = input_of(node, index)
-        tensor = constant_of(value)
+        value = edit.input_of(node, index)
+        tensor = edit.constant_of(value)
         if tensor is not None and tensor.size == 0:
             node.replace_input_with(index, None)
-    if input_of(node, 3) is not None and input_of(node, 2) is not None:
+    if edit.input_of(node, 3) is not None and edit.input_of(node, 2) is not None:
         raise _UnsupportedError("it has both scales and sizes")
-    if string_attribute(node, "coordinate_transformation_mode", "half_pixel") != "tf_half_pixel_for_nn":
+    if edit.string_attribute(node, "coordinate_transformation_mode", "half_pixel") != "tf_half_pixel_for_nn":
         return
     # x = (i + 0.5) / scale rounded down is the half-pixel coordinate x - 0.5 rounded half up.
-    if string_attribute(node, "nearest_mode", "round_prefer_floor") != "floor":
+    if edit.string_attribute(node, "nearest_mode", "round_prefer_floor") != "floor":
         raise _UnsupportedError("coordinate mode tf_half_pixel_for_nn no longer exists")
     node.attributes["coordinate_transformation_mode"] = ir.AttrString("coordinate_transformation_mode", "half_pixel")
     node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "round_prefer_ceil")
 
 
 def _scatter(node: ir.Node) -> None:
-    attributes = {"axis": int_attribute(node, "axis", 0)}
+    attributes = {"axis": edit.int_attribute(node, "axis", 0)}
     _replace(node, [ir.node("ScatterElements", list(node.inputs), attributes=attributes, name=node.name)])
 
 
@@ -308,25 +293,25 @@ def _roi_align(node: ir.Node) -> None:
 
 def _grid_sample(node: ir.Node) -> None:
     renamed = {"bilinear": "linear", "bicubic": "cubic"}
-    mode = string_attribute(node, "mode", "bilinear")
+    mode = edit.string_attribute(node, "mode", "bilinear")
     node.attributes["mode"] = ir.AttrString("mode", renamed.get(mode, mode))
 
 
 def _dft(node: ir.Node) -> None:
-    axis = int_attribute(node, "axis", 1)
+    axis = edit.int_attribute(node, "axis", 1)
     node.attributes.pop("axis", None)
     _set_input(node, 2, _constant(node, "axis", np.asarray(axis, dtype=np.int64)))
 
 
 def _group_norm(node: ir.Node) -> None:
     """Scale and bias had one entry per group; since opset 21 they have one per channel."""
-    value = input_of(node, 0)
+    value = edit.input_of(node, 0)
     channels = None if value is None or value.shape is None or len(value.shape) < 2 else value.shape[1]
-    groups = int_attribute(node, "num_groups", 0)
+    groups = edit.int_attribute(node, "num_groups", 0)
     if not isinstance(channels, int) or groups < 1 or channels % groups:
         raise _UnsupportedError("the number of channels is not known")
     for index, label in ((1, "scale"), (2, "bias")):
-        array = constant_of(input_of(node, index))
+        array = edit.constant_of(edit.input_of(node, index))
         if array is None:
             raise _UnsupportedError(f"its {label} is not constant")
         _set_input(node, index, _constant(node, label, np.repeat(array, channels // groups)))

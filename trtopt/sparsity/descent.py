@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtopt.sparsity.pattern import GROUP, KEPT, best_mask
+from trtopt.sparsity.layers import GROUP, KEPT, best_mask
 
 BLOCK_DEPTH = 2048
 """Inputs of a layer that are solved together. A layer with more is pruned in blocks, each of which makes up for the
@@ -139,10 +139,6 @@ class _Choices:
 
     def best_two(self, group: int, best: np.ndarray) -> np.ndarray:
         """Of four weights ``[4, N]`` that are best together, the two that do best without the others.
-
-        Args:
-            group: Which four.
-            best: The weights without a pattern.
 
         Returns:
             float32 ``[4, N]``, with at least two zeros in each column.

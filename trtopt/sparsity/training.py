@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.sparsity.pattern import best_mask, is_sparse, kept_share, why_not
+from trtopt.sparsity.layers import best_mask, is_sparse, kept_share, why_not
 from trtopt.support._lazy import require
 
 if TYPE_CHECKING:

@@ -94,11 +94,7 @@ class ChannelGroup:
 
 
 def groups_of(seeds: Iterable[Dim]) -> Iterator[ChannelGroup]:
-    """The groups around dims, each once: those of the first dim, and what is tied to it by a concatenation, first.
-
-    Args:
-        seeds: The dims.
-    """
+    """The groups around dims, each once: those of the first dim, and what is tied to it by a concatenation, first."""
     seen: set[Dim] = set()
     for seed in seeds:
         if seed in seen:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.channels.groups import ChannelGroup
 from trtopt.graph.channels.links import Count, Dim, Param, size_of
-from trtopt.graph.edit import Names, add_initializer, constant_of, float_attribute, input_of, int_attribute, tag
 
 
 def padded_size(group: ChannelGroup, extra: int, dim: Dim, number: int) -> int:
@@ -28,7 +28,7 @@ def pad_group(model: ir.Model, group: ChannelGroup, extra: int, recipe: str) -> 
         extra: Channels to add at the end of the group.
         recipe: Who asks: nodes that change are marked with it.
     """
-    names = Names(model)
+    names = edit.Names(model)
     by_input: dict[tuple[ir.Node, int], list[Param]] = {}
     for param in group.params:
         by_input.setdefault((param.node, param.index), []).append(param)
@@ -43,7 +43,7 @@ def pad_group(model: ir.Model, group: ChannelGroup, extra: int, recipe: str) -> 
         _write_numbers(node, place, numbers, (names, model.opset_imports[""]))
     changed = dict.fromkeys([*(param.node for param in group.params), *(count.node for count in group.counts)])
     for node in changed:
-        tag(node, recipe)
+        edit.tag(node, recipe)
     for dim in dict.fromkeys(span.dim for span in group.spans):
         shape, size = dim.value.shape, size_of(dim)
         if shape is not None and size is not None:
@@ -57,12 +57,12 @@ def _pad_constant(
     index: int,
     params: list[Param],
     padding: tuple[ChannelGroup, int],
-    names: Names,
+    names: edit.Names,
     done: dict[tuple[object, ...], ir.Value],
 ) -> None:
     """Replace one constant input; nodes that share it and need the same share the new one too."""
     old = node.inputs[index]
-    array = constant_of(old)
+    array = edit.constant_of(old)
     if array is None or old is None or node.graph is None:
         raise ValueError(f"input {index} of {node.name} is not a constant")
     sources = [(param.axis, _sources(*padding, param), param.fill) for param in params]
@@ -71,7 +71,7 @@ def _pad_constant(
         for axis, source, fill in sources:
             array = _taken(array, axis, source, fill)
         base = f"{node.outputs[0].name}_{old.name}_padded"
-        done[key] = add_initializer(node.graph, names.value(base), array)
+        done[key] = edit.add_initializer(node.graph, names.value(base), array)
     node.replace_input_with(index, done[key])
 
 
@@ -94,7 +94,7 @@ def _taken(array: np.ndarray, axis: int, source: np.ndarray, fill: float) -> np.
     return taken
 
 
-def _write_numbers(node: ir.Node, place: int | str, numbers: dict[int, int], model: tuple[Names, int]) -> None:
+def _write_numbers(node: ir.Node, place: int | str, numbers: dict[int, int], model: tuple[edit.Names, int]) -> None:
     """Put new sizes into an attribute or a constant input of a node; a Split without sizes gets them."""
     names, opset = model
     if isinstance(place, str):
@@ -105,9 +105,9 @@ def _write_numbers(node: ir.Node, place: int | str, numbers: dict[int, int], mod
             listed = [numbers.get(position, int(number)) for position, number in enumerate(attribute.as_ints())]
             node.attributes[place] = ir.AttrInt64s(place, listed)
         return
-    array = constant_of(input_of(node, place))
+    array = edit.constant_of(edit.input_of(node, place))
     if array is None:
-        axis = int_attribute(node, "axis", 0)
+        axis = edit.int_attribute(node, "axis", 0)
         array = np.array([size_of(Dim(out, axis % len(out.shape or ()))) for out in node.outputs], np.int64)
         node.attributes.pop("num_outputs", None)
     array = array.copy()
@@ -116,11 +116,11 @@ def _write_numbers(node: ir.Node, place: int | str, numbers: dict[int, int], mod
     if node.op_type == "Split" and opset < 13:
         node.attributes["split"] = ir.AttrInt64s("split", [int(number) for number in array])
         return
-    if node.graph is None:
-        raise ValueError(f"node {node.name} is in no graph")
     if len(node.inputs) <= place:
         node.resize_inputs(place + 1)
-    node.replace_input_with(place, add_initializer(node.graph, names.value(f"{node.outputs[0].name}_sizes"), array))
+    node.replace_input_with(
+        place, edit.add_initializer(edit.graph_of(node), names.value(f"{node.outputs[0].name}_sizes"), array)
+    )
 
 
 _LARGEST = 1e3
@@ -173,7 +173,7 @@ def _operand(value: ir.Value | None, dims: dict[ir.Value, Dim], bounds: dict[ir.
         return 0.0
     if value in dims:
         return bounds[value]
-    array = constant_of(value)
+    array = edit.constant_of(value)
     return math.inf if array is None else float(np.abs(array.astype(np.float64)).max(initial=0))
 
 
@@ -187,7 +187,7 @@ def _bound(node: ir.Node, operands: list[float]) -> float | None:
     if kind in _ONE_MORE:
         return first + 1
     if kind in _LINEAR:
-        return first * max(1.0, abs(float_attribute(node, _LINEAR[kind], 1.0))) * 2
+        return first * max(1.0, abs(edit.float_attribute(node, _LINEAR[kind], 1.0))) * 2
     if kind in _KEEPS:
         return _largest(node, operands)
     rule = {
@@ -229,14 +229,14 @@ def _slope(node: ir.Node, operands: list[float]) -> float | None:
 
 def _div(node: ir.Node, operands: list[float]) -> float | None:
     """By a constant; along the channels it gets ones."""
-    array = constant_of(input_of(node, 1))
+    array = edit.constant_of(edit.input_of(node, 1))
     if array is None or not np.all(array):
         return None
     return operands[0] / min(1.0, float(np.abs(array.astype(np.float64)).min(initial=1)))
 
 
 def _pow(node: ir.Node, operands: list[float]) -> float | None:
-    array = constant_of(input_of(node, 1))
+    array = edit.constant_of(edit.input_of(node, 1))
     if array is None or array.size != 1 or float(array.reshape(-1)[0]) < 0 or operands[0] > _LARGEST:
         return None
     exponent = float(array.reshape(-1)[0])

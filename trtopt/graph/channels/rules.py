@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph import edit
 from trtopt.graph.channels.links import (
     Block,
     Count,
@@ -22,16 +23,6 @@ from trtopt.graph.channels.links import (
     same,
     size_of,
 )
-from trtopt.graph.edit import (
-    constant_of,
-    constant_tensor_of,
-    dims_of,
-    float_attribute,
-    input_of,
-    int_attribute,
-    ints_attribute,
-    string_attribute,
-)
 
 Rule = Callable[[ir.Node, Dim], Role]
 """What a node says about a dim of one of its inputs or outputs."""
@@ -43,8 +34,8 @@ def reads_elsewhere(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _constant_dims(node: ir.Node, index: int) -> tuple[int, ...] | None:
-    tensor = constant_tensor_of(input_of(node, index))
-    return None if tensor is None else dims_of(tensor)
+    tensor = edit.constant_tensor_of(edit.input_of(node, index))
+    return None if tensor is None else edit.dims_of(tensor)
 
 
 def _weights(node: ir.Node, dim: Dim) -> tuple[tuple[int, ...], Role | None]:
@@ -65,14 +56,14 @@ def conv(node: ir.Node, dim: Dim) -> Role:
     if dim.axis != 1:
         return refused(dim, f"{node.name} convolves along it")
     data = node.inputs[0]
-    groups, transposed = int_attribute(node, "group", 1), node.op_type == "ConvTranspose"
+    groups, transposed = edit.int_attribute(node, "group", 1), node.op_type == "ConvTranspose"
     if data is None or len(dims) < 3:
         return refused(dim, f"{node.name} has no data")
     source, target = Dim(data, 1), Dim(node.outputs[0], 1)
     channels = dims[0] if transposed else dims[1] * groups
     outputs = dims[1] * groups if transposed else dims[0]
-    bias = () if input_of(node, 2) is None else (Param(node, 2, 0, target, "makes"),)
-    if bias and constant_tensor_of(input_of(node, 2)) is None:
+    bias = () if edit.input_of(node, 2) is None else (Param(node, 2, 0, target, "makes"),)
+    if bias and edit.constant_tensor_of(edit.input_of(node, 2)) is None:
         return refused(dim, f"the bias of {node.name} is not a constant")
     if groups > 1 and channels == groups and outputs % groups == 0:
         return _depthwise(node, source, target, (groups, outputs), bias)
@@ -106,14 +97,14 @@ def gemm(node: ir.Node, dim: Dim) -> Role:
     data = node.inputs[0]
     if refusal or data is None:
         return refusal or refused(dim, f"{node.name} has no data")
-    if int_attribute(node, "transA", 0) or dim.axis != 1:
+    if edit.int_attribute(node, "transA", 0) or dim.axis != 1:
         return refused(dim, f"{node.name} has it as rows")
-    transposed = int_attribute(node, "transB", 0)
+    transposed = edit.int_attribute(node, "transB", 0)
     target = Dim(node.outputs[0], 1)
     if dim == Dim(data, 1):
         return Role(params=(Param(node, 1, transposed, dim, "sums"),))
     rows = Param(node, 1, 1 - transposed, target, "makes")
-    if input_of(node, 2) is None:
+    if edit.input_of(node, 2) is None:
         return Role(params=(rows,))
     shape = _constant_dims(node, 2)
     if shape is None:
@@ -142,8 +133,8 @@ def matmul(node: ir.Node, dim: Dim) -> Role:
 def embedding(node: ir.Node, dim: Dim) -> Role:
     """Gather of rows of a constant table."""
     table = _constant_dims(node, 0)
-    indices = dims_of_value(input_of(node, 1))
-    if table is None or indices is None or int_attribute(node, "axis", 0) != 0 or dim.value is not node.outputs[0]:
+    indices = dims_of_value(edit.input_of(node, 1))
+    if table is None or indices is None or edit.int_attribute(node, "axis", 0) != 0 or dim.value is not node.outputs[0]:
         return refused(dim, f"{node.name} (Gather) picks entries of it")
     axis = dim.axis - len(indices) + 1
     if axis < 1:
@@ -171,7 +162,7 @@ def elementwise(node: ir.Node, dim: Dim) -> Role:
             continue
         if found != size:
             return refused(dim, f"the sizes around {node.name} are not known")
-        if constant_tensor_of(operand) is not None:
+        if edit.constant_tensor_of(operand) is not None:
             fill = 1.0 if node.op_type == "Div" and index == 1 else 0.0
             params.append(Param(node, index, axis, target, "each", fill))
         else:
@@ -201,11 +192,11 @@ def channel_norm(node: ir.Node, dim: Dim) -> Role:
     if dim.axis != 1 or dim.value in node.outputs[1:]:
         return refused(dim, f"{node.name} normalizes along it")
     last = 5 if node.op_type == "BatchNormalization" else 3
-    if any(constant_tensor_of(input_of(node, index)) is None for index in range(1, last)):
+    if any(edit.constant_tensor_of(edit.input_of(node, index)) is None for index in range(1, last)):
         return refused(dim, f"the scales of {node.name} are not constants")
-    if node.op_type == "BatchNormalization" and int_attribute(node, "training_mode", 0):
+    if node.op_type == "BatchNormalization" and edit.int_attribute(node, "training_mode", 0):
         return refused(dim, f"{node.name} is in training mode")
-    if float_attribute(node, "epsilon", 1e-5) <= 0:
+    if edit.float_attribute(node, "epsilon", 1e-5) <= 0:
         return refused(dim, f"{node.name} divides by the deviation, which zeros have none of")
     through = unary(node, dim)
     target = Dim(node.outputs[0], 1)
@@ -217,7 +208,7 @@ def layer_norm(node: ir.Node, dim: Dim) -> Role:
     """Normalizations over the last axes: their means count every element."""
     rank = rank_of(node.inputs[0])
     default = 1 if node.op_type == "MeanVarianceNormalization" else -1
-    axis = int_attribute(node, "axis", default) % max(rank, 1)
+    axis = edit.int_attribute(node, "axis", default) % max(rank, 1)
     if node.op_type in ("LayerNormalization", "RMSNormalization") and dim.axis < axis and dim.value is node.inputs[0]:
         return same(node, dim.value, node.outputs[0], dim.axis)
     if node.op_type in ("LayerNormalization", "RMSNormalization") and dim.axis < axis:
@@ -228,7 +219,7 @@ def layer_norm(node: ir.Node, dim: Dim) -> Role:
 def softmax(node: ir.Node, dim: Dim) -> Role:
     """Softmax over another axis leaves channels alone."""
     rank = rank_of(node.inputs[0])
-    axis = int_attribute(node, "axis", -1) % max(rank, 1)
+    axis = edit.int_attribute(node, "axis", -1) % max(rank, 1)
     if axis == dim.axis:
         return refused(dim, f"{node.name} ({node.op_type}) sums over it: the exponential of a zero is not zero")
     return unary(node, dim)
@@ -236,10 +227,10 @@ def softmax(node: ir.Node, dim: Dim) -> Role:
 
 def reduced_axes(node: ir.Node) -> set[int] | None:
     """The axes that a reduction names, counted from 0; None where they are not known."""
-    axes = ints_attribute(node, "axes")
+    axes = edit.ints_attribute(node, "axes")
     rank = rank_of(node.inputs[0])
     if axes is None:
-        array = constant_of(input_of(node, 1))
+        array = edit.constant_of(edit.input_of(node, 1))
         axes = None if array is None else tuple(int(each) for each in array.reshape(-1))
     return {axis % rank for axis in axes} if axes and rank else None
 
@@ -252,7 +243,7 @@ def reduce(node: ir.Node, dim: Dim) -> Role:
     if reduced is None or data is None or reads_elsewhere(node, dim.value):
         return refused(dim, f"{node.name} ({node.op_type}) may reduce over it")
     kept = [axis for axis in range(rank) if axis not in reduced]
-    keep = int_attribute(node, "keepdims", 1)
+    keep = edit.int_attribute(node, "keepdims", 1)
     is_input = dim.value is data
     if is_input and dim.axis in reduced:
         return refused(dim, f"{node.name} ({node.op_type}) reduces over it")
@@ -268,7 +259,10 @@ def reduce(node: ir.Node, dim: Dim) -> Role:
 
 def quantize(node: ir.Node, dim: Dim) -> Role:
     """Q and DQ with one scale."""
-    if any(len(_constant_dims(node, index) or ()) for index in (1, 2)) or constant_tensor_of(node.inputs[1]) is None:
+    if (
+        any(len(_constant_dims(node, index) or ()) for index in (1, 2))
+        or edit.constant_tensor_of(node.inputs[1]) is None
+    ):
         return refused(dim, f"{node.name} has a scale per channel")
     return unary(node, dim)
 
@@ -287,7 +281,7 @@ def concat(node: ir.Node, dim: Dim) -> Role:
     rank = rank_of(out)
     if not rank:
         return refused(dim, f"the sizes around {node.name} are not known")
-    along = int_attribute(node, "axis", 0) % rank == dim.axis
+    along = edit.int_attribute(node, "axis", 0) % rank == dim.axis
     links: list[Link] = []
     params: list[Param] = []
     blocks: list[Block] = []
@@ -297,7 +291,7 @@ def concat(node: ir.Node, dim: Dim) -> Role:
         size = None if value is None else size_of(Dim(value, dim.axis))
         if value is None or size is None:
             return refused(dim, f"the sizes around {node.name} are not known")
-        if constant_tensor_of(value) is None:
+        if edit.constant_tensor_of(value) is None:
             links.append(Link(Dim(value, dim.axis), target, size, size, 0, start))
         elif along:
             blocks.append(Block(target, f"{node.name} takes it from a constant", start, size))
@@ -313,8 +307,8 @@ def split(node: ir.Node, dim: Dim) -> Role:
     rank = rank_of(data)
     if not rank or data is None or reads_elsewhere(node, dim.value):
         return refused(dim, f"the sizes around {node.name} are not known")
-    along = int_attribute(node, "axis", 0) % rank == dim.axis
-    if along and input_of(node, 1) is not None and constant_tensor_of(input_of(node, 1)) is None:
+    along = edit.int_attribute(node, "axis", 0) % rank == dim.axis
+    if along and edit.input_of(node, 1) is not None and edit.constant_tensor_of(edit.input_of(node, 1)) is None:
         return refused(dim, f"{node.name} computes where to split")
     place: int | str = "split" if "split" in node.attributes else 1
     links, counts, start = [], [], 0
@@ -332,16 +326,16 @@ def split(node: ir.Node, dim: Dim) -> Role:
 def slice_(node: ir.Node, dim: Dim) -> Role:
     """A constant slice with step 1 along the channels is a span of them."""
     data, out = node.inputs[0], node.outputs[0]
-    starts, ends, listed, steps = (constant_of(input_of(node, index)) for index in range(1, 5))
+    starts, ends, listed, steps = (edit.constant_of(edit.input_of(node, index)) for index in range(1, 5))
     rank = rank_of(data)
-    if input_of(node, 3) is None and starts is not None:
+    if edit.input_of(node, 3) is None and starts is not None:
         listed = np.arange(len(starts))
     if listed is None or data is None or not rank or reads_elsewhere(node, dim.value):
         return refused(dim, f"{node.name} (Slice) may cut it")
     axes = [int(axis) % rank for axis in listed]
     if dim.axis not in axes:
         return same(node, data, out, dim.axis)
-    if starts is None or ends is None or (input_of(node, 4) is not None and steps is None):
+    if starts is None or ends is None or (edit.input_of(node, 4) is not None and steps is None):
         return refused(dim, f"{node.name} (Slice) may cut it")
     source, target = Dim(data, dim.axis), Dim(out, dim.axis)
     position = axes.index(dim.axis)
@@ -360,7 +354,7 @@ def transpose(node: ir.Node, dim: Dim) -> Role:
     """The same channels on another axis."""
     data, out = node.inputs[0], node.outputs[0]
     rank = rank_of(data)
-    perm = ints_attribute(node, "perm") or tuple(reversed(range(rank)))
+    perm = edit.ints_attribute(node, "perm") or tuple(reversed(range(rank)))
     if data is None or len(perm) != rank:
         return refused(dim, f"the sizes around {node.name} are not known")
     before = dim.axis if dim.value is data else perm[dim.axis]
@@ -389,11 +383,11 @@ def reshape(node: ir.Node, dim: Dim) -> Role:
     link = Link(source, target, size, size * ratio)
     if node.op_type != "Reshape":
         return Role((link,))
-    shape = constant_of(input_of(node, 1))
+    shape = edit.constant_of(edit.input_of(node, 1))
     if shape is None:
         return refused(dim, f"the new shape of {node.name} is computed")
     entry = int(shape[after])
-    zero_copies = not int_attribute(node, "allowzero", 0)
+    zero_copies = not edit.int_attribute(node, "allowzero", 0)
     copied = zero_copies and before < len(shape) and int(shape[before]) == 0 and before != after
     if copied or (entry == 0 and (before != after or ratio != 1)):
         return refused(dim, f"the new shape of {node.name} copies it to another place")
@@ -437,9 +431,9 @@ def _volume(dims: _Dims) -> tuple[int, tuple[str, ...]] | None:
 def pad(node: ir.Node, dim: Dim) -> Role:
     """Pad of other axes."""
     data = node.inputs[0]
-    pads = constant_of(input_of(node, 1))
+    pads = edit.constant_of(edit.input_of(node, 1))
     rank = rank_of(data)
-    if pads is None or data is None or len(pads) != 2 * rank or input_of(node, 3) is not None:
+    if pads is None or data is None or len(pads) != 2 * rank or edit.input_of(node, 3) is not None:
         return refused(dim, f"{node.name} (Pad) may pad it")
     if pads[dim.axis] or pads[dim.axis + rank]:
         return refused(dim, f"{node.name} (Pad) pads it")
@@ -449,14 +443,14 @@ def pad(node: ir.Node, dim: Dim) -> Role:
 def resize(node: ir.Node, dim: Dim) -> Role:
     """Resize of other axes."""
     through = unary(node, dim)
-    crops = string_attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-    axes = ints_attribute(node, "axes")
+    crops = edit.string_attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    axes = edit.ints_attribute(node, "axes")
     if through.blocks or crops:
         return through if through.blocks else refused(dim, f"{node.name} (Resize) crops")
     position = dim.axis if axes is None else (list(axes).index(dim.axis) if dim.axis in axes else None)
-    sizes = constant_of(input_of(node, 3))
-    if input_of(node, 3) is None:
-        scales = constant_of(input_of(node, 2))
+    sizes = edit.constant_of(edit.input_of(node, 3))
+    if edit.input_of(node, 3) is None:
+        scales = edit.constant_of(edit.input_of(node, 2))
         constant = scales is not None and (position is None or float(scales[position]) == 1.0)
         return through if constant else refused(dim, f"{node.name} (Resize) may scale it")
     if position is None:
@@ -470,7 +464,7 @@ def shape_of(node: ir.Node, dim: Dim) -> Role:
     """Shape is harmless where nobody takes the channels out of it."""
     reason = f"{node.name} (Shape) reads its size"
     rank = rank_of(node.inputs[0])
-    start, end = int_attribute(node, "start", 0), int_attribute(node, "end", rank)
+    start, end = edit.int_attribute(node, "start", 0), edit.int_attribute(node, "end", rank)
     start, end = (n + rank if n < 0 else n for n in (start, end))
     if not start <= dim.axis < end:
         return Role()
@@ -478,7 +472,7 @@ def shape_of(node: ir.Node, dim: Dim) -> Role:
     if out.is_graph_output():
         return refused(dim, reason)
     for user, _ in out.uses():
-        picked = constant_of(input_of(user, 1)) if user.domain == "" and user.op_type == "Gather" else None
+        picked = edit.constant_of(edit.input_of(user, 1)) if user.domain == "" and user.op_type == "Gather" else None
         if picked is None or dim.axis - start in {int(i) % (end - start) for i in picked.reshape(-1)}:
             return refused(dim, reason)
     return Role()

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.fp16.heads import score_nodes
-from trtopt.precision.fp16.schemas import why_fp32
 from trtopt.precision.observe.ranges import finite_range
 from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Span, Spans, is_float, ranking_readers
 from trtopt.precision.plan import NarrowType

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from trtopt.precision.fp16.schemas import why_fp32
+from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.observe.value_ranges import ranking_readers
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan
 

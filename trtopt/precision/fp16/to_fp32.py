@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
-from trtopt.graph.edit import cast_node, insert_behind
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision", "precision")
@@ -39,13 +38,13 @@ def widen(model: ir.Model) -> ir.Model:
     names = edit.Names(clone)
     for value in main.inputs:
         if value.dtype in _NARROW:
-            _cast_input(main, value, names)
+            edit.cast_for_readers(main, value, ir.DataType.FLOAT, names, "fp32")
     restored: dict[ir.Value, ir.Value] = {}
     for position, value in enumerate(main.outputs):
         declared = model.graph.outputs[position].dtype
-        if declared in _NARROW and value.dtype is not declared:
+        if declared is not None and declared in _NARROW and value.dtype is not declared:
             if value not in restored:
-                restored[value] = _restored_output(main, value, declared, names)
+                restored[value] = edit.cast_output(main, value, declared, names, "fp32")
             main.outputs[position] = restored[value]
     return clone
 
@@ -103,22 +102,3 @@ def _widen_node(node: ir.Node) -> None:
             node.attributes[name] = ir.AttrTensor(name, ir.Tensor(_as_fp32(attribute.as_tensor())))
     for value in node.outputs:
         _widen_type(value)
-
-
-def _cast_input(graph: ir.Graph, value: ir.Value, names: edit.Names) -> None:
-    uses = list(value.uses())
-    cast = cast_node(value, ir.DataType.FLOAT, names, names.value(f"{value.name}_fp32"))
-    insert_behind(graph, value, [cast])
-    for node, index in uses:
-        node.replace_input_with(index, cast.outputs[0])
-
-
-def _restored_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType | None, names: edit.Names) -> ir.Value:
-    """A graph output in its declared type; the Cast takes over the output's name."""
-    if dtype is None:
-        raise ValueError(f"graph output {value.name} has no type")
-    name = str(value.name)
-    value.name = names.value(f"{name}_fp32")
-    cast = cast_node(value, dtype, names, name)
-    graph.append(cast)
-    return cast.outputs[0]

@@ -15,8 +15,7 @@ import numpy as np
 
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
-from trtopt.precision.observe.arrays import ArrayReader, in_memory, open_arrays
-from trtopt.precision.observe.feeds import LABELS, Group, Sample, group
+from trtopt.precision.observe.feeds import LABELS, ArrayReader, Group, Sample, group, in_memory, open_arrays
 from trtopt.support._script import load_function, script_hash
 from trtopt.support.files import hash_file
 

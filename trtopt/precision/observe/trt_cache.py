@@ -132,10 +132,6 @@ def tensor_names(model: ir.Model) -> frozenset[str]:
 def check_belongs(cache: TrtCache, names: Collection[str]) -> None:
     """Check that a cache was made from a model.
 
-    Args:
-        cache: The cache.
-        names: The model's tensors, as loaded (:func:`tensor_names`).
-
     Raises:
         UsageError: Fewer than :data:`SMALLEST_SHARE` of the cache's tensors are among ``names``.
     """

@@ -144,13 +144,7 @@ class Trials:
 
 
 def conclude(trials: Trials, start: Mix, sixteen: Mix) -> Found:
-    """Price the points that matter, take the fastest within the budget, and tell how it went.
-
-    Args:
-        trials: What was tried: one point at least.
-        start: Where regions were first taken back.
-        sixteen: 16-bit everywhere.
-    """
+    """Price the points that matter, take the fastest within the budget, and tell how it went."""
     priced = trials.priced()
     within = [mix for mix in priced if trials.holds(mix)]
     within = within or [mix for mix in priced if trials.budget.holds(trials.tried[mix].found)]

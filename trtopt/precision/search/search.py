@@ -43,14 +43,6 @@ def search_budget(
 
     One evaluation where all that pays is within the budget. If even 16-bit everywhere is not, the closest point is
     returned after two, and ``reached`` is false.
-
-    Args:
-        space: The regions.
-        budget: What has to hold.
-        oracle: Evaluates, prices and ranks.
-        narrow: The 16-bit type.
-        most: Evaluations at most; 2 or more.
-        on_event: Told what is tried, and what came of it.
     """
     search = _Search(Trials(space, budget, oracle), most, on_event)
     start, sixteen = space.fastest(narrow), Mix(narrow)

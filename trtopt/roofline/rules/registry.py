@@ -82,9 +82,6 @@ def advise(subject: Subject) -> tuple[Finding, ...]:
     A gain is the predicted time of the layers named less what they are predicted to take after the remedy. Within a
     finding each layer counts once; remedies of different rules for one layer are alternatives, so gains of different
     findings do not add up.
-
-    Args:
-        subject: The network, its layers with their predictions, and the GPU.
     """
     findings = [_finding(name, item) for name, rule in RULES.items() for item in rule(subject)]
     return tuple(sorted(findings, key=lambda item: (-item.gain_us, _ORDER.index(item.severity))))
