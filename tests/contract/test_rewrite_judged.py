@@ -268,7 +268,7 @@ class Mend:
     stage: Stage = Stage.CLEAN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: Target) -> Findings:
+    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
         return Findings(tuple(Match((node,), choice="Neg+Neg+Relu") for node in model.graph if node.op_type == "Abs"))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:

@@ -142,7 +142,7 @@ def nodes_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterat
     for node in graph:
         yield node, times
         inner = times * iterations(node, shapes)
-        for subgraph in edit.edit.subgraphs_of(node):
+        for subgraph in edit.subgraphs_of(node):
             yield from nodes_with_counts(subgraph, shapes, inner)
 
 
