@@ -13,16 +13,13 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
-from trtopt.pipeline.inputs import Sources
-from trtopt.pipeline.session import run_build
-from trtopt.report.schema.build import BuildReport
-from trtopt.source.in_memory import as_file
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY
 
 if TYPE_CHECKING:
     import torch
 
+    from trtopt.report.schema.build import BuildReport
     from trtopt.source.pytorch import ExportRecord
 
 
@@ -95,6 +92,11 @@ def _run(
     *,
     make_engine: bool,
 ) -> BuildReport:
+    # The stages are loaded when there is something to build: they take as long as numpy, onnx and onnx_ir together.
+    from trtopt.pipeline.inputs import Sources
+    from trtopt.pipeline.session import run_build
+    from trtopt.source.in_memory import as_file
+
     calib, check, metric = given
     if metric is not None and not callable(metric):
         options, metric = {**options, "metric": metric}, None
