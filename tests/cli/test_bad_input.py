@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from command_line import Run, environment_in, run_process
 from onnx import helper
 from small_models import samples, save_external, save_small, set_location, small_model
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Prepare = Callable[[Path], list[str]]
 
 _HIDE = """\
@@ -270,15 +268,9 @@ def test_a_missing_package_is_exit_code_4_with_the_line_that_installs_it(
     save_small(tmp_path)
     (tmp_path / "hide").mkdir()
     (tmp_path / "hide" / "sitecustomize.py").write_text(_HIDE.format(names=(package,)))
-    done = subprocess.run(
-        [sys.executable, "-m", "trtopt", "build", "model.onnx", "--fp16"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "hide"), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    paths = os.pathsep.join(filter(None, [str(tmp_path / "hide"), os.environ.get("PYTHONPATH")]))
+    environment = {**environment_in(tmp_path), "PYTHONPATH": paths}
+    done = run_process(["build", "model.onnx", "--fp16"], tmp_path, environment)
     assert done.returncode == 4, done.stderr
     assert package in done.stderr
     assert "pip install" in done.stderr.partition("remedy: ")[2]

@@ -186,6 +186,7 @@ def test_fp8_for_a_target_without_it_is_refused_before_the_work(trtopt: Run, tmp
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX's")
+@pytest.mark.long
 def test_a_search_that_was_killed_goes_on_where_it_was(trtopt: Run, folder: Path) -> None:
     budget = ("--int8", "--metric", "metric.py:slow", "--max-accuracy-drop", "0.05")
     arguments = _arguments(*budget)

@@ -47,6 +47,11 @@ def slow(run):
 """
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a model and calibration samples."""
@@ -79,7 +84,7 @@ def test_nothing_is_coloured_and_nothing_is_padded_in_a_pipe(trtopt: Run, folder
 
 
 def test_verbose_prints_each_stage_on_stderr(trtopt: Run, folder: Path) -> None:
-    options = ("--fp16", "--calib", "calib.npz", *PLAIN)
+    options = ("--fp16", "--calib", "calib.npz", "--cache-dir", "own", *PLAIN)
     done = trtopt("build", "model.onnx", *options, "--verbose")
     assert done.returncode == 0, done.stderr
     for task in ("calibrate", "verify", "build engine"):
@@ -207,7 +212,11 @@ def _take_interrupts() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.long),
+        (signal.SIGTERM, 143, "terminated"),
+    ],
 )
 def test_a_run_that_is_stopped_leaves_nothing(folder: Path, number: int, code: int, word: str) -> None:
     (folder / "tmp").mkdir()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import environment_in, run_here
 from small_models import samples, save_small
 
 from trtopt.cache.folder import FORMATS, KINDS, cache_folder
@@ -32,15 +33,23 @@ def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def built(trtopt: Run, tmp_path: Path) -> Path:
-    """A cache with an engine and statistics; the model lies beside it."""
-    save_small(tmp_path)
-    np.savez(tmp_path / "calib.npz", x=samples())
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, and a cache with an engine of it and statistics."""
+    folder = tmp_path_factory.mktemp("filled")
+    save_small(folder)
+    np.savez(folder / "calib.npz", x=samples())
     options = ("--int8", "--keep-all-int8", "--recipes", "none", "--calib", "calib.npz", "--cache-dir", "cache")
-    first = report_of(trtopt("build", "model.onnx", *options, "--json"))
+    first = report_of(run_here(["build", "model.onnx", *options, "--json"], folder, environment_in(folder)))
     assert first["engine"]["cached"] is False
-    (tmp_path / "cache" / "engines" / "notes.txt").write_text("not ours")
+    (folder / "cache" / "engines" / "notes.txt").write_text("not ours")
+    return folder
+
+
+@pytest.fixture
+def built(filled: Path, tmp_path: Path) -> Path:
+    """A cache with an engine and statistics; the model lies beside it."""
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     return tmp_path / "cache"
 
 
@@ -197,6 +206,7 @@ def test_a_full_disk_costs_the_entry_and_not_the_engine(trtopt: Run, tmp_path: P
     assert (tmp_path / "model.rtx.engine").exists()
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_no_search_and_no_calibration(trtopt: Run, tmp_path: Path) -> None:
     """Statistics, prices, the journal of a search and the engine: none can be kept, and one warning says so."""
     save_small(tmp_path)
@@ -208,6 +218,7 @@ def test_a_full_disk_ends_no_search_and_no_calibration(trtopt: Run, tmp_path: Pa
     assert json.loads(done.stdout)["calibration"]["cached"] is False
 
 
+@pytest.mark.long
 def test_a_folder_that_became_read_only_is_used_and_not_pruned(trtopt: Run, tmp_path: Path) -> None:
     save_small(tmp_path)
     prune = shlex.join([sys.executable, "-m", "trtopt", "cache", "prune", "--all", "--cache-dir", "small"])

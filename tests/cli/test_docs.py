@@ -100,6 +100,7 @@ def test_the_page_of_a_command_has_the_options_of_its_help(trtopt: Run, command:
     assert written == set(re.findall(r"--[a-z]+", help_text)) - {"--help"}
 
 
+@pytest.mark.long
 def test_the_python_examples_of_the_readme_run(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     example = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))

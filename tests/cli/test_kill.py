@@ -24,7 +24,7 @@ from trtopt.engine.backend import read_header
 from trtopt.engine.manifest import load_engine, manifest_path
 from trtopt.errors import IntegrityError, UsageError
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX's")
+pytestmark = [pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX's"), pytest.mark.long]
 
 KILLS_BY_TIME = 4
 KILLS_BY_FILE = 6

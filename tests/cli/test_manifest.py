@@ -29,6 +29,11 @@ INT8 = ("--int8", "--keep-all-int8", *PLAIN)
 METRIC = "def flat(run):\n    return 1.0\n"
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_small(tmp_path)

@@ -37,6 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_the_wheel_has_every_file_of_the_source_and_no_other(wheel: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = {
@@ -48,12 +49,14 @@ def test_the_wheel_has_every_file_of_the_source_and_no_other(wheel: Path) -> Non
     assert packed == files
 
 
+@pytest.mark.long
 def test_its_version_is_that_of_the_package(wheel: Path) -> None:
     (name,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(zipfile.ZipFile(wheel).read(name).decode())
     assert metadata["Version"] == trtopt.__version__ and trtopt.__version__ in wheel.name
 
 
+@pytest.mark.long
 def test_installed_alone_it_lists_every_recipe(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}

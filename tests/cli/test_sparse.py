@@ -62,9 +62,8 @@ def folder(tmp_path: Path) -> Path:
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """A run with a budget that any loss keeps, and its folder."""
     folder = _fill(tmp_path_factory.mktemp("pruned"))
-    return run_here(
-        _arguments("--fp16", "--sparse", "--max-accuracy-drop", "1"), folder, environment_in(folder)
-    ), folder
+    arguments = _arguments("--fp16", "--sparse", "--max-accuracy-drop", "1")
+    return run_here(arguments, folder, environment_in(folder)), folder
 
 
 def _arguments(*options: str, backend: str = "tensorrt", calib: str | None = "calib.npz") -> list[str]:

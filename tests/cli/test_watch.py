@@ -199,7 +199,11 @@ def _metric(folder: Path, text: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("text", "number", "code"),
-    [(SLEEPS, signal.SIGINT, 130), (SLEEPS, signal.SIGTERM, 143), (NATIVE, signal.SIGTERM, 143)],
+    [
+        (SLEEPS, signal.SIGINT, 130),
+        pytest.param(SLEEPS, signal.SIGTERM, 143, marks=pytest.mark.long),
+        (NATIVE, signal.SIGTERM, 143),
+    ],
     ids=["interrupt", "terminate", "native"],
 )
 def test_a_stop_that_reaches_both_processes_ends_the_command_once(
@@ -228,6 +232,7 @@ def test_the_interrupt_key_of_a_terminal_ends_the_command(tmp_path: Path) -> Non
     assert "Traceback" not in stderr and list((tmp_path / "tmp").glob("trtopt-*")) == []
 
 
+@pytest.mark.long
 def test_a_model_that_never_ends_can_be_interrupted(tmp_path: Path) -> None:
     _never_ends(tmp_path / "model.onnx")
     process = _start(tmp_path, "optimize", "model.onnx", "-o", "out.onnx", *PLAIN)
@@ -272,7 +277,9 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
     assert process.returncode == 0 and (tmp_path / "m.engine").exists()
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(each, marks=pytest.mark.long) for each in ("<&-", ">&-", "2>&-")), "<&- >&- 2>&-"]
+)
 def test_a_stream_that_is_closed_takes_nothing_and_breaks_nothing(tmp_path: Path, closed: str) -> None:
     """As some schedulers start their jobs: no file of the run may get the number of a stream either."""
     save_small(tmp_path)
