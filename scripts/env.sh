@@ -1,5 +1,6 @@
 # Sourced by the scripts of this folder: enters the repository root and makes PYTHON, the interpreter of .venv with
-# trtopt and everything its tests need. Installs again only when pyproject.toml, constraints.txt or Python changed.
+# trtopt and everything its tests need, or with NEEDS=quickstart only what the quickstart does. Installs again only when
+# pyproject.toml, constraints.txt, this file or Python changed.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,8 +24,18 @@ if [ ! -x "$PYTHON" ]; then
 fi
 
 stamp=$(cat pyproject.toml constraints.txt scripts/env.sh .venv/pyvenv.cfg | sha256sum)
-if [ "$(cat .venv/installed 2>/dev/null)" != "$stamp" ]; then
-    echo "installing into .venv ..." >&2
+is_installed() { [ "$(cat ".venv/$1" 2>/dev/null)" = "$stamp" ]; }
+if [ "${NEEDS:-tests}" = quickstart ]; then
+    marker=installed-quickstart
+    packages=(--editable ".[rtx,cpu,torch]" scikit-learn)
+    takes="about 1500 MB on the disk, about 1 min where downloads are fast"
+else
+    marker=installed
+    packages=(--editable ".[rtx,cpu,torch,report,sign,ray,sweep,dev]")
+    takes="about 2100 MB on the disk in all, about 2 min where downloads are fast"
+fi
+if ! is_installed installed && ! is_installed "$marker"; then
+    echo "installing into .venv ($takes) ..." >&2
     install() { "$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"; }
     if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
         # The build without CUDA where pip's sources have it: plain torch on Linux brings gigabytes of CUDA.
@@ -35,6 +46,6 @@ if [ "$(cat .venv/installed 2>/dev/null)" != "$stamp" ]; then
             install "torch==$version" || stop "cannot install torch $version"
         fi
     fi
-    install --editable ".[rtx,cpu,torch,report,sign,ray,sweep,dev]" || stop "the installation failed"
-    echo "$stamp" >.venv/installed
+    install "${packages[@]}" || stop "the installation failed"
+    echo "$stamp" >".venv/$marker"
 fi
