@@ -31,6 +31,7 @@ from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "calibration"))
@@ -79,7 +80,7 @@ def graph_flop(level: CompiledLevel) -> int:
 def measure(path: Path, precision: str) -> dict[str, Any]:
     """Compile a model once, and predict its layers on each GPU."""
     started = time.perf_counter()
-    level = compile_level(load(path), find_gpu(GPUS[0]), precision, {}, Clock(ignore))
+    level = compile_level(load(path), find_gpu(GPUS[0]), Precision(precision), {}, Clock(ignore))
     costed = [layer.work for layer in level.layers if layer.work is not None]
     expected = graph_flop(level)
     found = sum(work.flop for work in costed)

@@ -11,7 +11,7 @@ from naive_fp16 import naive_fp16
 from trtopt.accuracy.compare import compare
 from trtopt.accuracy.emulation import EXACT_OPS, fp32_twin
 from trtopt.accuracy.gate import gate
-from trtopt.config import BuildConfig
+from trtopt.config import AccuracyBudget
 from trtopt.errors import InvalidModelError
 from trtopt.report.schema.build import AccuracyRecord
 from trtopt.support.ort_session import Feeds, OrtSession
@@ -74,7 +74,7 @@ def test_a_naive_fp16_cast_is_seen_to_fail(name: str) -> None:
         outputs = compare(before, after, samples)
     assert outputs["y"].nonfinite > 0
     record = AccuracyRecord(len(samples), "eval", "onnx-only", outputs)
-    assert gate(record, BuildConfig())
+    assert gate(record, AccuracyBudget())
 
 
 def test_onnx_runtime_alone_does_not_see_the_overflow_and_the_twin_does() -> None:

@@ -178,12 +178,12 @@ def network(text: str, weights: dict[str, np.ndarray]) -> ir.Model:
     return infer_shapes(ir.from_proto(proto))
 
 
-def planned(base: ir.Model, feeds: list[Feeds], precision: str = "fp16") -> tuple[PrecisionPlan, Spans]:
-    wanted = wanted_tensors(base, precision, "tensorrt-rtx")
+def planned(base: ir.Model, feeds: list[Feeds], precision: Precision = Precision.FP16) -> tuple[PrecisionPlan, Spans]:
+    wanted = wanted_tensors(base, Precision(precision), "tensorrt-rtx")
     samples = open_samples(feeds, [input_spec(value) for value in base.graph.inputs])
     stats = collect(base, samples, histogram=wanted.histogram, ranges=wanted.ranges).table.stats
     shapes = static_shapes(base, {name: array.shape for name, array in feeds[0].items()})
-    return decide(base, precision, "tensorrt-rtx", stats, shapes), Spans(stats, shapes)
+    return decide(base, Precision(precision), "tensorrt-rtx", stats, shapes), Spans(stats, shapes)
 
 
 def measured(base: ir.Model, written: ir.Model, feeds: list[Feeds]) -> OutputAccuracy:

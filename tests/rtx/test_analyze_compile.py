@@ -25,6 +25,7 @@ from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Gemm, Layer, Work
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -39,7 +40,9 @@ def compiled(
 ) -> CompiledLevel:
     onnx.save(proto, folder / "model.onnx")
     artifact = load(folder / "model.onnx")
-    return compile_level(artifact, find_gpu(gpu), precision, shapes, Clock(ignore), recipes=recipes)
+    return compile_level(
+        artifact, find_gpu(gpu), precision and Precision(precision), shapes, Clock(ignore), recipes=recipes
+    )
 
 
 def graph_flop(level: CompiledLevel) -> int:

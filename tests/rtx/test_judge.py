@@ -65,7 +65,7 @@ def products(tmp_path: Path, width: int) -> ir.Model:
 
 
 def costs(tmp_path: Path, precision: str, *channels: int) -> list[Cost]:
-    with judge_for(TENSORRT_RTX, L4, precision) as judge:
+    with judge_for(TENSORRT_RTX, L4, Precision(precision)) as judge:
         return [judge.price(convs(tmp_path, count), inner=True).total for count in channels]
 
 

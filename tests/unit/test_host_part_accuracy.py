@@ -7,7 +7,7 @@ import pytest
 
 from trtopt.accuracy.compare import compare
 from trtopt.accuracy.gate import gate
-from trtopt.config import BuildConfig
+from trtopt.config import AccuracyBudget
 from trtopt.errors import InvalidModelError
 from trtopt.report.schema.build import AccuracyRecord, OutputAccuracy
 from trtopt.support.ort_session import Feeds
@@ -37,6 +37,6 @@ def test_gates_judge_the_tensors_between_in_place_of_what_the_host_makes_of_them
     record = AccuracyRecord(
         4, "eval", "onnx-only", {"boxes": differ, "scores": OutputAccuracy(30, 1, 0, None)}, host_outputs=("boxes",)
     )
-    assert gate(record, BuildConfig(min_sqnr_db=20, max_accuracy_drop=0.1)) == ()
-    (failure,) = gate(record, BuildConfig(min_sqnr_db=40))
+    assert gate(record, AccuracyBudget(0.1, 20)) == ()
+    (failure,) = gate(record, AccuracyBudget(sqnr_db=40))
     assert "output scores" in failure
