@@ -41,7 +41,7 @@ FORMATS = {
     TIMING: "trtopt.timing-cache/2",
     TIMES: "trtopt.engine-times/1",
     CALIBRATION: "trtopt.calibration/4",
-    SENSITIVITY: "trtopt.sensitivity-cache/3",
+    SENSITIVITY: "trtopt.sensitivity-cache/4",
 }
 """The formats of checksummed files; the others hold lines, and their name is a hash that the format is in."""
 
@@ -215,20 +215,12 @@ def damage(file: CachedFile) -> str:
     try:
         if file.path.suffix == ".jsonl":
             *lines, _ = lines_of(read_shared(file.path, MOST_LINE_BYTES))
-            wrong = sum(not _is_line(line) for line in lines)
+            wrong = sum(from_line(line) is None for line in lines)
             return f"{wrong} of {len(lines)} lines are not what was written" if wrong else ""
         read_checksummed(file.path, FORMATS[file.kind], file.path.stem, file.bytes)
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _is_line(line: bytes) -> bool:
-    try:
-        from_line(line)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_ours(path: Path, kind: str) -> bool:

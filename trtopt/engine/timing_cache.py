@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.cache import EngineCache
@@ -44,12 +43,13 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
     if request.backend == TENSORRT_RTX:
         return Timing()
     if request.timing_cache is not None:
-        content = _content(request.timing_cache)
-        return Timing(content, decides=_sha256(content) if must_hit else "a file")
+        is_there = os.path.lexists(request.timing_cache)
+        content = read_file(request.timing_cache, "The timing cache", _MOST_BYTES) if is_there else b""
+        return Timing(content, decides=hashlib.sha256(content).hexdigest() if must_hit else "a file")
     if cache is not None:
         name = f"{probe().name} {request.gpu.compute_capability if request.gpu else ''} {version}"
         content = cache.timing(name)
-        return Timing(content, name, _sha256(content) if must_hit else "")
+        return Timing(content, name, hashlib.sha256(content).hexdigest() if must_hit else "")
     if must_hit:
         raise UsageError(
             "There is no timing cache that could be missed",
@@ -57,12 +57,3 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
             remedy="give --timing-cache FILE, or leave --no-cache out",
         )
     return Timing()
-
-
-def _content(path: Path) -> bytes:
-    """A file's content; nothing of one that is not there."""
-    return read_file(path, "The timing cache", _MOST_BYTES) if os.path.lexists(path) else b""
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -11,7 +11,7 @@ from trtopt.engine.backend import Backend
 from trtopt.graph.shapes import at_shapes
 from trtopt.hardware.spec import PORTABLE, GpuSpec, supports
 from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFolder
+from trtopt.judge.memo import PriceFile
 from trtopt.judge.selection import Guard, Guarded, Verdict
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.decide import QUANTIZED_TYPES
@@ -68,7 +68,7 @@ def guard_of(problem: Problem, candidates: Candidates, target: GuardTarget, obse
     config, listen = observer.config, observer.clock.listen
     static = at_shapes(problem.model, target.shapes)
     with judge_for(target.backend, target.gpu, None, config.plugins) as judge:
-        file = PriceFolder(config.cache_dir, listen, config.plugins).of(judge, target.gpu)
+        file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, listen, config.plugins)
         yield Guard(problem, candidates, static, judge, listen, file)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import onnx_ir as ir
 
@@ -13,7 +14,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes
 from trtopt.judge.gain import LEAST_GAIN
 from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFolder
+from trtopt.judge.memo import PriceFile
 from trtopt.pipeline.guard import GuardTarget
 from trtopt.precision.decide import QUANTIZED_TYPES
 from trtopt.precision.fp16.network_io import parse_io
@@ -95,7 +96,7 @@ def own_qdq(
         return OwnQdq(kept)
     plain = rewrite(replace(artifact, model=without_qdq(artifact.model)))
     eight_bit = precision in QUANTIZED_TYPES
-    prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
+    prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
     try:
         judged_in = "fp16" if eight_bit else precision
         with (

@@ -11,7 +11,7 @@ from trtopt.events import OnEvent
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFolder
+from trtopt.judge.memo import PriceFile
 from trtopt.judge.target import nearest_target
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.rewrite import driver
@@ -45,6 +45,6 @@ def rewrite(
     )
     if config.recipes == "none":
         return run()
-    prices = PriceFolder(config.cache_dir, on_event, config.plugins)
+    prices = partial(PriceFile, folder=config.cache_dir, on_event=on_event, plugins=config.plugins)
     with judge_for(backend, gpu, precision, config.plugins, parse_io(config.io), prices) as judge:
         return run(judging=driver.Judging(judge, shapes))
