@@ -186,7 +186,10 @@ def mutate_lines(data: bytes, other: bytes, dice: random.Random) -> bytes:
         lines[at] = mutate_bytes(lines[at], other, dice)
     else:
         try:
-            record = mutate_value(from_line(lines[at]), None, dice)
+            whole = from_line(lines[at])
+            if whole is None:
+                raise ValueError("no line")
+            record = mutate_value(whole, None, dice)
             lines[at] = to_line(record).rstrip(b"\n") if isinstance(record, dict) else _json_text(record)
         except (ValueError, OverflowError):
             lines[at] = mutate_bytes(lines[at], other, dice)

@@ -27,7 +27,7 @@ def blobs(folder: Path, events: list[Event], **options: Any) -> Blobs:
 
 
 def lines(folder: Path, events: list[Event] | None = None, key: str = KEY) -> Lines:
-    return Lines("prices", key, folder, ignore if events is None else events.append)
+    return Lines("prices", folder, ignore if events is None else events.append, key)
 
 
 def test_a_blob_comes_back_and_another_key_has_none(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_a_file_without_any_record_is_said_and_used_again(tmp_path: Path) -> Non
     kept = lines(tmp_path, events)
     kept.add({"a": 1})
     for content in (b'{"a": 1}\n', b"\x00\xff", b"\n", b"\n" * 300_000):
-        kept.path.write_bytes(content)
+        kept.path(KEY).write_bytes(content)
         assert kept.load() == []
     assert ["starting anew" in event.text for event in events] == [True, True, True]  # an empty line is no damage
-    kept.path.write_bytes(b'{"torn": ')
+    kept.path(KEY).write_bytes(b'{"torn": ')
     kept.add({"b": 2})
     assert kept.load() == [{"b": 2}]
 
@@ -87,9 +87,9 @@ def test_a_full_file_loses_its_older_half_and_nothing_else(tmp_path: Path, monke
     for number in range(200):
         kept.add({"number": number})
         found = [record["number"] for record in lines(tmp_path).load()]
-        assert found == list(range(found[0], number + 1)) and kept.path.stat().st_size <= 1000
+        assert found == list(range(found[0], number + 1)) and kept.path(KEY).stat().st_size <= 1000
         assert number < 15 or len(found) > 10
-    assert damage(CachedFile(kept.path, "prices", 0, 0)) == ""
+    assert damage(CachedFile(kept.path(KEY), "prices", 0, 0)) == ""
 
 
 @pytest.mark.parametrize("size", [2000, 1 << 40])
@@ -98,7 +98,7 @@ def test_a_file_that_is_too_large_is_replaced(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(entries, "MOST_LINE_BYTES", 1000)
     kept = lines(tmp_path)
     kept.add({"old": 1})
-    os.truncate(kept.path, size)
+    os.truncate(kept.path(KEY), size)
     kept.add({"new": 2})
     assert lines(tmp_path).load() == [{"new": 2}]
 
@@ -153,7 +153,7 @@ def test_lines_of_another_file_are_added_once(tmp_path: Path) -> None:
     lines(tmp_path).add({"number": 2})
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(merge, range(4)))
-    held = lines(tmp_path).path.read_bytes().splitlines()
-    assert {from_line(line)["number"] for line in held} == set(range(5))
+    held = lines(tmp_path).path(KEY).read_bytes().splitlines()
+    assert {record["number"] for record in map(from_line, held) if record is not None} == set(range(5))
     lines(tmp_path).merge(content)
-    assert lines(tmp_path).path.read_bytes().splitlines() == held
+    assert lines(tmp_path).path(KEY).read_bytes().splitlines() == held

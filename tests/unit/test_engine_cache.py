@@ -127,7 +127,6 @@ def test_an_entry_that_the_reader_refuses_is_built_anew(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are POSIX's")
 def test_a_pipe_or_a_folder_in_the_place_of_an_entry_stops_nothing(tmp_path: Path) -> None:
     path = EngineCache(tmp_path, ignore).path(KEY)
-    path.parent.mkdir()
     os.mkfifo(path)
     assert "no file" in read(tmp_path)[1][0]
     assert read(tmp_path)[0] is True

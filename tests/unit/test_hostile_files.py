@@ -8,6 +8,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from engine_files import manifest, rtx_engine, save
 from profile_samples import small_profile
 
 from trtopt.accuracy.sensitivity import Errors
-from trtopt.accuracy.sensitivity_cache import SensitivityCache
 from trtopt.analysis.analyze import write_page
-from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of, read_checksummed, write_checksummed
-from trtopt.cache.folder import FORMATS, PRICES, SENSITIVITY, damage, files
+from trtopt.analysis.sensitivity_stages import Measured
+from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of
+from trtopt.cache.entries import Blobs
+from trtopt.cache.folder import PRICES, SENSITIVITY, damage, files
 from trtopt.config.toml_file import load
 from trtopt.engine.build import _warnings
 from trtopt.engine.manifest import manifest_path, verify
@@ -42,7 +44,7 @@ from trtopt.report.schema.sensitivity import OutputError, RegionError
 from trtopt.report.schema.steps import Cost
 from trtopt.support import json_text
 from trtopt.support.files import check_outputs, open_file, open_shared, read_file, read_shared
-from trtopt.support.json_text import MOST_VALUES, decoded, plain
+from trtopt.support.json_text import MOST_VALUES, converted, decoded, plain
 
 PRICE = Priced(Cost(1, 0, 10, 1.0), ())
 
@@ -297,20 +299,25 @@ def test_the_smallest_figures_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").stat().st_size > 0
 
 
-@pytest.mark.parametrize("where", [("samples",), ("together", "region"), ("regions", 0, "nodes"), ("growth",)])
+@pytest.mark.parametrize(
+    "where", [("errors", "samples"), ("errors", "together", "region"), ("errors", "regions", "r", "nodes"), ("growth",)]
+)
 def test_a_forged_cache_of_sensitivities_is_measured_anew(tmp_path: Path, where: tuple[Any, ...]) -> None:
     one = RegionError("r", ("n",), {"y": OutputError(0.5, 3.0, None, None, 0.5)}, 4)
     events: list[Event] = []
-    cache = SensitivityCache("key", folder=tmp_path, on_event=events.append)
-    cache.store(Errors({"r": one}, one, 4), ())
-    assert cache.load() == (Errors({"r": one}, one, 4), ()) and not events
-    value = json.loads(bytes(read_checksummed(cache.path, FORMATS[SENSITIVITY], "key", 1 << 20)))
+    cache = Blobs(SENSITIVITY, tmp_path, events.append, ("sensitivity", "sensitivity cache", "measuring anew"), 1 << 20)
+    value = json.loads(json.dumps(asdict(Measured(Errors({"r": one}, one, 4), ()))))
+
+    def kept() -> Measured | None:
+        cache.store("key", [json.dumps(value).encode()])
+        return cache.load("key", lambda content: converted(bytes(content), Measured))
+
+    assert kept() == Measured(Errors({"r": one}, one, 4), ()) and not events
     holder = value
     for key in where[:-1]:
         holder = holder[key]
     holder[where[-1]] = {"x": [None]}
-    write_checksummed(cache.path, FORMATS[SENSITIVITY], "key", [json.dumps(value).encode()])
-    assert cache.load() is None and "measuring anew" in events[0].text
+    assert kept() is None and "measuring anew" in events[0].text
 
 
 def test_warnings_of_a_forged_entry_may_be_empty() -> None:

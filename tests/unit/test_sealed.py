@@ -43,16 +43,12 @@ def test_a_line_with_one_bit_changed_is_refused_or_says_the_same(record: dict[st
     for bit in range(8 * (len(line) - 1)):
         data = bytearray(line)
         data[bit // 8] ^= 1 << bit % 8
-        try:
-            assert from_line(bytes(data)) == record
-        except ValueError:
-            continue
+        assert from_line(bytes(data)) in (record, None)
 
 
 @pytest.mark.parametrize("line", [b"", b"7", b"[]", b"{}", b"null", b'{"crc32": 0}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_line_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError):
-        from_line(line)
+    assert from_line(line) is None
 
 
 def test_a_file_comes_back_as_it_was_and_damage_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFolder
+from trtopt.judge.memo import PriceFile
 from trtopt.judge.target import Target, nearest_target
 from trtopt.judge.written import written
 from trtopt.pipeline.compile import Compilation, compile_engine
@@ -78,7 +78,7 @@ def compile_level(
     shapes = {item.name: shapes[item.name] for item in artifact.inputs if item.name in shapes}
     with clock.stage("rewrite"):
         config = BuildConfig(recipes=recipes)
-        prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
+        prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
         open_judge = partial(judge_for, TENSORRT_RTX, gpu, prices=prices)
         asked = Target(TENSORRT_RTX, gpu, (_static(shapes),))
         cleaned = rewrite(artifact, asked, precision, config, open_judge, clock.listen).artifact

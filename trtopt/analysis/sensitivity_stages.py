@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import Errors, growth, sensitivity
-from trtopt.accuracy.sensitivity_cache import SensitivityCache
 from trtopt.cache.code import entry_key
+from trtopt.cache.entries import Blobs
+from trtopt.cache.folder import SENSITIVITY
 from trtopt.config import BuildConfig, SensitivityConfig
 from trtopt.errors import InvalidModelError
 from trtopt.graph import cost
@@ -29,8 +31,18 @@ from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import RecipeTarget, Stage
 from trtopt.rewrite.registry import select
 from trtopt.support.clock import Clock
+from trtopt.support.json_text import converted
 
 _MOST_REASONS = 3
+_MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is kept of a model: the error of each region, and how the error of all grows."""
+
+    errors: Errors
+    growth: tuple[GrowthStep, ...]
 
 
 @dataclass(frozen=True)
@@ -78,21 +90,21 @@ def measure(job: SensitivityJob, clock: Clock) -> Sensitivity:
     if not candidates.regions:
         raise _nothing(precision, candidates, base)
     with clock.stage("sensitivity"):
-        errors, steps, cached = _measured(job, base, candidates, clock)
+        found, cached = _measured(job, base, candidates, clock)
     flop = cost.flop_by_node(base, values)
     total = sum(flop.values()) or 1
     regions = [
         dataclasses.replace(item, flop_share=sum(flop.get(node, 0) for node in item.nodes) / total)
-        for item in errors.regions.values()
+        for item in found.errors.regions.values()
     ]
     return Sensitivity(
         model=job.artifact.to_json_dict(),
         precision=precision,
         backend=job.backend,
-        samples=errors.samples,
+        samples=found.errors.samples,
         regions=tuple(sorted(regions, key=_worst_first)),
-        together=errors.together,
-        growth=steps,
+        together=found.errors.together,
+        growth=found.growth,
         refused=candidates.refused,
         calibration=observer.record(calibration),
         cached=cached,
@@ -109,16 +121,15 @@ def _cleaned(job: SensitivityJob, clock: Clock) -> ModelArtifact:
     return driver.apply(job.artifact, recipes, target=target, on_event=clock.listen).artifact
 
 
-def _measured(
-    job: SensitivityJob, base: ir.Model, candidates: Candidates, clock: Clock
-) -> tuple[Errors, tuple[GrowthStep, ...], bool]:
+def _measured(job: SensitivityJob, base: ir.Model, candidates: Candidates, clock: Clock) -> tuple[Measured, bool]:
     """The figures, and whether they were in the cache."""
     ops = tuple(candidates.all.values())
     key = entry_key(__name__, content_hash(base), job.check.sha256, repr(ops))
-    cache = SensitivityCache(key, folder=job.config.cache_dir, on_event=clock.listen)
-    known = cache.load()
+    words = ("sensitivity", "sensitivity cache", "measuring anew")
+    cache = Blobs(SENSITIVITY, job.config.cache_dir, clock.listen, words, _MOST_BYTES)
+    known = cache.load(key, lambda content: converted(bytes(content), Measured))
     if known is not None:
-        return *known, True
+        return known, True
     quantized = apply_plan(base, PrecisionPlan(job.config.precision, quantized=ops))
     # The additions that read a region's tensor quantized change with it.
     skips = {op.node: op.skips for op in ops}
@@ -128,9 +139,9 @@ def _measured(
     }
     with SegmentedModel(base, quantized, {name for nodes in regions.values() for name in nodes}) as model:
         errors = sensitivity(model, regions, job.check, on_event=clock.listen)
-    steps = growth(base, quantized, regions, job.check)
-    cache.store(errors, steps)
-    return errors, steps, False
+    found = Measured(errors, growth(base, quantized, regions, job.check))
+    cache.store(key, [json.dumps(dataclasses.asdict(found)).encode()])
+    return found, False
 
 
 def _nothing(precision: str, candidates: Candidates, base: ir.Model) -> InvalidModelError:

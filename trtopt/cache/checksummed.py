@@ -141,19 +141,13 @@ def to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps({**record, _CRC: _crc(record)}).encode() + b"\n"
 
 
-def from_line(line: bytes) -> dict[str, Any]:
-    """The record of a line.
-
-    Raises:
-        ValueError: It is not a line that :func:`to_line` wrote, whole.
-    """
+def from_line(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None where it is no line that :func:`to_line` wrote, whole."""
     try:
         record = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
-    if not isinstance(record, dict) or record.pop(_CRC, None) != _crc(record):
-        raise ValueError("not what was written")
-    return record
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and record.pop(_CRC, None) == _crc(record) else None
 
 
 def _crc(record: Mapping[str, Any]) -> int:

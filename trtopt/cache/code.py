@@ -29,12 +29,7 @@ _WITHOUT_ANSWERS = tuple(
 
 
 def entry_key(maker: str, *question: str) -> str:
-    """The key of an entry, hex.
-
-    Args:
-        maker: The module that makes the answer, or the room.
-        question: Everything else that the answer depends on.
-    """
+    """The key of an entry, hex: of who makes the answer, a module or a room, and of all else that it depends on."""
     return hashlib.sha256(json.dumps([code_hash(maker), *question]).encode()).hexdigest()
 
 
@@ -60,54 +55,48 @@ def _sources(packages: frozenset[str]) -> Sources:
 
 
 class Sources:
-    """The source files of packages, each read once.
-
-    Args:
-        packages: Their folders, which may lie in a zip file.
-    """
+    """The source files in the folders of packages, which may lie in a zip file; each is read once."""
 
     def __init__(self, *packages: Traversable) -> None:
-        self._files = {name: file for folder in packages for name, file in _files(folder, folder.name)}
-        self._tables = [name for name in self._files if "/" in name]
+        self._files = {name: files for folder in packages for name, files in _files(folder, folder.name)}
         self._known: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     def hash_of(self, *makers: str) -> str:
         """As :func:`code_hash`."""
-        left = [name for name in self._files if f"{name}.".startswith(tuple(f"{maker}." for maker in makers))]
-        if not all(any(f"{name}.".startswith(f"{maker}.") for name in left) for maker in makers):
-            raise ValueError(f"there is no module of one of these names: {', '.join(makers)}")
         found: dict[str, str] = {}
-        while left:
-            name = left.pop()
-            if name in self._files and name not in found:
-                found[name], uses = self._read(name)
-                left += uses
+        for maker in makers:
+            left = [name for name in self._files if f"{name}.".startswith(f"{maker}.")]
+            if not left:
+                raise ValueError(f"there is no module of the name {maker}")
+            while left:
+                name = left.pop()
+                if name in self._files and name not in found:
+                    found[name], imported = self._read(name)
+                    left += imported
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
     def _read(self, name: str) -> tuple[str, tuple[str, ...]]:
-        """The hash of a file, and the files that count with it."""
+        """The hash of a module and of the tables beside it, and what it imports."""
         if name not in self._known:
-            content = self._files[name].read_bytes()
-            folders = (f"{name}/", f"{name.rpartition('.')[0]}/")
-            tables = (table for table in self._tables if table.startswith(folders))
-            self._known[name] = hashlib.sha256(content).hexdigest(), (*tables, *_imports(content))
+            content = [file.read_bytes() for file in self._files[name]]
+            self._known[name] = hashlib.sha256(b"\0".join(content)).hexdigest(), tuple(_imports(content[0]))
         return self._known[name]
 
 
-def _files(folder: Traversable, package: str) -> Iterator[tuple[str, Traversable]]:
-    """The modules of a package by their names, and its tables by ``PACKAGE/FILE``."""
-    for item in folder.iterdir():
+def _files(folder: Traversable, package: str) -> Iterator[tuple[str, list[Traversable]]]:
+    """The modules of a package by their names, each with the tables beside it."""
+    items = sorted(folder.iterdir(), key=lambda item: item.name)
+    tables = [item for item in items if item.name.endswith(".toml")]
+    for item in items:
         name, _, suffix = item.name.partition(".")
         if suffix == "py":
-            yield package if name == "__init__" else f"{package}.{name}", item
-        elif suffix == "toml":
-            yield f"{package}/{item.name}", item
+            yield package if name == "__init__" else f"{package}.{name}", [item, *tables]
         elif not suffix and item.is_dir():
             yield from _files(item, f"{package}.{name}")
 
 
 def _imports(content: bytes) -> Iterator[str]:
-    """What a module imports that makes answers; names in modules are among them, which are no files."""
+    """What a module imports that makes answers; names in modules are among them, which are no modules."""
     for module, names in _IMPORT.findall(content.replace(b"\r", b"")):
         for name in (module, *(module + b"." + word for word in re.findall(rb"\w+", names))):
             if name != b"trtopt" and not f"{name.decode()}.".startswith(_WITHOUT_ANSWERS):

@@ -9,70 +9,95 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import filelock
+
 from trtopt.cache.checksummed import MOST_LINE_BYTES, from_line, lines_of, read_checksummed, to_line, write_checksummed
-from trtopt.cache.folder import FORMATS, KINDS, cache_folder, locked, mark_used, warn_not_kept, why
+from trtopt.cache.folder import FORMATS, KINDS, LOCKS, cache_folder, mark_used, warn_not_kept, why
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.support.files import atomic_write, check_writable, open_shared, read_shared
 
-_LONGEST_WAIT_S = 10.0
-"""For another process that writes lines, which takes it less than a second."""
-
 _T = TypeVar("_T")
 
 
+@dataclass
 class _Kept:
     """The files of one kind, and whether they can be written.
 
-    Args:
+    Attributes:
         kind: A key of :data:`KINDS`.
         folder: The cache folder; None for ``~/.cache/trtopt``.
         on_event: Told what cannot be read or written.
     """
 
-    def __init__(self, kind: str, folder: str | Path | None, on_event: OnEvent) -> None:
-        self.folder = cache_folder(folder)
-        self._kind, self._on_event, self._writes = kind, on_event, True
+    kind: str
+    folder: str | Path | None
+    on_event: OnEvent
+    _writes: bool = field(init=False, default=True)
 
-    def _path(self, key: str) -> Path:
-        return self.folder / self._kind / f"{key}{KINDS[self._kind]}"
+    def path(self, key: str) -> Path:
+        """The file of a key."""
+        return cache_folder(self.folder) / self.kind / f"{key}{KINDS[self.kind]}"
+
+    @contextlib.contextmanager
+    def locked(
+        self, key: str, longest_wait_s: float = 10.0, on_wait: Callable[[], None] | None = None
+    ) -> Iterator[str]:
+        """Hold the lock of a key; yields why that cannot be, empty where it is held.
+
+        The lock is the kernel's (flock): it ends with the process that holds it, however that ends.
+
+        Args:
+            key: The key.
+            longest_wait_s: How long to wait for another process.
+            on_wait: Called before waiting.
+        """
+        folder, refused = cache_folder(self.folder) / LOCKS, ""
+        # A soft lock stays when its holder is killed: worse than none.
+        lock = filelock.FileLock(folder / f"{key}.lock", fallback_to_soft=False)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except filelock.Timeout:
+                if on_wait is not None:
+                    on_wait()
+                lock.acquire(timeout=longest_wait_s)
+        except (OSError, NotImplementedError, filelock.Timeout) as error:
+            refused = why(error)
+        try:
+            yield refused
+        finally:
+            lock.release()
 
     def _stop(self, error: Exception, place: Path | None = None) -> None:
         if self._writes:
-            warn_not_kept(place or self.folder, error, self._on_event)
+            warn_not_kept(place or cache_folder(self.folder), error, self.on_event)
         self._writes = False
 
 
+@dataclass
 class Blobs(_Kept):
     """Checksummed files, one for each key: bytes in, bytes out.
 
-    Args:
-        kind: See above, as the next two.
+    Attributes:
         words: Whose task a warning is about, what it calls an entry, and what is done where one is damaged.
         max_bytes: The largest entry.
-        file: A file of the user's, which takes the place of those in the folder.
+        file: A file of the user's, which takes the place of all in the folder.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        folder: str | Path | None,
-        on_event: OnEvent,
-        *,
-        words: tuple[str, str, str],
-        max_bytes: int,
-        file: Path | None = None,
-    ) -> None:
-        super().__init__(kind, folder, on_event)
-        self._words, self._max_bytes, self._file = words, max_bytes, file
+    words: tuple[str, str, str]
+    max_bytes: int
+    file: Path | None = None
 
     def path(self, key: str) -> Path:
         """The file of an entry."""
-        return self._file or self._path(key)
+        return self.file or super().path(key)
 
     def load(self, key: str, read: Callable[[memoryview], _T], *, warns: bool = True) -> _T | None:
         """What ``read`` makes of an entry; None without one.
@@ -82,79 +107,70 @@ class Blobs(_Kept):
             read: Takes the content; where it raises ValueError or TrtoptError, the entry counts as damaged.
             warns: Whether damage is said.
         """
-        path = self.path(key)
+        path, (task, name, instead) = self.path(key), self.words
         try:
-            found = read(read_checksummed(path, FORMATS[self._kind], key, self._max_bytes))
+            found = read(read_checksummed(path, FORMATS[self.kind], key, self.max_bytes))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TrtoptError) as error:
             if warns:
-                self._warn(f"{self._words[1]} {path}: it cannot be used ({why(error)[:200]}); {self._words[2]}")
+                text = f"{name} {path}: it cannot be used ({why(error)[:200]}); {instead}"
+                self.on_event(Event("warning", task, text=text))
             return None
         mark_used(path)
         return found
 
     def store(self, key: str, parts: Sequence[bytes]) -> None:
         """Write an entry, whole or not at all."""
-        if not self._writes:
-            return
         path = self.path(key)
-        if sum(map(len, parts)) > self._max_bytes:
-            self._warn(f"{path} would be larger than the cache may be: it is not kept")
-            return
-        try:
-            if self._file is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            write_checksummed(path, FORMATS[self._kind], key, parts)
-        except (UsageError, OSError) as error:
-            self._stop(error, self._file)
+        if self._writes and sum(map(len, parts)) > self.max_bytes:
+            text = f"{path} would be larger than the cache may be: it is not kept"
+            self.on_event(Event("warning", self.words[0], text=text))
+        elif self._writes:
+            try:
+                if self.file is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                write_checksummed(path, FORMATS[self.kind], key, parts)
+            except (UsageError, OSError) as error:
+                self._stop(error, self.file)
 
     def can_be_written(self) -> bool:
         """Whether the folder can be written; said where it cannot."""
         try:
-            self._path("entry").parent.mkdir(parents=True, exist_ok=True)
-            check_writable(self._path("entry"))
+            self.path("entry").parent.mkdir(parents=True, exist_ok=True)
+            check_writable(self.path("entry"))
         except (UsageError, OSError) as error:
             self._stop(error)
         return self._writes
 
-    def _warn(self, text: str) -> None:
-        self._on_event(Event("warning", self._words[0], text=text))
 
-
+@dataclass
 class Lines(_Kept):
     """A file of checksummed lines that several processes add to: records in, records out.
 
     One process writes at a time, to the file that has the name by then, so that none adds to one that was replaced. A
     line that is torn or damaged is left out. When the file is full, the older half of the lines goes.
 
-    Args:
-        kind: See above, as ``folder`` and ``on_event``.
+    Attributes:
         key: The key of the file.
         synced: Whether each line is on the disk before the next one is made.
     """
 
-    def __init__(
-        self, kind: str, key: str, folder: str | Path | None, on_event: OnEvent, *, synced: bool = False
-    ) -> None:
-        super().__init__(kind, folder, on_event)
-        self.path = self._path(key)
-        self._synced = synced
+    key: str
+    synced: bool = False
 
     def load(self) -> list[dict[str, Any]]:
-        """The records, in their order; what holds none is said."""
-        records: list[dict[str, Any]] = []
+        """The records, in their order; where there is content and no record, that is said."""
+        records, path = list[dict[str, Any]](), self.path(self.key)
         try:
             lines = self._lines()
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    records.append(from_line(line))
+            records = [record for line in lines if (record := from_line(line)) is not None]
             if any(lines) and not records:
                 raise ValueError("no line is what was written")
         except ValueError as error:
-            text = f"{self.path} cannot be used ({error}): starting anew"
-            self._on_event(Event("warning", "cache", text=text))
-        mark_used(self.path)
+            self.on_event(Event("warning", "cache", text=f"{path} cannot be used ({error}): starting anew"))
+        if records:
+            mark_used(path)
         return records
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -171,33 +187,34 @@ class Lines(_Kept):
         self._append(b"".join(line + b"\n" for line in lines_of(content)[:-1] if line not in held))
 
     def _lines(self) -> list[bytes]:
-        """The lines; none where there is no file, or nothing that may be read as one: writing says why.
+        """The lines; none where the file cannot be opened: writing says why.
 
         Raises:
             ValueError: It is too large.
         """
         try:
-            return lines_of(read_shared(self.path, MOST_LINE_BYTES))
+            return lines_of(read_shared(self.path(self.key), MOST_LINE_BYTES))
         except OSError:
             return []
 
     def _append(self, new: bytes) -> None:
         if not (self._writes and new):
             return
+        path = self.path(self.key)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder, self.path.stem, _LONGEST_WAIT_S) as refused:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self.locked(self.key) as refused:
                 if not self._added(new):
                     if refused:
-                        raise OSError(errno.ENOLCK, f"{self.path} is full, and cannot be locked: {refused}")
-                    atomic_write(self.path, self._newer_half(new))
+                        raise OSError(errno.ENOLCK, f"{path} is full, and cannot be locked: {refused}")
+                    atomic_write(path, self._newer_half(new))
         except (UsageError, OSError) as error:
             self._stop(error)
 
     def _added(self, new: bytes) -> bool:
         """Append lines with one call; False where the file is full."""
         # Without a buffer, and not kept open: the file of this name may be another one by the next time.
-        handle = open_shared(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        handle = open_shared(self.path(self.key), os.O_RDWR | os.O_APPEND | os.O_CREAT)
         with open(handle, "r+b", buffering=0) as file:
             size = os.fstat(handle).st_size
             if size + len(new) > MOST_LINE_BYTES:
@@ -206,14 +223,14 @@ class Lines(_Kept):
             line = b"\n" * (file.read(1) not in (b"", b"\n")) + new  # behind what a killed run left unfinished
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if self._synced:
+            if self.synced:
                 os.fsync(handle)
         return True
 
     def _newer_half(self, new: bytes) -> bytes:
         """The last lines of a file that is full, and new ones."""
         half = MOST_LINE_BYTES // 2
-        with open(open_shared(self.path, os.O_RDONLY), "rb") as file:
+        with open(open_shared(self.path(self.key), os.O_RDONLY), "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - half, 0))
             old = file.read(half).rpartition(b"\n")[0]
         return b"\n".join((old, new))[-half:].partition(b"\n")[2]

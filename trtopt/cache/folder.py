@@ -10,8 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +41,7 @@ FORMATS = {
     TIMING: "trtopt.timing-cache/2",
     TIMES: "trtopt.engine-times/1",
     CALIBRATION: "trtopt.calibration/4",
-    SENSITIVITY: "trtopt.sensitivity-cache/3",
+    SENSITIVITY: "trtopt.sensitivity-cache/4",
 }
 """The formats of checksummed files; the others hold lines, and their name is a hash that the format is in."""
 
@@ -216,20 +215,12 @@ def damage(file: CachedFile) -> str:
     try:
         if file.path.suffix == ".jsonl":
             *lines, _ = lines_of(read_shared(file.path, MOST_LINE_BYTES))
-            wrong = sum(not _is_line(line) for line in lines)
+            wrong = sum(from_line(line) is None for line in lines)
             return f"{wrong} of {len(lines)} lines are not what was written" if wrong else ""
         read_checksummed(file.path, FORMATS[file.kind], file.path.stem, file.bytes)
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _is_line(line: bytes) -> bool:
-    try:
-        from_line(line)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_ours(path: Path, kind: str) -> bool:
@@ -272,38 +263,3 @@ def _sweep(folder: Path, now: float) -> None:
             lock = filelock.FileLock(path, blocking=False, fallback_to_soft=False)
             with contextlib.suppress(OSError, NotImplementedError, filelock.Timeout), lock:
                 remove(path)
-
-
-@contextmanager
-def locked(folder: Path, key: str, longest_wait_s: float, on_wait: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Hold the lock of a key, so that several processes do not do the same at once; go on where it cannot be had.
-
-    It is the kernel's (``filelock``, flock), so it ends with the process that holds it, however that ends.
-
-    Args:
-        folder: The cache folder.
-        key: 64 hexadecimal digits.
-        longest_wait_s: For another process that holds it.
-        on_wait: Called before waiting.
-
-    Yields:
-        Why the lock is not held; empty where it is.
-    """
-    # A soft lock stays when its holder is killed: worse than none.
-    lock = filelock.FileLock(folder / LOCKS / f"{key}.lock", fallback_to_soft=False)
-    refused = ""
-    try:
-        (folder / LOCKS).mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(blocking=False)
-        except filelock.Timeout:
-            on_wait()
-            lock.acquire(timeout=longest_wait_s)
-    except filelock.Timeout:
-        refused = f"another process held it longer than {longest_wait_s:g} s"
-    except (OSError, NotImplementedError) as error:
-        refused = why(error)
-    try:
-        yield refused
-    finally:
-        lock.release()

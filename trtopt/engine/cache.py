@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trtopt.cache.entries import Blobs
-from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, locked, make_cache_folder
+from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, make_cache_folder
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.request import BuildRequest
 from trtopt.errors import UsageError
@@ -87,16 +87,9 @@ class Compiled:
             at += size
         if at != len(content) or not {"engine", "layers"} <= parts.keys():
             raise ValueError("its parts are not those of an engine")
-        sized = parts["sized"].decode() if "sized" in parts else None
-        return cls(
-            parts["engine"],
-            parts["layers"].decode(),
-            head.messages,
-            head.version,
-            head.seconds,
-            parts.get("timing_cache"),
-            sized,
-        )
+        layers, sized = (parts[name].decode() if name in parts else None for name in ("layers", "sized"))
+        timing = parts.get("timing_cache")
+        return cls(parts["engine"], layers or "", head.messages, head.version, head.seconds, timing, sized)
 
 
 @dataclass(frozen=True)
@@ -122,6 +115,7 @@ class EngineCache:
         on_event: Told why an entry was not used, or not kept.
 
     Attributes:
+        path: The file of an engine, by its key.
         times: What was measured of engines, by their keys.
 
     Raises:
@@ -129,18 +123,16 @@ class EngineCache:
     """
 
     def __init__(self, folder: str | Path | None, on_event: OnEvent, *, max_bytes: int = DEFAULT_BYTES) -> None:
-        def blobs(kind: str, what: str, instead: str, most: int) -> Blobs:
-            return Blobs(kind, folder, on_event, words=(_TASK, what, instead), max_bytes=most)
-
-        self._folder = make_cache_folder(folder)
+        make_cache_folder(folder)
         self._on_event = on_event
-        self._engines = blobs(ENGINES, "cached engine", "it is built anew", max_bytes)
-        self._timing = blobs(TIMING, "timing cache", "kernels are timed anew", max_bytes)
-        self.times = blobs(TIMES, "times of an engine", "they are measured anew", _MOST_OF_TIMES)
-
-    def path(self, key: str) -> Path:
-        """The file of an engine."""
-        return self._engines.path(key)
+        words = (_TASK, "cached engine", "it is built anew")
+        self._engines = Blobs(ENGINES, folder, on_event, words, max_bytes)
+        words = (_TASK, "timing cache", "kernels are timed anew")
+        self._timing = Blobs(TIMING, folder, on_event, words, max_bytes)
+        words = (_TASK, "times of an engine", "they are measured anew")
+        self.times = Blobs(TIMES, folder, on_event, words, _MOST_OF_TIMES)
+        self.path = self._engines.path
+        self._writes = self._engines.can_be_written()
 
     def obtain(self, key: str, make: Callable[[], Compiled], use: Callable[[Compiled], _T]) -> tuple[_T, bool]:
         """What ``use`` makes of the entry, or of what ``make`` gives, which is then kept.
@@ -181,11 +173,11 @@ class EngineCache:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Hold the lock of an engine; without it where the cache cannot be written, or has no locks."""
-        if not self._engines.can_be_written():
+        """Keep others from building an engine; not where the cache cannot be written, or has no locks."""
+        if not self._writes:
             yield
             return
-        with locked(self._folder, key, _LONGEST_WAIT_S, lambda: self._warn(f"{_BUSY}: waiting for it")) as refused:
+        with self._engines.locked(key, _LONGEST_WAIT_S, lambda: self._warn(f"{_BUSY}: waiting for it")) as refused:
             if refused:
                 self._warn(f"no lock of this engine ({refused}): others may build it meanwhile")
             yield
@@ -228,12 +220,13 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
     if request.backend == TENSORRT_RTX:
         return Timing()
     if request.timing_cache is not None:
-        content = _content(request.timing_cache)
-        return Timing(content, decides=_sha256(content) if must_hit else "a file")
+        is_there = os.path.lexists(request.timing_cache)
+        content = read_file(request.timing_cache, "The timing cache", _MOST_TIMING_BYTES) if is_there else b""
+        return Timing(content, decides=hashlib.sha256(content).hexdigest() if must_hit else "a file")
     if cache is not None:
         name = f"{probe().name} {request.gpu.compute_capability if request.gpu else ''} {version}"
         content = cache.timing(name)
-        return Timing(content, name, _sha256(content) if must_hit else "")
+        return Timing(content, name, hashlib.sha256(content).hexdigest() if must_hit else "")
     if must_hit:
         raise UsageError(
             "There is no timing cache that could be missed",
@@ -241,12 +234,3 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
             remedy="give --timing-cache FILE, or leave --no-cache out",
         )
     return Timing()
-
-
-def _content(path: Path) -> bytes:
-    """A file's content; nothing of one that is not there."""
-    return read_file(path, "The timing cache", _MOST_TIMING_BYTES) if os.path.lexists(path) else b""
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

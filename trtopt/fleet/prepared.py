@@ -27,7 +27,7 @@ def receive(prepared: Mapping[str, bytes], task: Task) -> None:
                 if kind not in KINDS or Path(file).name != file:
                     continue
                 if kind in (PRICES, SEARCH):  # prices of one GPU are in one file, which other jobs add to meanwhile
-                    Lines(kind, Path(file).stem, folder, ignore).merge(content)
+                    Lines(kind, folder, ignore, Path(file).stem).merge(content)
                 else:  # also in the place of statistics that a job of another precision collected: they hold less
                     (folder / kind).mkdir(exist_ok=True)
                     atomic_write(folder / kind / file, content)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from trtopt.engine.backend import TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.compiler import CompilerPool
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu
 from trtopt.judge.compiler import CompilerJudge
-from trtopt.judge.memo import AT_ONCE, PriceFolder, Prices
+from trtopt.judge.memo import AT_ONCE, PriceFile, Prices
 from trtopt.judge.model import ModelJudge
 from trtopt.judge.protocol import Judge
 from trtopt.judge.target import nearest_target
@@ -25,7 +25,7 @@ def judge_for(
     precision: Precision | None,
     plugins: tuple[str, ...] = (),
     io: tuple[IoRequest, ...] = (),
-    prices: PriceFolder | None = None,
+    prices: Callable[[Sequence[str]], PriceFile] | None = None,
 ) -> Iterator[Judge]:
     """The judge of a backend.
 
@@ -35,7 +35,7 @@ def judge_for(
         precision: The precision asked for; None for the types the graph has.
         plugins: Libraries the compiler loads.
         io: Types and layouts of the whole network's inputs and outputs.
-        prices: Where prices of other runs are found, and those of this one kept; None for nowhere.
+        prices: The file of the prices that depend on the judge and what it is asked; None to keep none.
 
     Raises:
         MissingDependencyError: TensorRT for RTX is asked for and not installed.
@@ -45,7 +45,9 @@ def judge_for(
 
     def kept(judge: Judge) -> Judge:
         """With what other runs were told: by what the judge is asked, after its precision is written."""
-        return judge if prices is None else Prices(judge, prices.of(judge, gpu, precision, io), by_name=bool(io))
+        if prices is None:
+            return judge
+        return Prices(judge, prices((judge.name, repr((gpu, precision, io)))), by_name=bool(io))
 
     if backend != TENSORRT_RTX:
         yield kept(ModelJudge(chip, precision))

@@ -42,46 +42,25 @@ class Question:
     inner: bool
 
 
-@dataclass(frozen=True)
-class PriceFolder:
-    """Where prices are kept.
-
-    Attributes:
-        cache: The cache folder; None for ``~/.cache/trtopt``.
-        on_event: Told why prices are not kept.
-        plugins: Libraries that the compiler loads, which prices depend on.
-    """
-
-    cache: str | Path | None
-    on_event: OnEvent
-    plugins: tuple[str, ...] = ()
-
-    def of(self, judge: Judge, *asked: object) -> PriceFile:
-        """The file of a judge.
-
-        Args:
-            judge: Says what prices are.
-            asked: What it is asked beside a model: the GPU, the precision it writes into the model.
-
-        Raises:
-            UsageError: A plugin library cannot be read.
-        """
-        plugins = [hash_file(Path(name), "The plugin library")[1] for name in self.plugins]
-        return PriceFile((judge.name, *map(repr, asked), *plugins), self.cache, self.on_event)
-
-
 class PriceFile:
     """Prices kept in a file that all runs with one judge share. A line that is no price is left out.
 
     Args:
-        keys: What prices depend on beside the model and the code: the judge, its version, the GPU, plugins.
+        keys: What prices depend on beside the model and the code: the judge, its version, the GPU.
         folder: Where the cache lies; None for ``~/.cache/trtopt``, which need not be writable.
         on_event: Told why the file is not written.
+        plugins: Libraries that the compiler loads.
+
+    Raises:
+        UsageError: A plugin library cannot be read.
     """
 
-    def __init__(self, keys: Sequence[str], folder: str | Path | None, on_event: OnEvent) -> None:
-        self._lines = Lines(PRICES, entry_key("trtopt.judge", *keys), folder, on_event)
-        self.path = self._lines.path
+    def __init__(
+        self, keys: Sequence[str], folder: str | Path | None, on_event: OnEvent, plugins: Sequence[str] = ()
+    ) -> None:
+        hashes = [hash_file(Path(name), "The plugin library")[1] for name in plugins]
+        self._lines = Lines(PRICES, folder, on_event, entry_key("trtopt.judge", *keys, *hashes))
+        self.path = self._lines.path(self._lines.key)
 
     def load(self) -> dict[str, Priced]:
         """The prices by their keys."""

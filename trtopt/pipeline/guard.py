@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from trtopt.graph.shapes import at_shapes
-from trtopt.judge.memo import PriceFolder
+from trtopt.judge.memo import PriceFile
 from trtopt.judge.protocol import OpenJudge
 from trtopt.judge.selection import Guard, Guarded, Verdict
 from trtopt.judge.target import Target
@@ -38,7 +38,7 @@ def guard_of(
     config, listen = observer.config, observer.clock.listen
     static = at_shapes(problem.model, target.shapes)
     with open_judge(None, prices=None) as judge:
-        file = PriceFolder(config.cache_dir, listen, config.plugins).of(judge, target.gpu)
+        file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, listen, config.plugins)
         yield Guard(problem, candidates, static, judge, listen, file)
 
 

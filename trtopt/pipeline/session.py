@@ -11,7 +11,7 @@ from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.errors import EngineBuildError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFolder
+from trtopt.judge.memo import PriceFile
 from trtopt.judge.protocol import OpenJudge
 from trtopt.judge.target import Target
 from trtopt.pipeline import network_io
@@ -101,7 +101,7 @@ def _after_recipes(settings: BuildSettings, parts: Cut, target: Target, clock: C
 
 def _open_judge(settings: BuildSettings, clock: Clock) -> OpenJudge:
     target, config = settings.target, settings.config
-    prices = PriceFolder(config.cache_dir, clock.listen, config.plugins)
+    prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
     return partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
 
 

@@ -28,7 +28,7 @@ from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import RangeTable
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.statistics import StatsBuilder
-from trtopt.precision.observe.statistics_cache import CacheFile, Entry
+from trtopt.precision.observe.statistics_cache import CacheFile
 from trtopt.support.ort_session import OrtSession
 
 _TASK = "calibrate"
@@ -132,13 +132,14 @@ def cached_collect(
     """
     known = cache.load()
     if known is not None:
-        if known.table.covers(histogram, ranges):
-            return Calibration(known.table, samples.source, known.samples, 0.0, peak_rss_bytes(), cached=True)
-        stats = known.table.stats
+        table, count = known
+        if table.covers(histogram, ranges):
+            return Calibration(table, samples.source, count, 0.0, peak_rss_bytes(), cached=True)
+        stats = table.stats
         histogram = {*histogram, *(name for name in stats if stats[name].has_histogram)}
         ranges = {*ranges, *stats}
     found = collect(model, samples, histogram=histogram, ranges=ranges, on_event=on_event)
-    cache.store(Entry(found.table, found.samples))
+    cache.store(found.table, found.samples)
     return found
 
 

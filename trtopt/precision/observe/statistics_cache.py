@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtopt.cache.code import entry_key
@@ -16,14 +15,6 @@ from trtopt.support.files import check_writable, open_file
 _MAX_BYTES = 4 << 30
 _START = f'{{"format": "{FORMATS[CALIBRATION][:6]}'.encode()
 """How every file starts that :meth:`CacheFile.store` wrote, of this version or another."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a cache file holds: a table, and the number of samples it was made from."""
-
-    table: RangeTable
-    samples: int
 
 
 class CacheFile:
@@ -45,23 +36,24 @@ class CacheFile:
     ) -> None:
         self._key = entry_key("trtopt.precision.observe.calibrate", model_key, samples_key)
         words = ("calibrate", "calibration cache", "calibrating anew")
-        self._blobs = Blobs(CALIBRATION, folder, on_event, words=words, max_bytes=_MAX_BYTES, file=file)
+        self._blobs = Blobs(CALIBRATION, folder, on_event, words, _MAX_BYTES, file)
         if file is not None:
             check_own(file)
             check_writable(file)
 
-    def load(self) -> Entry | None:
-        """The entry, or None when there is none for this model and these samples; says why if the file is there."""
-        return self._blobs.load(self._key, _entry)
+    def load(self) -> tuple[RangeTable, int] | None:
+        """The table and the number of samples it was made from, or None when there is none; says why if the file is
+        there."""
+        return self._blobs.load(self._key, _read)
 
-    def store(self, entry: Entry) -> None:
-        """Write the entry, whole or not at all; where that fails, the samples were run and a warning is enough."""
-        self._blobs.store(self._key, [f"{entry.samples}\n".encode(), entry.table.to_bytes()])
+    def store(self, table: RangeTable, samples: int) -> None:
+        """Write them, whole or not at all; where that fails, the samples were run and a warning is enough."""
+        self._blobs.store(self._key, [f"{samples}\n".encode(), table.to_bytes()])
 
 
-def _entry(content: memoryview) -> Entry:
+def _read(content: memoryview) -> tuple[RangeTable, int]:
     samples, _, table = bytes(content).partition(b"\n")
-    return Entry(RangeTable.from_bytes(table), int(samples))
+    return RangeTable.from_bytes(table), int(samples)
 
 
 def check_own(file: Path) -> None:

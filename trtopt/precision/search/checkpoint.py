@@ -41,8 +41,8 @@ class Checkpoint:
     _lines: Lines = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lines = Lines(SEARCH, self.key, self.folder, self.on_event, synced=True)
-        self.path = self._lines.path
+        self._lines = Lines(SEARCH, self.folder, self.on_event, self.key, synced=True)
+        self.path = self._lines.path(self.key)
         self._known.update(item for record in self._lines.load() if (item := _read(record)) is not None)
         self._from_file = set(self._known)
 
