@@ -96,13 +96,9 @@ def _of_view(node: ir.Node, axis: int) -> dict[int, int]:
     target = constant_of(input_of(node, 1))  # a Squeeze without axes drops whatever is 1
     if before is None or before.shape is None or after.shape is None or target is None:
         return {}
-    size = volume((dims_of_value(after) or ())[axis + 1 :])
+    dims, size = dims_of_value(before) or (), volume((dims_of_value(after) or ())[axis + 1 :])
     for index, dim in enumerate(before.shape):
-        if (
-            size is None
-            or not _same(dim, after.shape[axis])
-            or volume((dims_of_value(before) or ())[index + 1 :]) != size
-        ):
+        if size is None or not _same(dim, after.shape[axis]) or volume(dims[index + 1 :]) != size:
             continue
         # A zero copies the length of the input's axis at its place, which another axis of the output must not do.
         copied = node.op_type == "Reshape" and index != axis and index < len(target) and target[index] == 0
