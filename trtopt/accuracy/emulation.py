@@ -134,31 +134,23 @@ def _widen_node(node: ir.Node, names: edit.Names) -> None:
     for value in halves:
         dtype = value.dtype
         if is_cast:
-            _round(node, value, dtype, names)
+            _round(value, dtype, names)
             continue
         value.type = _float_type(value.type)
         if node.op_type not in EXACT_OPS or node.domain != "":
-            _round(node, value, dtype, names)
+            _round(value, dtype, names)
 
 
-def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType | None, names: edit.Names) -> None:
+def _round(value: ir.Value, dtype: ir.DataType | None, names: edit.Names) -> None:
     """Send ``value`` through ``dtype`` and back to FP32; the result takes over its name and uses."""
     if dtype is None:
         raise ValueError(f"no type to round {value.name} to")
-    users = value.uses()
-    name = str(value.name)
-    value.name = names.value(f"{name}_unrounded")
     chain: list[ir.Node] = []
     if value.dtype != dtype:
-        chain.append(edit.cast_node(value, dtype, names, names.value(f"{name}_rounded")))
-    chain.append(edit.cast_node(chain[0].outputs[0] if chain else value, ir.DataType.FLOAT, names, name))
-    result, graph = chain[-1].outputs[0], edit.graph_of(node)
-    graph.insert_after(node, chain)
-    for user, index in users:
-        user.replace_input_with(index, result)
-    for index, output in enumerate(graph.outputs):
-        if output is value:
-            graph.outputs[index] = result
+        chain.append(edit.cast_node(value, dtype, names, names.value(f"{value.name}_rounded")))
+    back = names.value(f"{value.name}_back")
+    chain.append(edit.cast_node(chain[0].outputs[0] if chain else value, ir.DataType.FLOAT, names, back))
+    edit.chain_behind(value, chain, names, "unrounded")
 
 
 def _float_type(kind: ir.TypeProtocol | None) -> ir.TypeProtocol:

@@ -7,10 +7,8 @@ standard error says how far the figure may be from that of all samples (``benchm
 from __future__ import annotations
 
 import math
-import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +18,10 @@ from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays, compare
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
+from trtopt.hardware.cpu import available_threads
 from trtopt.report.schema.sensitivity import GrowthStep, OutputError, RegionError
 from trtopt.support.ort_session import Feeds, OrtSession
+from trtopt.support.threads import in_threads
 
 TASK = "sensitivity"
 
@@ -115,7 +115,8 @@ def sensitivity(
         jobs[index].append((len(wanted), everything))
     bench = _Bench(model, fixed, reference, [[] for _ in range(len(wanted) + 1)], on_event)
     on_event(Event("start", TASK, total=sum(len(item) for item in jobs)))
-    _in_threads(zip(jobs, samples, strict=True), bench.measure, min(_cores(), count, _MOST_WORKERS))
+    workers = min(available_threads(), count, _MOST_WORKERS)
+    in_threads(zip(jobs, samples, strict=True), bench.measure, workers, TASK)
     on_event(Event("end", TASK))
     found = {}
     for (name, nodes), tallies in zip(regions.items(), bench.found, strict=False):
@@ -302,29 +303,3 @@ def _power(sqnr_db: float) -> float:
 
 def _db(ratio: float) -> float:
     return math.inf if ratio == 0 else -math.inf if math.isinf(ratio) else -10 * math.log10(ratio)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _in_threads(items: Iterable[_Job], work: Callable[[int, _Job], None], threads: int) -> None:
-    """Call ``work`` with each item and its number; memory holds the items in work only."""
-    iterator, lock = iter(enumerate(items)), threading.Lock()
-    stop = threading.Event()
-
-    def worker() -> None:
-        while not stop.is_set():
-            with lock:
-                item = next(iterator, None)
-            if item is None:
-                return
-            work(*item)
-
-    with ThreadPoolExecutor(threads, thread_name_prefix=TASK) as pool:
-        futures = [pool.submit(worker) for _ in range(threads)]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        finally:
-            stop.set()

@@ -433,3 +433,23 @@ def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, names: Nam
     cast = cast_node(value, dtype, names, name)
     graph.append(cast)
     return cast.outputs[0]
+
+
+def chain_behind(value: ir.Value, chain: Sequence[ir.Node], names: Names, label: str) -> None:
+    """Insert ``chain``, whose first node reads ``value``, behind the node that makes it.
+
+    The last output of the chain takes over the name of ``value``, to which ``label`` is added, its other readers, and
+    its place among the outputs of the graph.
+    """
+    producer, last, name = value.producer(), chain[-1].outputs[0], str(value.name)
+    if producer is None:
+        raise ValueError(f"no node makes {name}")
+    graph = graph_of(producer)
+    readers = [(reader, index) for reader, index in value.uses() if reader is not chain[0]]
+    value.name, last.name = names.value(f"{name}_{label}"), name
+    graph.insert_after(producer, chain)
+    for reader, index in readers:
+        reader.replace_input_with(index, last)
+    for position, output in enumerate(graph.outputs):
+        if output is value:
+            graph.outputs[position] = last

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
-from trtopt.graph.channels.rules import reduced_axes
+from trtopt.graph.channels.links import dims_of_value, rank_of
+from trtopt.graph.channels.rules import reduced_axes, volume
 from trtopt.graph.cost import POINTWISE
 from trtopt.graph.edit import constant_of, input_of, int_attribute, ints_attribute
 
@@ -37,7 +35,7 @@ def inputs_along(node: ir.Node, axis: int) -> dict[int, int]:
     unknown = any(value.shape is None for value in (*values, node.outputs[0]))
     if node.domain != "" or unknown or any(attribute.is_ref() for attribute in node.attributes.values()):
         return {}
-    kind, rank = node.op_type, _rank(node.outputs[0])
+    kind, rank = node.op_type, rank_of(node.outputs[0])
     if kind in _BROADCAST:
         return _broadcast(node, axis)
     if kind in ("MatMul", "Gemm"):
@@ -61,10 +59,6 @@ def inputs_along(node: ir.Node, axis: int) -> dict[int, int]:
     return {}
 
 
-def _rank(value: ir.Value) -> int:
-    return 0 if value.shape is None else len(value.shape)
-
-
 def _same(first: int | ir.SymbolicDim, second: int | ir.SymbolicDim) -> bool:
     """Whether two dimensions are equal whatever the inputs' shapes are."""
     return (isinstance(first, int) or first.value is not None) and first == second
@@ -85,8 +79,8 @@ def _broadcast(node: ir.Node, axis: int) -> dict[int, int]:
 
 
 def _of_product(node: ir.Node, axis: int) -> dict[int, int]:
-    ranks = [_rank(value) for value in node.inputs if value is not None]
-    last = _rank(node.outputs[0]) - 1
+    ranks = [rank_of(value) for value in node.inputs if value is not None]
+    last = rank_of(node.outputs[0]) - 1
     if min(ranks[:2]) < 2 or axis == last:
         return {}
     if node.op_type == "Gemm":
@@ -102,19 +96,11 @@ def _of_view(node: ir.Node, axis: int) -> dict[int, int]:
     target = constant_of(input_of(node, 1))  # a Squeeze without axes drops whatever is 1
     if before is None or before.shape is None or after.shape is None or target is None:
         return {}
-    size = _size(after.shape[axis + 1 :])
+    dims, size = dims_of_value(before) or (), volume((dims_of_value(after) or ())[axis + 1 :])
     for index, dim in enumerate(before.shape):
-        if size is None or not _same(dim, after.shape[axis]) or _size(before.shape[index + 1 :]) != size:
+        if size is None or not _same(dim, after.shape[axis]) or volume(dims[index + 1 :]) != size:
             continue
         # A zero copies the length of the input's axis at its place, which another axis of the output must not do.
         copied = node.op_type == "Reshape" and index != axis and index < len(target) and target[index] == 0
         return {} if copied else {0: index}
     return {}
-
-
-def _size(dims: Sequence[int | ir.SymbolicDim]) -> tuple[int, tuple[str, ...]] | None:
-    """The product of dimensions: of the numbers, and the names; None where one has no name."""
-    names = [dim.value for dim in dims if not isinstance(dim, int)]
-    if None in names:
-        return None
-    return math.prod(dim for dim in dims if isinstance(dim, int)), tuple(sorted(str(name) for name in names))

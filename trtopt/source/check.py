@@ -42,6 +42,10 @@ _TYPED_FIELDS = {
 """Field of ``TensorProto`` and how many of its entries one element takes; every other type uses ``int32_data``."""
 
 
+def _invalid(what: str, where: str) -> InvalidModelError:
+    return InvalidModelError(what, where=where, remedy=_EXPORT_AGAIN)
+
+
 @dataclass(frozen=True)
 class _Scope:
     """What the nodes of a graph or function are checked against."""
@@ -77,7 +81,7 @@ def check_model(proto: onnx.ModelProto, where: str) -> None:
         _check_nodes(function.node, set(function.input), _Scope(proto.ir_version, imports, functions))
     _check_graph(proto.graph, set(), _Scope(proto.ir_version, opsets, functions), where)
     if not proto.graph.output:
-        raise InvalidModelError("The graph has no outputs", where=where, remedy=_EXPORT_AGAIN)
+        raise _invalid("The graph has no outputs", where)
     _check_inputs(proto.graph)
     for tensor, owner in all_tensors(proto):
         _check_tensor(tensor, owner)
@@ -123,11 +127,7 @@ def graphs_of(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
 def _check_versions(proto: onnx.ModelProto, where: str) -> dict[str, int]:
     """Opset versions by domain."""
     if proto.ir_version < MIN_IR_VERSION:
-        raise InvalidModelError(
-            f"The file has IR version {proto.ir_version}; {MIN_IR_VERSION} and later are supported",
-            where=where,
-            remedy=_EXPORT_AGAIN,
-        )
+        raise _invalid(f"The file has IR version {proto.ir_version}; {MIN_IR_VERSION} and later are supported", where)
     if proto.ir_version > onnx.IR_VERSION:
         raise InvalidModelError(
             f"The file has IR version {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}",
@@ -147,22 +147,16 @@ def _imports(items: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str, 
         _require_text(item.domain, where)
         domain = normal_domain(item.domain)
         if not 0 < item.version <= _MAX_VERSION:
-            raise InvalidModelError(
-                f"The domain {domain!r} is imported in version {item.version}", where=where, remedy=_EXPORT_AGAIN
-            )
+            raise _invalid(f"The domain {domain!r} is imported in version {item.version}", where)
         if opsets.setdefault(domain, item.version) != item.version:
-            raise InvalidModelError(
-                f"The domain {domain!r} is imported in versions {opsets[domain]} and {item.version}",
-                where=where,
-                remedy=_EXPORT_AGAIN,
-            )
+            raise _invalid(f"The domain {domain!r} is imported in versions {opsets[domain]} and {item.version}", where)
     return opsets
 
 
 def _check_opset(version: int | None, where: str) -> None:
     newest = onnx.defs.onnx_opset_version()
     if version is None:
-        raise InvalidModelError("The file imports no version of the ONNX operators", where=where, remedy=_EXPORT_AGAIN)
+        raise _invalid("The file imports no version of the ONNX operators", where)
     if version < MIN_OPSET:
         raise InvalidModelError(
             f"Opset {version} is too old; {MIN_OPSET} and later are supported",
@@ -193,9 +187,7 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], scope: _Scope, where: 
     for output in graph.output:
         # A nested graph may hand out a value of the graph around it.
         if output.name not in known:
-            raise InvalidModelError(
-                "A graph output is not produced by any node", where=f"output {output.name}", remedy=_EXPORT_AGAIN
-            )
+            raise _invalid("A graph output is not produced by any node", f"output {output.name}")
 
 
 def _check_nodes(
@@ -212,9 +204,7 @@ def _check_nodes(
     for node in nodes:
         for name in node.input:
             if name and name not in known:
-                raise InvalidModelError(
-                    f"An input is not defined anywhere: {name}", where=node_label(node), remedy=_EXPORT_AGAIN
-                )
+                raise _invalid(f"An input is not defined anywhere: {name}", node_label(node))
         _check_operator(node, scope, context)
         for attribute in node.attribute:
             for graph in graphs_of(attribute):
@@ -225,15 +215,15 @@ def _check_nodes(
 def _require_text(text: str | bytes, where: str) -> None:
     """Protobuf hands out text that is not valid UTF-8 as bytes."""
     if not isinstance(text, str):
-        raise InvalidModelError(f"The file is damaged: {text!r} is not text", where=where, remedy=_EXPORT_AGAIN)
+        raise _invalid(f"The file is damaged: {text!r} is not text", where)
 
 
 def _define(name: str, names: set[str], where: str) -> None:
     _require_text(name, where)
     if not name:
-        raise InvalidModelError("A value has no name", where=where, remedy=_EXPORT_AGAIN)
+        raise _invalid("A value has no name", where)
     if name in names:
-        raise InvalidModelError(f"Two values have the same name: {name}", where=where, remedy=_EXPORT_AGAIN)
+        raise _invalid(f"Two values have the same name: {name}", where)
     names.add(name)
 
 
@@ -247,9 +237,7 @@ def _check_operator(node: onnx.NodeProto, scope: _Scope, context: onnx.checker.C
     if domain == "" and node.op_type == "GroupNormalization" and scope.opsets[""] in _DEPRECATED_GROUP_NORM:
         return
     if domain not in scope.opsets:
-        raise InvalidModelError(
-            f"The domain {domain!r} is used and not imported", where=node_label(node), remedy=_EXPORT_AGAIN
-        )
+        raise _invalid(f"The domain {domain!r} is used and not imported", node_label(node))
     try:
         onnx.checker.check_node(_light(node), context)
     except onnx.checker.ValidationError as error:
@@ -300,7 +288,7 @@ def _check_inputs(graph: onnx.GraphProto) -> None:
             )
         tensor = value.type.tensor_type
         if tensor.elem_type not in onnx.TensorProto.DataType.values() or tensor.elem_type == 0:
-            raise InvalidModelError("A graph input has no type", where=f"input {value.name}", remedy=_EXPORT_AGAIN)
+            raise _invalid("A graph input has no type", f"input {value.name}")
         if not tensor.HasField("shape"):
             raise InvalidModelError(
                 "A graph input has no rank",
@@ -318,9 +306,9 @@ def _check_inputs(graph: onnx.GraphProto) -> None:
 def _check_tensor(tensor: onnx.TensorProto, owner: str) -> None:
     """The tensor has a type, and as much data as its shape asks for (external data is checked with its file)."""
     if tensor.data_type == 0 or tensor.data_type not in onnx.TensorProto.DataType.values():
-        raise InvalidModelError("A tensor has no valid type", where=owner, remedy=_EXPORT_AGAIN)
+        raise _invalid("A tensor has no valid type", owner)
     if any(dim < 0 for dim in tensor.dims):
-        raise InvalidModelError("A tensor has a negative dimension", where=owner, remedy=_EXPORT_AGAIN)
+        raise _invalid("A tensor has a negative dimension", owner)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return
     elements = math.prod(tensor.dims)

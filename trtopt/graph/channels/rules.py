@@ -272,7 +272,7 @@ def unknown(node: ir.Node, dim: Dim) -> Role:
     return refused(dim, f"{node.name} is an operator channels are not followed through: {node.op_type}")
 
 
-_Dims = tuple[int | str | None, ...]
+Dims = tuple[int | str | None, ...]
 
 
 def concat(node: ir.Node, dim: Dim) -> Role:
@@ -399,7 +399,7 @@ def _has(pair: tuple[int, int, int], node: ir.Node, dim: Dim) -> bool:
     return dim.axis == (pair[0] if dim.value is node.inputs[0] else pair[1])
 
 
-def _axis_pairs(before: _Dims, after: _Dims) -> list[tuple[int, int, int]]:
+def _axis_pairs(before: Dims, after: Dims) -> list[tuple[int, int, int]]:
     """Axes of two shapes of the same elements that count the same: (axis, other axis, elements of it per channel)."""
     pairs = []
     for axis, size in enumerate(before):
@@ -408,19 +408,19 @@ def _axis_pairs(before: _Dims, after: _Dims) -> list[tuple[int, int, int]]:
                 continue
             ratio = other_size // size
             merged = next(
-                (m for m in range(axis + 1, len(before) + 1) if _volume(before[axis + 1 : m]) == (ratio, ())), 0
+                (m for m in range(axis + 1, len(before) + 1) if volume(before[axis + 1 : m]) == (ratio, ())), 0
             )
             if not merged:
                 continue
-            behind = _volume(before[merged:]), _volume(after[other + 1 :])
-            ahead = _volume(before[:axis]), _volume(after[:other])
+            behind = volume(before[merged:]), volume(after[other + 1 :])
+            ahead = volume(before[:axis]), volume(after[:other])
             if any(left is not None and left == right for left, right in (behind, ahead)):
                 pairs.append((axis, other, ratio))
                 break
     return pairs
 
 
-def _volume(dims: _Dims) -> tuple[int, tuple[str, ...]] | None:
+def volume(dims: Dims) -> tuple[int, tuple[str, ...]] | None:
     """The product of sizes, symbols apart; None where one is unknown."""
     if any(dim is None for dim in dims):
         return None

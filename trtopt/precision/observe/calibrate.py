@@ -11,12 +11,10 @@ observed tensors of two samples, whatever their number. (A third worker gains no
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,12 +22,14 @@ from typing import Literal
 import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
+from trtopt.hardware.cpu import available_threads
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import RangeTable
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.observe.statistics_cache import CacheFile
 from trtopt.support.ort_session import OrtSession
+from trtopt.support.threads import in_threads
 
 _TASK = "calibrate"
 _WORKERS = 2
@@ -88,19 +88,28 @@ def collect(
     inputs = _check_names(model, wanted)
     builders = {name: StatsBuilder(full) for name, full in wanted.items()}
     computed = [name for name in wanted if name not in inputs]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores, counting = available_threads(), threading.Lock()
     workers = _WORKERS if cores > 1 else 1
     on_event(Event("start", _TASK, total=samples.count))
-    feed = _Feed(samples, on_event)
     with contextlib.ExitStack() as stack:
         session = (
             stack.enter_context(OrtSession(model, computed, threads=max(1, cores // workers))) if computed else None
         )
-        _run_workers(workers, lambda: _work(session, computed, builders, feed), feed)
+
+        def work(_: int, sample: Sample) -> None:
+            outputs = session.run(sample) if session is not None else []
+            with counting:
+                for name in builders.keys() & sample.keys():
+                    builders[name].update(sample[name])
+                for name in reversed(computed):
+                    builders[name].update(outputs.pop())  # each output is released as soon as it is counted
+                on_event(Event("advance", _TASK))
+
+        count = in_threads(samples, work, workers, _TASK)
     table = RangeTable({name: builder.finish() for name, builder in builders.items()})
     on_event(Event("end", _TASK))
     _warn_nonfinite(table, on_event)
-    return Calibration(table, samples.source, feed.count, time.perf_counter() - started, peak_rss_bytes())
+    return Calibration(table, samples.source, count, time.perf_counter() - started, peak_rss_bytes())
 
 
 def cached_collect(
@@ -141,51 +150,6 @@ def cached_collect(
     found = collect(model, samples, histogram=histogram, ranges=ranges, on_event=on_event)
     cache.store(found.table, found.samples)
     return found
-
-
-class _Feed:
-    """Hands the samples to the workers, one at a time."""
-
-    def __init__(self, samples: Samples, on_event: OnEvent) -> None:
-        self._iterator = iter(samples)
-        self._lock = threading.Lock()
-        self._on_event = on_event
-        self.counting = threading.Lock()
-        self.count = 0
-        self.stopped = False
-
-    def take(self) -> Sample | None:
-        with self._lock:
-            return None if self.stopped else next(self._iterator, None)
-
-    def done(self) -> None:
-        with self._lock:
-            self.count += 1
-            self._on_event(Event("advance", _TASK))
-
-
-def _work(
-    session: OrtSession | None, computed: Sequence[str], builders: Mapping[str, StatsBuilder], feed: _Feed
-) -> None:
-    while (sample := feed.take()) is not None:
-        outputs = session.run(sample) if session is not None else []
-        with feed.counting:
-            for name in builders.keys() & sample.keys():
-                builders[name].update(sample[name])
-            # Each output is released as soon as it is counted.
-            for name in reversed(computed):
-                builders[name].update(outputs.pop())
-        feed.done()
-
-
-def _run_workers(workers: int, work: Callable[[], None], feed: _Feed) -> None:
-    with ThreadPoolExecutor(workers, thread_name_prefix=_TASK) as pool:
-        futures = [pool.submit(work) for _ in range(workers)]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        finally:
-            feed.stopped = True
 
 
 def _check_names(model: ir.Model, wanted: Mapping[str, bool]) -> frozenset[str]:

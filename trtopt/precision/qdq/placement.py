@@ -290,7 +290,7 @@ def _split(work: Mending, node: ir.Node, weight: ir.Node, activation: Quantizer,
     if offset is not None:
         shift = work.constant(f"{name}_bias", offset.reshape(column).astype(floating))
         chain.append(work.node("Add", [chain[0].outputs[0], shift], f"{name}_biased", output))
-    _behind(work, node, chain)
+    edit.chain_behind(output, chain, work.names, "unscaled")
     return ""
 
 
@@ -301,18 +301,3 @@ def _constant_behind(value: ir.Value | None) -> np.ndarray | None:
         value = node.inputs[0]
         node = None if value is None else value.producer()
     return edit.constant_of(value)
-
-
-def _behind(work: Mending, node: ir.Node, chain: list[ir.Node]) -> None:
-    """Insert ``chain``, whose first node reads the output of ``node``; its last output takes over name and readers."""
-    output, last = node.outputs[0], chain[-1].outputs[0]
-    readers = [(reader, index) for reader, index in output.uses() if reader is not chain[0]]
-    name = str(output.name)
-    output.name = work.names.value(f"{name}_unscaled")
-    last.name = name
-    for reader, index in readers:
-        reader.replace_input_with(index, last)
-    for position, value in enumerate(work.graph.outputs):
-        if value is output:
-            work.graph.outputs[position] = last
-    work.graph.insert_after(node, chain)

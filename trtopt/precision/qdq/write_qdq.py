@@ -342,22 +342,14 @@ class _QdqWriter:
     def _behind(self, node: ir.Node, ratios: np.ndarray, bias: np.ndarray | None, rank: int) -> list[ir.Node]:
         """Multiply a convolution's output channels and add its bias; the result takes over name and readers."""
         output = node.outputs[0]
-        base, readers = str(output.name), list(output.uses())
-        output.name = self._names.value(f"{base}_unscaled")
+        base = str(output.name)
         column = [1, -1] + [1] * (rank - 2)
         ratio = self._constant(f"{base}_ratio", ratios.reshape(column))
         chain = [self._node("Mul", [output, ratio], f"{base}_scaled", output)]
         if bias is not None:
             offset = self._constant(f"{base}_bias", np.asarray(bias, np.float32).reshape(column))
             chain.append(self._node("Add", [chain[0].outputs[0], offset], f"{base}_biased", output))
-        last = chain[-1].outputs[0]
-        last.name = base
-        for reader, index in readers:
-            reader.replace_input_with(index, last)
-        for position, value in enumerate(self._graph.outputs):
-            if value is output:
-                self._graph.outputs[position] = last
-        self._graph.insert_after(node, chain)
+        edit.chain_behind(output, chain, self._names, "unscaled")
         return chain
 
     def _zero_point(self, dtype: Precision) -> ir.Value:
