@@ -22,7 +22,7 @@ from trtopt.pipeline.output_error import OutputError, decibels
 from trtopt.precision.fp16.to_fp32 import widen
 from trtopt.precision.observe.samples import Samples, open_samples
 from trtopt.rewrite import driver
-from trtopt.rewrite.protocol import RecipeTarget, Stage
+from trtopt.rewrite.protocol import Stage, Target
 from trtopt.rewrite.registry import select
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
@@ -33,7 +33,7 @@ from trtopt.sparsity.prune import prune
 def cleaned(path: str | Path) -> ModelArtifact:
     """A file as a build has it before it prunes, without the rewrites that a compiler has to judge."""
     recipes = tuple(recipe for recipe in select("all") if recipe.stage in (Stage.CLEAN, Stage.FOLD))
-    return driver.apply(load(path), recipes, target=RecipeTarget()).artifact
+    return driver.apply(load(path), recipes, target=Target()).artifact
 
 
 def pruned(artifact: ModelArtifact, samples: Samples, method: str) -> tuple[ir.Model, dict[str, Any]]:

@@ -13,7 +13,7 @@ from trtopt.graph import edit
 from trtopt.graph.channels.groups import ChannelGroup, groups_of
 from trtopt.graph.channels.links import Dim, Param, size_of
 from trtopt.graph.channels.padding import pad_group, why_not_finite
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _CONVS = ("Conv", "ConvTranspose")
 _PRODUCTS = (*_CONVS, "Gemm", "MatMul")
@@ -60,7 +60,7 @@ class MisalignedChannels:
     stage: Stage = Stage.ALIGN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Groups of channels, in the order in which they are made."""
         order = {node: number for number, node in enumerate(edit.all_nodes(model.graph))}
         places: list[_Place] = []
@@ -206,7 +206,7 @@ def _is_padded(group: ChannelGroup) -> bool:
     return any(maker.metadata_props.get(_PADDED_KEY) == str(group.size) for maker in _makers(group))
 
 
-def _sizes(group: ChannelGroup, wants: list[_Want], target: RecipeTarget) -> list[int]:
+def _sizes(group: ChannelGroup, wants: list[_Want], target: Target) -> list[int]:
     """The sizes to offer, the best first; none where so many zeros cannot pay."""
     multiples = {want.multiple: None for want in sorted(wants, key=lambda want: -want.multiple)}
     sizes = [_up(group.size, multiple) for multiple in multiples]
@@ -221,7 +221,7 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _wanted(group: ChannelGroup, target: RecipeTarget) -> tuple[list[_Want], str]:
+def _wanted(group: ChannelGroup, target: Target) -> tuple[list[_Want], str]:
     """Which nodes want another size of the group; where none does, why although the size looks misaligned."""
     dtype = group.spans[0].dim.value.dtype or ir.DataType.FLOAT
     precision = target.precision or _TYPES.get(dtype, "fp32")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.conv import may_see_padding_alone, sole_user, swap_nodes, window_of
 from trtopt.graph.edit import Names, all_nodes, constant_of, input_of, int_attribute, is_op, tag
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class AveragePoolConv:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Average pooling right after a pointwise convolution."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

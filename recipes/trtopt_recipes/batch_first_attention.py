@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.permute import can_permute, data_inputs, keeps_rank, permute
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _SWAP = (1, 0, 2)
 _MOST_ATTENTIONS = 3
@@ -47,7 +47,7 @@ class BatchFirstAttention:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Regions of layers that treat every token alike, around at least one attention."""
         matches, refusals = [], []
         opset = model.graph.opset_imports.get("", 1)

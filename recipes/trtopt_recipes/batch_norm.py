@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PRODUCERS = ("Conv", "ConvTranspose", "Gemm")
 
@@ -37,7 +37,7 @@ class BatchNorm:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """BatchNormalization nodes right after a Conv, ConvTranspose or Gemm."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

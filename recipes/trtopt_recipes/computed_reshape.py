@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.dims import Dim, Dimensions, reshaped
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ComputedReshape:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Reshapes to a computed shape; the choice of a match is the shape."""
         nodes = [node for node in edit.all_nodes(model.graph) if _is_computed(node)]
         known = Dimensions(model) if nodes else None

@@ -22,7 +22,7 @@ from trtopt.graph.conv import (
     why_not_narrow,
     window_of,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PRODUCERS = ("Conv", "ConvTranspose", "Gemm")
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
@@ -55,7 +55,7 @@ class ConstantAffine:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Arithmetic with constants next to a Conv, ConvTranspose or Gemm."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph.edit import Names, tag
 from trtopt.graph.fold import constant_branch, constant_branches, inline_branch
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ConstantBranch:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """If nodes with a constant condition; of nested ones the outermost, as it may drop the others."""
         return Findings(tuple(Match((node,)) for node, _ in constant_branches(model.graph)))
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph.edit import all_graphs, constant_of, is_op, tag
 from trtopt.graph.fold import MAX_GROWTH_BYTES, FoldError, can_fold, constants_from, evaluate, excess
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _BROADCASTING = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Where")
 
@@ -39,7 +39,7 @@ class ConstantExpression:
     lossless: bool = True
     max_growth_bytes: int = MAX_GROWTH_BYTES
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Nodes that depend on constants alone, in the order they can be computed."""
         known: set[ir.Value] = set()
         matches, refusals = [], []

@@ -19,7 +19,7 @@ from trtopt.graph.conv import (
     why_not_narrow,
     window_of,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Conv1x1Chain:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Convolutions right after a convolution."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

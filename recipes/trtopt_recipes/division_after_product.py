@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph.attention import only_user
 from trtopt.graph.edit import Splice, all_nodes, constant_of, input_of, int_attribute, ints_attribute, is_op
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DivisionAfterProduct:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Divisions of a product by the sum over its left operand."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

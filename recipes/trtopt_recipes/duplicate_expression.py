@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _KEPT = frozenset(
     {
@@ -59,7 +59,7 @@ class DuplicateExpression:
     lossless: bool = True
     smallest_weight: int = 1024
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Nodes equal to an earlier one, and initializers equal to an earlier one."""
         matches: list[Match] = []
         for graph in edit.all_graphs(model.graph):

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.joins import nodes_until
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """AveragePool has no integers, no BF16 before opset 22, and no doubles in runtimes."""
@@ -40,7 +40,7 @@ class GlobalAveragePool:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Means over all positions of a map [N, C, H, W]."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

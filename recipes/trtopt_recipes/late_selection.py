@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.entrywise import inputs_along
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _END = np.iinfo(np.int64).max
 _OPEN = np.iinfo(np.int32).max
@@ -52,7 +52,7 @@ class LateSelection:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Selections behind a product: through attention on the side of its queries, or, instead, behind it alone."""
         matches: list[Match] = []
         refusals: list[Refusal] = []

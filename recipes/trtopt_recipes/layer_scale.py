@@ -12,7 +12,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.conv import output_channels, scale_outputs, set_weights, used_once, weight_and_bias, why_not_narrow
 from trtopt.graph.conv import why_not_constant as why_not_constant_product
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -45,7 +45,7 @@ class LayerScale:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Multiplications by a constant that lead back to a product."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

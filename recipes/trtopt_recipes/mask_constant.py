@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.views import is_move, is_pass
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _BECOMES_HALF = ("fp16", "int8", "fp8")
 
@@ -56,7 +56,7 @@ class MaskConstant:
     stage: Stage = Stage.FOLD
     lossless: bool = False
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """The first nodes that take a constant too large on its way to Softmax."""
         matches: list[Match] = []
         refusals: list[Refusal] = []

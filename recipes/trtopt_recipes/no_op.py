@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _ONE_INPUT = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
@@ -36,7 +36,7 @@ class NoOp:
     stage: Stage = Stage.CLEAN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Nodes proven to change nothing."""
         return Findings(tuple(Match((node,)) for node in edit.all_nodes(model.graph) if _is_no_op(node)))
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.attention import Attention, attention_of, only_user, path_to
 from trtopt.graph.views import Sizes, one_per
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _LARGEST_SHIFT = 0.5
 _SMALLEST_SHIFT = 1 / 16
@@ -47,7 +47,7 @@ class NormalizedQkvBias:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Layer normalizations before the projections of attention, those of one graph as one match.
 
         A block alone does not show the gain: at its ends the compiler changes the order of batch and tokens.

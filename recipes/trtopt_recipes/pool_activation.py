@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.conv import copy_node, may_see_padding_alone, sole_user, used_once
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _INCREASING = ("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign")
 _ALPHA = {"LeakyRelu": 0.01, "Elu": 1.0}
@@ -38,7 +38,7 @@ class PoolActivation:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Increasing activations right after a MaxPool."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.attention import Attention, Path, attention_of, only_user, path_to
 from trtopt.graph.views import Sizes, is_move, is_pass, merged_rows, moved, one_per
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 class _CannotError(ValueError):
@@ -65,7 +65,7 @@ class QkvBias:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Attentions whose projections have a bias that is not in its place yet."""
         matches, refusals = [], []
         opset = model.graph.opset_imports.get("", 1)

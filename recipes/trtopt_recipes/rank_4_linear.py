@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _ELEMENTWISE = frozenset(
     "Abs Add Cast Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow "
@@ -56,7 +56,7 @@ class Rank4Linear:
     lossless: bool = True
     forms: tuple[str, ...] = ("conv", "tokens")
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Chains of linear layers and what stands between them; a match per form."""
         matches: list[Match] = []
         refusals: list[Refusal] = []
@@ -201,7 +201,7 @@ def _can(chain: _Chain, form: str) -> bool:
     return known.count(False) <= 1 and all(end is not None and isinstance(end[-1], int) for end in ends)
 
 
-def _becomes_product(chain: _Chain, target: RecipeTarget) -> bool:
+def _becomes_product(chain: _Chain, target: Target) -> bool:
     """Whether TensorRT for RTX turns one of the 1x1 convolutions into a GEMM over [N, C, H W] again.
 
     Layer normalization before it and the residual addition behind it then cost more than on tokens (three ConvNeXt

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import all_nodes, constant_of, input_of, int_attribute, string_attribute
 from trtopt.graph.recurrent import is_recurrent, runs_all_steps
 from trtopt.graph.unroll import Writer, is_used, replace_outputs
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _WEIGHTS = (1, 2, 3, 7)
 _LENGTHS = 4
@@ -40,7 +40,7 @@ class BackwardRecurrence:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """LSTM, GRU and RNN nodes of the reverse or both directions."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import all_nodes, constant_of, constant_tensor_of, dims_of, input_of
 from trtopt.graph.recurrent import GATES, is_recurrent, recurrent_of, why_not_plain
 from trtopt.graph.unroll import Writer, is_used, replace_outputs
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _STATES = (5, 6)
 
@@ -40,7 +40,7 @@ class OddRecurrence:
     stage: Stage = Stage.ALIGN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """LSTM, GRU and RNN nodes with an odd number of units, for FP16 and BF16."""
         matches, refusals = [], []
         for node in all_nodes(model.graph) if target.precision not in ("fp32", "tf32") else ():

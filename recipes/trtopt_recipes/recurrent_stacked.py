@@ -9,7 +9,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.recurrent import initial_of, is_recurrent, recurrent_of, weights_of
 from trtopt.graph.unroll import Cells, Lanes, Writer, is_used, replace_outputs, sequence, why_not_unrolled
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _MAX_LAYERS = 4
 """Layers in one group: each set of layers that run together has a copy of their weights."""
@@ -44,7 +44,7 @@ class StackedRecurrence:
     max_steps: int = 64
     apart: int = 8
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Chains of layers, each named after its first."""
         matches, refusals = [], []
         taken: set[ir.Node] = set()
@@ -63,7 +63,7 @@ class StackedRecurrence:
                 matches.append(Match(tuple(chain)))
         return Findings(tuple(matches), tuple(refusals))
 
-    def _why_not(self, layers: list[ir.Node], target: RecipeTarget) -> str:
+    def _why_not(self, layers: list[ir.Node], target: Target) -> str:
         for node in layers:
             reason = why_not_unrolled(node, self.max_steps)
             if reason:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import all_nodes, constant_of, input_of
 from trtopt.graph.recurrent import initial_of, is_recurrent, recurrent_of, weights_of
 from trtopt.graph.unroll import Cells, Lanes, Writer, is_used, replace_outputs, sequence, why_not_unrolled
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StaticRecurrence:
     lossless: bool = True
     max_steps: int = 64
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """LSTM, GRU and RNN nodes."""
         matches, refusals = [], []
         for node in all_nodes(model.graph):

@@ -20,7 +20,7 @@ from trtopt.graph.conv import (
     why_not_narrow,
     window_of,
 )
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RepvggBranches:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Sums of branches that start at one value."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

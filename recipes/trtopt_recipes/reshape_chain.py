@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -36,7 +36,7 @@ class ReshapeChain:
     stage: Stage = Stage.CLEAN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Chains, each named after its last node."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, float_attribute, is_op
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 """ONNX's defaults."""
@@ -34,7 +34,7 @@ class Selu:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Selu nodes."""
         nodes = [node for node in all_nodes(model.graph) if is_op(node, "Selu")]
         return Findings(tuple(Match((node,)) for node in nodes if node.outputs[0].dtype in NARROW_FLOATS))

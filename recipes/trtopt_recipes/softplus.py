@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.edit import NARROW_FLOATS, Splice, all_nodes, is_op
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _SERIES = (2.000000007681758, 0.6666632164138038, 0.40024595230699017, 0.2796515774473099, 0.2815777836582604)
 """log(1 + e) / z as a polynomial of z * z, where z = e / (2 + e): 2 atanh(z) / z interpolated at the Chebyshev nodes of
@@ -37,7 +37,7 @@ class Softplus:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Softplus nodes."""
         nodes = [node for node in all_nodes(model.graph) if is_op(node, "Softplus")]
         return Findings(tuple(Match((node,)) for node in nodes if node.outputs[0].dtype in NARROW_FLOATS))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.conv import copy_node, set_weights, weight_and_bias, why_not_constant
 from trtopt.graph.joins import nodes_until
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _ELEMENTWISE = frozenset(
     (
@@ -72,7 +72,7 @@ class SplitAfterConv:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Splits and slices along the channels that only elementwise operators separate from a convolution."""
         matches, refusals = [], []
         done: set[int] = set()

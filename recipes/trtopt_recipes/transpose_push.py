@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.permute import Perm, can_permute, data_inputs, inverse, keeps_rank, permute
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _MOST_USES = 100
 """Values used more often stay as they are: each step of the search looks at all uses of a value."""
@@ -39,7 +39,7 @@ class TransposePush:
     stage: Stage = Stage.FOLD
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Regions worth turning around, each named after its first node."""
         matches: list[Match] = []
         opset = model.graph.opset_imports.get("", 1)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.conv import Window, set_weights, set_window, weight_and_bias, why_not_constant, window_of
-from trtopt.rewrite.protocol import Findings, Match, RecipeTarget, Refusal, Stage
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TransposedConv:
     stage: Stage = Stage.FUSE
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """Transposed convolutions of stride 1."""
         matches, refusals = [], []
         for node in edit.all_nodes(model.graph):

@@ -30,7 +30,7 @@ MISTAKES = [
     ["bild"],
     ["build"],
     ["build", "model.onnx", "--fp61"],
-    ["build", "model.onnx", "--fp16", "--int8"],
+    ["build", "model.onnx", "--fp8", "--int8"],
     ["build", "model.onnx", "--backend", "tensort"],
     ["build", "model.onnx", "--max-accuracy-drop", "much"],
     ["build", "model.onnx", "--loadEngine=e"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from contract_case import Case
 
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 
-RTX = RecipeTarget("tensorrt-rtx", "fp16", "8.9")
-TRT = RecipeTarget("tensorrt", "fp16", "8.9")
+RTX = Target("tensorrt-rtx", "fp16", "8.9")
+TRT = Target("tensorrt", "fp16", "8.9")
 P = "<pads = [1, 1, 1, 1]>"
 A = {"w1": (7, 8, 3, 3), "b1": (7,), "w2": (7, 7, 3, 3), "b2": (7,), "w3": (4, 7, 1, 1)}
 C1, C3 = f"a = Conv {P} (x, w1, b1)", "y = Conv (z, w3)"
@@ -321,20 +321,20 @@ MOVED = (
         target=TRT,
         values={"i0": np.int64(0), "i1": np.int64(39)},
     ),
-    through("both-backends", "z = Relu(a)", target=RecipeTarget(None, "fp16"), refusals=1),
+    through("both-backends", "z = Relu(a)", target=Target(None, "fp16"), refusals=1),
     through(
         "turing-depthwise",
         "z = Conv <group = 7, pads = [1, 1, 1, 1]> (a, d, b2)",
         {"d": (7, 1, 3, 3)},
-        target=RecipeTarget("tensorrt-rtx", "fp16", "7.5"),
+        target=Target("tensorrt-rtx", "fp16", "7.5"),
     ),
     through(
         "transposed-in-fp32",
         "t = ConvTranspose <pads = [1, 1, 1, 1]> (a, w2, b2) z = Relu(t)",
-        target=RecipeTarget("tensorrt-rtx", "fp32"),
+        target=Target("tensorrt-rtx", "fp32"),
         changes=2,
     ),
-    through("int8", "z = Relu(a)", target=RecipeTarget("tensorrt", "int8"), changes=0, refusals=2),
-    through("fp32-in-fours", "z = Relu(a)", target=RecipeTarget("tensorrt", "fp32")),
+    through("int8", "z = Relu(a)", target=Target("tensorrt", "int8"), changes=0, refusals=2),
+    through("fp32-in-fours", "z = Relu(a)", target=Target("tensorrt", "fp32")),
 )
 CASES: tuple[Case, ...] = (*FOLLOWED, *MOVED)

@@ -8,7 +8,7 @@ import numpy as np
 from cases_align import C1, C3, TRT, P, align, ints, through
 from contract_case import Case
 
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 
 NONE: dict[str, Any] = {"changes": 0, "refusals": 1}
 
@@ -163,10 +163,10 @@ CASES: tuple[Case, ...] = (
         changes=0,
         refusals=2,
     ),
-    through("fp32", "z = Relu(a)", target=RecipeTarget("tensorrt-rtx", "fp32"), **NONE),
-    through("int8-on-rtx", "z = Relu(a)", target=RecipeTarget("tensorrt-rtx", "int8"), **NONE),
-    through("turing", "z = Relu(a)", target=RecipeTarget("tensorrt-rtx", "fp16", "7.5"), **NONE),
-    through("too-many-zeros", "z = Relu(a)", target=RecipeTarget("tensorrt", "int8"), changes=0, refusals=2),
+    through("fp32", "z = Relu(a)", target=Target("tensorrt-rtx", "fp32"), **NONE),
+    through("int8-on-rtx", "z = Relu(a)", target=Target("tensorrt-rtx", "int8"), **NONE),
+    through("turing", "z = Relu(a)", target=Target("tensorrt-rtx", "fp16", "7.5"), **NONE),
+    through("too-many-zeros", "z = Relu(a)", target=Target("tensorrt", "int8"), changes=0, refusals=2),
     align(
         "one-channel",
         "a = Conv(x, t1) r = Relu(a) y = Conv(r, t2)",

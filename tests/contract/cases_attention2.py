@@ -6,7 +6,7 @@ import numpy as np
 from cases_attention import CORE, HEADS, IO, MIX, OUT, K, Q, V, W
 from contract_case import Case
 
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 
 NORM = "n = LayerNormalization(x, ns, nb)"
 NORMED = " ".join(part.replace("MatMul(x, ", "MatMul(n, ") for part in (Q, K, V))
@@ -140,7 +140,7 @@ CASES: tuple[Case, ...] = (
         .replace("Transpose <perm = [1, 2, 0, 3]> (o0)", "Transpose <perm = [2, 0, 1, 3]> (o0)"),
         changes=0,
     ),
-    batch_first("tensorrt", target=RecipeTarget(backend="tensorrt"), changes=0, refusals=1),
+    batch_first("tensorrt", target=Target(backend="tensorrt"), changes=0, refusals=1),
     batch_first("heads-used-elsewhere", f"{BLOCK} z = Neg(q2)", io=f"{IO[:-1]}, float[2, 5, 2, 4] z)"),
     batch_first("merged-heads-used", f"{BLOCK} z = Neg(o1)", io=f"{IO[:-1]}, float[2, 5, 2, 4] z)", changes=0),
 )

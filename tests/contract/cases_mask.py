@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from contract_case import Case
 
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 
 IO = "g (float[2, 5, 8] x, bool[2, 5] m0) => (float[2, 5, 8] y)"
 DYNAMIC = "g (float[N, 5, 8] x, bool[N, 5] m0) => (float[N, 5, 8] y)"
@@ -34,7 +34,7 @@ def case(label: str, body: str, **options: object) -> Case:
     arguments: dict[str, object] = {
         "io": IO,
         "tolerance": 2e-6,
-        "target": RecipeTarget("tensorrt-rtx", "fp16"),
+        "target": Target("tensorrt-rtx", "fp16"),
         **options,
     }
     low = np.asarray(arguments.pop("low", np.finfo(np.float32).min), np.float32)
@@ -54,7 +54,7 @@ def untouched(label: str, body: str, **options: object) -> Case:
 
 CASES: tuple[Case, ...] = (
     case("one-minus-mask", BERT),
-    case("int8", BERT, target=RecipeTarget("tensorrt", "int8"), low=-1e9),
+    case("int8", BERT, target=Target("tensorrt", "int8"), low=-1e9),
     case("dynamic", BERT, io=DYNAMIC),
     case("mask-minus-one", BERT.replace("Sub(one, k2)", "Sub(k2, one)"), low=1e30),
     case("subtracted", BERT.replace("Add(s1, b)", "Sub(s1, b)"), low=65504.0),
@@ -139,7 +139,7 @@ CASES: tuple[Case, ...] = (
     ),
     refused("minus-infinity", f"{BOOL} {SCORES} s2 = Where(n, low, s1) {SOFTMAX}", low=-np.inf),
     untouched("fits", BERT, low=-1e4),
-    untouched("stays-fp32", BERT, target=RecipeTarget("tensorrt-rtx", "tf32")),
-    untouched("no-precision", BERT, target=RecipeTarget("tensorrt-rtx")),
+    untouched("stays-fp32", BERT, target=Target("tensorrt-rtx", "tf32")),
+    untouched("no-precision", BERT, target=Target("tensorrt-rtx")),
     untouched("no-softmax", f"{BOOL} {SCORES} s2 = Where(n, low, s1) p = Sigmoid(s2) y = MatMul(p, t)"),
 )

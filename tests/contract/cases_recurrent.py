@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from contract_case import Case
 
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 TOLERANCE = 2e-6
@@ -133,7 +133,7 @@ CASES: tuple[Case, ...] = (
         changes=0,
         refusals=1,
     ),
-    layer("LSTM", label="int8", target=RecipeTarget(precision="int8"), changes=0, refusals=1),
+    layer("LSTM", label="int8", target=Target(precision="int8"), changes=0, refusals=1),
     layer(
         "LSTM",
         label="large-biases",
@@ -225,7 +225,7 @@ CASES: tuple[Case, ...] = (
         f"a = {FIRST} u = Relu(a) s = Squeeze(u, axes) y = LSTM <hidden_size = 6> (s, w2, r2, b2)",
         changes=0,
     ),
-    stack("int8", f"a = {FIRST} s = {STACK}", target=RecipeTarget(precision="int8"), changes=0, refusals=1),
+    stack("int8", f"a = {FIRST} s = {STACK}", target=Target(precision="int8"), changes=0, refusals=1),
     stack(
         "dynamic-steps",
         f"a = {FIRST} s = {STACK}",
@@ -301,7 +301,7 @@ CASES: tuple[Case, ...] = (
         refusals=1,
     ),
     odd("LSTM", label="clip", attributes=", clip = 3.0", changes=0, refusals=1),
-    odd("LSTM", label="fp32", target=RecipeTarget(precision="fp32"), changes=0),
+    odd("LSTM", label="fp32", target=Target(precision="fp32"), changes=0),
     layer("LSTM", label="even", recipe="odd-recurrence", changes=0),
     Case(
         "odd-recurrence",

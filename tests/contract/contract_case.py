@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
 
 
@@ -41,7 +41,7 @@ class Case:
     refusals: int = 0
     tolerance: float = 0.0
     opset: int = 17
-    target: RecipeTarget = field(default_factory=RecipeTarget)
+    target: Target = field(default_factory=Target)
 
 
 def load_case(case: Case, folder: Path) -> ModelArtifact:

@@ -12,19 +12,19 @@ from contract_case import Case, load_case
 from trtopt.graph import invariants
 from trtopt.graph.edit import all_nodes
 from trtopt.rewrite.driver import apply
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt.support.ort_session import OrtSession
 from trtopt_recipes.rank_4_linear import Rank4Linear
 
 RANK_4 = [pytest.param(case, id=case.label) for case in CASES if case.recipe == "rank-4-linear" and case.changes]
 TOKENS = Rank4Linear(forms=("tokens",))
-RTX = RecipeTarget("tensorrt-rtx", "fp16")
+RTX = Target("tensorrt-rtx", "fp16")
 
 
 @pytest.mark.parametrize("case", RANK_4)
 def test_tokens_give_the_same_results(case: Case, tmp_path: Path) -> None:
     before = load_case(case, tmp_path)
-    after = apply(before, (TOKENS,), strict=True, target=RecipeTarget()).artifact
+    after = apply(before, (TOKENS,), strict=True, target=Target()).artifact
     step = after.steps[-1]
     if case.label == "unknown-sizes":
         assert (step.changes, len(step.refusals)) == (0, 1)
@@ -34,7 +34,7 @@ def test_tokens_give_the_same_results(case: Case, tmp_path: Path) -> None:
         shapes = [node.inputs[0].shape for node in products if node.inputs[0] is not None]
         assert shapes and all(shape is None or len(shape) == 2 for shape in shapes)
     invariants.check(after.model, invariants.signature(before.model))
-    assert apply(after, (TOKENS,), strict=True, target=RecipeTarget()).artifact.steps[-1].changes == step.changes
+    assert apply(after, (TOKENS,), strict=True, target=Target()).artifact.steps[-1].changes == step.changes
     rng = np.random.default_rng(0)
     feed = {}
     for spec in before.inputs:
@@ -52,12 +52,12 @@ def test_tokens_give_the_same_results(case: Case, tmp_path: Path) -> None:
         (96, "N, 14, 14", RTX, ["conv", "tokens"]),
         (256, "N, 14, 14", RTX, ["tokens"]),
         (256, "N, H, W", RTX, ["conv"]),
-        (256, "N, 14, 14", RecipeTarget("tensorrt-rtx", "fp32"), ["conv", "tokens"]),
-        (256, "N, 14, 14", RecipeTarget("tensorrt", "fp16"), ["conv", "tokens"]),
+        (256, "N, 14, 14", Target("tensorrt-rtx", "fp32"), ["conv", "tokens"]),
+        (256, "N, 14, 14", Target("tensorrt", "fp16"), ["conv", "tokens"]),
     ],
 )
 def test_convolutions_that_become_products_again_are_not_offered(
-    channels: int, shape: str, target: RecipeTarget, forms: list[str], tmp_path: Path
+    channels: int, shape: str, target: Target, forms: list[str], tmp_path: Path
 ) -> None:
     graph = f"g (float[{shape}, {channels}] x) => (float[{shape}, {channels}] y) {{ m = MatMul(x, w) y = Relu(m) }}"
     artifact = load_case(Case("rank-4-linear", "", graph, {"w": (channels, channels)}), tmp_path)

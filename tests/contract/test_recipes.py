@@ -18,7 +18,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import RECIPE_KEY, all_nodes
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite.driver import run
-from trtopt.rewrite.protocol import Recipe, RecipeTarget
+from trtopt.rewrite.protocol import Recipe, Target
 from trtopt.rewrite.registry import all_recipes
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
@@ -120,7 +120,7 @@ def test_a_model_without_its_pattern_is_left_alone(recipe: Recipe, tmp_path: Pat
         tmp_path / "m.onnx",
     )
     artifact = load(tmp_path / "m.onnx")
-    findings = recipe.find(artifact.model, RecipeTarget())
+    findings = recipe.find(artifact.model, Target())
     assert not findings.matches and not findings.refusals
     assert run(artifact, recipes=recipe.name).artifact is artifact
 

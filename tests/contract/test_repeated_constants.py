@@ -9,7 +9,7 @@ import pytest
 from contract_case import Case, load_case
 
 from trtopt.rewrite.driver import apply
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt.support.ort_session import OrtSession
 from trtopt_recipes.constant_expression import ConstantExpression
 
@@ -33,7 +33,7 @@ def test_an_axis_is_stored_once_where_the_other_operand_has_its_size(
     graph: str, stored: tuple[int, ...] | None, tmp_path: Path
 ) -> None:
     before = load_case(Case("constant-expression", "repeated", graph), tmp_path)
-    after = apply(before, (ConstantExpression(),), strict=True, target=RecipeTarget()).artifact
+    after = apply(before, (ConstantExpression(),), strict=True, target=Target()).artifact
     assert after.steps[-1].changes == 1
     constant = after.model.graph.initializers.get("e")
     assert (None if constant is None else tuple(constant.const_value.shape)) == stored  # type: ignore[union-attr]

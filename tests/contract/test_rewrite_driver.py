@@ -16,7 +16,7 @@ from trtopt.events import Event
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.report.schema.steps import Refusal
 from trtopt.rewrite.driver import apply, run
-from trtopt.rewrite.protocol import Findings, Match, Recipe, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.registry import all_recipes, select
 from trtopt.source.onnx_file import load
 
@@ -36,9 +36,9 @@ class Probe:
     name: str = "probe"
     stage: Stage = Stage.CLEAN
     lossless: bool = True
-    seen: list[RecipeTarget] = field(default_factory=list)
+    seen: list[Target] = field(default_factory=list)
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         self.seen.append(target)
         return Findings(tuple(Match((node,)) for node in model.graph if node.op_type == "Relu"))
 
@@ -90,7 +90,7 @@ FAILURES = [raises, breaks, changes_the_signature, breaks_the_types]
 @pytest.mark.parametrize("action", FAILURES)
 def test_a_recipe_that_fails_is_rolled_back_and_the_others_go_on(artifact: ModelArtifact, action: Callable) -> None:
     (identity,) = select("identity")
-    result = apply(artifact, (Probe(action), identity), target=RecipeTarget()).artifact
+    result = apply(artifact, (Probe(action), identity), target=Target()).artifact
     assert ops(result) == ["Relu", "Neg"]
     step = next(step for step in result.steps if step.name == "probe")
     assert step.changes == 0 and step.refusals[0].reason.startswith("rolled back: ")
@@ -99,19 +99,19 @@ def test_a_recipe_that_fails_is_rolled_back_and_the_others_go_on(artifact: Model
 @pytest.mark.parametrize("action", FAILURES)
 def test_a_recipe_that_fails_raises_when_strict(artifact: ModelArtifact, action: Callable) -> None:
     with pytest.raises(RecipeError) as caught:
-        apply(artifact, (Probe(action),), strict=True, target=RecipeTarget())
+        apply(artifact, (Probe(action),), strict=True, target=Target())
     assert caught.value.where == "recipe probe" and caught.value.exit_code == 5 and caught.value.remedy
     assert ops(artifact) == ["Relu", "Identity", "Neg"]
 
 
 def test_a_refusal_is_recorded_once_and_changes_nothing(artifact: ModelArtifact) -> None:
-    result = apply(artifact, (Probe(refuses), *select("identity")), target=RecipeTarget()).artifact
+    result = apply(artifact, (Probe(refuses), *select("identity")), target=Target()).artifact
     step = next(step for step in result.steps if step.name == "probe")
     assert [refusal.reason for refusal in step.refusals] == ["not today"] and step.changes == 0
 
 
 def test_a_change_is_counted_and_timed(artifact: ModelArtifact) -> None:
-    result = apply(artifact, (Probe(to_abs),), target=RecipeTarget()).artifact
+    result = apply(artifact, (Probe(to_abs),), target=Target()).artifact
     assert ops(result) == ["Abs", "Identity", "Neg"] and ops(artifact) == ["Relu", "Identity", "Neg"]
     assert (result.steps[-1].name, result.steps[-1].stage, result.steps[-1].changes) == ("probe", "CLEAN", 1)
     assert result.steps[-1].seconds > 0 and result.sha256 == artifact.sha256
@@ -119,14 +119,14 @@ def test_a_change_is_counted_and_timed(artifact: ModelArtifact) -> None:
 
 def test_recipes_that_never_end_are_stopped_with_a_warning(artifact: ModelArtifact) -> None:
     events: list[Event] = []
-    apply(artifact, (Probe(flips_forever),), target=RecipeTarget(), on_event=events.append)
+    apply(artifact, (Probe(flips_forever),), target=Target(), on_event=events.append)
     assert events[0].kind == "start" and events[-1].kind == "end"
     assert any(event.kind == "warning" for event in events)
 
 
 def test_recipes_are_told_the_target(artifact: ModelArtifact) -> None:
     probe = Probe(refuses)
-    apply(artifact, (probe,), target=RecipeTarget(precision="int8"))
+    apply(artifact, (probe,), target=Target(precision="int8"))
     assert {target.precision for target in probe.seen} == {"int8"}
 
 

@@ -18,7 +18,7 @@ from trtopt.graph.edit import all_nodes
 from trtopt.judge.protocol import Priced
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
 from trtopt.rewrite.driver import Rewritten, apply
-from trtopt.rewrite.protocol import Findings, Match, Recipe, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.sweeps import Judging
 from trtopt.source.onnx_file import load
 
@@ -51,7 +51,7 @@ class Replace:
     lossless: bool = True
     only_in: int = 0
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         relus = [node for node in all_nodes(model.graph) if node.op_type == "Relu"]
         if len(list(model.graph)) < self.only_in:
             return Findings()
@@ -95,7 +95,7 @@ def chain(tmp_path: Path) -> ModelArtifact:
 
 
 def judged(artifact: ModelArtifact, judge: Judge, *recipes: Recipe) -> Rewritten:
-    return apply(artifact, recipes, target=RecipeTarget(), judging=Judging(judge, {"x": (4, 8)}))
+    return apply(artifact, recipes, target=Target(), judging=Judging(judge, {"x": (4, 8)}))
 
 
 def ops(result: Rewritten) -> list[str]:
@@ -162,7 +162,7 @@ class DropDouble(Replace):
 
     ways: tuple[tuple[str, ...], ...] = ()
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         found = [
             node
             for node in all_nodes(model.graph)
@@ -237,7 +237,7 @@ def test_a_wrong_recipe_does_not_take_others_with_it(doubled: ModelArtifact) -> 
 def test_a_wrong_recipe_is_an_error_when_strict(doubled: ModelArtifact) -> None:
     wrong = Replace((("Neg",),), name="wrong", stage=Stage.FOLD)
     with pytest.raises(RecipeError) as caught:
-        apply(doubled, (wrong,), strict=True, target=RecipeTarget(), judging=Judging(Judge(price()), {"x": (4, 8)}))
+        apply(doubled, (wrong,), strict=True, target=Target(), judging=Judging(Judge(price()), {"x": (4, 8)}))
     assert caught.value.where == "recipe wrong" and caught.value.exit_code == 5
 
 
@@ -268,7 +268,7 @@ class Mend:
     stage: Stage = Stage.CLEAN
     lossless: bool = True
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         return Findings(tuple(Match((node,), choice="Neg+Neg+Relu") for node in model.graph if node.op_type == "Abs"))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
@@ -290,7 +290,7 @@ class OnlyOnce:
     def stage(self) -> Stage:
         return self.recipe.stage
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         seen = any(node.op_type == "Neg" for node in model.graph)
         return Findings() if seen else self.recipe.find(model, target)
 
@@ -299,7 +299,7 @@ class OnlyOnce:
 
 
 def test_without_a_judge_every_first_way_is_taken(chain: ModelArtifact) -> None:
-    result = apply(chain, (Replace((("Abs",), ("Neg",))),), target=RecipeTarget())
+    result = apply(chain, (Replace((("Abs",), ("Neg",))),), target=Target())
     assert ops(result) == ["Abs"] * 3 and result.before is None and step(result).regions == ()
 
 
@@ -312,6 +312,6 @@ def test_a_place_in_a_nested_graph_is_judged_with_the_node_around_it(tmp_path: P
         w=(8, 8),
     )
     judge = Judge(price())
-    result = apply(artifact, (DropDouble(),), target=RecipeTarget(), judging=Judging(judge, {}))
+    result = apply(artifact, (DropDouble(),), target=Target(), judging=Judging(judge, {}))
     assert [node.op_type for node in all_nodes(result.artifact.model.graph)].count("Relu") == 1
     assert judge.inner, "it was cut out with its If"

@@ -110,7 +110,7 @@ def test_what_is_kept_ends_with_the_code_that_made_it_and_with_no_other(runs: Ru
     assert runs.anew() == set()
     assert after("report/html/page.py") == after("cli/build.py") == after("sparsity/prune.py") == set()
     assert after("accuracy/segments.py") == {"search", "sensitivity"}
-    assert after("roofline/waves.py") == {"search", "prices"}
+    assert after("roofline/gemm.py") == {"search", "prices"}
     assert after("precision/observe/statistics.py") == {"statistics", "prices", "search", "sensitivity"}
 
 

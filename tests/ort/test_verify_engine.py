@@ -8,7 +8,7 @@ import pytest
 
 from trtopt.accuracy.gate import gate
 from trtopt.accuracy.metric import Run, load_metric, python_metric
-from trtopt.config import BuildConfig
+from trtopt.config.budget import AccuracyBudget
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.errors import UsageError
 from trtopt.events import ignore
@@ -58,7 +58,7 @@ def test_the_metric_is_measured_on_the_engine_and_gated(monkeypatch: pytest.Monk
     record = verified(monkeypatch, metric, clock)
     assert record.metric is not None and record.metric.drop == 0.0
     assert record.engine_metric is not None and record.engine_metric.optimized == 0.0
-    (failure,) = gate(record, BuildConfig(max_accuracy_drop=0.01))
+    (failure,) = gate(record, AccuracyBudget(0.01))
     assert failure.startswith(f"metric {metric} of the engine: 0 against 1") and not clock.warnings
 
 
@@ -78,7 +78,7 @@ def test_a_metric_that_the_engine_cannot_run_leaves_the_drop_to_its_outputs(monk
     clock = Clock(ignore)
     record = verified(monkeypatch, whole, clock)
     assert record.metric is not None and record.engine_metric is None and record.verified == "engine"
-    (failure,) = gate(record, BuildConfig(max_accuracy_drop=0.01))
+    (failure,) = gate(record, AccuracyBudget(0.01))
     assert failure.startswith("engine output y: 1 - top-1 agreement = 1")
     (warning,) = clock.warnings
     assert "cannot be measured on the engine" in warning and "outside of the engine's profile" in warning

@@ -24,7 +24,7 @@ from trtopt.graph.edit import all_nodes
 from trtopt.judge.protocol import Priced
 from trtopt.report.schema.steps import Cost
 from trtopt.rewrite.driver import apply
-from trtopt.rewrite.protocol import Findings, Match, Recipe, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.registry import all_recipes
 from trtopt.rewrite.sweeps import Judging
 from trtopt.source.onnx_file import load
@@ -33,7 +33,7 @@ from trtopt.support.ort_session import OrtSession
 BOUND = 1e-5
 """Largest difference of an output over its largest element."""
 
-TARGETS = (RecipeTarget("tensorrt-rtx", "fp16", "8.9"), RecipeTarget("tensorrt", "fp16", "8.9"), RecipeTarget())
+TARGETS = (Target("tensorrt-rtx", "fp16", "8.9"), Target("tensorrt", "fp16", "8.9"), Target())
 BAD_REASONS = ("rolled back", "taken back", "the results differ")
 """How refusals begin, or what they hold, that no recipe should cause."""
 
@@ -85,7 +85,7 @@ class Picky:
     def lossless(self) -> bool:
         return self.recipe.lossless
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         found = self.recipe.find(model, target)
         if self.stage < Stage.FUSE:
             return found if self._draw("") < 0.7 else Findings()
@@ -125,7 +125,7 @@ class _Subject:
     artifact: ModelArtifact
     feeds: list[dict[str, np.ndarray]]
     expected: list[list[np.ndarray]]
-    target: RecipeTarget
+    target: Target
     found: Findout = field(default_factory=Findout)
 
     def run(self, label: str, recipes: tuple[Recipe, ...], judging: Judging | None = None) -> ModelArtifact:

@@ -23,7 +23,8 @@ from trtopt.graph.edit import all_nodes
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
-from trtopt.judge.target import Target
+from trtopt.judge.memo import PriceFile
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.rewrite import rewrite
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import Cost, StepRecord
@@ -172,7 +173,7 @@ def plans(model: ir.Model, path: Path) -> dict[str, list[str]]:
         artifact = ModelArtifact(model, path, "")
         gpu = find_gpu("A100")
         open_judge = partial(judge_for, backend, gpu)
-        rewritten = rewrite(artifact, Target(backend, gpu), Precision.FP16, config, open_judge, ignore)
+        rewritten = rewrite(artifact, BuildTarget(backend, gpu), Precision.FP16, config, open_judge, ignore)
         regions = [region for step in rewritten.artifact.steps for region in step.regions]
         found[backend.name] = [region.choice for region in regions if region.kept]
     return found
@@ -214,7 +215,10 @@ def test_a_second_run_of_the_recipes_asks_the_compiler_for_nothing(tmp_path: Pat
             assert value.const_value is not None
             value.const_value = ir.tensor(value.const_value.numpy() * np.float32(scale), name=value.name)
         config = BuildConfig(cache_dir=str(tmp_path / "cache"), io=io)
-        found = rewrite(ModelArtifact(model, tmp_path, ""), TENSORRT_RTX, L4, precision, {}, config, ignore)
+        prices = partial(PriceFile, folder=config.cache_dir, on_event=ignore)
+        open_judge = partial(judge_for, TENSORRT_RTX, L4, prices=prices)
+        artifact, target = ModelArtifact(model, tmp_path, ""), BuildTarget(TENSORRT_RTX, L4)
+        found = rewrite(artifact, target, Precision(precision), config, open_judge, ignore)
         return tuple(replace(step, seconds=0.0) for step in found.artifact.steps), len(asked)
 
     first, count = steps("fp16")

@@ -19,7 +19,7 @@ from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import EngineArtifact, build_engine
 from trtopt.engine.cache import EngineCache
 from trtopt.events import ignore
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import compile
 from trtopt.pipeline.compile import Compilation
 from trtopt.profiling.engine_timing import Timing
@@ -49,7 +49,7 @@ class Search:
 
     def run(self) -> EngineArtifact:
         self.timed = 0
-        job = Compilation(Target(TENSORRT_RTX, self.asked.gpu), False, self.cache)
+        job = Compilation(BuildTarget(TENSORRT_RTX, self.asked.gpu), False, self.cache)
         return compile.fastest(self.asked, 7, job, self.clock)
 
 

@@ -108,7 +108,8 @@ def test_what_pays_stays_with_its_price(tmp_path: Path, cache: str) -> None:
 
 
 def test_a_second_verdict_asks_the_compiler_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = optimized(tmp_path, "mlp", precision="int8")
+    cache = str(tmp_path / "cache")
+    first = optimized(tmp_path, "mlp", cache, precision="int8")
     monkeypatch.setattr(Compiler, "layers", lambda *_: pytest.fail("the compiler was asked"))
-    again = optimized(tmp_path, "mlp", precision="int8")
+    again = optimized(tmp_path, "mlp", cache, precision="int8")
     assert again.sixteen_bit == first.sixteen_bit and again.guard == first.guard

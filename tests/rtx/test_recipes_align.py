@@ -16,7 +16,7 @@ from trtopt.judge.judges import judge_for
 from trtopt.judge.protocol import Judge
 from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.rewrite.driver import run
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt.rewrite.sweeps import Judging
 from trtopt.source.onnx_file import load
 from trtopt.support.precision import Precision
@@ -24,7 +24,7 @@ from trtopt_recipes.align_channels import MisalignedChannels
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
 
-RTX, TRT = RecipeTarget("tensorrt-rtx", "fp16", "8.9"), RecipeTarget("tensorrt", "fp16", "8.9")
+RTX, TRT = Target("tensorrt-rtx", "fp16", "8.9"), Target("tensorrt", "fp16", "8.9")
 SAME = "pads = [1, 1, 1, 1]"
 Weights = Mapping[str, tuple[int, ...]]
 
@@ -57,7 +57,7 @@ def saved(folder: Path, nodes: str, weights: Weights, shape: str = "8, 64, 28, 2
     return folder / "m.onnx"
 
 
-def judged(path: Path, target: RecipeTarget, judge: Judge) -> tuple[StepRecord | None, Cost, Cost]:
+def judged(path: Path, target: Target, judge: Judge) -> tuple[StepRecord | None, Cost, Cost]:
     """The recipe's step, and the cost of the whole before and after."""
     result = run(load(path), recipes="misaligned-channels", strict=True, target=target, judging=Judging(judge, {}))
     assert result.before is not None and result.after is not None

@@ -16,7 +16,7 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
 from trtopt.report.schema.steps import Cost
 from trtopt.rewrite.driver import run
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt.source.onnx_file import load
 from trtopt.support.precision import Precision
 
@@ -65,7 +65,7 @@ def blocks(folder: Path, body: str, count: int = 3) -> ModelArtifact:
 
 def costs(artifact: ModelArtifact, *recipes: str) -> list[Cost]:
     """The cost without recipes, and with each."""
-    target, found = RecipeTarget("tensorrt-rtx", "fp16"), []
+    target, found = Target("tensorrt-rtx", "fp16"), []
     with judge_for(TENSORRT_RTX, find_gpu("L4"), Precision.FP16) as judge:
         for names in ("none", *recipes):
             model = run(artifact, recipes=names, strict=True, target=target).artifact.model

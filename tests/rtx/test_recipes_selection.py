@@ -16,7 +16,7 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
 from trtopt.report.schema.steps import RegionRecord
 from trtopt.rewrite.driver import Rewritten, run
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt.rewrite.sweeps import Judging
 from trtopt.source.onnx_file import load
 from trtopt.support.precision import Precision
@@ -54,7 +54,7 @@ def encoder(folder: Path, batch: int) -> ModelArtifact:
 def judged(artifact: ModelArtifact) -> tuple[Rewritten, tuple[RegionRecord, ...]]:
     gpu = find_gpu("L4")
     with judge_for(TENSORRT_RTX, gpu, Precision.FP16) as judge:
-        target, judging = RecipeTarget("tensorrt-rtx", "fp16"), Judging(judge, {})
+        target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, {})
         found = run(artifact, recipes="late-selection", strict=True, target=target, judging=judging)
     return found, tuple(region for step in found.artifact.steps for region in step.regions)
 

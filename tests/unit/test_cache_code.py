@@ -26,9 +26,11 @@ MAKERS = (
     "trtopt.analysis.sensitivity_stages",
     "trtopt.profiling.gpu",
     "trtopt.engine.worker",
-    "trtopt.fleet.task",
+    "trtopt.fleet.run",
 )
 """Who makes what is kept: prices, answers of a search, statistics, sensitivities, times, engines, results of jobs."""
+ALSO = {"trtopt.pipeline.search": ("trtopt.judge",)}
+"""What a search is handed, whose answers it keeps too."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def changed(copy: Path, file: str) -> set[str]:
 
     def hashes() -> dict[str, str]:
         found = Sources(copy)
-        return {maker: found.hash_of(maker) for maker in MAKERS}
+        return {maker: found.hash_of(maker, *ALSO.get(maker, ())) for maker in MAKERS}
 
     path, before = copy / file, hashes()
     content = path.read_bytes()
@@ -57,7 +59,7 @@ def changed(copy: Path, file: str) -> set[str]:
     "file",
     [
         *("cli/main.py", "cache/folder.py", "errors.py", "events.py", "support/version.py"),
-        *("report/html/page.py", "report/text/search.py", "report/files/junit.py", "report/assets/profile.js"),
+        *("report/html/page.py", "report/text/build.py", "report/files/for_tools.py", "report/assets/profile.js"),
     ],
 )
 def test_what_shows_or_keeps_answers_ends_none(copy: Path, file: str) -> None:
@@ -67,15 +69,15 @@ def test_what_shows_or_keeps_answers_ends_none(copy: Path, file: str) -> None:
 @pytest.mark.parametrize(
     ("file", "makers"),
     [
-        ("accuracy/compare.py", "search sensitivity_stages gpu task"),
-        ("accuracy/segments.py", "search sensitivity_stages task"),
-        ("precision/observe/statistics.py", "judge search calibrate sensitivity_stages task"),
-        ("judge/compiler.py", "judge search task"),
-        ("roofline/waves.py", "judge search task"),
-        ("roofline/constants.toml", "judge search gpu task"),
-        ("hardware/gpus.toml", "judge search gpu task"),
-        ("sparsity/prune.py", "task"),
-        ("support/limits.py", "judge search worker task"),
+        ("accuracy/compare.py", "search sensitivity_stages gpu run"),
+        ("accuracy/segments.py", "search sensitivity_stages run"),
+        ("precision/observe/statistics.py", "judge search calibrate sensitivity_stages run"),
+        ("judge/compiler.py", "judge search run"),
+        ("roofline/gemm.py", "judge search run"),
+        ("roofline/constants.toml", "judge search run"),
+        ("hardware/gpus.toml", "judge search gpu run"),
+        ("sparsity/prune.py", "run"),
+        ("support/limits.py", "judge search worker run"),
         ("gates/check.py", ""),
     ],
 )

@@ -14,7 +14,7 @@ from trtopt.graph.channels.links import Dim
 from trtopt.graph.channels.padding import pad_group, padded_size, why_not_finite
 from trtopt.graph.edit import add_initializer, constant_of, new_node
 from trtopt.graph.shapes import infer_shapes
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt_recipes.align_channels import MisalignedChannels
 
 X = "float[N, 8, 6, 6] x"
@@ -193,7 +193,7 @@ def test_alternatives_are_offered_where_they_add_little() -> None:
     recipe = MisalignedChannels()
 
     def choices(*target: str | None) -> list[str]:
-        return [match.choice for match in recipe.find(model, RecipeTarget(*target)).matches]
+        return [match.choice for match in recipe.find(model, Target(*target)).matches]
 
     assert choices("tensorrt-rtx", "fp16", "8.9") == ["62"]
     assert choices("tensorrt-rtx", "fp32") == choices("tensorrt-rtx", "int8") == []
@@ -220,6 +220,6 @@ def test_a_large_graph_takes_less_than_a_second() -> None:
         value = inner
     graph.outputs.append(value)
     began = time.process_time()
-    found = MisalignedChannels().find(ir.Model(graph, ir_version=9), RecipeTarget("tensorrt-rtx", "fp16", "8.9"))
+    found = MisalignedChannels().find(ir.Model(graph, ir_version=9), Target("tensorrt-rtx", "fp16", "8.9"))
     assert len(found.matches) == 4000
     assert time.process_time() - began < 3.0  # 0.6 s, and what the garbage collector takes

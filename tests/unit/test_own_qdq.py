@@ -19,7 +19,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_in_place
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.imported_ranges import imports
 from trtopt.pipeline.own_qdq import OwnQdq, own_qdq
 from trtopt.precision.observe.samples import open_samples
@@ -51,7 +51,7 @@ def judged(
     model: ir.Model, precision: str | None, shapes: Sequence[int], **options: object
 ) -> tuple[OwnQdq, tuple[str, ...]]:
     clock = Clock(ignore)
-    target = Target(TENSORRT, find_gpu("L4"), (Profile({"x": (tuple(shapes),) * 3}),) if shapes else ())
+    target = BuildTarget(TENSORRT, find_gpu("L4"), (Profile({"x": (tuple(shapes),) * 3}),) if shapes else ())
     artifact = ModelArtifact(model, Path("m.onnx"), "0")
     config = BuildConfig().with_options(options)
     asked = None if precision is None else Precision(precision)

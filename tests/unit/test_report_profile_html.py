@@ -10,9 +10,8 @@ import re
 import pytest
 from analysis_samples import HOSTILE, elementwise
 from profile_samples import bare_profile, hostile_profile, large_profile, profile_of, small_profile
-from trtopt.report.html.profile_plots import compared
 
-from trtopt.report.html.plots import roofline, scatter
+from trtopt.report.html.plots import compared, measured_roofline, scatter
 from trtopt.report.html.profile import profile_html
 from trtopt.report.html.profile_graph import LANE, ROW, graph, links
 from trtopt.report.html.profile_layers import COLUMNS, cells, colorings, ink_on, label, layer_data
@@ -193,7 +192,7 @@ def test_the_plots_hold_the_layers_with_both_times() -> None:
     report = small_profile()
     both = compared(report.layers)
     assert len(both) == len(report.layers) - 1
-    for figure in (scatter(report.layers), roofline(report.layers, report.gpu)):
+    for figure in (scatter(report.layers), measured_roofline(report.layers, report.gpu)):
         points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
         assert sorted(index for trace in points for index in trace.get("customdata", ())) == sorted(both)
     point = report.layers[both[0]]

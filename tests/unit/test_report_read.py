@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from profile_samples import small_profile
 from report_samples import full_report
 from rich.console import Console
-from trtopt.report.text.check_terminal import render
 
 from trtopt.errors import UsageError
 from trtopt.gates.evaluate import evaluate
@@ -30,6 +29,7 @@ from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.steps import Cost
 from trtopt.report.schema.write import write_report
+from trtopt.report.text.check import render
 
 INPUTS = {"inputs": [{"name": "x", "dtype": "float32", "shape": ["N", 3, 8, 8]}]}
 

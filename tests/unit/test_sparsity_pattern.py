@@ -102,13 +102,13 @@ def found() -> Candidates:
 
 
 def test_weights_that_can_be_pruned_are_found_with_all_their_nodes() -> None:
-    layers = {layer.weight: (layer.nodes, layer.axis, layer.shape, layer.sparse) for layer in found().layers}
+    layers = {layer.weight: (layer.nodes, layer.axis, layer.sparse) for layer in found().layers}
     assert layers == {
-        "w_conv": (("conv",), 1, (8, 8, 3, 3), False),
-        "w_gemm": (("gemm",), 1, (6, 8), False),
-        "w_matmul": (("matmul",), 0, (8, 4), False),
-        "w_twice": (("three", "four"), 0, (8, 8), False),
-        "w_sparse": (("sparse",), 0, (8, 4), True),
+        "w_conv": (("conv",), 1, False),
+        "w_gemm": (("gemm",), 1, False),
+        "w_matmul": (("matmul",), 0, False),
+        "w_twice": (("three", "four"), 0, False),
+        "w_sparse": (("sparse",), 0, True),
     }
 
 

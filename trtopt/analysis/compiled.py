@@ -17,7 +17,7 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.judges import judge_for
 from trtopt.judge.memo import PriceFile
-from trtopt.judge.target import Target, nearest_target
+from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.judge.written import written
 from trtopt.pipeline.compile import Compilation, compile_engine
 from trtopt.pipeline.host import cut
@@ -80,14 +80,14 @@ def compile_level(
         config = BuildConfig(recipes=recipes)
         prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
         open_judge = partial(judge_for, TENSORRT_RTX, gpu, prices=prices)
-        asked = Target(TENSORRT_RTX, gpu, (_static(shapes),))
+        asked = BuildTarget(TENSORRT_RTX, gpu, (_static(shapes),))
         cleaned = rewrite(artifact, asked, precision, config, open_judge, clock.listen).artifact
     with clock.stage("rewrite precision"):
         lowered = cleaned if precision is None else lower_unobserved(cleaned, precision, shapes)
     all_shapes = static_shapes(lowered.model, shapes)
     inputs = {item.name: all_shapes[item.name] for item in lowered.inputs}
     profiles = () if all(item.is_static for item in lowered.inputs) else (_static(inputs),)
-    job = Compilation(Target(TENSORRT_RTX, nearest, profiles), precision == Precision.TF32)
+    job = Compilation(BuildTarget(TENSORRT_RTX, nearest, profiles), precision == Precision.TF32)
     engine = compile_engine(lowered, job, BuildConfig(), clock)
     work = layers_of_engine(engine.record.layers, lowered.model, all_shapes, tf32=precision == Precision.TF32)
     for note in work.notes:

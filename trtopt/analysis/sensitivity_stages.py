@@ -28,7 +28,7 @@ from trtopt.precision.regions import Candidates, Problem, find_candidates
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.sensitivity import GrowthStep, RegionError, Sensitivity
 from trtopt.rewrite import driver
-from trtopt.rewrite.protocol import RecipeTarget, Stage
+from trtopt.rewrite.protocol import Stage, Target
 from trtopt.rewrite.registry import select
 from trtopt.support.clock import Clock
 from trtopt.support.json_text import converted
@@ -117,7 +117,7 @@ def _worst_first(region: RegionError) -> float:
 
 def _cleaned(job: SensitivityJob, clock: Clock) -> ModelArtifact:
     recipes = tuple(recipe for recipe in select("all") if recipe.stage in (Stage.CLEAN, Stage.FOLD))
-    target = RecipeTarget(job.backend, job.config.precision, None)
+    target = Target(job.backend, job.config.precision, None)
     return driver.apply(job.artifact, recipes, target=target, on_event=clock.listen).artifact
 
 

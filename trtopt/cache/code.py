@@ -35,7 +35,7 @@ def entry_key(maker: str, *question: str) -> str:
 
 @functools.cache
 def code_hash(*makers: str) -> str:
-    """A hash, hex, of the code of modules, of all that they import of trtopt, and of the tables in their folders.
+    """A hash, hex, of the code of modules, of all that they import of trtopt, and of the tables that they read.
 
     Imports are read from the source, those in functions and those for type checkers too; no module is run.
 
@@ -76,10 +76,12 @@ class Sources:
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
     def _read(self, name: str) -> tuple[str, tuple[str, ...]]:
-        """The hash of a module and of the tables beside it, and what it imports."""
+        """The hash of a module and of the tables beside it that it names, and what it imports."""
         if name not in self._known:
-            content = [file.read_bytes() for file in self._files[name]]
-            self._known[name] = hashlib.sha256(b"\0".join(content)).hexdigest(), tuple(_imports(content[0]))
+            module, *tables = self._files[name]
+            source = module.read_bytes()
+            content = [source, *(table.read_bytes() for table in tables if table.name.encode() in source)]
+            self._known[name] = hashlib.sha256(b"\0".join(content)).hexdigest(), tuple(_imports(source))
         return self._known[name]
 
 

@@ -15,7 +15,7 @@ _OLDEST_PROXY = "8.0"
 
 
 @dataclass(frozen=True)
-class Target:
+class BuildTarget:
     """For whom a model is prepared.
 
     Attributes:
@@ -28,7 +28,7 @@ class Target:
     gpu: GpuSpec | None
     profiles: tuple[Profile, ...] = ()
 
-    def with_profiles(self, profiles: tuple[Profile, ...]) -> Target:
+    def with_profiles(self, profiles: tuple[Profile, ...]) -> BuildTarget:
         """The same for other shapes."""
         return replace(self, profiles=profiles)
 

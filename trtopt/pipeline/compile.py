@@ -25,7 +25,7 @@ from trtopt.events import Event
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import probe
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.precision.fp16.network_io import formats, parse_io
 from trtopt.profiling.engine_timing import time_engine
 from trtopt.source.save import save_model
@@ -43,7 +43,7 @@ class Compilation:
         cache: Where engines are kept; None to build anew.
     """
 
-    target: Target
+    target: BuildTarget
     tf32: bool
     cache: EngineCache | None = None
 

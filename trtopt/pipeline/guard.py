@@ -11,7 +11,7 @@ from trtopt.graph.shapes import at_shapes
 from trtopt.judge.memo import PriceFile
 from trtopt.judge.protocol import OpenJudge
 from trtopt.judge.selection import Guard, Guarded, Verdict
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.regions import Candidates, Problem
@@ -20,7 +20,7 @@ from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 
 @contextmanager
 def guard_of(
-    problem: Problem, candidates: Candidates, target: Target, observer: Observer, open_judge: OpenJudge
+    problem: Problem, candidates: Candidates, target: BuildTarget, observer: Observer, open_judge: OpenJudge
 ) -> Iterator[Guard]:
     """The guard of one model, while its judge is there.
 
@@ -42,7 +42,7 @@ def guard_of(
         yield Guard(problem, candidates, static, judge, listen, file)
 
 
-def form_price(guard: Guard, target: Target) -> Callable[[Problem, PrecisionPlan], float]:
+def form_price(guard: Guard, target: BuildTarget) -> Callable[[Problem, PrecisionPlan], float]:
     """Prices FP32 forms of the guard's model in microseconds; infinite where nobody can say."""
 
     def price(problem: Problem, plan: PrecisionPlan) -> float:

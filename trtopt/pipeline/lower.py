@@ -13,7 +13,7 @@ from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.judge.protocol import OpenJudge
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.gauge import Gauge
 from trtopt.pipeline.guard import (
@@ -63,7 +63,7 @@ class Lowering:
     """
 
     precision: Precision
-    target: Target
+    target: BuildTarget
     samples: Samples
     config: BuildConfig
     open_judge: OpenJudge

@@ -13,7 +13,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes
 from trtopt.judge.gain import LEAST_GAIN
 from trtopt.judge.protocol import OpenJudge
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.qdq.existing import existing_nodes, existing_ranges, existing_types, mend, without_qdq
 from trtopt.report.schema.decisions import GuardRecord
@@ -64,7 +64,7 @@ class OwnQdq:
 def own_qdq(
     artifact: ModelArtifact,
     rewrite: Callable[[ModelArtifact], Rewritten],
-    target: Target,
+    target: BuildTarget,
     precision: Precision | None,
     config: BuildConfig,
     clock: Clock,

@@ -15,7 +15,7 @@ from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import supports
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.host import Cut, at_path
 from trtopt.pipeline.network_io import FinalModel
 from trtopt.pipeline.own_qdq import OwnQdq
@@ -113,7 +113,7 @@ def report_of(settings: BuildSettings, stages: Stages, clock: Clock) -> BuildRep
     )
 
 
-def _predicted(settings: BuildSettings, built: Built, target: Target, clock: Clock) -> EngineAnalysis | None:
+def _predicted(settings: BuildSettings, built: Built, target: BuildTarget, clock: Clock) -> EngineAnalysis | None:
     """The predicted time of an engine's layers; None without an engine, and for a target that is not one chip."""
     if built.engine is None or target.gpu is None:
         return None
@@ -126,7 +126,7 @@ def _predicted(settings: BuildSettings, built: Built, target: Target, clock: Clo
     return EngineAnalysis(target.gpu.name, rows, totals_of(rows), uncosted)
 
 
-def _precision(built: Built, target: Target, analysis: EngineAnalysis | None) -> PrecisionRecord:
+def _precision(built: Built, target: BuildTarget, analysis: EngineAnalysis | None) -> PrecisionRecord:
     """The precision record, with what the engine's layers say when there is an engine."""
     lowered = built.final.lowered
     if built.engine is None:
@@ -137,7 +137,7 @@ def _precision(built: Built, target: Target, analysis: EngineAnalysis | None) ->
     return dataclasses.replace(lowered.record, achieved=achieved)
 
 
-def _gpu(target: Target) -> dict[str, Any]:
+def _gpu(target: BuildTarget) -> dict[str, Any]:
     capability = "8.0 and later" if target.gpu is None else target.gpu.compute_capability
     return {"name": target.gpu_name, "compute_capability": capability}
 

@@ -9,16 +9,16 @@ from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.events import OnEvent
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.judge.protocol import OpenJudge
-from trtopt.judge.target import Target, nearest_target
+from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.rewrite import driver
-from trtopt.rewrite.protocol import RecipeTarget
+from trtopt.rewrite.protocol import Target
 from trtopt.support.precision import Precision
 
 
 def rewrite(
     artifact: ModelArtifact,
-    target: Target,
+    target: BuildTarget,
     precision: Precision | None,
     config: BuildConfig,
     open_judge: OpenJudge,
@@ -47,7 +47,7 @@ def rewrite(
         artifact,
         recipes=config.recipes,
         strict=config.strict_recipes,
-        target=RecipeTarget(target.backend.name, precision, capability),
+        target=Target(target.backend.name, precision, capability),
         on_event=on_event,
     )
     if config.recipes == "none":

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
-from trtopt.cache.code import entry_key
+from trtopt.cache.code import code_hash, entry_key
 from trtopt.graph import cost
 from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, Verdict
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.gauge import Gauge, accuracy_drop
 from trtopt.pipeline.lowered import Improved
@@ -171,7 +171,9 @@ def _dtype_of(verdict: Verdict) -> Precision:
     return next(op.dtype for op in verdict.kept.values())
 
 
-def search(oracle: RegionOracle, gauge: Gauge, flop: Mapping[str, int], observer: Observer, target: Target) -> Found:
+def search(
+    oracle: RegionOracle, gauge: Gauge, flop: Mapping[str, int], observer: Observer, target: BuildTarget
+) -> Found:
     """The fastest mix within the budget; resumed from where a killed run was, but with a Python caller's metric.
 
     Args:
@@ -189,7 +191,14 @@ def search(oracle: RegionOracle, gauge: Gauge, flop: Mapping[str, int], observer
     identity, checkpoint = gauge.identity, None
     if identity is not None:
         key = entry_key(
-            __name__, *identity, observer.identity, oracle.identity, target.name, repr(target.shapes), repr(space)
+            __name__,
+            code_hash("trtopt.judge"),
+            *identity,
+            observer.identity,
+            oracle.identity,
+            target.name,
+            repr(target.shapes),
+            repr(space),
         )
         checkpoint = Checkpoint(oracle, key, config.cache_dir, listen)
     asked = checkpoint or oracle

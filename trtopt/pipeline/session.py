@@ -13,7 +13,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.judge.judges import judge_for
 from trtopt.judge.memo import PriceFile
 from trtopt.judge.protocol import OpenJudge
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io
 from trtopt.pipeline.compile import Compilation, compile_engine, trim_cache
 from trtopt.pipeline.gauge import gauge_for
@@ -88,7 +88,7 @@ def _without_host_part(settings: BuildSettings, inputs: BuildInputs, clock: Cloc
     return parts, outputs.with_host(path)
 
 
-def _after_recipes(settings: BuildSettings, parts: Cut, target: Target, clock: Clock) -> OwnQdq:
+def _after_recipes(settings: BuildSettings, parts: Cut, target: BuildTarget, clock: Clock) -> OwnQdq:
     """The model after its recipes; without its own Q/DQ where that does not pay."""
     config, open_judge = settings.config, _open_judge(settings, clock)
 
@@ -119,7 +119,7 @@ def _verification(settings: BuildSettings, inputs: BuildInputs, parts: Cut, own:
 
 
 def _pruned(
-    settings: BuildSettings, inputs: BuildInputs, target: Target, plain: Verification, own: OwnQdq, clock: Clock
+    settings: BuildSettings, inputs: BuildInputs, target: BuildTarget, plain: Verification, own: OwnQdq, clock: Clock
 ) -> Sparsified:
     """The model with what gains by it pruned, where that was asked for."""
     artifact = own.rewritten.artifact
@@ -132,7 +132,7 @@ def _pruned(
 def _lowering(
     settings: BuildSettings,
     inputs: BuildInputs,
-    target: Target,
+    target: BuildTarget,
     own: OwnQdq,
     plain: Verification,
     budget: AccuracyBudget,
@@ -156,7 +156,7 @@ def _lowering(
 def _build(
     settings: BuildSettings,
     artifact: ModelArtifact,
-    target: Target,
+    target: BuildTarget,
     lowering: Lowering | None,
     plain: Verification,
     budget: AccuracyBudget,

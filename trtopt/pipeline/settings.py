@@ -16,7 +16,7 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
@@ -77,7 +77,7 @@ class BuildSettings:
     make_engine: bool
     precision: Precision | None
     budget: AccuracyBudget
-    target: Target
+    target: BuildTarget
     outputs: Outputs
     io: tuple[IoRequest, ...]
     signer: Signer | None
@@ -157,12 +157,12 @@ def prunes(config: BuildConfig) -> bool:
     return config.sparse or config.sparse_all
 
 
-def _target(config: BuildConfig, make_engine: bool) -> Target:
+def _target(config: BuildConfig, make_engine: bool) -> BuildTarget:
     """The GPU asked for, the one present, or the default; and the compiler for it."""
     present = present_gpu()
     gpu = choose_gpu(config.gpu, gpu_table(config.gpus), present)
     choose = choose_backend(config.backend, gpu, present) if make_engine else backend_of_rules(config.backend, gpu)
-    return Target(choose, gpu)
+    return BuildTarget(choose, gpu)
 
 
 def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: bool) -> Outputs:
@@ -205,7 +205,7 @@ def _check_pruning(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, c
         )
 
 
-def _check_precision(precision: Precision | None, target: Target, config: BuildConfig, clock: Clock) -> None:
+def _check_precision(precision: Precision | None, target: BuildTarget, config: BuildConfig, clock: Clock) -> None:
     """Refuse FP8 where a GPU that the engine is for has no units for it, and say which options have no effect."""
     if precision == Precision.FP8 and (target.gpu is None or not supports(target.gpu, Precision.FP8)):
         remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"

@@ -21,7 +21,7 @@ from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.judge.model import types_in
-from trtopt.judge.target import Target
+from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.gauge import Gauge, accuracy_drop
 from trtopt.pipeline.output_error import OutputError, decibels
 from trtopt.pipeline.verify import Verification
@@ -61,7 +61,7 @@ class SparseJob:
         budget: The accuracy that may be lost.
     """
 
-    target: Target
+    target: BuildTarget
     precision: Precision | None
     samples: Samples
     plain: Verification

@@ -13,7 +13,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import static_shape
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
 from trtopt.rewrite.equal import difference, difference_at
-from trtopt.rewrite.protocol import Recipe, RecipeTarget
+from trtopt.rewrite.protocol import Recipe, Target
 from trtopt.rewrite.registry import broken_packs, select
 from trtopt.rewrite.sweeps import Judging, Sweeper, Tally
 
@@ -45,7 +45,7 @@ def run(
     *,
     recipes: str = "all",
     strict: bool = False,
-    target: RecipeTarget | None = None,
+    target: Target | None = None,
     judging: Judging | None = None,
     on_event: OnEvent = ignore,
 ) -> Rewritten:
@@ -75,7 +75,7 @@ def run(
     for refusal in broken:
         on_event(Event("warning", "rewrite", text=f"{refusal.node}: {refusal.reason}"))
         artifact = artifact.with_step(artifact.model, StepRecord(refusal.node, "PACK", 0, 0.0, (refusal,)))
-    return apply(artifact, chosen, strict=strict, target=target or RecipeTarget(), judging=judging, on_event=on_event)
+    return apply(artifact, chosen, strict=strict, target=target or Target(), judging=judging, on_event=on_event)
 
 
 def apply(
@@ -83,7 +83,7 @@ def apply(
     recipes: tuple[Recipe, ...],
     *,
     strict: bool = False,
-    target: RecipeTarget,
+    target: Target,
     judging: Judging | None = None,
     on_event: OnEvent = ignore,
 ) -> Rewritten:

@@ -24,7 +24,7 @@ class Stage(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class RecipeTarget:
+class Target:
     """What the graph is prepared for.
 
     Attributes:
@@ -38,7 +38,7 @@ class RecipeTarget:
     compute_capability: str | None = None
 
 
-Target = RecipeTarget
+Target = Target
 """The name that packs of recipes know it by."""
 
 
@@ -91,7 +91,7 @@ class Recipe(Protocol):
     def lossless(self) -> bool:
         """Whether results are equal within rounding of the arithmetic that is done anyway."""
 
-    def find(self, model: ir.Model, target: RecipeTarget) -> Findings:
+    def find(self, model: ir.Model, target: Target) -> Findings:
         """The places it applies to, in graph order. Pure.
 
         A match stays valid when the matches before it were rewritten.

@@ -18,7 +18,7 @@ from trtopt.graph.shapes import at_shapes, infer_in_place
 from trtopt.judge.protocol import Judge
 from trtopt.judge.subgraph import Cutter
 from trtopt.report.schema.steps import Refusal, RegionRecord
-from trtopt.rewrite.protocol import Findings, Match, Recipe, RecipeTarget, Stage
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 from trtopt.rewrite.trial import Trial, Verdict
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ class Sweeper:
         on_event: Told of each recipe tried.
     """
 
-    target: RecipeTarget
+    target: Target
     strict: bool
     judging: Judging | None
     on_event: OnEvent

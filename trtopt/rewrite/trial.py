@@ -17,7 +17,7 @@ from trtopt.judge.protocol import Judge, Priced
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.report.schema.steps import Cost
 from trtopt.rewrite.equal import difference
-from trtopt.rewrite.protocol import Match, Recipe, RecipeTarget
+from trtopt.rewrite.protocol import Match, Recipe, Target
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Trial:
     """
 
     judge: Judge
-    target: RecipeTarget
+    target: Target
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
     _prices: Prices = field(init=False)
 
