@@ -17,7 +17,7 @@ from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import RECIPE_KEY, all_nodes
 from trtopt.report.schema.steps import StepRecord
-from trtopt.rewrite.driver import run
+from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Recipe, Target
 from trtopt.rewrite.registry import all_recipes
 from trtopt.source.onnx_file import load
@@ -28,8 +28,11 @@ CASES: tuple[Case, ...] = tuple(case for name in MODULES for case in importlib.i
 EVERY = [pytest.param(case, id=f"{case.recipe}-{case.label}") for case in CASES]
 
 
+RECIPES = {recipe.name: recipe for recipe in all_recipes()}
+
+
 def apply(artifact: ModelArtifact, case: Case) -> ModelArtifact:
-    return run(artifact, recipes=case.recipe, strict=True, target=case.target).artifact
+    return driver.apply(artifact, (RECIPES[case.recipe],), strict=True, target=case.target).artifact
 
 
 def step_of(artifact: ModelArtifact, recipe: str) -> StepRecord | None:
@@ -122,7 +125,7 @@ def test_a_model_without_its_pattern_is_left_alone(recipe: Recipe, tmp_path: Pat
     artifact = load(tmp_path / "m.onnx")
     findings = recipe.find(artifact.model, Target())
     assert not findings.matches and not findings.refusals
-    assert run(artifact, recipes=recipe.name).artifact is artifact
+    assert driver.run(artifact, recipes=recipe.name).artifact is artifact
 
 
 @pytest.mark.parametrize("recipe", all_recipes(), ids=lambda recipe: recipe.name)

@@ -12,10 +12,9 @@ pytest.importorskip("cryptography", reason="the seeds are signed")
 
 import fuzz
 import seeds
+from drawn_cases import few_or
 from targets import QUICK
 from worker import Job, _files, _judged
-
-INPUTS = 60
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +24,20 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("inputs", few_or(60))
 def test_malformed_files_end_in_an_error_message(
-    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: int, fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     fuzzer = fuzz.Fuzzer(tmp_path, fixtures, seed=8, targets=QUICK)
     try:
         fuzzer.start()
-        for _ in range(INPUTS):
+        for _ in range(inputs):
             fuzzer.step()
     finally:
         fuzzer.close()
     run = fuzzer.run
-    assert run.inputs == INPUTS == sum(run.codes.values()) and run.kept > 0 and run.lines() > run.start_lines
+    assert run.inputs == inputs == sum(run.codes.values()) and run.kept > 0 and run.lines() > run.start_lines
     assert {2, 3} <= run.codes.keys()
     assert not run.findings, [(item.problem, item.target, item.slot, item.text) for item in run.findings.values()]
 
@@ -75,7 +75,7 @@ def test_the_rules_see_files_that_are_left(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ("os.kill(os.getpid(), 11)", "death: exit code -11"),
-        ("numpy.ones(1200 << 20, numpy.uint8)", "memory: "),
+        pytest.param("numpy.ones(1200 << 20, numpy.uint8)", "memory: ", marks=pytest.mark.long),
     ],
     ids=["death", "memory"],
 )

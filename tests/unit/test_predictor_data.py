@@ -62,6 +62,7 @@ def dataset(name: str) -> Any:
     return data().deepbench(name) if name in DEEPBENCH else data().gemm_table(name, TABLES[name][0])
 
 
+@cache
 def predicted(name: str) -> tuple[Times, np.ndarray, np.ndarray]:
     """Times without launch, predictions with it, measurements."""
     found = dataset(name)
