@@ -127,13 +127,13 @@ def as_stored(path: Path) -> Run:
 @contextmanager
 def twin_of(path: Path) -> Iterator[Run]:
     """The file's FP32 twin: what ``trtopt build`` verified."""
-    from trtopt.accuracy.emulation import fp32_twin
+    from trtopt.accuracy.emulation import fp32_emulation
     from trtopt.source.onnx_file import load
     from trtopt.support.ort_session import OrtSession
 
     model = load(path).model
     halves = {value.name for value in model.graph.inputs if str(value.dtype) == "FLOAT16"}
-    with OrtSession(fp32_twin(model), keep_qdq=True) as session:
+    with OrtSession(fp32_emulation(model), keep_qdq=True) as session:
 
         def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
             return session.run({n: v.astype(np.float16) if n in halves else v for n, v in feeds.items()})

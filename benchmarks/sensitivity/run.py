@@ -34,7 +34,7 @@ def prepared(model: Path, samples: Path) -> tuple[Any, ...]:
     """The FP32 form, the INT8 form, the plan's regions and the samples; and what calibration took, wall and CPU."""
     from trtopt.graph.shapes import static_shapes
     from trtopt.precision.decide import wanted_tensors
-    from trtopt.precision.fp16.to_fp32 import widen
+    from trtopt.precision.fp16.to_fp32 import to_fp32
     from trtopt.precision.observe.calibrate import collect
     from trtopt.precision.observe.samples import open_samples
     from trtopt.precision.plan import FP16, PrecisionPlan
@@ -43,7 +43,7 @@ def prepared(model: Path, samples: Path) -> tuple[Any, ...]:
     from trtopt.source.onnx_file import load
 
     artifact = load(model)
-    base = widen(artifact.model)
+    base = to_fp32(artifact.model)
     source = open_samples(samples, artifact.inputs)
     started = (time.perf_counter(), time.process_time())
     wanted = wanted_tensors(base, Precision.INT8, "tensorrt-rtx")

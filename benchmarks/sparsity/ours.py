@@ -19,7 +19,7 @@ from usage import measured
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes
 from trtopt.pipeline.output_error import OutputError, decibels
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import Samples, open_samples
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Stage, Target
@@ -38,7 +38,7 @@ def cleaned(path: str | Path) -> ModelArtifact:
 
 def pruned(artifact: ModelArtifact, samples: Samples, method: str) -> tuple[ir.Model, dict[str, Any]]:
     """The pruned model, and what became of its layers."""
-    model = infer_shapes(widen(artifact.model))
+    model = infer_shapes(to_fp32(artifact.model))
     layers = candidates(model).layers
     if method == "magnitude":
         return with_pruned(model, [by_magnitude(model, layer) for layer in layers]), {}

@@ -19,7 +19,7 @@ from trtopt.graph.conv import (
     used_once,
     weight_and_bias,
     why_not_constant,
-    why_not_narrow,
+    why_not_fit,
     window_of,
 )
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -97,7 +97,7 @@ class ConstantAffine:
         else:
             new_weight = scale_inputs(product, weight, scale)
             new_bias = bias + (_response(product, weight, shift) if shift.any() else 0.0)
-        reason = why_not_narrow(new_weight, dtype, weight) or why_not_narrow(new_bias, dtype, bias, shift)
+        reason = why_not_fit(new_weight, dtype, weight) or why_not_fit(new_bias, dtype, bias, shift)
         if reason:
             return Refusal(match.label, reason)
         if after:

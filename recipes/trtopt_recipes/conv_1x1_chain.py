@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.conv import (
-    Window,
+    SlidingWindow,
     set_weights,
     set_window,
     sole_user,
     weight_and_bias,
     why_not_constant,
-    why_not_narrow,
+    why_not_fit,
     window_of,
 )
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -74,8 +74,8 @@ class Conv1x1Chain:
             bias = outer_bias + flat_outer.sum(axis=0) @ inner_bias
         weight = product.reshape(outer.shape[0], inner.shape[1], *window.kernel)
         dtype = np.asarray(edit.constant_of(node.inputs[1])).dtype
-        reason = why_not_narrow(weight, dtype, inner, outer)
-        reason = reason or why_not_narrow(bias, dtype, inner_bias, outer_bias)
+        reason = why_not_fit(weight, dtype, inner, outer)
+        reason = reason or why_not_fit(bias, dtype, inner_bias, outer_bias)
         if reason:
             return Refusal(match.label, reason)
         node.replace_input_with(0, first.inputs[0])
@@ -96,17 +96,17 @@ def _is_chain(first: ir.Node, second: ir.Node) -> bool:
     return _has_one_tap(two) or one.is_pointwise
 
 
-def _has_one_tap(window: Window) -> bool:
+def _has_one_tap(window: SlidingWindow) -> bool:
     return set(window.kernel) == {1} and not any(window.pads)
 
 
-def _merged_window(first: ir.Node, second: ir.Node) -> Window | None:
+def _merged_window(first: ir.Node, second: ir.Node) -> SlidingWindow | None:
     one, two = window_of(first), window_of(second)
     if one is None or two is None:
         return None
     strides = tuple(a * b for a, b in zip(one.strides, two.strides, strict=True))
     taps = one if _has_one_tap(two) else two
-    return Window(taps.kernel, strides, taps.pads, taps.dilations)
+    return SlidingWindow(taps.kernel, strides, taps.pads, taps.dilations)
 
 
 def _why_not(first: ir.Node, second: ir.Node) -> str:

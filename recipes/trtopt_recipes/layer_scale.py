@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import output_channels, scale_outputs, set_weights, used_once, weight_and_bias, why_not_narrow
+from trtopt.graph.conv import output_channels, scale_outputs, set_weights, used_once, weight_and_bias, why_not_fit
 from trtopt.graph.conv import why_not_constant as why_not_constant_product
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
@@ -71,7 +71,7 @@ class LayerScale:
         scaled = [_scaled_bias(add, axis, factors) for add, axis in path.biases]
         weight, bias = _scaled_product(path.product, factors)
         dtype = path.factor.dtype
-        reasons = [why_not_narrow(new, dtype, old) for new, old in [*scaled, weight, bias]]
+        reasons = [why_not_fit(new, dtype, old) for new, old in [*scaled, weight, bias]]
         reason = next(filter(None, reasons), "")
         if reason:
             return Refusal(match.label, reason)

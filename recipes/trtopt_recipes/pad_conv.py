@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import Window, set_window, window_of
+from trtopt.graph.conv import SlidingWindow, set_window, window_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _WINDOWED = ("Conv", "AveragePool", "MaxPool")
@@ -107,7 +107,7 @@ def _pad_value(pad: ir.Node) -> float | None:
     return None if value is None or value.size != 1 else float(value.reshape(-1)[0])
 
 
-def _merged(pad: ir.Node, node: ir.Node) -> Window | None:
+def _merged(pad: ir.Node, node: ir.Node) -> SlidingWindow | None:
     """The window of ``node`` with the padding of ``pad`` added; None where that cannot be."""
     window, spatial = window_of(node), _spatial_pads(pad)
     if window is None or spatial is None or len(spatial) != len(window.pads):

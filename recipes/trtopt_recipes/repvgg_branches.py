@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.conv import (
-    Window,
+    SlidingWindow,
     copy_node,
     set_weights,
     set_window,
     used_once,
     weight_and_bias,
     why_not_constant,
-    why_not_narrow,
+    why_not_fit,
     window_of,
 )
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
@@ -83,8 +83,8 @@ class RepvggBranches:
         weight, bias = _sum(main, branches, window, len(identities))
         old = [weight_and_bias(node) for node in branches if node.op_type == "Conv"]
         dtype = np.asarray(edit.constant_of(main.inputs[1])).dtype
-        reason = why_not_narrow(weight, dtype, *(each[0] for each in old))
-        reason = reason or why_not_narrow(bias, dtype, *(each[1] for each in old))
+        reason = why_not_fit(weight, dtype, *(each[0] for each in old))
+        reason = reason or why_not_fit(bias, dtype, *(each[1] for each in old))
         if reason:
             return Refusal(match.label, reason)
         names, name = edit.Names(model), str(output.name)
@@ -145,13 +145,13 @@ def _main(branches: list[ir.Node]) -> ir.Node | None:
     return max(convs, key=lambda node: math.prod(_window(node).kernel), default=None)
 
 
-def _window(node: ir.Node) -> Window:
+def _window(node: ir.Node) -> SlidingWindow:
     """The window of a branch; normalization reads one position."""
     window = window_of(node) if node.op_type == "Conv" else None
-    return window or Window((1, 1), (1, 1), (0, 0, 0, 0), (1, 1))
+    return window or SlidingWindow((1, 1), (1, 1), (0, 0, 0, 0), (1, 1))
 
 
-def _merged_window(branches: list[ir.Node]) -> Window | None:
+def _merged_window(branches: list[ir.Node]) -> SlidingWindow | None:
     """The smallest window that holds every branch's; None where the end would need negative padding."""
     main = _main(branches)
     if main is None:
@@ -169,10 +169,10 @@ def _merged_window(branches: list[ir.Node]) -> Window | None:
     ]
     if min(ends) < 0:
         return None
-    return Window(tuple(kernel), largest.strides, (*begins, *ends), largest.dilations)
+    return SlidingWindow(tuple(kernel), largest.strides, (*begins, *ends), largest.dilations)
 
 
-def _can_be_identity(main: ir.Node, window: Window) -> bool:
+def _can_be_identity(main: ir.Node, window: SlidingWindow) -> bool:
     weight = np.asarray(edit.constant_of(main.inputs[1]))
     return set(window.strides) == {1} and weight.shape[0] == weight.shape[1] * edit.int_attribute(main, "group", 1)
 
@@ -231,7 +231,9 @@ def _why_not_branch(node: ir.Node, main: ir.Node) -> str:
     return "" if set(window.dilations) == {1} else f"{node.name} is dilated"
 
 
-def _sum(main: ir.Node, branches: list[ir.Node], window: Window, identities: int) -> tuple[np.ndarray, np.ndarray]:
+def _sum(
+    main: ir.Node, branches: list[ir.Node], window: SlidingWindow, identities: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias of all branches in one window, in float64."""
     shape = np.asarray(edit.constant_of(main.inputs[1])).shape
     weight, bias = np.zeros((*shape[:2], *window.kernel)), np.zeros(shape[0])

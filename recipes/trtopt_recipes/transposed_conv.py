@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import Window, set_weights, set_window, weight_and_bias, why_not_constant, window_of
+from trtopt.graph.conv import SlidingWindow, set_weights, set_window, weight_and_bias, why_not_constant, window_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -87,14 +87,14 @@ def _why_not(node: ir.Node) -> str:
     return "" if _conv_window(node) is not None else "it pads by more than its kernel reaches"
 
 
-def _conv_window(node: ir.Node) -> Window | None:
+def _conv_window(node: ir.Node) -> SlidingWindow | None:
     """The window of the convolution that does the same."""
     window = window_of(node)
     if window is None:
         return None
     reach = [dilation * (size - 1) for dilation, size in zip(window.dilations, window.kernel, strict=True)]
     pads = tuple(most - pad for most, pad in zip(reach * 2, window.pads, strict=True))
-    return None if min(pads) < 0 else Window(window.kernel, window.strides, pads, window.dilations)
+    return None if min(pads) < 0 else SlidingWindow(window.kernel, window.strides, pads, window.dilations)
 
 
 def _turned(weight: np.ndarray, groups: int) -> np.ndarray:

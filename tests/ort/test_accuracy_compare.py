@@ -11,7 +11,7 @@ from naive_fp16 import naive_fp16
 from onnx_ir.passes import common as passes
 
 from trtopt.accuracy.compare import compare, compare_tensors, first_bad
-from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.errors import InvalidModelError
 from trtopt.support.ort_session import Feeds, OrtSession
 
@@ -110,7 +110,7 @@ g (float[N,C] x) => (float[N,C] y) <float k = {1.5}, float big = {@BIG@}> {
 
 def test_the_tensor_that_overflows_is_named() -> None:
     reference = model(CHAIN.replace("@BIG@", "60000.0"))
-    twin = fp32_twin(naive_fp16(reference))
+    twin = fp32_emulation(naive_fp16(reference))
     tensors = compare_tensors(reference, twin, feeds(20, 4, 8))
     assert list(tensors) == ["a", "b", "c", "d", "e", "y"]
     assert tensors["b"].sqnr_db > 60 and tensors["c"].nonfinite > 0
@@ -137,7 +137,7 @@ def test_an_infinite_mask_that_does_no_harm_is_not_called_bad() -> None:
             keep = Greater(x, zero) m = Where(keep, zero, low) c = Add(x, m) y = Softmax(c)
         }}"""
     )
-    twin = fp32_twin(naive_fp16(reference))
+    twin = fp32_emulation(naive_fp16(reference))
     tensors = compare_tensors(reference, twin, feeds(2, 4, 8))
     assert tensors["m"].nonfinite > 0 and tensors["y"].sqnr_db > 50
     assert first_bad(twin, tensors) is None
@@ -145,7 +145,7 @@ def test_an_infinite_mask_that_does_no_harm_is_not_called_bad() -> None:
 
 def test_ordinary_rounding_is_not_called_bad() -> None:
     reference = model(CHAIN.replace("@BIG@", "2.0"))
-    twin = fp32_twin(naive_fp16(reference))
+    twin = fp32_emulation(naive_fp16(reference))
     assert first_bad(twin, compare_tensors(reference, twin, feeds(2, 4, 8))) is None
 
 

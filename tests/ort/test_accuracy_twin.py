@@ -9,7 +9,7 @@ import pytest
 from naive_fp16 import naive_fp16
 
 from trtopt.accuracy.compare import compare
-from trtopt.accuracy.emulation import EXACT_OPS, fp32_twin
+from trtopt.accuracy.emulation import EXACT_OPS, fp32_emulation
 from trtopt.accuracy.gate import gate
 from trtopt.config import AccuracyBudget
 from trtopt.errors import InvalidModelError
@@ -70,7 +70,7 @@ def test_a_naive_fp16_cast_is_seen_to_fail(name: str) -> None:
     text, samples = FP16_TRUTH[name]
     reference = model(text)
     naive = naive_fp16(reference)
-    with OrtSession(reference) as before, OrtSession(fp32_twin(naive), keep_qdq=True) as after:
+    with OrtSession(reference) as before, OrtSession(fp32_emulation(naive), keep_qdq=True) as after:
         outputs = compare(before, after, samples)
     assert outputs["y"].nonfinite > 0
     record = AccuracyRecord(len(samples), "eval", "onnx-only", outputs)
@@ -82,7 +82,7 @@ def test_onnx_runtime_alone_does_not_see_the_overflow_and_the_twin_does() -> Non
     naive = naive_fp16(model(text))
     (typed,) = run(naive, samples[0])
     assert np.isfinite(typed).all()
-    (rounded,) = run(fp32_twin(naive), samples[0])
+    (rounded,) = run(fp32_emulation(naive), samples[0])
     np.testing.assert_array_equal(np.isinf(rounded), [[True, True, True, False]])  # 0.5*300*300 < 65504
 
 
@@ -101,13 +101,13 @@ def test_each_tensor_is_rounded_as_numpy_rounds_it(onnx_type: int, dtype: np.dty
 
     a, b = rounded(x), rounded(z)
     expected = rounded(rounded(rounded(a * b) + a) - b)
-    np.testing.assert_array_equal(run(fp32_twin(graph), {"x": x, "z": z})[0], expected)
+    np.testing.assert_array_equal(run(fp32_emulation(graph), {"x": x, "z": z})[0], expected)
 
 
 def test_values_keep_their_names_and_the_source_is_not_changed() -> None:
     naive = naive_fp16(model(FP16_TRUTH["up and down again"][0]))
     before = ir.to_proto(naive).SerializeToString()
-    twin = fp32_twin(naive)
+    twin = fp32_emulation(naive)
     assert ir.to_proto(naive).SerializeToString() == before
     assert {"a", "b", "c"} <= {value.name for node in twin.graph for value in node.outputs}
     with OrtSession(twin, ["a"], keep_qdq=True) as session:
@@ -119,7 +119,7 @@ def test_fp16_inputs_and_outputs_keep_their_type() -> None:
     graph = model(
         "g (float16[N] x) => (float16[N] y, float16[N] x2, float16[N] r) { y = Mul(x, x) x2 = Add(y, x) r = Relu(x) }"
     )
-    twin = fp32_twin(graph)
+    twin = fp32_emulation(graph)
     assert [value.dtype for value in (*twin.graph.inputs, *twin.graph.outputs)] == [ir.DataType.FLOAT16] * 4
     assert [value.name for value in twin.graph.outputs] == ["y", "x2", "r"]
     x = np.array([0.1, 3.0, -7.0], np.float16)
@@ -134,7 +134,7 @@ def test_an_output_that_is_an_input_or_a_constant_keeps_its_type() -> None:
     weight = ir.val("w", const_value=ir.tensor(np.array([1.5, 2.5], np.float16), name="w"))
     graph.graph.register_initializer(weight)
     graph.graph.outputs.append(weight)
-    y, w = run(fp32_twin(graph), {"x": np.array([1, 2], np.float16)})
+    y, w = run(fp32_emulation(graph), {"x": np.array([1, 2], np.float16)})
     assert (y.dtype, w.dtype) == (np.float16, np.float16)
     np.testing.assert_array_equal(w, np.array([1.5, 2.5], np.float16))
 
@@ -148,7 +148,7 @@ def test_quantize_saturates_and_fp16_scales_keep_their_rounded_value() -> None:
     )
     scale = np.float32(np.float16(0.1))
     x = np.array([1e9, -1e9, 0.26, 12.0, -12.9, 0.0], np.float32)
-    (y,) = run(fp32_twin(graph), {"x": x})
+    (y,) = run(fp32_emulation(graph), {"x": x})
     with np.errstate(over="ignore"):
         half = x.astype(np.float16).astype(np.float32)
     steps = np.clip(np.rint(half / scale), -128, 127)
@@ -181,7 +181,7 @@ def test_qdq_around_a_convolution_is_computed_as_it_stands() -> None:
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     conv = half(np.einsum("nchwij,ocij->nohw", windows, dw))
     expected = half(np.clip(np.rint(conv / sy), -128, 127) * sy)
-    (y,) = run(fp32_twin(graph), {"x": x, "w": weight})
+    (y,) = run(fp32_emulation(graph), {"x": x, "w": weight})
     steps = np.abs(y - expected) / sy
     assert steps.max() <= 1.0  # sums in another order may fall on the other side of a step
     assert (steps > 0).mean() < 0.02
@@ -207,7 +207,7 @@ SUBGRAPHS = {
 @pytest.mark.parametrize("kind", SUBGRAPHS)
 def test_tensors_of_subgraphs_are_rounded_too(kind: str) -> None:
     x = np.array([300.0, 2.0, 0.3, 1.1], np.float16)
-    (y,) = run(fp32_twin(model(SUBGRAPHS[kind])), {"x": x, "c": np.array(True)})
+    (y,) = run(fp32_emulation(model(SUBGRAPHS[kind])), {"x": x, "c": np.array(True)})
     state = x
     with np.errstate(over="ignore"):
         for _ in range(3 if kind == "Loop" else 1):
@@ -227,7 +227,7 @@ def test_constants_and_types_in_attributes_become_fp32() -> None:
     constant = next(node for node in graph.graph if node.op_type == "ConstantOfShape")
     constant.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.array([0.1], np.float16)))
     x = np.array([0.7, 2.5, -3.2], np.float16)
-    y, z, w = run(fp32_twin(graph), {"x": x, "n": np.array([2]), "e0": np.zeros((3, 3), np.int64)})
+    y, z, w = run(fp32_emulation(graph), {"x": x, "n": np.array([2]), "e0": np.zeros((3, 3), np.int64)})
     np.testing.assert_array_equal(y, np.full(2, np.float16(0.1)) * np.float16(0.1))
     np.testing.assert_array_equal(z, np.array([0, 2, -3], np.float16))
     np.testing.assert_array_equal(w, x)
@@ -252,7 +252,7 @@ def test_a_tensor_of_unknown_type_is_refused() -> None:
         "g (float16[3] x) => (float16[3] y) { a = custom.Thing(x) y = Relu(a) }"
     )
     with pytest.raises(InvalidModelError, match="type of tensor a is unknown"):
-        fp32_twin(graph)
+        fp32_emulation(graph)
 
 
 def test_reinterpreted_bits_are_refused() -> None:
@@ -260,4 +260,4 @@ def test_reinterpreted_bits_are_refused() -> None:
         '<ir_version: 13, opset_import: ["" : 26]>\ng (int16[3] x) => (float16[3] y) { y = BitCast <to = 10> (x) }'
     )
     with pytest.raises(InvalidModelError, match="BitCast"):
-        fp32_twin(graph)
+        fp32_emulation(graph)

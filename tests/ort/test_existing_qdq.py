@@ -17,7 +17,7 @@ from trtopt.analysis.sensitivity import sensitivity
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.precision.qdq.canonicalize import quantizer_of
-from trtopt.precision.qdq.existing import mend, without_qdq
+from trtopt.precision.qdq.existing import canonicalize_qdq, without_qdq
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 
@@ -39,7 +39,7 @@ def sqnr_db(exact: np.ndarray, found: np.ndarray) -> float:
 def test_a_quantized_network_keeps_its_accuracy(tmp_path: Path, variant: str, backend: str) -> None:
     source, result = quantized(tmp_path, variant)
     exact, model = run(load(source).model), load(result).model
-    found = mend(model, backend)
+    found = canonicalize_qdq(model, backend)
     assert found is not None
     before, after = sqnr_db(exact, run(model)), sqnr_db(exact, run(found.model))
     assert before > 15, "the quantizer itself broke the network"
@@ -59,7 +59,7 @@ def test_a_quantized_network_keeps_its_accuracy(tmp_path: Path, variant: str, ba
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_its_qdq_a_network_is_as_accurate_or_more(tmp_path: Path, variant: str) -> None:
     source, result = quantized(tmp_path, variant)
-    found = mend(load(result).model, "tensorrt-rtx")
+    found = canonicalize_qdq(load(result).model, "tensorrt-rtx")
     assert found is not None
     plain = without_qdq(found.model)
     assert not any(edit.is_op(node, "QuantizeLinear") for node in plain.graph)
@@ -71,7 +71,7 @@ def test_a_clip_that_the_quantizer_stood_for_comes_back(tmp_path: Path) -> None:
     source, result = quantized(tmp_path, "default")
     assert {"Relu", "Clip"} & {node.op_type for node in onnx.load(source).graph.node} == {"Relu", "Clip"}
     assert {"Relu", "Clip"} & {node.op_type for node in onnx.load(result).graph.node} == set()
-    found = mend(load(result).model, "tensorrt-rtx")
+    found = canonicalize_qdq(load(result).model, "tensorrt-rtx")
     assert found is not None
     wild = {"x": X * 20}  # beyond what the quantizer saw: the depthwise convolution's input must still end at 1.5
     depthwise = next(node for node in found.model.graph if node.name == "depthwise")
@@ -106,9 +106,9 @@ def test_quantized_operators_give_the_same_numbers(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     model = load(path).model
-    found = mend(model, "tensorrt")
+    found = canonicalize_qdq(model, "tensorrt")
     assert found is not None and "Conv" in {node.op_type for node in found.model.graph}
-    kept = mend(model, "tensorrt")
+    kept = canonicalize_qdq(model, "tensorrt")
     assert kept is not None
     # The Q/DQ at the output of the network is taken out: written back, it must give the numbers of the operator.
     steps = np.clip(np.rint(run(kept.model) / arrays["t"]), -128, 127)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp
@@ -35,7 +35,7 @@ def model(text: str, **weights: np.ndarray) -> ir.Model:
 
 def run(source: ir.Model, ops: tuple[QuantizedOp, ...], **feeds: np.ndarray) -> np.ndarray:
     with OrtSession(
-        fp32_twin(apply_plan(source, PrecisionPlan(Precision.FP8, FP16, {}, ops))), keep_qdq=True
+        fp32_emulation(apply_plan(source, PrecisionPlan(Precision.FP8, FP16, {}, ops))), keep_qdq=True
     ) as session:
         return session.run(feeds)[0]
 

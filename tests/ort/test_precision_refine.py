@@ -14,7 +14,7 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.ptq.correct import Wish, correct, mean_error
+from trtopt.precision.ptq.correct import Goal, correct, mean_error
 from trtopt.precision.ptq.layer_walk import samples_held, walk
 from trtopt.precision.ptq.refine import Refined, refine
 from trtopt.precision.qdq.write_qdq import quantize
@@ -168,7 +168,7 @@ def test_the_walk_computes_what_the_whole_networks_compute() -> None:
     ):
         expected = [(exact.run(sample), rounded.run(sample)) for sample in given]
     for index, stop in enumerate(walk(base, names, given)):
-        outputs = stop.run(quantize(stop.piece, plan_of(plan, stop.node)).model)
+        outputs = stop.run(quantize(stop.subgraph, plan_of(plan, stop.node)).model)
         for side in (0, 1):
             for sample, array in enumerate(outputs[side]):
                 assert np.allclose(array, expected[sample][side][index], rtol=1e-3, atol=1e-3)
@@ -177,13 +177,13 @@ def test_the_walk_computes_what_the_whole_networks_compute() -> None:
 def test_networks_of_one_walk_do_not_see_each_other() -> None:
     base, plan, given = network(), coarse_plan(), samples(3)
     names = [op.node for op in plan.quantized]
-    alone = [stop.run(quantize(stop.piece, plan_of(plan, stop.node)).model) for stop in walk(base, names, given)]
+    alone = [stop.run(quantize(stop.subgraph, plan_of(plan, stop.node)).model) for stop in walk(base, names, given)]
     together = []
     for stop in walk(base, names, given, networks=2):
         if stop.network == 0:
-            together.append(stop.run(quantize(stop.piece, plan_of(plan, stop.node)).model))
+            together.append(stop.run(quantize(stop.subgraph, plan_of(plan, stop.node)).model))
         else:  # this one is not quantized at all
-            exact, noisy = stop.run(stop.piece)
+            exact, noisy = stop.run(stop.subgraph)
             assert all(np.array_equal(one, other) for one, other in zip(exact, noisy, strict=True))
     for one, other in zip(alone, together, strict=True):
         for side in (0, 1):
@@ -192,7 +192,7 @@ def test_networks_of_one_walk_do_not_see_each_other() -> None:
 
 def test_wishes_of_one_walk_find_what_they_find_alone() -> None:
     base, plan, given = network(), coarse_plan(), samples(12)
-    wishes = (Wish(rounding=False, bias=True), Wish(rounding=True, bias=True))
+    wishes = (Goal(rounding=False, bias=True), Goal(rounding=True, bias=True))
     for wish, found in zip(wishes, correct(base, plan, given, wishes), strict=True):
         (alone,) = correct(base, plan, given, (wish,))
         assert found.bias.keys() == alone.bias.keys() == {"a", "c", "p"}
@@ -212,7 +212,7 @@ def test_some_weights_keep_their_nearest_values() -> None:
     base = network()
     ops = list(coarse_plan().quantized)
     ops[0] = dataclasses.replace(ops[0], dtype="fp8")
-    found = correct(base, dataclasses.replace(coarse_plan(), quantized=tuple(ops)), samples(8), (Wish(True, False),))[0]
+    found = correct(base, dataclasses.replace(coarse_plan(), quantized=tuple(ops)), samples(8), (Goal(True, False),))[0]
     assert found.rounded and "a" not in found.rounded
     text = """g (float[N,4] x) => (float[N,4] z) <float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}> {
         y = MatMul (x, w) z = MatMul (y, w) }"""
@@ -221,7 +221,7 @@ def test_some_weights_keep_their_nearest_values() -> None:
         node.name = str(node.outputs[0].name)
     both = tuple(QuantizedOp(name, data, 4.0, 1, "max") for name, data in (("y", "x"), ("z", "y")))
     rows = [{"x": RNG.standard_normal((1, 4)).astype(np.float32)} for _ in range(8)]
-    found = correct(twice, PrecisionPlan(Precision.INT8, FP16, quantized=both), rows, (Wish(True, True),))[0]
+    found = correct(twice, PrecisionPlan(Precision.INT8, FP16, quantized=both), rows, (Goal(True, True),))[0]
     assert not found.rounded and not found.bias
 
 

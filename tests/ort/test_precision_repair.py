@@ -9,7 +9,7 @@ import pytest
 from naive_fp16 import naive_fp16
 
 from trtopt.accuracy.compare import compare
-from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.pipeline.repair import Trial, repaired
@@ -17,7 +17,7 @@ from trtopt.precision.decide import decide, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB
 from trtopt.precision.observe.calibrate import collect
 from trtopt.precision.observe.samples import open_samples
-from trtopt.precision.observe.value_ranges import Spans
+from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import OutputAccuracy
@@ -178,16 +178,18 @@ def network(text: str, weights: dict[str, np.ndarray]) -> ir.Model:
     return infer_shapes(ir.from_proto(proto))
 
 
-def planned(base: ir.Model, feeds: list[Feeds], precision: Precision = Precision.FP16) -> tuple[PrecisionPlan, Spans]:
+def planned(
+    base: ir.Model, feeds: list[Feeds], precision: Precision = Precision.FP16
+) -> tuple[PrecisionPlan, ValueRanges]:
     wanted = wanted_tensors(base, Precision(precision), "tensorrt-rtx")
     samples = open_samples(feeds, [input_spec(value) for value in base.graph.inputs])
     stats = collect(base, samples, histogram=wanted.histogram, ranges=wanted.ranges).table.stats
     shapes = static_shapes(base, {name: array.shape for name, array in feeds[0].items()})
-    return decide(base, Precision(precision), "tensorrt-rtx", stats, shapes), Spans(stats, shapes)
+    return decide(base, Precision(precision), "tensorrt-rtx", stats, shapes), ValueRanges(stats, shapes)
 
 
 def measured(base: ir.Model, written: ir.Model, feeds: list[Feeds]) -> OutputAccuracy:
-    with OrtSession(base) as before, OrtSession(fp32_twin(written), keep_qdq=True) as after:
+    with OrtSession(base) as before, OrtSession(fp32_emulation(written), keep_qdq=True) as after:
         return compare(before, after, feeds)["y"]
 
 
@@ -206,7 +208,7 @@ def test_what_only_the_outputs_show_goes_back_to_fp32(name: str) -> None:
     found = repaired(base, plan, feeds)
     assert found.after.is_allowed and not found.before.is_allowed
     assert is_good(measured(base, apply_plan(base, found.plan), feeds))
-    assert found.put_back and all(reason.startswith("put back to FP32") for reason in found.put_back.values())
+    assert found.fallbacks and all(reason.startswith("put back to FP32") for reason in found.fallbacks.values())
 
 
 @pytest.mark.parametrize("name", FOUND_BY_RULES)
@@ -228,7 +230,7 @@ def test_the_harmless_rest_of_a_repaired_network_stays_fp16() -> None:
     )
     base = network(text, {"o": np.float32(2000), "t": np.array([1]), "w": normal(64, 64, scale=0.1)})
     plan, _ = planned(base, X)
-    assert set(repaired(base, plan, X).put_back) == {"a", "d"}, "and the mean, which a rule keeps"
+    assert set(repaired(base, plan, X).fallbacks) == {"a", "d"}, "and the mean, which a rule keeps"
 
 
 def feed_forward(hot: float, behind: str = "y = Add(o, x)", **more: np.ndarray) -> ir.Model:
@@ -258,7 +260,7 @@ def test_bf16_is_taken_back_where_the_outputs_need_precision() -> None:
     found = repaired(base, with_bfloat(base, plan, spans), X[:1])
     assert not found.before.is_allowed and found.after.is_allowed
     assert not found.plan.bfloat and {"h", "o"} <= set(found.plan.wide)
-    assert "in bf16" in found.put_back["o"]
+    assert "in bf16" in found.fallbacks["o"]
     assert is_good(measured(base, apply_plan(base, found.plan), X[:1]))
 
 
@@ -270,7 +272,7 @@ def test_the_16_bit_part_of_an_int8_plan_is_repaired_and_its_int8_stays() -> Non
     plan, _ = planned(base, X)
     op = QuantizedOp("h", "d", 4.0, None, "max")
     found = repaired(base, PrecisionPlan(Precision.INT8, FP16, plan.wide, (op,)), X)
-    assert found.plan.quantized == (op,) and set(found.put_back) == {"a", "d"}
+    assert found.plan.quantized == (op,) and set(found.fallbacks) == {"a", "d"}
 
 
 SELECTED = """(float[1,8,64] b, float[1,64] s) => (float[1,4] v, float[1,8,4] y) {
@@ -288,7 +290,7 @@ def test_what_is_behind_a_selection_is_judged_by_the_scores(offset: float, back:
         node.name = "v" if node.op_type == "TopK" else node.name
     plan = PrecisionPlan(Precision.FP16, FP16)
     found = repaired(base, plan, feeds)
-    assert set(found.put_back) == back
+    assert set(found.fallbacks) == back
 
 
 def test_the_levels_of_a_quantized_model_are_no_damage() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import trtopt
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.write_qdq import quantize
 from trtopt.support.ort_session import OrtSession
@@ -121,7 +121,7 @@ def test_a_widened_model_computes_what_the_original_computes(kind: str, dtype: t
     )
     x = rng.standard_normal((16, 8)).astype(dtype)
     for c in (True, False):
-        before, after = (run(each, x=x, c=np.array(c)) for each in (source, widen(source)))
+        before, after = (run(each, x=x, c=np.array(c)) for each in (source, to_fp32(source)))
         for expected, found in zip(before, after, strict=True):
             assert found.dtype == dtype
             np.testing.assert_allclose(found, expected, rtol=0, atol=bound * float(np.abs(expected).max()))

@@ -13,12 +13,12 @@ import pytest
 from trtopt.events import Event
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.feeds import Sample
 from trtopt.rewrite.driver import run
 from trtopt.source.onnx_file import load
 from trtopt.sparsity.layers import by_magnitude, candidates, is_sparse, with_pruned
-from trtopt.sparsity.prune import Pruned, prune, recover
+from trtopt.sparsity.prune import PrunedModel, prune, recover
 from trtopt.support.ort_session import OrtSession
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
@@ -83,7 +83,7 @@ class Judge:
         return noise / signal
 
 
-def pruned(model: ir.Model, count: int = 40, seed: int = 0) -> Pruned:
+def pruned(model: ir.Model, count: int = 40, seed: int = 0) -> PrunedModel:
     return prune(model, candidates(model).layers, samples(count), Judge(model), seed=seed)
 
 
@@ -226,7 +226,7 @@ def test_digits_are_read_almost_as_well_as_before() -> None:
     folder = MODELS / "mnist_cntk"
     if not folder.exists():
         pytest.skip(f"{folder} is not there")
-    model = widen(run(load(folder / "model.onnx")).artifact.model)
+    model = to_fp32(run(load(folder / "model.onnx")).artifact.model)
     images = unpacked(folder / "t10k-images-idx3-ubyte.gz", 16)
     digits = [{"Input3": image.astype(np.float32)} for image in images.reshape(-1, 1, 1, 28, 28)]
     labels = unpacked(folder / "t10k-labels-idx1-ubyte.gz", 8)

@@ -20,10 +20,10 @@ from trtopt.engine.request import BuildRequest
 from trtopt.errors import EngineBuildError
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.spec import find_gpu
-from trtopt.precision.fp16.cast_to_half import narrow_floats
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.cast_to_half import cast_to_half
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.plan import FP16
-from trtopt.precision.qdq.existing import mend
+from trtopt.precision.qdq.existing import canonicalize_qdq
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
@@ -41,7 +41,7 @@ def compiler() -> Iterator[Compiler]:
 
 def layers(found: ir.Model, compiler: Compiler, folder: Path) -> tuple[LayerInfo, ...]:
     """The kernels of an engine of a model, its floating part in FP16."""
-    narrow = narrow_floats(widen(found), FP16, ())
+    narrow = cast_to_half(to_fp32(found), FP16, ())
     save_model(narrow, folder / "built.onnx")
     names = tuple(str(node.name) for node in all_nodes(narrow.graph))
     request = BuildRequest(folder / "built.onnx", TENSORRT_RTX, find_gpu("L4"), names, ())
@@ -49,7 +49,7 @@ def layers(found: ir.Model, compiler: Compiler, folder: Path) -> tuple[LayerInfo
 
 
 def mended(found: ir.Model) -> ir.Model:
-    result = mend(found, "tensorrt-rtx")
+    result = canonicalize_qdq(found, "tensorrt-rtx")
     assert result is not None
     return result.model
 

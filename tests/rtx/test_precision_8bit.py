@@ -20,7 +20,7 @@ from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.precision import rules
 from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp
-from trtopt.precision.write import apply_plan, narrow_borders
+from trtopt.precision.write import apply_plan, cast_borders
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.source.save import save_model
 from trtopt.support.precision import Precision
@@ -37,7 +37,7 @@ def kernels() -> Iterator[Kernels]:
     with Compiler() as compiler, tempfile.TemporaryDirectory() as folder:
 
         def compiled(source: ir.Model, *ops: QuantizedOp, maps: bool = False) -> list[LayerInfo]:
-            model = narrow_borders(apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, ops)), FP16.dtype)
+            model = cast_borders(apply_plan(source, PrecisionPlan(Precision.INT8, FP16, {}, ops)), FP16.dtype)
             path = Path(folder) / "m.onnx"
             save_model(model, path)
             borders = [str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)]

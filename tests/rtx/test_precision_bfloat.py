@@ -19,10 +19,10 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
 from trtopt.pipeline.repair import repaired
 from trtopt.precision.decide import decide, with_bfloat
-from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
-from trtopt.precision.observe.value_ranges import Spans
+from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import BF16, FP16
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.layers import LayerInfo
@@ -88,7 +88,7 @@ def encoder() -> ir.Model:
     )
 
 
-def spans_of(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[dict[str, TensorStats], Spans]:
+def spans_of(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[dict[str, TensorStats], ValueRanges]:
     names = [str(value.name) for node in model.graph for value in node.outputs]
     with OrtSession(model, names) as session:
         found = dict(zip(names, session.run(feeds), strict=True)) | feeds
@@ -97,7 +97,7 @@ def spans_of(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[dict[str, T
         builder = StatsBuilder(histogram=False)
         builder.update(array)
         stats[name] = builder.finish()
-    return stats, Spans(stats, static_shapes(model, {}))
+    return stats, ValueRanges(stats, static_shapes(model, {}))
 
 
 def test_a_hot_feed_forward_block_runs_in_bf16_in_as_many_kernels_as_in_fp16(
@@ -107,10 +107,10 @@ def test_a_hot_feed_forward_block_runs_in_bf16_in_as_many_kernels_as_in_fp16(
     stats, spans = spans_of(base, feeds)
     plan = decide(base, Precision.FP16, "tensorrt-rtx", stats, static_shapes(base, {}))
     found = repaired(base, with_bfloat(base, plan, spans), [feeds])
-    assert set(found.plan.bfloat) == {"u0", "d0", "u1", "d1"} and not found.put_back
+    assert set(found.plan.bfloat) == {"u0", "d0", "u1", "d1"} and not found.fallbacks
     mixed = apply_plan(base, found.plan)
     layers = kernels(mixed, compiler, tmp_path)
-    assert len(layers) == len(kernels(narrow_floats(base, FP16, ()), compiler, tmp_path))
+    assert len(layers) == len(kernels(cast_to_half(base, FP16, ()), compiler, tmp_path))
     for name, shape in [("u0", (128, 512)), ("d0", (512, 128))]:
         assert weights_of(layers, name, shape) == "BFloat16"
     with judge_for(TENSORRT_RTX, find_gpu("L4"), None) as judge:
@@ -134,10 +134,10 @@ def test_weights_that_fp16_does_not_hold_are_fp32_in_the_engine_too(
     w0, k = normal(128, 128, scale=0.1), np.float32(0.5)
     base = network(BETWEEN.format(behind=behind), w0=w0, w=normal(128, 128, seed=1, scale=scale), k=k)
     stats = {name: _small() for name in ("x", "a", "b", "c", "d", "z", "y")}
-    wide = wide_nodes(base, Spans(stats, static_shapes(base, {})), FP16)
-    layers = kernels(narrow_floats(base, FP16, wide), compiler, tmp_path)
+    wide = wide_nodes(base, ValueRanges(stats, static_shapes(base, {})), FP16)
+    layers = kernels(cast_to_half(base, FP16, wide), compiler, tmp_path)
     assert _of(layers, "c") == "Float"
-    layers = kernels(narrow_floats(base, FP16, (), {"c"}), compiler, tmp_path)
+    layers = kernels(cast_to_half(base, FP16, (), {"c"}), compiler, tmp_path)
     assert _of(layers, "c") == "BFloat16"
 
 
@@ -150,7 +150,7 @@ def _small() -> TensorStats:
 def test_the_compiler_rounds_the_weights_of_fp32_between_casts(compiler: Compiler, tmp_path: Path) -> None:
     """The reason for the rule above; when this fails, the rule may go."""
     base = network(BETWEEN.format(behind="d = Relu(c)"), w0=normal(128, 128), w=normal(128, 128, scale=1e5))
-    assert _of(kernels(narrow_floats(base, FP16, {"c"}), compiler, tmp_path), "c") == "Half"
+    assert _of(kernels(cast_to_half(base, FP16, {"c"}), compiler, tmp_path), "c") == "Half"
 
 
 def _of(layers: Collection[LayerInfo], node: str) -> str:
@@ -181,7 +181,7 @@ def test_what_opset_22_has_in_bf16_builds(name: str, compiler: Compiler, tmp_pat
     }
     used = {key: array for key, array in weights.items() if f"{key})" in BF16_OPS[name] or f"{key}," in BF16_OPS[name]}
     base = network(BF16_OPS[name], **used)
-    layers = kernels(narrow_floats(base, BF16, ()), compiler, tmp_path)
+    layers = kernels(cast_to_half(base, BF16, ()), compiler, tmp_path)
     assert layers
     if name == "convolution":
         assert weights_of(layers, "c", (8, 8, 3, 3)) == "BFloat16"

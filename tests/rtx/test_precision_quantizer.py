@@ -17,7 +17,7 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.write import apply_plan, narrow_borders
+from trtopt.precision.write import apply_plan, cast_borders
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.source.save import save_model
 from trtopt.support.precision import Precision
@@ -35,7 +35,7 @@ def kernels() -> Iterator[Kernels]:
 
         def compiled(source: ir.Model, *ops: QuantizedOp, fused: bool = True) -> list[LayerInfo]:
             plan = PrecisionPlan(Precision.INT8, FP16, {}, ops, fused_quantizers=fused)
-            model = narrow_borders(apply_plan(source, plan), FP16.dtype)
+            model = cast_borders(apply_plan(source, plan), FP16.dtype)
             path = Path(folder) / "m.onnx"
             save_model(model, path)
             borders = [value for value in (*model.graph.inputs, *model.graph.outputs) if len(value.shape or ()) == 4]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.precision.search.space import Evaluation, Mix, Option, SearchRegion, Space
+from trtopt.precision.search.space import Evaluation, Mix, RegionOption, SearchRegion, Space
 from trtopt.support.precision import Precision
 
 PLAIN_US = 1000.0
@@ -77,7 +77,7 @@ class Numbers:
 
 def one_type(errors: Sequence[float], saved: Sequence[float], **how: Any) -> Numbers:
     """Regions ``r0``, ``r1``, ... that may become INT8."""
-    regions = tuple(SearchRegion(f"r{i}", (Option("int8", us),), flop=100) for i, us in enumerate(saved))
+    regions = tuple(SearchRegion(f"r{i}", (RegionOption("int8", us),), flop=100) for i, us in enumerate(saved))
     return Numbers(Space(regions), {(f"r{i}", "int8"): error for i, error in enumerate(errors)}, **how)
 
 
@@ -87,10 +87,10 @@ def two_types(int8: Sequence[tuple[float, float]], fp8: Sequence[tuple[float, fl
     regions = []
     for index, (first, second) in enumerate(zip(int8, fp8, strict=True)):
         name = f"r{index}"
-        options = [Option("int8", first[1])]
+        options = [RegionOption("int8", first[1])]
         errors[name, "int8"] = first[0]
         if second is not None:
-            options.append(Option("fp8", second[1]))
+            options.append(RegionOption("fp8", second[1]))
             errors[name, "fp8"] = second[0]
         regions.append(SearchRegion(name, tuple(options), flop=100))
     return Numbers(Space(tuple(regions)), errors, **how)

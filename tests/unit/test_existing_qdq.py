@@ -10,7 +10,7 @@ from trtopt.errors import InvalidModelError
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_in_place
 from trtopt.precision.qdq.canonicalize import quantizer_of
-from trtopt.precision.qdq.existing import Mended, existing_ranges, existing_types, mend, without_qdq
+from trtopt.precision.qdq.existing import CanonicalQdq, canonicalize_qdq, existing_ranges, existing_types, without_qdq
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"
 RNG = np.random.default_rng(0)
@@ -41,13 +41,13 @@ def net(body: str, inputs: str = X, outputs: str = Y, **constants: np.ndarray) -
     return found
 
 
-def mended(model: ir.Model, backend: str = RTX) -> Mended:
+def mended(model: ir.Model, backend: str = RTX) -> CanonicalQdq:
     before = ir.to_proto(model).SerializeToString()
-    found = mend(model, backend)
+    found = canonicalize_qdq(model, backend)
     assert found is not None
     assert ir.to_proto(model).SerializeToString() == before, "the model itself was changed"
     invariants.check(found.model)
-    again = mend(found.model, backend)
+    again = canonicalize_qdq(found.model, backend)
     assert again is None or again.step.changes == 0, again.step.details
     return found
 
@@ -66,12 +66,12 @@ def count(model: ir.Model, op_type: str) -> int:
     return sum(node.op_type == op_type for node in model.graph)
 
 
-def said(found: Mended) -> str:
+def said(found: CanonicalQdq) -> str:
     return "\n".join(found.step.details)
 
 
 def test_a_model_without_qdq_is_left_alone() -> None:
-    assert mend(net("y = Relu (x)"), RTX) is None
+    assert canonicalize_qdq(net("y = Relu (x)"), RTX) is None
 
 
 def test_good_qdq_is_kept_as_it_is() -> None:
@@ -263,7 +263,7 @@ def test_a_copy_between_the_two_acts_before_them() -> None:
 def test_arithmetic_on_integers_is_refused_by_name() -> None:
     body = "q = QuantizeLinear (x, s, z) n = Neg (q) y = DequantizeLinear (n, s, z)"
     with pytest.raises(InvalidModelError, match="Neg computes with 8-bit integers") as caught:
-        mend(net(body), RTX)
+        canonicalize_qdq(net(body), RTX)
     assert caught.value.exit_code == 3 and caught.value.where == "node n" and caught.value.remedy
 
 
@@ -277,7 +277,7 @@ def test_arithmetic_on_integers_is_refused_by_name() -> None:
 def test_dynamic_quantization_is_refused_with_what_to_export_instead(body: str, outputs: str) -> None:
     inputs = "int8[2, 16, 8, 8] x" if "ConvInteger" in body else X
     with pytest.raises(InvalidModelError, match="dynamic quantization") as caught:
-        mend(net(body, inputs, outputs), RTX)
+        canonicalize_qdq(net(body, inputs, outputs), RTX)
     assert caught.value.exit_code == 3 and "--int8 --calib" in caught.value.remedy
 
 
@@ -286,7 +286,7 @@ def test_a_scale_that_is_no_number_above_zero_is_refused(scale: str) -> None:
     model = net(Q + V + f"y = {CONV} (d, v)")
     model.graph.initializers["s"].const_value = ir.tensor(np.asarray(float(scale), np.float32), name="s")
     with pytest.raises(InvalidModelError, match="A scale is"):
-        mend(model, RTX)
+        canonicalize_qdq(model, RTX)
 
 
 def test_a_quantized_operator_becomes_one_between_qdq() -> None:
@@ -365,7 +365,7 @@ def test_nested_graphs_are_left_alone() -> None:
 
 def test_a_zero_point_in_a_nested_graph_is_refused() -> None:
     with pytest.raises(InvalidModelError, match="inside an If") as caught:
-        mend(net(NESTED.replace("ZERO", "zu"), f"{X}, float k"), RTX)
+        canonicalize_qdq(net(NESTED.replace("ZERO", "zu"), f"{X}, float k"), RTX)
     assert caught.value.where == "node q"
 
 

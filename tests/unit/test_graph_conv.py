@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from trtopt.graph.conv import per_channel, scale_inputs, scale_outputs, survives_half, why_not_narrow, window_of
+from trtopt.graph.conv import per_channel, scale_inputs, scale_outputs, survives_half, why_not_fit, window_of
 from trtopt.graph.joins import LIMIT, nodes_until
 
 
@@ -44,9 +44,9 @@ def test_what_fits_half_precision() -> None:
     assert survives_half(np.zeros(3)) and survives_half(np.array([1.0, 1e-9])) and survives_half(np.array([6e4]))
     assert not survives_half(np.array([7e4])) and not survives_half(np.array([1e-9, 1e-9]))
     single = np.dtype(np.float32)
-    assert "float32" in why_not_narrow(np.array([1e39]), single)
-    assert "float16" in why_not_narrow(np.array([7e4]), single, np.ones(1))
-    assert not why_not_narrow(np.array([7e4]), single, np.array([8e4]))
+    assert "float32" in why_not_fit(np.array([1e39]), single)
+    assert "float16" in why_not_fit(np.array([7e4]), single, np.ones(1))
+    assert not why_not_fit(np.array([7e4]), single, np.array([8e4]))
 
 
 def test_windows() -> None:

@@ -16,7 +16,7 @@ from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.pipeline.lowered import Lowered
 from trtopt.pipeline.network_io import change, check
-from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.network_io import (
     IoRequest,
     apply_io,
@@ -122,7 +122,7 @@ def test_tensors_must_fit(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_fp16_reaches_an_fp16_network_without_a_cast(tmp_path: Path) -> None:
-    narrow = narrow_floats(model(tmp_path).model, FP16, ())
+    narrow = cast_to_half(model(tmp_path).model, FP16, ())
     assert ops(narrow.graph).count("Cast") == 2
     changed = apply_io(narrow, parse_io(["x:fp16:hwc", "y:fp16:chw"]))
     invariants.check(changed)
@@ -132,7 +132,7 @@ def test_fp16_reaches_an_fp16_network_without_a_cast(tmp_path: Path) -> None:
 
 
 def test_pixels_are_cast_once(tmp_path: Path) -> None:
-    narrow = narrow_floats(model(tmp_path).model, FP16, ())
+    narrow = cast_to_half(model(tmp_path).model, FP16, ())
     changed = apply_io(narrow, parse_io(["x:uint8:hwc"]))
     assert ops(changed.graph).count("Cast") == 2
     assert changed.graph.inputs[0].dtype is ir.DataType.UINT8

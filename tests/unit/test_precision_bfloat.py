@@ -14,10 +14,10 @@ import pytest
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.decide import with_bfloat
-from trtopt.precision.fp16.cast_to_half import narrow_floats, why_fp32
+from trtopt.precision.fp16.cast_to_half import cast_to_half, why_fp32
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.observe.statistics import TensorStats
-from trtopt.precision.observe.value_ranges import Spans
+from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan
 from trtopt.support.precision import Precision
@@ -41,8 +41,8 @@ def seen(high: float, smallest: float = 1e-2) -> TensorStats:
     return TensorStats(count=64, minimum=-high, maximum=high, zeros=0, nonfinite=0, smallest_nonzero=smallest)
 
 
-def spans(source: ir.Model, stats: Mapping[str, TensorStats]) -> Spans:
-    return Spans(stats, static_shapes(source, {}))
+def spans(source: ir.Model, stats: Mapping[str, TensorStats]) -> ValueRanges:
+    return ValueRanges(stats, static_shapes(source, {}))
 
 
 def types(found: ir.Model) -> dict[str, str]:
@@ -66,7 +66,7 @@ EYE = {"u": np.eye(8), "d": np.eye(8)}
 def test_two_narrow_types_meet_in_casts_and_share_weights_by_type() -> None:
     source = model(FEED_FORWARD.replace("MatMul(r, d)", "MatMul(r, u)").replace(", float[8,8] d = {0}", ""), u=EYE["u"])
     before = ir.to_proto(source).SerializeToString()
-    found = checked(narrow_floats(source, FP16, {"r"}, {"h"}))
+    found = checked(cast_to_half(source, FP16, {"r"}, {"h"}))
     assert ir.to_proto(source).SerializeToString() == before
     assert invariants.signature(found) == invariants.signature(source)
     assert types(found) == {
@@ -78,7 +78,7 @@ def test_two_narrow_types_meet_in_casts_and_share_weights_by_type() -> None:
 
 
 def test_a_bf16_value_that_leaves_the_network_is_fp32_there() -> None:
-    found = checked(narrow_floats(model(FEED_FORWARD, **EYE), FP16, (), {"y"}))
+    found = checked(cast_to_half(model(FEED_FORWARD, **EYE), FP16, (), {"y"}))
     assert types(found)["y_bf16"] == "bf16" and found.graph.outputs[0].dtype is FLOAT
 
 
@@ -88,7 +88,7 @@ def test_what_a_subgraph_captures_from_bf16_is_fp32() -> None:
             then_branch = t () => (float[2] p) { p = Abs(a) },
             else_branch = e () => (float[2] q) { q = Neg(a) } > }"""
     )
-    found = checked(narrow_floats(source, FP16, (), {"a"}))
+    found = checked(cast_to_half(source, FP16, (), {"a"}))
     assert types(found)["a"] == "bf16" and types(found)["y"] == "fp32"
 
 
@@ -98,17 +98,17 @@ CONV = "g (float[1,4,8,8] x) => (float[1,4,6,6] y) <float[4,4,3,3] w = {0}> { c 
 def test_a_convolution_runs_in_bf16_in_the_opset_that_has_it() -> None:
     source = model(CONV, w=np.ones((4, 4, 3, 3)))
     assert why_fp32(source.graph[0], BF16) is None
-    found = checked(narrow_floats(source, BF16, ()))
+    found = checked(cast_to_half(source, BF16, ()))
     assert types(found) == {"c": "bf16", "y_bf16": "bf16", "w_bf16": "bf16"}
     assert found.graph.opset_imports[""] == 22
-    assert narrow_floats(source, FP16, ()).graph.opset_imports[""] == 21
+    assert cast_to_half(source, FP16, ()).graph.opset_imports[""] == 21
 
 
 def test_an_older_opset_stays_and_so_do_its_convolutions() -> None:
     source = model(CONV, w=np.ones((4, 4, 3, 3)))
     source.graph.opset_imports[""] = 17
     assert "Conv has no bf16 form" in str(why_fp32(source.graph[0], BF16))
-    assert narrow_floats(source, BF16, ()).graph.opset_imports[""] == 17
+    assert cast_to_half(source, BF16, ()).graph.opset_imports[""] == 17
 
 
 @pytest.mark.parametrize("op", ["ConvTranspose", "HardSwish", "LpNormalization", "LpPool", "Mish"])

@@ -21,7 +21,7 @@ from trtopt.precision.decide import wanted_tensors
 from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16
 from trtopt.precision.regions import Problem, find_candidates
-from trtopt.precision.write import narrow_borders
+from trtopt.precision.write import cast_borders
 from trtopt.report.schema.steps import Cost
 from trtopt.support.precision import Precision
 
@@ -410,6 +410,6 @@ def test_the_scale_at_the_border_of_a_piece_stays_above_zero() -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     g (float[4] x) => (int8[4] y) <float s = {1e-12}, int8 z = {0}> { y = QuantizeLinear (x, s, z) }"""
     for dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        found = narrow_borders(ir.from_onnx_text(text), dtype)
+        found = cast_borders(ir.from_onnx_text(text), dtype)
         (node,) = found.graph
         assert found.graph.inputs[0].dtype is dtype and float(np.asarray(edit.constant_of(node.inputs[1]))) > 0

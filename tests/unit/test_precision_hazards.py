@@ -12,7 +12,7 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.observe.statistics import TensorStats
-from trtopt.precision.observe.value_ranges import Spans
+from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import BF16, FP16, NarrowType
 
 
@@ -39,7 +39,7 @@ def wide(
     integer: frozenset[str] = frozenset(),
 ) -> dict[str, str]:
     source = model(text) if isinstance(text, str) else text
-    return wide_nodes(source, Spans(stats or {}, static_shapes(source, {})), narrow, integer)
+    return wide_nodes(source, ValueRanges(stats or {}, static_shapes(source, {})), narrow, integer)
 
 
 ORDINARY = seen(-8, 8)

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from trtopt.graph import cost, edit, invariants
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
-from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
@@ -67,7 +67,7 @@ def placed(plan: PrecisionPlan) -> dict[str, int | None]:
 def typed(source: ir.Model, plan: PrecisionPlan) -> ir.Model:
     done = quantize(source, plan)
     invariants.check(done.model, invariants.signature(source))
-    found = narrow_floats(done.model, plan.narrow or FP16, frozenset(plan.wide) | done.wide)
+    found = cast_to_half(done.model, plan.narrow or FP16, frozenset(plan.wide) | done.wide)
     invariants.check(found, invariants.signature(source))
     onnx.checker.check_model(ir.to_proto(found), full_check=True)
     return found

@@ -66,36 +66,36 @@ def test_a_good_plan_costs_one_evaluation() -> None:
     model, plan = chain(40), PrecisionPlan(Precision.FP16, FP16, {"n3": "because"})
     bench = Bench(model, added({}, 0.02))
     found = repair(model, plan, bench)
-    assert found.plan is plan and found.put_back == {} and bench.asked == 1
+    assert found.plan is plan and found.fallbacks == {} and bench.asked == 1
 
 
 @pytest.mark.parametrize("culprits", [{"n7"}, {"n0", "n39"}, {"n11", "n12", "n13"}])
 def test_the_nodes_that_do_harm_are_found_and_the_others_stay(culprits: set[str]) -> None:
     found, bench = mended(40, added(dict.fromkeys(culprits, 1000.0), 0.001))
-    assert set(found.put_back) == culprits == set(found.plan.wide)
+    assert set(found.fallbacks) == culprits == set(found.plan.wide)
     assert found.before.excess > 1 >= found.after.excess
     assert bench.asked <= MOST_EVALUATIONS
-    assert all("put back to FP32" in reason and "keeps 10.0 dB" in reason for reason in found.put_back.values())
+    assert all("put back to FP32" in reason and "keeps 10.0 dB" in reason for reason in found.fallbacks.values())
 
 
 def test_what_is_infinite_or_nan_is_found_too() -> None:
     found, _ = mended(40, lambda narrow: math.inf if "n17" in narrow else 0.001)
-    assert set(found.put_back) == {"n17"}
-    assert "infinite or NaN" in found.put_back["n17"]
+    assert set(found.fallbacks) == {"n17"}
+    assert "infinite or NaN" in found.fallbacks["n17"]
 
 
 def test_the_same_light_operator_in_every_block_goes_back_as_one() -> None:
     """160 nodes, every eighth a culprit: halving by place would look at each of them."""
     culprits = {f"n{i}" for i in range(1, 160, 8)}
     found, bench = mended(160, added(dict.fromkeys(culprits, 50.0), 1e-4))
-    assert set(found.put_back) == culprits
+    assert set(found.fallbacks) == culprits
     assert bench.asked <= 12 + 1  # once more by the test
 
 
 def test_noise_spread_over_all_nodes_takes_back_as_many_as_needed() -> None:
     found, _ = mended(64, added({}, 1 / 32))
     assert found.after.is_allowed
-    assert 32 <= len(found.put_back) <= 56
+    assert 32 <= len(found.fallbacks) <= 56
 
 
 def test_harm_that_only_all_together_do_ends_in_fp32() -> None:
@@ -105,14 +105,14 @@ def test_harm_that_only_all_together_do_ends_in_fp32() -> None:
 
 def test_too_few_evaluations_put_whole_groups_back() -> None:
     found, bench = mended(40, added({"n7": 1000.0, "n30": 1000.0}, 0.001), most=6)
-    assert found.after.is_allowed and {"n7", "n30"} <= set(found.put_back)
+    assert found.after.is_allowed and {"n7", "n30"} <= set(found.fallbacks)
     assert bench.asked <= 8
 
 
 def test_nothing_is_changed_where_nothing_helps() -> None:
     model, plan = chain(20), PrecisionPlan(Precision.FP16, FP16)
     found = repair(model, plan, Bench(model, lambda narrow: 5.0))
-    assert found.plan is plan and found.put_back == {} and found.before.excess == 5.0
+    assert found.plan is plan and found.fallbacks == {} and found.before.excess == 5.0
 
 
 @given(
@@ -135,7 +135,7 @@ def test_it_ends_within_the_bound_or_as_good_as_before(noise: list[float], coher
     assert found.after.is_allowed and found.after.excess <= found.before.excess
     assert bench.asked <= most + 8
     if found.before.is_allowed:
-        assert not found.put_back
+        assert not found.fallbacks
 
 
 def test_what_is_quantized_and_what_is_bf16_stays_so_unless_it_does_harm() -> None:
@@ -146,13 +146,13 @@ def test_what_is_quantized_and_what_is_bf16_stays_so_unless_it_does_harm() -> No
     assert found.plan.quantized == (op,)
     assert set(found.plan.bfloat) == {"n5"}
     assert set(found.plan.wide) == {"n0", "n2", "n6"}
-    assert "in bf16" in found.put_back["n6"] and "in fp16" in found.put_back["n2"]
+    assert "in bf16" in found.fallbacks["n6"] and "in fp16" in found.fallbacks["n2"]
 
 
 def test_who_ranks_what_is_put_back_reads_it_in_fp32() -> None:
     model = _named("g (float[4, 8] x) => (int64[4, 1] i) { a = Tanh(x) b = Exp(a) i = ArgMax <axis = 1> (b) }")
     found = repair(model, PrecisionPlan(Precision.FP16, FP16), Bench(model, added({"b": 30.0})))
-    assert set(found.put_back) == {"b", "i"}
+    assert set(found.fallbacks) == {"b", "i"}
 
 
 def test_the_bound_follows_the_precision_of_the_type() -> None:

@@ -12,7 +12,7 @@ from trtopt.graph import edit
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.bias import add_bias, why_no_bias
 from trtopt.precision.ptq.correct import Factor, best_share, blocks
-from trtopt.precision.ptq.layer_walk import Layer, layer_of, positions, rows_at
+from trtopt.precision.ptq.layer_walk import ProductLayer, layer_of, positions, rows_at
 from trtopt.precision.qdq.write_qdq import quantize, quantize_weight
 from trtopt.support.precision import Precision
 
@@ -30,9 +30,9 @@ def node(found: ir.Model, name: str = "y") -> ir.Node:
     return next(item for item in found.graph if item.name == name)
 
 
-def layer(found: ir.Model) -> Layer:
+def layer(found: ir.Model) -> ProductLayer:
     result = layer_of(node(found))
-    assert isinstance(result, Layer)
+    assert isinstance(result, ProductLayer)
     return result
 
 

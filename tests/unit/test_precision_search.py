@@ -13,7 +13,7 @@ from trtopt.config.budget import AccuracyBudget
 from trtopt.events import Event
 from trtopt.precision.search.result import Trials, Tried, conclude
 from trtopt.precision.search.search import search_auto, search_budget
-from trtopt.precision.search.space import Budget, Evaluation, Mix, Move, Option, SearchRegion, Space, aim_for
+from trtopt.precision.search.space import Budget, Evaluation, Mix, Move, RegionOption, SearchRegion, Space, aim_for
 from trtopt.report.schema.decisions import SearchRecord
 from trtopt.support.precision import Precision
 
@@ -359,8 +359,8 @@ def test_points_that_cannot_be_built_are_not_chosen() -> None:
 
 
 def test_ways_down_follow_the_lower_hull_and_never_turn_back() -> None:
-    region = SearchRegion("a", (Option("int8", 40), Option("fp8", 30)))
-    space = Space((region, SearchRegion("b", (Option("int8", 10),))))
+    region = SearchRegion("a", (RegionOption("int8", 40), RegionOption("fp8", 30)))
+    space = Space((region, SearchRegion("b", (RegionOption("int8", 10),))))
     start = space.fastest("fp16")
     way = space.ways_down(start, {("a", "int8"): 9.0, ("a", "fp8"): 3.0, ("b", "int8"): 2.0})
     assert way == [Move("a", "fp8"), Move("b", None), Move("a", None)]

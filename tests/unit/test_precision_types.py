@@ -16,10 +16,10 @@ from onnx_cases import single_operators, some_operators
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.fp16.cast_to_half import narrow_floats, why_fp32
+from trtopt.precision.fp16.cast_to_half import cast_to_half, why_fp32
 from trtopt.precision.fp16.hazards import wide_nodes
-from trtopt.precision.fp16.to_fp32 import widen
-from trtopt.precision.observe.value_ranges import Spans
+from trtopt.precision.fp16.to_fp32 import to_fp32
+from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import BF16, FP16, NarrowType
 from trtopt.source.onnx_file import load
 
@@ -44,7 +44,7 @@ def check_typed(found: ir.Model) -> None:
 
 def narrowed(source: ir.Model, narrow: NarrowType = FP16, wide: Collection[str] = ()) -> ir.Model:
     before = ir.to_proto(source).SerializeToString()
-    found = narrow_floats(source, narrow, wide)
+    found = cast_to_half(source, narrow, wide)
     assert ir.to_proto(source).SerializeToString() == before
     assert invariants.signature(found) == invariants.signature(source)
     check_typed(found)
@@ -62,7 +62,7 @@ def narrow_values(found: ir.Model, narrow: NarrowType = FP16) -> set[str]:
 
 def test_a_model_in_fp32_is_returned_as_it_is() -> None:
     source = model("g (float[2] x) => (float[2] y) { y = Relu(x) }")
-    assert widen(source) is source
+    assert to_fp32(source) is source
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "double"])
@@ -73,7 +73,7 @@ def test_a_widened_model_is_fp32_inside_and_keeps_its_border(kind: str) -> None:
         }}""".replace("Range_like", f"ConstantOfShape <value = {kind}[1] {{2}}>")
     )
     before = ir.to_proto(source).SerializeToString()
-    found = widen(source)
+    found = to_fp32(source)
     assert ir.to_proto(source).SerializeToString() == before
     assert invariants.signature(found) == invariants.signature(source)
     check_typed(found)
@@ -84,7 +84,7 @@ def test_a_widened_model_is_fp32_inside_and_keeps_its_border(kind: str) -> None:
 
 
 def test_types_given_by_attributes_become_fp32() -> None:
-    found = widen(
+    found = to_fp32(
         model(
             """g (float16[3] x, int64[3,3] e) => (float16[3] y) {
                 m = EyeLike <dtype = 10> (e) r = RandomUniform <dtype = 10, shape = [3]> () c = Cast <to = 10> (e)
@@ -98,7 +98,7 @@ def test_types_given_by_attributes_become_fp32() -> None:
 
 
 def test_subgraphs_are_widened_with_what_they_capture() -> None:
-    found = widen(
+    found = to_fp32(
         model(
             """g (float16[4] x, bool c) => (float16[4] y, float16[4] z) <int64 n = {3}, float16[4] w = {1, 2, 3, 4}> {
                 h = Mul(x, w)
@@ -120,7 +120,7 @@ def test_borders_that_touch_keep_their_names() -> None:
     source = model("g (float16[2] x) => (float16[2] y, float16[2] z) { y = Identity(x) z = Mul(y, x) }")
     weight = edit.add_initializer(source.graph, "w", np.array([1.5, 2], np.float16))
     source.graph.outputs.extend([source.graph.inputs[0], weight])
-    found = widen(source)
+    found = to_fp32(source)
     described = [(value.name, value.dtype) for value in found.graph.outputs]
     assert described == [("y", HALF), ("z", HALF), ("x", HALF), ("w", HALF)]
     check_typed(found)
@@ -130,21 +130,21 @@ def test_the_lowest_fp64_number_becomes_the_lowest_fp32_number() -> None:
     source = model("g (double[2] x) => (double[2] y) <double[2] low = {0, 0}> { y = Add(x, low) }")
     mask = np.array([np.finfo(np.float64).min, -np.inf])
     source.graph.initializers["low"].const_value = ir.Tensor(mask, name="low")
-    (low,) = (v for v in widen(source).graph.initializers.values())
+    (low,) = (v for v in to_fp32(source).graph.initializers.values())
     np.testing.assert_array_equal(edit.constant_of(low), np.array([np.finfo(np.float32).min, -np.inf], np.float32))
 
 
 def test_reinterpreted_bits_cannot_be_widened() -> None:
     source = model("g (float16[2] x) => (int16[2] y) { a = Mul(x, x) y = BitCast <to = 5> (a) }", opset=26)
     with pytest.raises(InvalidModelError, match="BitCast"):
-        widen(source)
+        to_fp32(source)
 
 
 @BOTH
 def test_a_model_typed_like_the_target_gets_no_idle_cast(narrow: NarrowType) -> None:
     kind = {"fp16": "float16", "bf16": "bfloat16"}[narrow.name]
     source = model(f"g ({kind}[2] x) => ({kind}[2] y) {{ a = Relu(x) y = Mul(a, x) }}")
-    found = narrow_floats(widen(source), narrow, ())
+    found = cast_to_half(to_fp32(source), narrow, ())
     assert [node.op_type for node in found.graph] == ["Relu", "Mul"]
     assert invariants.signature(found) == invariants.signature(source)
     check_typed(found)
@@ -152,7 +152,7 @@ def test_a_model_typed_like_the_target_gets_no_idle_cast(narrow: NarrowType) -> 
 
 def test_fp16_borders_stay_in_a_bf16_model() -> None:
     source = model("g (float16[2] x) => (float16[2] y) { a = Relu(x) y = Mul(a, x) }")
-    found = narrow_floats(widen(source), BF16, ())
+    found = cast_to_half(to_fp32(source), BF16, ())
     assert invariants.signature(found) == invariants.signature(source)
     check_typed(found)
     assert dtype_of(found, "a") is ir.DataType.BFLOAT16
@@ -276,7 +276,7 @@ def test_operators_of_other_domains_stay_fp32() -> None:
     source = model("g (float[2] x) => (float[2] y) { a = Relu(x) b = custom.Thing(a) y = Relu(b) }")
     value = next(node for node in source.graph if node.op_type == "Thing").outputs[0]
     value.type, value.shape = ir.TensorType(FLOAT), ir.Shape([2])
-    found = narrow_floats(source, FP16, ())
+    found = cast_to_half(source, FP16, ())
     invariants.check(found)
     assert dtype_of(found, "b") is FLOAT and narrow_values(found) == {"a", "y_fp16"}
 
@@ -292,7 +292,7 @@ def test_bounds_beyond_fp16_saturate() -> None:
     source = model(
         "g (float[2] x) => (float[2] y) <float a = {-3.4e38}, float b = {3.4e38}> { c = Relu(x) y = Clip(c, a, b) }"
     )
-    assert wide_nodes(source, Spans({}, {}), FP16) == {}
+    assert wide_nodes(source, ValueRanges({}, {}), FP16) == {}
     constants = [float(edit.constant_of(v)) for v in narrowed(source).graph.initializers.values()]
     assert constants == [-65504.0, 65504.0]
 
@@ -313,11 +313,11 @@ def test_every_operator_of_the_onnx_backend_tests_is_typed_right(
     for name, proto in cases:
         onnx.save(proto, tmp_path / "m.onnx")
         try:
-            base = widen(source := load(tmp_path / "m.onnx").model)
+            base = to_fp32(source := load(tmp_path / "m.onnx").model)
         except TrtoptError:
             continue  # sequences as inputs, bits reinterpreted: refused with a reason
         try:
-            found = narrow_floats(base, narrow, wide_nodes(base, Spans({}, {}), narrow))
+            found = cast_to_half(base, narrow, wide_nodes(base, ValueRanges({}, {}), narrow))
             if name not in UNINFERABLE:
                 check_typed(found)
             assert invariants.signature(found) == invariants.signature(source)

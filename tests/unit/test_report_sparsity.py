@@ -13,20 +13,20 @@ from trtopt.pipeline.sparse import record_of
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.report.schema.decisions import SparsityBudget, SparsityRecord
 from trtopt.report.text.decisions import sparsity_section as section
-from trtopt.sparsity.layers import Candidate, Candidates, PrunedWeight
-from trtopt.sparsity.prune import Pruned
+from trtopt.sparsity.layers import PrunedWeight, SparseCandidate, SparseCandidates
+from trtopt.sparsity.prune import PrunedModel
 
 
 def record() -> SparsityRecord:
     """One layer that pays, and one that cannot be 2:4."""
-    found = Candidates((Candidate("w", ("wide",), 0, False),), {"odd": "its weight is not constant"})
+    found = SparseCandidates((SparseCandidate("w", ("wide",), 0, False),), {"odd": "its weight is not constant"})
     rows = (
         SparseLayer(("wide",), "w", False, True, "it pays", 20.0, 15.0),
         SparseLayer(("odd",), "", False, False, "its weight is not constant", 30.0, 30.0),
     )
     verdict = Sparsity("tensorrt", rows, 60.0, 55.0, "predicted")
     layer = PrunedWeight("w", ("wide",), "recovered", np.zeros((8, 8), np.float32), 0.7)
-    pruned = Pruned(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), (layer,))
+    pruned = PrunedModel(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10), (layer,))
     return record_of("tensorrt", found, verdict, pruned, pruned)
 
 

@@ -17,7 +17,7 @@ from trtopt.serve import dlpack
 from trtopt.serve.gpu import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
-from trtopt.serve.tensors import Border, TensorSpec, check_nan, choose
+from trtopt.serve.tensors import InputChecker, TensorSpec, check_nan, choose
 
 
 def future(found: int | Future[int]) -> Future[int]:
@@ -239,7 +239,7 @@ class Elsewhere:
 
 @pytest.mark.parametrize(("takes_gpu", "message"), [(True, "GPU 1, and the engine on GPU 0"), (False, "lies on a GPU")])
 def test_tensors_on_another_gpu_are_refused_unread(takes_gpu: bool, message: str) -> None:
-    border = Border([TensorSpec("x", np.dtype(np.float32), ("N",))], takes_gpu=takes_gpu)
+    border = InputChecker([TensorSpec("x", np.dtype(np.float32), ("N",))], takes_gpu=takes_gpu)
     with pytest.raises(UsageError, match=message):
         border.check({"x": Elsewhere()})
 

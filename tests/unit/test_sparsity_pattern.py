@@ -11,7 +11,15 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph import edit
-from trtopt.sparsity.layers import Candidates, best_mask, by_magnitude, candidates, is_sparse, kept_share, with_pruned
+from trtopt.sparsity.layers import (
+    SparseCandidates,
+    best_mask,
+    by_magnitude,
+    candidates,
+    is_sparse,
+    kept_share,
+    with_pruned,
+)
 
 
 def random(*shape: int) -> np.ndarray:
@@ -97,7 +105,7 @@ def model() -> ir.Model:
     return ir.Model(graph, ir_version=10)
 
 
-def found() -> Candidates:
+def found() -> SparseCandidates:
     return candidates(model())
 
 

@@ -16,7 +16,7 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
-from trtopt.roofline.sweep import KNEE, Sweeper, batch_axis
+from trtopt.roofline.sweep import KNEE, BatchSweeper, batch_axis
 
 CONV = """\
 g (float[{batch}, 3, 16, 16] x) => (float[{batch}, 10] y)
@@ -42,13 +42,13 @@ def model_of(text: str) -> ir.Model:
     return infer_shapes(ir.from_proto(proto))
 
 
-def sweeper(text: str, size: int, gpu: str = "L4") -> Sweeper:
+def sweeper(text: str, size: int, gpu: str = "L4") -> BatchSweeper:
     model = model_of(text)
     inputs = [input_spec(value) for value in model.graph.inputs]
     shapes = {item.name: tuple(dim if isinstance(dim, int) else size for dim in item.shape) for item in inputs}
     axis = batch_axis(inputs, shapes)
     assert axis is not None
-    return Sweeper(model, axis, shapes, static_shapes(model, shapes), GraphTypes(base="fp16"), find_gpu(gpu))
+    return BatchSweeper(model, axis, shapes, static_shapes(model, shapes), GraphTypes(base="fp16"), find_gpu(gpu))
 
 
 def spec(name: str, *shape: int | str) -> InputSpec:

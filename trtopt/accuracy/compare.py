@@ -225,7 +225,7 @@ def compare_tensors(
 
     Args:
         reference: The FP32 graph.
-        optimized: The FP32 twin of the optimized graph (:func:`trtopt.accuracy.emulation.fp32_twin`).
+        optimized: The FP32 twin of the optimized graph (:func:`trtopt.accuracy.emulation.fp32_emulation`).
         samples: The first ``max_samples`` of them are used.
         names: The tensors, each computed in both main graphs; default :func:`common_tensors`.
         max_samples: How many samples to run.
@@ -297,7 +297,7 @@ _MOST_BYTES = 1 << 29
 """Of outputs that are held; what is beyond is computed again."""
 
 
-class Remembered:
+class MemoizedRunner:
     """Runs each sample once.
 
     Attributes:

@@ -38,7 +38,7 @@ _TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "output_da
 _HALF_VALUES = tuple(int(dtype) for dtype in HALF_TYPES)
 
 
-def fp32_twin(model: ir.Model) -> ir.Model:
+def fp32_emulation(model: ir.Model) -> ir.Model:
     """A graph of FP32 tensors that rounds wherever ``model`` holds an FP16 or BF16 tensor.
 
     Every node computes in FP32; each of its FP16 (BF16) outputs then passes a cast to FP16 (BF16) and back, except
@@ -57,25 +57,25 @@ def fp32_twin(model: ir.Model) -> ir.Model:
     Raises:
         InvalidModelError: A tensor's type is unknown, or bits are reinterpreted as FP16.
     """
-    twin = model.clone()
-    if twin.functions:
-        passes.InlinePass()(twin)
-    if any(value.dtype is None for value in _node_outputs(twin.graph)):
-        twin = passes.ShapeInferencePass()(twin).model
-        _require_types(twin.graph)
-    declared = [value.dtype for value in twin.graph.outputs]
-    names = edit.Names(twin)
-    graphs = [twin.graph, *twin.graph.subgraphs()]
+    emulation = model.clone()
+    if emulation.functions:
+        passes.InlinePass()(emulation)
+    if any(value.dtype is None for value in _node_outputs(emulation.graph)):
+        emulation = passes.ShapeInferencePass()(emulation).model
+        _require_types(emulation.graph)
+    declared = [value.dtype for value in emulation.graph.outputs]
+    names = edit.Names(emulation)
+    graphs = [emulation.graph, *emulation.graph.subgraphs()]
     for graph in graphs:
-        _widen_inputs(graph, names, cast=graph is twin.graph)
+        _widen_inputs(graph, names, cast=graph is emulation.graph)
         _widen_constants(graph)
         for node in list(graph):
             _widen_node(node, names)
-    for output, dtype in zip(list(twin.graph.outputs), declared, strict=True):
+    for output, dtype in zip(list(emulation.graph.outputs), declared, strict=True):
         if dtype is not None and dtype in HALF_TYPES and output.dtype not in HALF_TYPES:
-            place = list(twin.graph.outputs).index(output)
-            twin.graph.outputs[place] = edit.cast_output(twin.graph, output, dtype, names, "fp32")
-    return twin
+            place = list(emulation.graph.outputs).index(output)
+            emulation.graph.outputs[place] = edit.cast_output(emulation.graph, output, dtype, names, "fp32")
+    return emulation
 
 
 def _node_outputs(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trtopt.accuracy.compare import Remembered, Runner, is_class_like, top1
+from trtopt.accuracy.compare import MemoizedRunner, Runner, is_class_like, top1
 from trtopt.errors import InvalidModelError, TrtoptError, UsageError
 from trtopt.report.schema.build import MetricRecord, OutputAccuracy
 from trtopt.support._script import is_script, load_function, script_line
@@ -53,7 +53,7 @@ class Metric:
                 labels do not fit the outputs; no output holds scores.
         """
         if self.function is not None:
-            counted = Remembered(reference)
+            counted = MemoizedRunner(reference)
             return replace(self, baseline=self._call(_Fussy(counted)), answers=counted.rows)
         if self.name == "top1":
             return replace(self, baseline=_top1(reference, samples, labels))

@@ -32,7 +32,7 @@ _EXCHANGED_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
-class Run:
+class SegmentRun:
     """What a run leaves behind.
 
     Attributes:
@@ -105,7 +105,7 @@ class SegmentedModel:
         self._sessions: dict[tuple[int, frozenset[str]], _Place] = {}
         self._lock = threading.Lock()
 
-    def run(self, feeds: Feeds, exchanged: Collection[str] = (), earlier: Run | None = None) -> Run:
+    def run(self, feeds: Feeds, exchanged: Collection[str] = (), earlier: SegmentRun | None = None) -> SegmentRun:
         """Run one sample; several threads may do so at the same time, each run on one core.
 
         Args:
@@ -131,9 +131,9 @@ class SegmentedModel:
             values.update(found)
             kept.update(found)
             changed.update(found)
-        return Run(wanted, kept)
+        return SegmentRun(wanted, kept)
 
-    def outputs(self, run: Run) -> list[np.ndarray]:
+    def outputs(self, run: SegmentRun) -> list[np.ndarray]:
         """The outputs of a run, in the order of ``output_names``."""
         return [run.values[name] for name in self.output_names]
 

@@ -52,7 +52,7 @@ class _InTurn:
         return [found[name] for name in self.output_names]
 
 
-class Fed:
+class ConvertingRunner:
     """A runner that is given other samples than the model as loaded.
 
     Args:
@@ -69,7 +69,7 @@ class Fed:
         return self._runner.run(self._feeds(feeds))
 
 
-class Selected:
+class SelectedOutputs:
     """Some outputs of a runner, under their names and in their order."""
 
     def __init__(self, runner: Runner, names: Sequence[str]) -> None:

@@ -46,7 +46,7 @@ from trtopt.roofline.onnx_layers import FusedModel, layers_of_graph
 from trtopt.roofline.peaks import L2_PORT_BYTES
 from trtopt.roofline.rules.registry import advise
 from trtopt.roofline.rules.subject import Subject
-from trtopt.roofline.sweep import BatchAxis, Sweeper, batch_axis
+from trtopt.roofline.sweep import BatchAxis, BatchSweeper, batch_axis
 from trtopt.roofline.work import Layer
 from trtopt.source.check import weight_files
 from trtopt.source.in_memory import as_file
@@ -275,7 +275,7 @@ class _Run:
             raise UsageError("No input of the model has a batch axis", where="--batch-sweep", remedy="leave it out")
         if axis.symbol is None:
             self.clock.warn("sweep", f"the batch of this model is {axis.text}")
-        sweeper = Sweeper(job.loaded.model, axis, job.shapes, job.values, job.precision, self.gpu)
+        sweeper = BatchSweeper(job.loaded.model, axis, job.shapes, job.values, job.precision, self.gpu)
         budget = config.latency_budget_ms
         with self.clock.stage("batch sweep"):
             found = sweeper.sweep(config.batch_sweep, None if budget is None else budget * 1e3, self.clock.listen)

@@ -22,7 +22,7 @@ from trtopt.hardware.cpu import available_threads
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.compare import compare
 from trtopt.profiling.join import Device, ModuleOf, join, module_of, module_of_node
@@ -265,7 +265,7 @@ class _Run:
             run_build(path, dataclasses.replace(config, output=str(built)), Sources(), self.clock, make_engine=True)
             with self.clock.stage("measure"):
                 shapes = input_shapes(loaded.inputs, self.config.shapes).shapes
-                with OrtSession(widen(loaded.model)) as reference:
+                with OrtSession(to_fp32(loaded.model)) as reference:
                     measurement = gpu.measure_engine(load_engine(built), shapes, reference=reference)
         measurement = dataclasses.replace(
             measurement, source=dataclasses.replace(measurement.source, files={"model": str(path)})

@@ -20,7 +20,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.graph.skeleton import content_hash
 from trtopt.pipeline.calibrate import Observer
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.plan import FP16, PrecisionPlan
 from trtopt.precision.qdq.existing import is_quantized
@@ -76,7 +76,7 @@ def measure(job: SensitivityJob, clock: Clock) -> Sensitivity:
     config, precision = job.config, job.config.precision
     with clock.stage("rewrite"):
         cleaned = _cleaned(job, clock)
-    base = widen(cleaned.model)
+    base = to_fp32(cleaned.model)
     build = BuildConfig(calib_method=config.calib_method, cache_dir=config.cache_dir)
     observer = Observer(job.artifact, precision, job.backend, job.calibration, build, clock)
     observer.warn_synthetic()

@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """What a convolution or pooling does per spatial axis; ``pads`` are all begins, then all ends."""
 
     kernel: tuple[int, ...]
@@ -45,7 +45,7 @@ class Window:
         return set(self.kernel) | set(self.strides) == {1} and not any(self.pads)
 
 
-def window_of(node: ir.Node) -> Window | None:
+def window_of(node: ir.Node) -> SlidingWindow | None:
     """The window of a Conv, ConvTranspose or pooling node; None where it depends on the input's size or is unknown."""
     weight = edit.constant_of(edit.input_of(node, 1)) if edit.is_op(node, "Conv", "ConvTranspose") else None
     kernel = edit.ints_attribute(node, "kernel_shape") or (tuple(weight.shape[2:]) if weight is not None else ())
@@ -53,7 +53,7 @@ def window_of(node: ir.Node) -> Window | None:
     if not kernel or automatic not in ("NOTSET", "VALID"):
         return None
     pads = None if automatic == "VALID" else edit.ints_attribute(node, "pads")
-    return Window(
+    return SlidingWindow(
         kernel,
         edit.ints_attribute(node, "strides") or (1,) * len(kernel),
         pads or (0,) * (2 * len(kernel)),
@@ -68,7 +68,7 @@ def may_see_padding_alone(node: ir.Node) -> bool:
     return pads and set(edit.ints_attribute(node, "dilations") or (1,)) != {1}
 
 
-def set_window(node: ir.Node, window: Window) -> None:
+def set_window(node: ir.Node, window: SlidingWindow) -> None:
     """Write ``window`` to a Conv, ConvTranspose or pooling node."""
     node.attributes.pop("auto_pad", None)
     for name, values in (
@@ -167,7 +167,7 @@ def per_channel(constant: np.ndarray, channels: int, rank: int, axis: int = 1) -
     return np.broadcast_to(constant.astype(np.float64).reshape(-1), channels)
 
 
-def why_not_narrow(new: np.ndarray, dtype: np.dtype, *old: np.ndarray) -> str:
+def why_not_fit(new: np.ndarray, dtype: np.dtype, *old: np.ndarray) -> str:
     """Why a weight computed in float64 does not fit its type, or FP16 where the weights it comes from do."""
     with np.errstate(over="ignore"):
         if not np.isfinite(new.astype(dtype).astype(np.float64)).all():

@@ -22,11 +22,11 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     They are written as external tensors: that keeps them constants (also in nested graphs, which cannot have inputs),
     and ONNX's shape inference reads their type and shape only.
     """
-    put_back = strip(model)
+    restore = strip(model)
     try:
         return ir.to_proto(model)
     finally:
-        put_back()
+        restore()
 
 
 def flat_skeleton(model: ir.Model, described: Iterable[ir.Value]) -> onnx.ModelProto:
@@ -38,7 +38,7 @@ def flat_skeleton(model: ir.Model, described: Iterable[ir.Value]) -> onnx.ModelP
     proto = onnx.ModelProto(ir_version=model.ir_version)
     for domain, version in graph.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
-    put_back = strip(model)
+    restore = strip(model)
     try:
         proto.graph.name = graph.name or ""
         for values, made in (
@@ -54,7 +54,7 @@ def flat_skeleton(model: ir.Model, described: Iterable[ir.Value]) -> onnx.ModelP
         for node in graph:
             ir.serde.serialize_node_into(proto.graph.node.add(), node)
     finally:
-        put_back()
+        restore()
     return proto
 
 
@@ -71,14 +71,14 @@ def strip(model: ir.Model) -> Callable[[], None]:
         else:
             owner.attributes["value"] = ir.AttrTensor("value", _without_data(tensor, tensor.name or "value"))
 
-    def put_back() -> None:
+    def restore() -> None:
         for owner, tensor in large:
             if isinstance(owner, ir.Value):
                 owner.const_value = tensor
             else:
                 owner.attributes["value"] = ir.AttrTensor("value", tensor)
 
-    return put_back
+    return restore
 
 
 def content_hash(model: ir.Model) -> str:

@@ -26,7 +26,7 @@ from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
 from trtopt.precision.plan import NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, Region
-from trtopt.precision.write import apply_plan, narrow_borders
+from trtopt.precision.write import apply_plan, cast_borders
 from trtopt.report.schema.steps import Cost
 from trtopt.support.halving import fewest
 from trtopt.support.precision import EIGHT_BIT_TYPES, Precision
@@ -44,7 +44,7 @@ _SINGLES = 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RegionVerdict:
     """What was found for one region.
 
     Attributes:
@@ -61,7 +61,7 @@ class Verdict:
     reason: str = ""
     before: Cost | None = None
     after: Cost | None = None
-    options: tuple[Verdict, ...] = ()
+    options: tuple[RegionVerdict, ...] = ()
 
     @property
     def saved_us(self) -> float:
@@ -81,7 +81,7 @@ class Guarded:
     """
 
     choice: Choice
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[RegionVerdict, ...]
     before: Cost | None
     after: Cost | None
 
@@ -106,7 +106,7 @@ class Guard:
     on_event: OnEvent
     file: PriceFile | None = None
     _prices: Prices = field(init=False)
-    _pieces: dict[str, Piece | str] = field(default_factory=dict)
+    _subgraphs: dict[str, Subgraph | str] = field(default_factory=dict)
     _forms_now: Candidates = field(init=False)
     _wide: Mapping[str, str] = field(init=False)
     _wide_quantized: Mapping[Precision, Mapping[str, str]] = field(init=False)
@@ -116,7 +116,7 @@ class Guard:
         self._forms_now = self.candidates
         self._cutter = Cutter(self.static, across_stored=False)
         self._additions = additions(self.static) if self.problem.fuses_quantizers else {}
-        self._all = piece_of(self.static)
+        self._all = subgraph_of(self.static)
         self._wide = plan_for(self.problem, Precision.AUTO).wide
         each = {dtype: self.candidates.of_types((dtype,)).all.values() for dtype in EIGHT_BIT_TYPES}
         self._wide_quantized = {
@@ -141,7 +141,7 @@ class Guard:
         self.on_event(Event("end", "guard"))
         return Guarded(choice, verdicts, before, after)
 
-    def _best(self, forms: Candidates) -> tuple[Choice, tuple[Verdict, ...], Cost | None]:
+    def _best(self, forms: Candidates) -> tuple[Choice, tuple[RegionVerdict, ...], Cost | None]:
         """The fastest choice among some of the forms."""
         self._forms_now = forms
         choice, verdicts, after = self._built(*self._settled({}))
@@ -152,7 +152,9 @@ class Guard:
                 choice, verdicts, after = other
         return choice, verdicts, after
 
-    def _built(self, choice: Choice, verdicts: tuple[Verdict, ...]) -> tuple[Choice, tuple[Verdict, ...], Cost | None]:
+    def _built(
+        self, choice: Choice, verdicts: tuple[RegionVerdict, ...]
+    ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost | None]:
         """The choice without what the whole network cannot be built with, though its pieces can."""
         after = self.whole(choice)
         out = self.culprits(choice) if after is None else {}
@@ -171,12 +173,12 @@ class Guard:
         found: dict[str, str] = {}
         for alone in (True, False):
             for region, part in zip(regions, parts, strict=True):
-                piece = self._piece(region)
+                subgraph = self._subgraph(region)
                 others = {} if alone else {node: op for node, op in choice.items() if node not in found}
-                if isinstance(piece, str) or found.keys() & part.keys():
+                if isinstance(subgraph, str) or found.keys() & part.keys():
                     continue
-                error = self._failure(self._question(piece, {**others, **part}))
-                if error and not self._failure(self._question(piece, {})):
+                error = self._failure(self._question(subgraph, {**others, **part}))
+                if error and not self._failure(self._question(subgraph, {})):
                     found.update(dict.fromkeys(part, error))
         return self._of_whole(parts, found)
 
@@ -206,17 +208,17 @@ class Guard:
         return ""
 
     def _nothing(
-        self, verdicts: Sequence[Verdict], before: Cost, after: Cost | None
-    ) -> tuple[Choice, tuple[Verdict, ...], Cost]:
+        self, verdicts: Sequence[RegionVerdict], before: Cost, after: Cost | None
+    ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost]:
         reason = "the whole network cannot be judged with it"
         if after is not None:
             reason = f"the whole network is not faster: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
         return {}, tuple(replace(v, kept={}, reason=reason) if v.kept else v for v in verdicts), before
 
-    def _settled(self, start: Choice) -> tuple[Choice, tuple[Verdict, ...]]:
+    def _settled(self, start: Choice) -> tuple[Choice, tuple[RegionVerdict, ...]]:
         """Rounds over the regions until none changes."""
         state = dict(start)
-        verdicts: dict[str, Verdict] = {}
+        verdicts: dict[str, RegionVerdict] = {}
         for number in range(_ROUNDS):
             changed = False
             for region in self.candidates.regions:
@@ -234,45 +236,47 @@ class Guard:
                 break
         return state, tuple(verdicts.values())
 
-    def _judged(self, region: Region, state: Choice) -> Verdict:
+    def _judged(self, region: Region, state: Choice) -> RegionVerdict:
         """The best form of one region beside its neighbours as they stand."""
-        piece = self._piece(region)
-        if isinstance(piece, str):
-            return Verdict(region, {}, f"it cannot be judged: {piece}")
+        subgraph = self._subgraph(region)
+        if isinstance(subgraph, str):
+            return RegionVerdict(region, {}, f"it cannot be judged: {subgraph}")
         if not self._types(region):
-            return Verdict(region, {}, "the table keeps it out of this type")
+            return RegionVerdict(region, {}, "the table keeps it out of this type")
         others = {node: op for node, op in state.items() if node not in region.nodes}
         wanted = [others, *({**others, **self._forms(region, dtype)[-1]} for dtype in self._types(region))]
-        self._prices.ask([self._question(piece, choice) for choice in wanted])
+        self._prices.ask([self._question(subgraph, choice) for choice in wanted])
         try:
-            whole = self._price(piece, others)
+            whole = self._price(subgraph, others)
         except TrtoptError as error:
-            return Verdict(region, {}, f"it cannot be judged: {error.what}")
-        found = [self._of_type(region, dtype, piece, others, whole) for dtype in self._types(region)]
+            return RegionVerdict(region, {}, f"it cannot be judged: {error.what}")
+        found = [self._of_type(region, dtype, subgraph, others, whole) for dtype in self._types(region)]
         if not any(verdict.kept for verdict in found) and 1 < len(region.nodes) <= _SINGLES:
             forms = [{node: op} for node in region.nodes for op in self._forms_now.ops.get(node, ())[-1:]]
-            found += [self._tried(region, form, piece, others, whole) for form in forms]
+            found += [self._tried(region, form, subgraph, others, whole) for form in forms]
         paying = sorted((verdict for verdict in found if verdict.kept), key=_rank)
         best = {next(iter(verdict.kept.values())).dtype: verdict for verdict in paying}
         return replace(max(found, key=_rank), options=tuple(best.values()))
 
-    def _of_type(self, region: Region, dtype: Precision, piece: Piece, others: Choice, whole: Priced) -> Verdict:
+    def _of_type(
+        self, region: Region, dtype: Precision, subgraph: Subgraph, others: Choice, whole: Priced
+    ) -> RegionVerdict:
         """The best form of a type: the coarsest is the fastest; where it pays, a more accurate one may cost some.
 
         Where an addition reads the same tensor as a residual, it may read it quantized too, if INT8 or FP8 holds the
         tensor well.
         """
         fine, coarse = self._forms(region, dtype)
-        best = self._tried(region, coarse, piece, others, whole)
+        best = self._tried(region, coarse, subgraph, others, whole)
         form = coarse
         if fine != coarse and (best.kept or not any(op.multiply for op in fine.values())):
-            accurate = self._tried(region, fine, piece, others, whole)
+            accurate = self._tried(region, fine, subgraph, others, whole)
             if accurate.kept and (not best.kept or accurate.saved_us >= best.saved_us - _least(best)):
                 best, form = accurate, fine
         skips = () if any(op.skips for op in form.values()) else self._residuals(region, form)
         if skips:
             quantized = {node: replace(op, skips=skips) for node, op in form.items()}
-            other = self._tried(region, quantized, piece, others, whole)
+            other = self._tried(region, quantized, subgraph, others, whole)
             if other.kept and (not best.kept or other.saved_us >= best.saved_us + _RESIDUAL_GAIN * _least(best)):
                 best = other
         return best
@@ -299,50 +303,50 @@ class Guard:
         ops = (op for node in region.nodes for op in self._forms_now.ops.get(node, ()))
         return tuple(dict.fromkeys(op.dtype for op in ops))
 
-    def _tried(self, region: Region, form: Choice, piece: Piece, others: Choice, whole: Priced) -> Verdict:
+    def _tried(self, region: Region, form: Choice, subgraph: Subgraph, others: Choice, whole: Priced) -> RegionVerdict:
         before = whole.share(region.nodes)
         if not before.kernels:
             before = whole.total
         try:
-            after = changed_cost(before, whole.total, self._price(piece, {**others, **form}).total)
+            after = changed_cost(before, whole.total, self._price(subgraph, {**others, **form}).total)
         except TrtoptError as error:
-            return Verdict(region, {}, f"it cannot be built in 8-bit: {error.what}", before)
+            return RegionVerdict(region, {}, f"it cannot be built in 8-bit: {error.what}", before)
         gain = 1 - after.predicted_us / before.predicted_us if before.predicted_us else 0.0
         if gain >= LEAST_GAIN:
-            return Verdict(region, form, "", before, after)
-        return Verdict(region, {}, no_gain(before, after), before, after)
+            return RegionVerdict(region, form, "", before, after)
+        return RegionVerdict(region, {}, no_gain(before, after), before, after)
 
-    def _piece(self, region: Region) -> Piece | str:
-        if region.name not in self._pieces:
+    def _subgraph(self, region: Region) -> Subgraph | str:
+        if region.name not in self._subgraphs:
             try:
                 skips = self._additions.get(region.name, ())
-                model = self._cutter.piece([*region.nodes, *skips, *between(self.static, region.nodes, skips)])
+                model = self._cutter.subgraph([*region.nodes, *skips, *between(self.static, region.nodes, skips)])
             except CutError as error:
-                self._pieces[region.name] = str(error)
+                self._subgraphs[region.name] = str(error)
             else:
                 infer_in_place(model)
-                self._pieces[region.name] = piece_of(model)
-        return self._pieces[region.name]
+                self._subgraphs[region.name] = subgraph_of(model)
+        return self._subgraphs[region.name]
 
-    def _price(self, piece: Piece, choice: Choice) -> Priced:
-        return self._prices.answer(self._question(piece, choice))
+    def _price(self, subgraph: Subgraph, choice: Choice) -> Priced:
+        return self._prices.answer(self._question(subgraph, choice))
 
-    def _question(self, piece: Piece, choice: Choice) -> Question:
+    def _question(self, subgraph: Subgraph, choice: Choice) -> Question:
         """What a piece costs; its precision is written only where its like was not priced yet."""
-        ops = [choice[name] for name in piece.names if name in choice]
+        ops = [choice[name] for name in subgraph.names if name in choice]
         chosen = {op.node for op in ops}
         wide = {
             name: wides[name]
-            for name in piece.names
+            for name in subgraph.names
             if name in (wides := self._wide_quantized[choice[name].dtype] if name in chosen else self._wide)
         }
         plan = PrecisionPlan(
             Precision.AUTO, self.problem.narrow, wide, tuple(ops), fused_quantizers=self.problem.fuses_quantizers
         )
         return Question(
-            f"{piece_key(piece, plan)} inner",
-            piece.names,
-            lambda: narrow_borders(apply_plan(piece.model, plan), self.problem.narrow.dtype),
+            f"{subgraph_key(subgraph, plan)} inner",
+            subgraph.names,
+            lambda: cast_borders(apply_plan(subgraph.model, plan), self.problem.narrow.dtype),
             inner=True,
         )
 
@@ -361,8 +365,8 @@ class Guard:
 
     def form(self, static: ir.Model, plan: PrecisionPlan) -> Cost | None:
         """What another FP32 form of the model, at the judge's shapes, costs with a plan; None where nobody can say."""
-        piece = piece_of(static)
-        question = Question(piece_key(piece, plan), piece.names, lambda: apply_plan(static, plan), inner=False)
+        subgraph = subgraph_of(static)
+        question = Question(subgraph_key(subgraph, plan), subgraph.names, lambda: apply_plan(static, plan), inner=False)
         try:
             return self._prices.answer(question).total
         except TrtoptError:
@@ -371,18 +375,20 @@ class Guard:
     def _whole_question(self, choice: Choice, narrow: NarrowType | None = None) -> Question:
         problem = self.problem if narrow is None else replace(self.problem, narrow=narrow)
         plan = plan_for(problem, Precision.AUTO, tuple(choice.values()))
-        return Question(piece_key(self._all, plan), self._all.names, lambda: apply_plan(self.static, plan), inner=False)
+        return Question(
+            subgraph_key(self._all, plan), self._all.names, lambda: apply_plan(self.static, plan), inner=False
+        )
 
 
-def _without(verdict: Verdict, out: Mapping[str, str]) -> Verdict:
+def _without(verdict: RegionVerdict, out: Mapping[str, str]) -> RegionVerdict:
     reasons = [out[node] for node in verdict.kept if node in out]
     kept = {node: op for node, op in verdict.kept.items() if node not in out}
     return replace(verdict, kept=kept, reason=reasons[0], options=()) if reasons else verdict
 
 
-def _with_options(same: Sequence[Verdict]) -> Verdict:
+def _with_options(same: Sequence[RegionVerdict]) -> RegionVerdict:
     """The first of several verdicts on one region, with the best options of all."""
-    best: dict[Precision, Verdict] = {}
+    best: dict[Precision, RegionVerdict] = {}
     for option in (option for verdict in same for option in verdict.options):
         dtype = next(iter(option.kept.values())).dtype
         if dtype not in best or option.saved_us > best[dtype].saved_us:
@@ -390,7 +396,7 @@ def _with_options(same: Sequence[Verdict]) -> Verdict:
     return replace(same[0], options=tuple(best.values()))
 
 
-def _least(verdict: Verdict) -> float:
+def _least(verdict: RegionVerdict) -> float:
     """The least gain of a region, in microseconds."""
     return LEAST_GAIN * verdict.before.predicted_us if verdict.before is not None else 0.0
 
@@ -399,13 +405,13 @@ def _time(cost: Cost | None) -> float:
     return float("inf") if cost is None else cost.predicted_us
 
 
-def _rank(verdict: Verdict) -> tuple[bool, bool, float]:
+def _rank(verdict: RegionVerdict) -> tuple[bool, bool, float]:
     """What pays before what does not, what could be priced before what could not, the fastest first."""
     return bool(verdict.kept), verdict.after is not None, verdict.saved_us
 
 
 @dataclass(frozen=True)
-class Piece:
+class Subgraph:
     """The network around a region: FP32, static shapes; ``key`` is that of its structure."""
 
     model: ir.Model
@@ -413,13 +419,13 @@ class Piece:
     names: tuple[str, ...]
 
 
-def piece_of(model: ir.Model) -> Piece:
-    return Piece(model, structure_key(model), tuple(str(node.name) for node in model.graph))
+def subgraph_of(model: ir.Model) -> Subgraph:
+    return Subgraph(model, structure_key(model), tuple(str(node.name) for node in model.graph))
 
 
-def piece_key(piece: Piece, plan: PrecisionPlan) -> str:
+def subgraph_key(subgraph: Subgraph, plan: PrecisionPlan) -> str:
     """Equal for pieces of equal structure with equal types."""
-    places = {name: index for index, name in enumerate(piece.names)}
+    places = {name: index for index, name in enumerate(subgraph.names)}
     forms = sorted(
         (
             places[op.node],
@@ -432,7 +438,7 @@ def piece_key(piece: Piece, plan: PrecisionPlan) -> str:
     )
     types = [sorted(places[name] for name in names if name in places) for names in (plan.wide, plan.bfloat)]
     narrow = plan.narrow.name if plan.narrow is not None else ""
-    return hashlib.sha256(f"{piece.key} {narrow} {plan.fused_quantizers} {forms} {types}".encode()).hexdigest()
+    return hashlib.sha256(f"{subgraph.key} {narrow} {plan.fused_quantizers} {forms} {types}".encode()).hexdigest()
 
 
 def additions(model: ir.Model) -> dict[str, tuple[str, ...]]:

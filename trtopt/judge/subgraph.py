@@ -47,7 +47,7 @@ class Cutter:
             for graph in subgraphs_of(node):
                 self._owners.update((str(inner.name), node) for inner in all_nodes(graph))
 
-    def piece(self, names: Iterable[str]) -> ir.Model:
+    def subgraph(self, names: Iterable[str]) -> ir.Model:
         """The named nodes with their neighbourhood, as a model that shares the weights.
 
         Args:

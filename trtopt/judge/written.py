@@ -12,9 +12,9 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.judge.protocol import Judge, Priced
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.network_io import IoRequest, apply_io
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
-from trtopt.precision.write import apply_plan, narrow_borders
+from trtopt.precision.write import apply_plan, cast_borders
 from trtopt.support.precision import Precision
 
 
@@ -40,7 +40,7 @@ class WritingJudge:
         if self._precision is not None:
             model = written(model, self._precision, {}, TENSORRT_RTX)
             if inner:
-                model = narrow_borders(
+                model = cast_borders(
                     model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16
                 )
         if self._io and not inner:
@@ -61,7 +61,7 @@ def written(model: ir.Model, precision: Precision, shapes: Mapping[str, tuple[in
         shapes: Input shapes, for those with dynamic axes.
         backend: Whose INT8 rules apply.
     """
-    base = widen(model)
+    base = to_fp32(model)
     wanted = wanted_tensors(base, precision, backend.name)
     stats = dict.fromkeys(wanted.histogram, _harmless())
     return apply_plan(base, decide(base, precision, backend.name, stats, static_shapes(base, shapes)))

@@ -9,12 +9,12 @@ from types import TracebackType
 
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import Remembered, is_class_like
+from trtopt.accuracy.compare import MemoizedRunner, is_class_like
 from trtopt.accuracy.gate import drop_of
 from trtopt.config import AccuracyBudget, BuildConfig
 from trtopt.events import ignore
 from trtopt.pipeline.verify import Verification, verify
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord
 from trtopt.support._script import script_hash
@@ -33,12 +33,12 @@ class Gauge:
     def __init__(self, job: Verification, allowed: AccuracyBudget) -> None:
         self._job, self._allowed = replace(job, tensors=False), allowed
         self._session: OrtSession | None = None
-        self._known: Remembered | None = None
+        self._known: MemoizedRunner | None = None
 
     def __enter__(self) -> Gauge:
         """Load the reference, which is run once for all comparisons."""
-        self._session = OrtSession(widen(self._job.reference), self._job.watched)
-        self._known = Remembered(self._session)
+        self._session = OrtSession(to_fp32(self._job.reference), self._job.watched)
+        self._known = MemoizedRunner(self._session)
         return self
 
     def __exit__(
@@ -49,7 +49,7 @@ class Gauge:
         self._session = self._known = None
 
     @property
-    def _reference(self) -> Remembered:
+    def _reference(self) -> MemoizedRunner:
         if self._known is None:
             raise ValueError("the gauge is not open")
         return self._known

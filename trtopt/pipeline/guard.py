@@ -10,7 +10,7 @@ from dataclasses import replace
 from trtopt.graph.shapes import at_shapes
 from trtopt.judge.memo import PriceFile
 from trtopt.judge.protocol import OpenJudge
-from trtopt.judge.selection import Guard, Guarded, Verdict
+from trtopt.judge.selection import Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.plan import PrecisionPlan
@@ -104,7 +104,7 @@ def searched_records(records: Sequence[GuardRecord], found: SearchRecord) -> tup
     return tuple(result)
 
 
-def _record(verdict: Verdict) -> GuardRecord:
+def _record(verdict: RegionVerdict) -> GuardRecord:
     dtypes = sorted({op.dtype for op in verdict.kept.values()})
     some = 0 < len(verdict.kept) < len(verdict.region.nodes)
     return GuardRecord(
@@ -120,7 +120,7 @@ def _record(verdict: Verdict) -> GuardRecord:
     )
 
 
-def _change(verdict: Verdict, name: str) -> tuple[int, int] | None:
+def _change(verdict: RegionVerdict, name: str) -> tuple[int, int] | None:
     if verdict.before is None or verdict.after is None:
         return None
     # A region that frees its neighbours of more than it costs comes out below nothing.

@@ -19,7 +19,7 @@ from trtopt.graph.artifact import ModelArtifact, input_spec
 from trtopt.graph.edit import Names
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.shapes import static_shapes
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.report.schema.build import HostRecord, PassedTensor
 from trtopt.report.schema.steps import StepRecord
 from trtopt.report.text.format import count, some
@@ -118,7 +118,9 @@ def cut(
         if item.node.domain not in _RUN_BY_HOST:
             raise _error(item, "and the host runs operators of ONNX only")
     _check_types(parts)
-    host = HostPart(widen(parts.host), parts.between, tuple(str(value.name) for value in artifact.model.graph.outputs))
+    host = HostPart(
+        to_fp32(parts.host), parts.between, tuple(str(value.name) for value in artifact.model.graph.outputs)
+    )
     record = _record(host, parts.host, causes)
     passed = ", ".join(item.name for item in record.between) or "nothing"
     clock.warn(

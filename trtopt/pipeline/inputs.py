@@ -17,7 +17,7 @@ from trtopt.pipeline import network_io
 from trtopt.pipeline.imported_ranges import ImportedCache, imported_cache
 from trtopt.pipeline.settings import BuildSettings, described, prunes
 from trtopt.pipeline.verify import with_baseline
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
@@ -86,7 +86,7 @@ def read_files(settings: BuildSettings, loaded: ModelArtifact) -> dict[str, Any]
 def _check_types(settings: BuildSettings, model: ir.Model) -> None:
     """Refuse to prune a model that is to keep types other than FP32: pruning and its predictions would be in FP32."""
     config = settings.config
-    if prunes(config) and settings.precision is None and widen(model) is not model:
+    if prunes(config) and settings.precision is None and to_fp32(model) is not model:
         raise UsageError(
             "Weights are pruned in FP32, and the model holds other floating types",
             where="--sparse-all" if config.sparse_all else "--sparse",

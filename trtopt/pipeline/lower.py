@@ -31,10 +31,10 @@ from trtopt.pipeline.repair import repaired
 from trtopt.pipeline.search import RegionOracle, search
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import Repaired
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.ranges import range_warnings
 from trtopt.precision.observe.samples import Samples
-from trtopt.precision.observe.value_ranges import Spans
+from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, find_candidates, without
 from trtopt.precision.write import apply_plan
@@ -87,7 +87,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         InvalidModelError: ONNX Runtime cannot run the model.
         MissingDependencyError: ONNX Runtime or the judge's compiler is not installed.
     """
-    base = widen(artifact.model)
+    base = to_fp32(artifact.model)
     observer = Observer(artifact, job.precision, job.target.backend.name, job.samples, job.config, clock)
     calibration = observer.observe(base)
     if calibration is not None:
@@ -101,7 +101,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
         problem = replace(problem, takes_bfloat=job.target.takes_bfloat)
         mended = _repaired(problem.model, plan_for(problem, job.precision), job, clock)
-        problem = replace(problem, put_back=mended.put_back)
+        problem = replace(problem, fallbacks=mended.fallbacks)
         wanted = wanted_tensors(base, job.precision, job.target.backend.name).histogram
         taken = imports(base, job.given, wanted, job.samples, job.own)
         problem = replace(problem, imported=taken.amax, unknown=taken.unknown)
@@ -110,7 +110,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     else:
         plan = decide(base, job.precision, job.target.backend.name, stats, shapes, job.config.calib_method)
         if job.target.takes_bfloat:
-            plan = with_bfloat(base, plan, Spans(stats, shapes))
+            plan = with_bfloat(base, plan, ValueRanges(stats, shapes))
         mended = _repaired(base, plan, job, clock)
         chosen = _Chosen(base, mended.plan, _repair_steps(mended))
     start = time.perf_counter()
@@ -148,9 +148,9 @@ def _repaired(base: ir.Model, plan: PrecisionPlan, job: Lowering, clock: Clock) 
 
 
 def _repair_steps(mended: Repaired) -> tuple[StepRecord, ...]:
-    if not mended.put_back:
+    if not mended.fallbacks:
         return ()
-    refusals = tuple(Refusal(node, reason) for node, reason in mended.put_back.items())
+    refusals = tuple(Refusal(node, reason) for node, reason in mended.fallbacks.items())
     text = f"output SQNR {mended.before.sqnr_db:.1f} -> {mended.after.sqnr_db:.1f} dB"
     return (StepRecord("put-back", "PRECISION", len(refusals), 0.0, refusals, (text,)),)
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.accuracy.compare import Accumulator, is_class_like
-from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.write import apply_plan
@@ -56,7 +56,7 @@ class OutputError:
         Raises:
             InvalidModelError: ONNX Runtime cannot run the model.
         """
-        return self.of_model(fp32_twin(apply_plan(base, plan)), samples)
+        return self.of_model(fp32_emulation(apply_plan(base, plan)), samples)
 
     def of_model(self, model: ir.Model, samples: Sequence[Feeds] | None = None) -> float:
         """The same for an FP32 model.

@@ -15,7 +15,7 @@ from trtopt.judge.gain import LEAST_GAIN
 from trtopt.judge.protocol import OpenJudge
 from trtopt.judge.target import BuildTarget
 from trtopt.precision.fp16.network_io import parse_io
-from trtopt.precision.qdq.existing import existing_nodes, existing_ranges, existing_types, mend, without_qdq
+from trtopt.precision.qdq.existing import canonicalize_qdq, existing_nodes, existing_ranges, existing_types, without_qdq
 from trtopt.report.schema.decisions import GuardRecord
 from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.rewrite.driver import Rewritten
@@ -29,14 +29,14 @@ OUT = "existing-qdq-out"
 """Name of the step that takes it out."""
 
 
-def mended(artifact: ModelArtifact, backend: str, clock: Clock) -> ModelArtifact:
+def canonicalized(artifact: ModelArtifact, backend: str, clock: Clock) -> ModelArtifact:
     """The model with its own Q/DQ mended (:mod:`trtopt.precision.qdq.existing`); itself when it holds none.
 
     Raises:
         InvalidModelError: It is quantized in a way that cannot be kept.
     """
     with clock.stage("mend Q/DQ"):
-        found = mend(artifact.model, backend)
+        found = canonicalize_qdq(artifact.model, backend)
     if found is None:
         return artifact
     for text in found.warnings:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.accuracy.compare import Accumulator, is_float
-from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
 from trtopt.precision.fp16.repair import Damage, Repaired, repair, smallest_sqnr_db
@@ -111,7 +111,7 @@ class Trial:
             InvalidModelError: ONNX Runtime cannot run the model.
         """
         sums = [Accumulator() for _ in self._watched]
-        with OrtSession(fp32_twin(apply_plan(self._base, plan)), self._names, keep_qdq=True) as session:
+        with OrtSession(fp32_emulation(apply_plan(self._base, plan)), self._names, keep_qdq=True) as session:
             for feeds, expected in self._expected:
                 for item, total, reference, output in zip(
                     self._watched, sums, expected, session.run(feeds), strict=True

@@ -12,7 +12,7 @@ from trtopt.accuracy.sensitivity import sensitivity
 from trtopt.cache.code import code_hash, entry_key
 from trtopt.graph import cost
 from trtopt.graph.skeleton import content_hash
-from trtopt.judge.selection import Guard, Guarded, Verdict
+from trtopt.judge.selection import Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.gauge import Gauge, accuracy_drop
@@ -22,9 +22,9 @@ from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.regions import find_candidates
 from trtopt.precision.search.checkpoint import Checkpoint
-from trtopt.precision.search.result import Found
+from trtopt.precision.search.result import SearchResult
 from trtopt.precision.search.search import search_auto, search_budget
-from trtopt.precision.search.space import Evaluation, Form, Mix, Option, SearchRegion, Space
+from trtopt.precision.search.space import Evaluation, Form, Mix, RegionOption, SearchRegion, Space
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.decisions import SearchRecord
 from trtopt.report.text.decisions import miss_text
@@ -60,8 +60,8 @@ class RegionOracle:
     def identity(self) -> str:
         """What the answers depend on besides the regions: the graph, the judge, the ranges, the improved numbers."""
         plan, digest = self._improved.plan, hashlib.sha256(content_hash(self._improved.problem.model).encode())
-        put_back = sorted(self._improved.problem.put_back.items())
-        known = (self._guard.judge.name, plan.wide, plan.quantized, sorted(self._forms.items()), put_back)
+        fallbacks = sorted(self._improved.problem.fallbacks.items())
+        known = (self._guard.judge.name, plan.wide, plan.quantized, sorted(self._forms.items()), fallbacks)
         digest.update(repr(known).encode())
         for values in (plan.rounded, plan.bias):
             for node in sorted(values):
@@ -84,7 +84,7 @@ class RegionOracle:
             tuple(
                 SearchRegion(
                     name,
-                    tuple(Option(dtype, option.saved_us) for dtype, option in self._options[name].items()),
+                    tuple(RegionOption(dtype, option.saved_us) for dtype, option in self._options[name].items()),
                     sum(flop.get(node, 0) for node in verdict.region.nodes),
                 )
                 for name, verdict in self._verdicts.items()
@@ -159,21 +159,21 @@ class RegionOracle:
         return list(self._options[name][dtype].kept)
 
 
-def _best_of_types(verdict: Verdict) -> dict[Form, Verdict]:
+def _best_of_types(verdict: RegionVerdict) -> dict[Form, RegionVerdict]:
     """The form of each type that saves most; of the type that the guard chose, its choice."""
-    found: dict[Form, Verdict] = {}
+    found: dict[Form, RegionVerdict] = {}
     for option in sorted(verdict.options, key=lambda item: item.saved_us):
         found[_dtype_of(option)] = option
     return {**found, _dtype_of(verdict): verdict} if verdict.kept else found
 
 
-def _dtype_of(verdict: Verdict) -> Precision:
+def _dtype_of(verdict: RegionVerdict) -> Precision:
     return next(op.dtype for op in verdict.kept.values())
 
 
 def search(
     oracle: RegionOracle, gauge: Gauge, flop: Mapping[str, int], observer: Observer, target: BuildTarget
-) -> Found:
+) -> SearchResult:
     """The fastest mix within the budget; resumed from where a killed run was, but with a Python caller's metric.
 
     Args:

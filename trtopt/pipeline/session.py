@@ -22,7 +22,7 @@ from trtopt.pipeline.inputs import BuildInputs, Sources, read_files, read_inputs
 from trtopt.pipeline.lower import Lowering, lower
 from trtopt.pipeline.lowered import Lowered, blamed
 from trtopt.pipeline.outputs import Results, write
-from trtopt.pipeline.own_qdq import OwnQdq, mended, own_qdq
+from trtopt.pipeline.own_qdq import OwnQdq, canonicalized, own_qdq
 from trtopt.pipeline.report import Built, Stages, effective, report_of
 from trtopt.pipeline.rewrite import rewrite
 from trtopt.pipeline.search import missed
@@ -74,7 +74,7 @@ def run_build(path: Path, config: BuildConfig, sources: Sources, clock: Clock, *
 def _without_host_part(settings: BuildSettings, inputs: BuildInputs, clock: Clock) -> tuple[Cut, Outputs]:
     """The model without what its compiler refuses; where something is cut off, its file joins the outputs."""
     target, outputs = settings.target, settings.outputs
-    artifact = mended(inputs.loaded, target.backend.name, clock)
+    artifact = canonicalized(inputs.loaded, target.backend.name, clock)
     with clock.stage("cut"):
         shapes = target.with_profiles(inputs.profiles).shapes
         parts = cut(artifact, target.backend, shapes, clock, plugins=bool(settings.config.plugins))

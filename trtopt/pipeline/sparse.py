@@ -25,11 +25,11 @@ from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.gauge import Gauge, accuracy_drop
 from trtopt.pipeline.output_error import OutputError, decibels
 from trtopt.pipeline.verify import Verification
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import Samples
-from trtopt.precision.search.result import Found
+from trtopt.precision.search.result import SearchResult
 from trtopt.precision.search.search import search_budget
-from trtopt.precision.search.space import Evaluation, Form, Mix, Option, SearchRegion, Space
+from trtopt.precision.search.space import Evaluation, Form, Mix, RegionOption, SearchRegion, Space
 from trtopt.report.schema.analysis import Sparsity
 from trtopt.report.schema.decisions import CurvePoint, PrunedLayer, SparsityBudget, SparsityRecord
 from trtopt.report.schema.steps import Refusal, StepRecord
@@ -37,8 +37,15 @@ from trtopt.report.text.format import count
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.sparsity.eligibility import eligibility
-from trtopt.sparsity.layers import Candidate, Candidates, PrunedWeight, by_magnitude, candidates, with_pruned
-from trtopt.sparsity.prune import Pruned, prune
+from trtopt.sparsity.layers import (
+    PrunedWeight,
+    SparseCandidate,
+    SparseCandidates,
+    by_magnitude,
+    candidates,
+    with_pruned,
+)
+from trtopt.sparsity.prune import PrunedModel, prune
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
 
@@ -136,7 +143,7 @@ class _Sparsifier:
         self._artifact, self._job, self._clock = artifact, job, clock
         self._began = time.perf_counter()
         lift = passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)
-        self._model = lift(infer_shapes(widen(artifact.model))).model
+        self._model = lift(infer_shapes(to_fp32(artifact.model))).model
         self._judge = OutputError(self._model, job.samples)
 
     def run(self) -> Sparsified:
@@ -173,7 +180,7 @@ class _Sparsifier:
         step = StepRecord("prune-2-4", _STAGE, record.pruned, seconds, refusals, record.recovery)
         return Sparsified(self._artifact.with_step(model, step), record)
 
-    def _verdict(self, found: Candidates) -> Sparsity | None:
+    def _verdict(self, found: SparseCandidates) -> Sparsity | None:
         """What pays; None for a target that is not one GPU."""
         gpu, shapes = self._job.target.gpu, static_shapes(self._model, self._job.target.shapes)
         if gpu is None:
@@ -184,8 +191,10 @@ class _Sparsifier:
     def _flop(self) -> Mapping[str, int]:
         return cost.flop_by_node(self._model, static_shapes(self._model, self._job.target.shapes))
 
-    def _unchanged(self, found: Candidates, verdict: Sparsity | None, chosen: Sequence[Candidate]) -> Sparsified:
-        kept = Pruned(self._model, tuple(by_magnitude(self._model, item) for item in chosen))
+    def _unchanged(
+        self, found: SparseCandidates, verdict: Sparsity | None, chosen: Sequence[SparseCandidate]
+    ) -> Sparsified:
+        kept = PrunedModel(self._model, tuple(by_magnitude(self._model, item) for item in chosen))
         what = "no further weight is pruned" if chosen else "weights stay dense: no layer gains by 2:4"
         backend = self._job.target.backend.name
         if backend == "tensorrt-rtx" and not self._job.config.sparse_all:
@@ -193,16 +202,18 @@ class _Sparsifier:
         self._clock.warn("sparsity", what if chosen else f"{what} (--sparse-all prunes them anyway)")
         return self._result(self._artifact.model, record_of(backend, found, verdict, kept, kept))
 
-    def _pruned(self, model: ir.Model, layers: Sequence[Candidate]) -> Pruned:
+    def _pruned(self, model: ir.Model, layers: Sequence[SparseCandidate]) -> PrunedModel:
         samples = self._job.samples if self._job.is_real else None
         return prune(model, layers, samples, self._judge.of_model, on_event=self._clock.listen)
 
-    def _final(self, oracle: SparseOracle, layers: Sequence[Candidate], everything: Pruned, search: Found) -> Pruned:
+    def _final(
+        self, oracle: SparseOracle, layers: Sequence[SparseCandidate], everything: PrunedModel, search: SearchResult
+    ) -> PrunedModel:
         """The layers that were chosen, fitted to what they read now that others are dense again."""
         if search.mix == oracle.everything:
             return everything
         chosen = search.mix.types
-        some = Pruned(
+        some = PrunedModel(
             oracle.model(search.mix),
             tuple(item for item in everything.layers if item.nodes[0] in chosen or item.method == "was sparse"),
             everything.trials,
@@ -220,7 +231,7 @@ def _math(model: ir.Model, precision: Precision | None) -> GraphTypes:
     return types_in(model, Precision.FP16 if precision == Precision.AUTO else precision, TENSORRT.name)
 
 
-def _chosen(found: Candidates, verdict: Sparsity | None, config: BuildConfig) -> tuple[Candidate, ...]:
+def _chosen(found: SparseCandidates, verdict: Sparsity | None, config: BuildConfig) -> tuple[SparseCandidate, ...]:
     """The weights to prune, and those that are 2:4 as they are."""
     eligible = {row.weight for row in verdict.layers if row.eligible} if verdict is not None else set()
     return tuple(item for item in found.layers if config.sparse_all or item.sparse or item.weight in eligible)
@@ -244,7 +255,7 @@ class SparseOracle:
     def __init__(
         self,
         dense: ir.Model,
-        found: Pruned,
+        found: PrunedModel,
         saved: Mapping[str, float],
         verdict: Sparsity | None,
         gauge: Gauge,
@@ -260,7 +271,7 @@ class SparseOracle:
             if verdict is None
             else verdict.sparse_us + math.fsum(self._gains.get(name, 0.0) for name in self._layers)
         )
-        self.space = Space(tuple(SearchRegion(name, (Option(_FORM, saved[name]),)) for name in self._layers))
+        self.space = Space(tuple(SearchRegion(name, (RegionOption(_FORM, saved[name]),)) for name in self._layers))
         self.everything = self.space.fastest(Precision.FP16)
         self._known: dict[Mix, Evaluation] = {}
 
@@ -324,7 +335,7 @@ def _renamed(model: ir.Model, names: Collection[str]) -> ir.Model:
     return model
 
 
-def saved(layers: Sequence[Candidate], verdict: Sparsity | None, flop: Mapping[str, int]) -> dict[str, float]:
+def saved(layers: Sequence[SparseCandidate], verdict: Sparsity | None, flop: Mapping[str, int]) -> dict[str, float]:
     """What the search weighs error against, by layer: predicted microseconds where all layers gain some; with
     ``--sparse-all``, where most gain none, millions of the flop that the pattern leaves out.
 
@@ -339,7 +350,7 @@ def saved(layers: Sequence[Candidate], verdict: Sparsity | None, flop: Mapping[s
     return {item.nodes[0]: 5e-7 * max(sum(flop.get(name, 0) for name in item.nodes), 1) for item in layers}
 
 
-def budget_record(search: Found, oracle: SparseOracle) -> SparsityBudget:
+def budget_record(search: SearchResult, oracle: SparseOracle) -> SparsityBudget:
     """How layers were given back."""
     record, chosen = search.record, search.mix.types
     return SparsityBudget(
@@ -361,10 +372,10 @@ def gains_of(verdict: Sparsity | None) -> dict[str, float]:
 
 def record_of(
     backend: str,
-    found: Candidates,
+    found: SparseCandidates,
     verdict: Sparsity | None,
-    final: Pruned,
-    everything: Pruned,
+    final: PrunedModel,
+    everything: PrunedModel,
 ) -> SparsityRecord:
     """What became of every layer.
 
@@ -405,7 +416,7 @@ def record_of(
     )
 
 
-def _layer(item: Candidate, done: PrunedWeight | None, reason: str, times: tuple[float, float]) -> PrunedLayer:
+def _layer(item: SparseCandidate, done: PrunedWeight | None, reason: str, times: tuple[float, float]) -> PrunedLayer:
     dense_us, sparse_us = times
     if done is None:
         return PrunedLayer(item.nodes, item.weight, False, reason, dense_us=dense_us, sparse_us=sparse_us)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from trtopt.accuracy.compare import Runner, compare, compare_tensors, first_bad
-from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric
-from trtopt.accuracy.whole import Fed, HostPart, Selected, as_whole
+from trtopt.accuracy.whole import ConvertingRunner, HostPart, SelectedOutputs, as_whole
 from trtopt.engine.backend import Backend
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.errors import UsageError
 from trtopt.events import Event
-from trtopt.precision.fp16.to_fp32 import widen
+from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import Samples
 from trtopt.report.schema.build import AccuracyRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
@@ -61,7 +61,7 @@ def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clo
         UsageError: The metric fails, or does not fit the model or the samples.
         InvalidModelError: ONNX Runtime cannot load the model.
     """
-    with clock.stage("measure FP32"), OrtSession(widen(loaded)) as reference:
+    with clock.stage("measure FP32"), OrtSession(to_fp32(loaded)) as reference:
         return metric.on_reference(reference, samples, samples.labels)
 
 
@@ -73,13 +73,13 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         clock: Times the stage.
         known: The reference, where a caller compares many graphs with it.
     """
-    reference, twin = widen(job.reference), fp32_twin(job.optimized)
+    reference, emulation = to_fp32(job.reference), fp32_emulation(job.optimized)
     total = job.samples.count
     computed = () if job.host is None else job.host.own_outputs
     with (
         clock.stage("verify"),
         nullcontext(known) if known is not None else OrtSession(reference, job.watched) as before,
-        OrtSession(twin, keep_qdq=True) as engine,
+        OrtSession(emulation, keep_qdq=True) as engine,
         as_whole(engine, job.host) as after,
     ):
         clock.listen(Event("start", "verify", total=total))
@@ -89,8 +89,8 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
     tensors, entry = None, None
     if job.tensors:
         with clock.stage("compare tensors"):
-            tensors = compare_tensors(reference, twin, job.samples, on_event=clock.listen)
-            entry = first_bad(twin, tensors)
+            tensors = compare_tensors(reference, emulation, job.samples, on_event=clock.listen)
+            entry = first_bad(emulation, tensors)
     count = total if total is not None else sum(1 for _ in job.samples)
     return AccuracyRecord(
         count,
@@ -111,7 +111,7 @@ def _measured(
     whole = tuple(outputs) if job.host is None else job.host.outputs
     computed = () if job.host is None else job.host.own_outputs
     judged = {name: found for name, found in outputs.items() if name not in computed}
-    return metric.measure(Selected(optimized, whole), job.samples, job.samples.labels, judged)
+    return metric.measure(SelectedOutputs(optimized, whole), job.samples, job.samples.labels, judged)
 
 
 def verify_engine(
@@ -122,9 +122,9 @@ def verify_engine(
         return record
     with (
         clock.stage("verify engine"),
-        OrtSession(widen(job.reference), job.watched) as before,
+        OrtSession(to_fp32(job.reference), job.watched) as before,
         EngineSession(engine, backend) as run,
-        as_whole(run if job.feeds is None else Fed(run, job.feeds), job.host) as after,
+        as_whole(run if job.feeds is None else ConvertingRunner(run, job.feeds), job.host) as after,
     ):
         clock.listen(Event("start", "verify engine", total=job.samples.count))
         outputs = compare(

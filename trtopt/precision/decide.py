@@ -11,7 +11,7 @@ from trtopt.graph import cost, edit
 from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.fp16.hazards import loses_weights, overflows, wide_nodes
 from trtopt.precision.observe.statistics import TensorStats
-from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Spans, is_float
+from trtopt.precision.observe.value_ranges import LAYOUT_OPS, ValueRanges, is_float
 from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.qdq.write_qdq import LARGEST
@@ -23,20 +23,20 @@ _FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ObservedTensors:
     """Tensors to observe: full histograms for INT8 scales, ranges for the 16-bit decision."""
 
     histogram: frozenset[str]
     ranges: frozenset[str]
 
 
-def wanted_tensors(model: ir.Model, precision: Precision, backend: str) -> Wanted:
+def wanted_tensors(model: ir.Model, precision: Precision, backend: str) -> ObservedTensors:
     """What :func:`decide` needs to know about ``model`` (widened, nodes named).
 
     Left out: the outputs of operators that only move values, and what a fused kernel never stores.
     """
     if precision.is_wide:
-        return Wanted(frozenset(), frozenset())
+        return ObservedTensors(frozenset(), frozenset())
     nodes = [node for dtype in precision.quantized_types for node in candidate_nodes(model, backend, dtype)[0]]
     histogram = {str(node.inputs[0].name) for node in nodes if node.inputs[0] is not None}
     for dtype in precision.quantized_types:
@@ -46,7 +46,7 @@ def wanted_tensors(model: ir.Model, precision: Precision, backend: str) -> Wante
         if node.op_type not in LAYOUT_OPS:
             values += [value for value in node.outputs if is_float(value) and value.name and not _is_fused_away(value)]
     names = {str(value.name) for value in values if edit.constant_of(value) is None}
-    return Wanted(frozenset(histogram), frozenset(names - histogram))
+    return ObservedTensors(frozenset(histogram), frozenset(names - histogram))
 
 
 def decide(
@@ -86,8 +86,8 @@ def plan_for(
         refused: What the report says of the others.
     """
     integer = frozenset(op.node for op in ops if op.dtype == Precision.INT8)
-    spans = Spans(problem.stats, problem.shapes)
-    wide = wide_nodes(problem.model, spans, problem.narrow, integer)
+    ranges = ValueRanges(problem.stats, problem.shapes)
+    wide = wide_nodes(problem.model, ranges, problem.narrow, integer)
     for op in ops:
         scale = op.activation_amax / LARGEST[op.dtype]
         if scale < problem.narrow.smallest_normal:
@@ -96,13 +96,13 @@ def plan_for(
         requested, problem.narrow, wide, tuple(ops), tuple(refused), fused_quantizers=problem.fuses_quantizers
     )
     if problem.takes_bfloat:
-        plan = with_bfloat(problem.model, plan, spans)
-    if not problem.put_back:
+        plan = with_bfloat(problem.model, plan, ranges)
+    if not problem.fallbacks:
         return plan
     return replace(
         plan,
-        wide={**plan.wide, **problem.put_back},
-        bfloat={node: reason for node, reason in plan.bfloat.items() if node not in problem.put_back},
+        wide={**plan.wide, **problem.fallbacks},
+        bfloat={node: reason for node, reason in plan.bfloat.items() if node not in problem.fallbacks},
     )
 
 
@@ -144,7 +144,7 @@ def _is_fused_away(value: ir.Value) -> bool:
 _DOTS = frozenset(["Conv", "Gemm", "MatMul"])
 
 
-def with_bfloat(base: ir.Model, plan: PrecisionPlan, spans: Spans) -> PrecisionPlan:
+def with_bfloat(base: ir.Model, plan: PrecisionPlan, ranges: ValueRanges) -> PrecisionPlan:
     """``plan`` with the products that FP16 cannot hold, and BF16 can, in BF16 instead of FP32.
 
     Only products with constant weights move. What lies between them is computed in FP32 inside the same kernel, and
@@ -156,23 +156,23 @@ def with_bfloat(base: ir.Model, plan: PrecisionPlan, spans: Spans) -> PrecisionP
     Args:
         base: The widened model.
         plan: A plan whose 16-bit type is FP16; any other is returned as it is.
-        spans: What is known of the model's tensors.
+        ranges: What is known of the model's tensors.
     """
     if plan.narrow is not FP16:
         return plan
     quantized = {op.node for op in plan.quantized}
-    heavy = {str(node.name) for node in base.graph if _is_slow(node, plan.wide, spans)} - quantized
+    heavy = {str(node.name) for node in base.graph if _is_slow(node, plan.wide, ranges)} - quantized
     if not heavy:
         return plan
-    heavy -= wide_nodes(base, spans, BF16, quantized).keys()
+    heavy -= wide_nodes(base, ranges, BF16, quantized).keys()
     # Some are FP32 only because of others that are BF16 now.
-    freed = wide_nodes(base, spans, FP16, quantized).keys() - wide_nodes(base, spans, FP16, quantized, heavy).keys()
+    freed = wide_nodes(base, ranges, FP16, quantized).keys() - wide_nodes(base, ranges, FP16, quantized, heavy).keys()
     wide = {name: reason for name, reason in plan.wide.items() if name not in heavy | freed}
     reasons = {name: f"BF16 holds what FP16 does not: {plan.wide[name]}" for name in sorted(heavy - freed)}
     return replace(plan, wide=wide, bfloat={**plan.bfloat, **reasons})
 
 
-def _is_slow(node: ir.Node, wide: Mapping[str, str], spans: Spans) -> bool:
+def _is_slow(node: ir.Node, wide: Mapping[str, str], ranges: ValueRanges) -> bool:
     """Whether ``node`` is a product with constant weights that the compiler would run in FP32.
 
     Between a Cast from FP16 and one to FP16 it runs an FP32 product in FP16 (with sums in FP32), which is as fast and
@@ -180,7 +180,7 @@ def _is_slow(node: ir.Node, wide: Mapping[str, str], spans: Spans) -> bool:
     """
     if node.op_type not in _DOTS or str(node.name) not in wide or len(node.inputs) < 2:
         return False
-    left, right = (spans.constant(value) for value in node.inputs[:2])
+    left, right = (ranges.constant(value) for value in node.inputs[:2])
     weight, data = (right, node.inputs[0]) if right is not None else (left, node.inputs[1])
     if weight is None or data is None:
         return False

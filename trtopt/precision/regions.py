@@ -41,7 +41,7 @@ class Problem:
         narrow: The type of what is neither 8-bit nor FP32.
         imported: INT8 ranges given by a calibration cache, largest magnitude by tensor name: they go before ``stats``.
         unknown: Why a tensor has no INT8 range although there are statistics, by tensor name.
-        put_back: Nodes that stay FP32 because the outputs need it, with the reason.
+        fallbacks: Nodes that stay FP32 because the outputs need it, with the reason.
         takes_bfloat: Whether the target computes in BF16.
     """
 
@@ -53,7 +53,7 @@ class Problem:
     narrow: NarrowType
     imported: Mapping[str, float] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    put_back: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
     takes_bfloat: bool = False
 
     @property

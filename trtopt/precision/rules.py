@@ -56,7 +56,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PlacementRule:
     """One row of the table.
 
     Attributes:
@@ -72,8 +72,8 @@ class Rule:
     placement: Placement
 
 
-def _rule(dtypes: str, ops: str, applies: str, granularity: Granularity | None, reason: str) -> Rule:
-    return Rule(frozenset(ops.split()), frozenset(dtypes.split()), applies, Placement(granularity, reason))
+def _rule(dtypes: str, ops: str, applies: str, granularity: Granularity | None, reason: str) -> PlacementRule:
+    return PlacementRule(frozenset(ops.split()), frozenset(dtypes.split()), applies, Placement(granularity, reason))
 
 
 _BOTH = "int8 fp8"
@@ -86,7 +86,7 @@ _HEAD = _rule(
     "a detection head: its numbers are boxes and scores, and no layer behind it evens out their errors",
 )
 
-RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, tuple[PlacementRule, ...]] = {
     "tensorrt-rtx": (
         _HEAD,
         _rule(_BOTH, "ConvTranspose", "always", None, "the compiler dequantizes it and runs FP16"),

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.fp16.cast_to_half import narrow_floats
+from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.qdq.write_qdq import quantize
 
@@ -20,10 +20,10 @@ def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
     if plan.quantized:
         quantized = quantize(base, plan)
         model, wide = quantized.model, wide | quantized.wide
-    return model if plan.narrow is None else narrow_floats(model, plan.narrow, wide, plan.bfloat)
+    return model if plan.narrow is None else cast_to_half(model, plan.narrow, wide, plan.bfloat)
 
 
-def narrow_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:
+def cast_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:
     """Give the inputs and outputs of a piece of a network the type they have inside an engine.
 
     An input takes the type that all its readers cast it to, a quantizer the narrow type; an output that of what is cast

@@ -18,7 +18,7 @@ from trtopt.report.schema.analysis import Finding, LayerRow, Severity
 from trtopt.report.schema.profile import Deviation, Launching, ProfileLayer, Reason
 from trtopt.report.text.format import count, percent, shorten
 from trtopt.roofline.constants import constants_for
-from trtopt.roofline.layer import LayerTime, layer_times
+from trtopt.roofline.layer import PredictedTime, layer_times
 from trtopt.roofline.work import Work
 from trtopt.support.precision import Precision
 
@@ -61,7 +61,7 @@ class Subject:
         work = self.layer.work
         return work if work is not None and work.gemm is not None and work.kind in _PRODUCTS else None
 
-    def time(self, work: Work, launching: Launching) -> LayerTime:
+    def time(self, work: Work, launching: Launching) -> PredictedTime:
         """The prediction of other work on the same GPU."""
         gpu = self.network.gpu
         if gpu is None:

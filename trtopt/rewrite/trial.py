@@ -79,15 +79,15 @@ class Trial:
         """
         names = {str(node.name) for match in matches for node in match.nodes}
         try:
-            piece = cutter.piece(names)
+            subgraph = cutter.subgraph(names)
         except CutError as error:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error}")
-        key = self._key(recipe, matches, piece)
+        key = self._key(recipe, matches, subgraph)
         if key not in self._verdicts:
             verdict = None
-            if len(piece.graph) < len(model.graph):
-                infer_in_place(piece)
-                verdict = self._judged(recipe, matches, piece, inner=True)
+            if len(subgraph.graph) < len(model.graph):
+                infer_in_place(subgraph)
+                verdict = self._judged(recipe, matches, subgraph, inner=True)
             if verdict is None:  # it is all, or the piece does not show enough of the graph for the recipe
                 verdict = self._judged(recipe, matches, model, inner=False)
             self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found at static shapes")
@@ -97,39 +97,39 @@ class Trial:
         """As :meth:`Judge.price`, asked once for models of equal structure."""
         return self._prices.price(model, inner=inner)
 
-    def _key(self, recipe: Recipe, matches: Sequence[Match], piece: ir.Model) -> str:
-        places = {str(node.name): index for index, node in enumerate(piece.graph.all_nodes())}
+    def _key(self, recipe: Recipe, matches: Sequence[Match], subgraph: ir.Model) -> str:
+        places = {str(node.name): index for index, node in enumerate(subgraph.graph.all_nodes())}
         ways = [(match.choice, sorted(places.get(str(node.name), -1) for node in match.nodes)) for match in matches]
-        return hashlib.sha256(f"{recipe!r} {ways} {structure_key(piece)}".encode()).hexdigest()
+        return hashlib.sha256(f"{recipe!r} {ways} {structure_key(subgraph)}".encode()).hexdigest()
 
-    def _judged(self, recipe: Recipe, matches: Sequence[Match], piece: ir.Model, *, inner: bool) -> Verdict | None:
+    def _judged(self, recipe: Recipe, matches: Sequence[Match], subgraph: ir.Model, *, inner: bool) -> Verdict | None:
         """The verdict from one piece; None where the recipe finds nothing in it."""
         label, wanted = matches[0].label, {match.choice for match in matches}
-        there = [m for m in recipe.find(piece, self.target).matches if m.label == label and m.choice in wanted]
+        there = [m for m in recipe.find(subgraph, self.target).matches if m.label == label and m.choice in wanted]
         if not there:
             return None
         try:
-            before = self.price(piece, inner=inner)
+            before = self.price(subgraph, inner=inner)
         except TrtoptError as error:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error.what}")
-        tried = [self._tried(recipe, match, piece, before, inner) for match in there]
+        tried = [self._tried(recipe, match, subgraph, before, inner) for match in there]
         return max(tried, key=lambda verdict: (verdict.kept, verdict.saved_us))
 
-    def _tried(self, recipe: Recipe, match: Match, piece: ir.Model, whole: Priced, inner: bool) -> Verdict:
+    def _tried(self, recipe: Recipe, match: Match, subgraph: ir.Model, whole: Priced, inner: bool) -> Verdict:
         names = {str(node.name) for node in match.nodes}
         before = whole.share(names)
         if not before.kernels:
             before = whole.total
-        clone = piece.clone()
+        clone = subgraph.clone()
         same = [
             m for m in recipe.find(clone, self.target).matches if (m.label, m.choice) == (match.label, match.choice)
         ]
         refused = recipe.rewrite(clone, same[0])
         if refused is not None:
             return Verdict(match.choice, False, refused.reason, before)
-        invariants.check(clone, invariants.signature(piece))
+        invariants.check(clone, invariants.signature(subgraph))
         infer_in_place(clone)
-        off = difference(piece, clone)
+        off = difference(subgraph, clone)
         if off:
             return Verdict(match.choice, False, f"the results differ: {off}", before)
         try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.roofline.constants import Constants, sustained_share
-from trtopt.roofline.gemm import Array, Chip, Choice, Products, choose, memory_time
+from trtopt.roofline.gemm import Array, Chip, Products, TileChoice, choose, memory_time
 from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate, sparse_speed
 from trtopt.roofline.work import Work
 from trtopt.support.precision import ELEMENT_BYTES, Precision
@@ -53,7 +53,7 @@ class Times:
     total: Array
     least_math: Array
     least_memory: Array
-    choice: Choice | None
+    choice: TileChoice | None
     product: np.ndarray[tuple[int], np.dtype[np.intp]]
 
     @property
@@ -146,7 +146,7 @@ class Batch:
         """The GPU at the clock it sustains."""
         return replace(self.chip, clock=self.chip.clock * self.sustained_share)
 
-    def _products(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], c: Constants) -> tuple[Choice, Array]:
+    def _products(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], c: Constants) -> tuple[TileChoice, Array]:
         """The choice for each product, and the time of what a recurrent layer does before its first step."""
         works = [work for work in self.works if work.gemm is not None and work.kind != "depthwise"]
         m, n, k, batch, taps = self.sizes

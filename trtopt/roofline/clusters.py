@@ -29,7 +29,7 @@ _FLEXIBLE_MOVES = frozenset({"Gather", "GatherElements", "GatherND", "Pad", "Rot
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class FusedKernel:
     """Nodes that become one kernel.
 
     Attributes:
@@ -54,7 +54,7 @@ class _Cluster:
         self.readers: set[_Cluster] = set()
         self.lowest = math.inf  # no reader is below this level: levels only rise
         self.parent: _Cluster | None = None
-        self.kernel: Kernel | None = None
+        self.kernel: FusedKernel | None = None
 
     def add_reader(self, reader: _Cluster) -> None:
         """Note that ``reader`` reads this kernel."""
@@ -71,13 +71,13 @@ class _Cluster:
         return cluster
 
 
-def joined_kernels(flow: Flow, owned: Mapping[ir.Node, Kernel]) -> list[Kernel]:
+def joined_kernels(flow: Flow, owned: Mapping[ir.Node, FusedKernel]) -> list[FusedKernel]:
     """Every kernel of a graph, in an order in which they can run: those that are owned as they are, the remaining nodes
     joined where they can be."""
     return _ordered(flow, _clusters(flow, owned))
 
 
-def _clusters(flow: Flow, owned: Mapping[ir.Node, Kernel]) -> list[_Cluster]:
+def _clusters(flow: Flow, owned: Mapping[ir.Node, FusedKernel]) -> list[_Cluster]:
     """The kernels, in the order of their first nodes."""
     made: dict[ir.Node, _Cluster] = {}
     result: list[_Cluster] = []
@@ -94,7 +94,7 @@ def _clusters(flow: Flow, owned: Mapping[ir.Node, Kernel]) -> list[_Cluster]:
     return [cluster for cluster in result if cluster.parent is None]
 
 
-def _last_reader(flow: Flow, kernel: Kernel) -> ir.Node:
+def _last_reader(flow: Flow, kernel: FusedKernel) -> ir.Node:
     """The last node of a kernel that reads something from outside: from there on the kernel can run."""
     inside = set(kernel.nodes)
     outer = (node for node in reversed(kernel.nodes) if any(v.producer() not in inside for v in flow.inputs(node)))
@@ -112,7 +112,7 @@ def _sources(flow: Flow, nodes: Iterable[ir.Node], made: dict[ir.Node, _Cluster]
     return list(found)
 
 
-def _opaque(flow: Flow, kernel: Kernel, made: dict[ir.Node, _Cluster]) -> _Cluster:
+def _opaque(flow: Flow, kernel: FusedKernel, made: dict[ir.Node, _Cluster]) -> _Cluster:
     sources = _sources(flow, kernel.nodes, made)
     cluster = _Cluster(kernel.main, 1 + max((item.level for item in sources), default=0), None, 0)
     cluster.nodes, cluster.kernel = list(kernel.nodes), kernel
@@ -215,7 +215,7 @@ def _merge(joined: list[_Cluster], added: _Cluster, sources: list[_Cluster]) -> 
     return target
 
 
-def _ordered(flow: Flow, clusters: list[_Cluster]) -> list[Kernel]:
+def _ordered(flow: Flow, clusters: list[_Cluster]) -> list[FusedKernel]:
     """Kernels in an order in which they can run, each as early as the graph's own order has its last node."""
     owner = {node: cluster for cluster in clusters for node in cluster.nodes}
     readers: dict[_Cluster, set[_Cluster]] = {cluster: set() for cluster in clusters}
@@ -231,7 +231,7 @@ def _ordered(flow: Flow, clusters: list[_Cluster]) -> list[Kernel]:
     ready = [(place[cluster], index, cluster) for index, cluster in enumerate(clusters) if not waiting[cluster]]
     heapq.heapify(ready)
     order = {cluster: index for index, cluster in enumerate(clusters)}
-    result: list[Kernel] = []
+    result: list[FusedKernel] = []
     while ready:
         cluster = heapq.heappop(ready)[2]
         result.append(cluster.kernel or _kernel(flow, cluster))
@@ -242,7 +242,7 @@ def _ordered(flow: Flow, clusters: list[_Cluster]) -> list[Kernel]:
     return result
 
 
-def _kernel(flow: Flow, cluster: _Cluster) -> Kernel:
+def _kernel(flow: Flow, cluster: _Cluster) -> FusedKernel:
     nodes = sorted(cluster.nodes, key=flow.position.__getitem__)
     rowwise = [node for node in nodes if node.op_type in ROWWISE]
-    return Kernel((rowwise or nodes)[-1], nodes)
+    return FusedKernel((rowwise or nodes)[-1], nodes)

@@ -30,7 +30,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from trtopt.graph.edit import input_of, is_op
-from trtopt.roofline.clusters import ROWWISE, Kernel, joined_kernels
+from trtopt.roofline.clusters import ROWWISE, FusedKernel, joined_kernels
 from trtopt.roofline.flow import Flow, is_pointwise
 from trtopt.roofline.node_work import dequantized, product_type
 from trtopt.support.precision import Precision
@@ -46,10 +46,10 @@ _ATTENTION_HEADS = range(9, 257)
 10 to 256 are fused, 8 and 512 are not)."""
 
 
-def kernels_of(flow: Flow) -> list[Kernel]:
+def kernels_of(flow: Flow) -> list[FusedKernel]:
     """Group the nodes of a graph into kernels, in an order in which they can run. Each of ``flow.nodes`` is in exactly
     one of them."""
-    owned: dict[ir.Node, Kernel] = {}
+    owned: dict[ir.Node, FusedKernel] = {}
     for node in flow.nodes:
         if is_op(node, "MatMul", "Einsum") and node not in owned:
             _own(owned, _attention(flow, node, owned))
@@ -59,12 +59,12 @@ def kernels_of(flow: Flow) -> list[Kernel]:
     return joined_kernels(flow, owned)
 
 
-def _own(owned: dict[ir.Node, Kernel], kernel: Kernel | None) -> None:
+def _own(owned: dict[ir.Node, FusedKernel], kernel: FusedKernel | None) -> None:
     if kernel is not None:
         owned.update(dict.fromkeys(kernel.nodes, kernel))
 
 
-def _attention(flow: Flow, first: ir.Node, owned: dict[ir.Node, Kernel]) -> Kernel | None:
+def _attention(flow: Flow, first: ir.Node, owned: dict[ir.Node, FusedKernel]) -> FusedKernel | None:
     """Q K^T, whatever is done to the scores, softmax, and the product with V, when nothing else reads the scores.
 
     Quantizing the scores breaks the fusion, unless all three operands are quantized too (measured on TensorRT for RTX).
@@ -92,7 +92,7 @@ def _attention(flow: Flow, first: ir.Node, owned: dict[ir.Node, Kernel]) -> Kern
     if left is not end or right is end:
         return None
     inner = sorted(nodes, key=flow.position.__getitem__)
-    return Kernel(first, [first, *inner, second, *_quantizers(flow, second.outputs[0], owned)], is_attention=True)
+    return FusedKernel(first, [first, *inner, second, *_quantizers(flow, second.outputs[0], owned)], is_attention=True)
 
 
 def _has_fused_attention(flow: Flow, product: ir.Node) -> bool:
@@ -104,7 +104,7 @@ def _has_fused_attention(flow: Flow, product: ir.Node) -> bool:
     return shape[-1] in _ATTENTION_HEADS and product_type(product, flow.precision) in _ATTENTION_TYPES
 
 
-def _with_epilogue(flow: Flow, product: ir.Node, owned: dict[ir.Node, Kernel]) -> Kernel:
+def _with_epilogue(flow: Flow, product: ir.Node, owned: dict[ir.Node, FusedKernel]) -> FusedKernel:
     """A product with the element-wise operators that follow it, and the quantizers of its result."""
     size = flow.elements(product.outputs[0])
 
@@ -114,14 +114,14 @@ def _with_epilogue(flow: Flow, product: ir.Node, owned: dict[ir.Node, Kernel]) -
         return is_pointwise(node) and flow.elements(node.outputs[0]) == size
 
     if size is None:
-        return Kernel(product, [product])
+        return FusedKernel(product, [product])
     nodes, end = _grown(flow, product.outputs[0], may_join, owned)
     if not is_op(product, "Conv", "ConvTranspose") or _writes_quantized(flow, product, nodes):
         nodes += _quantizers(flow, end, owned)
-    return Kernel(product, [product, *sorted(set(nodes), key=flow.position.__getitem__)])
+    return FusedKernel(product, [product, *sorted(set(nodes), key=flow.position.__getitem__)])
 
 
-def _quantizers(flow: Flow, value: ir.Value, owned: dict[ir.Node, Kernel]) -> list[ir.Node]:
+def _quantizers(flow: Flow, value: ir.Value, owned: dict[ir.Node, FusedKernel]) -> list[ir.Node]:
     """The quantizers that a kernel takes in: its result leaves it in one type, so nobody else may read it."""
     users = flow.users.get(value, [])
     if value in flow.kept or not all(_is_quantizer(flow, user) and user not in owned for user in users):
@@ -150,7 +150,7 @@ def _is_quantizer(flow: Flow, node: ir.Node) -> bool:
 
 
 def _grown(
-    flow: Flow, value: ir.Value, may_join: Callable[[ir.Node], bool], owned: dict[ir.Node, Kernel]
+    flow: Flow, value: ir.Value, may_join: Callable[[ir.Node], bool], owned: dict[ir.Node, FusedKernel]
 ) -> tuple[list[ir.Node], ir.Value]:
     """The nodes that ``value`` flows through one region after the other, and the value that leaves the last one."""
     nodes: list[ir.Node] = []
@@ -163,7 +163,7 @@ def _grown(
 
 
 def _region(
-    flow: Flow, value: ir.Value, may_join: Callable[[ir.Node], bool], owned: dict[ir.Node, Kernel]
+    flow: Flow, value: ir.Value, may_join: Callable[[ir.Node], bool], owned: dict[ir.Node, FusedKernel]
 ) -> tuple[list[ir.Node], ir.Value] | None:
     """The fewest users of ``value``, and their users, such that a single value leaves them; None without such."""
 

@@ -62,7 +62,7 @@ class _Sum:
 
 
 @dataclass(frozen=True)
-class Region:
+class GapRegion:
     """Layers of both levels that share nodes with each other and with no other layer."""
 
     onnx: tuple[Layer, ...]
@@ -98,7 +98,7 @@ def compare_levels(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer],
     found = layer_times(works, gpu, constants_for(gpu))
     times = {work: time.predicted_us for work, time in zip(works, found, strict=True)}
     total = _sum(engine_layers, times).us
-    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Region]] = {}
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[GapRegion]] = {}
     for region in regions(onnx_layers, engine_layers):
         groups.setdefault(region.pattern, []).append(region)
     findings = []
@@ -111,7 +111,7 @@ def compare_levels(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer],
     return tuple(sorted(findings, key=lambda item: -item.gain_us))
 
 
-def regions(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer]) -> list[Region]:
+def regions(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer]) -> list[GapRegion]:
     """The layers of both levels, grouped by the nodes they share, in the engine's order."""
     parent: dict[str, str] = {}
 
@@ -129,7 +129,7 @@ def regions(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer]) -> lis
         for layer in layers:
             key = root(layer.onnx_nodes[0]) if layer.onnx_nodes else f"layer {layer.name}"
             grouped.setdefault(key, ([], []))[level].append(layer)
-    return [Region(tuple(onnx), tuple(engine)) for onnx, engine in grouped.values()]
+    return [GapRegion(tuple(onnx), tuple(engine)) for onnx, engine in grouped.values()]
 
 
 def _sum(layers: Iterable[Layer], times: Mapping[Work, float]) -> _Sum:
@@ -155,7 +155,7 @@ def _cause(layer: Layer) -> str:
     return "layout" if layer.work is None or layer.work.flop == 0 else "unfused"
 
 
-def _finding(group: Sequence[Region], before: _Sum, after: _Sum, times: Mapping[Work, float]) -> Finding:
+def _finding(group: Sequence[GapRegion], before: _Sum, after: _Sum, times: Mapping[Work, float]) -> Finding:
     more = {cause: us - before.by_cause.get(cause, 0.0) for cause, us in after.by_cause.items()}
     cause = max(more, key=lambda name: more[name])
     what, remedy = _CAUSES[cause]

@@ -91,7 +91,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TileChoice:
     """The best kernel of each product; each field an array [products], times in microseconds without the launch.
 
     Attributes:
@@ -109,7 +109,7 @@ class Choice:
     split: npt.NDArray[np.intp]
 
 
-def choose(products: Products, chip: Chip, c: Constants) -> Choice:
+def choose(products: Products, chip: Chip, c: Constants) -> TileChoice:
     """Time every tile and split of every product, and take the best of each."""
     tile_m, tile_n = (np.array([tile[axis] for tile in TILES], dtype=np.float64)[None, :, None] for axis in (0, 1))
     split = np.array(SPLITS, dtype=np.float64)[None, None, :]
@@ -132,7 +132,7 @@ def choose(products: Products, chip: Chip, c: Constants) -> Choice:
     at_tile, at_split = np.unravel_index(best, (len(TILES), len(SPLITS)))
     picked = (np.arange(len(time)), at_tile, at_split)
     math = busy[picked] * (full_rounds / rounds)[picked]
-    return Choice(time[picked], math, memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
+    return TileChoice(time[picked], math, memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
 
 
 def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:

@@ -22,7 +22,7 @@ _AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class LayerTime:
+class PredictedTime:
     """A layer's predicted time, in microseconds, and why.
 
     Attributes:
@@ -43,7 +43,7 @@ class LayerTime:
 
 
 @functools.lru_cache(maxsize=65536)
-def layer_time(work: Work, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerTime:
+def layer_time(work: Work, gpu: GpuSpec, *, timing: Timing = "graph") -> PredictedTime:
     """Predict the time of a kernel, with the constants of the GPU or of its architecture.
 
     Args:
@@ -59,11 +59,11 @@ def layer_time(work: Work, gpu: GpuSpec, *, timing: Timing = "graph") -> LayerTi
 
 def layer_times(
     works: Sequence[Work], gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph"
-) -> tuple[LayerTime, ...]:
+) -> tuple[PredictedTime, ...]:
     """Predict the times of kernels with given constants, together: many times as fast as one by one. See
     :func:`layer_time`."""
     latency = launch_us(gpu, constants, timing=timing)
-    found: list[LayerTime] = []
+    found: list[PredictedTime] = []
     for start in range(0, len(works), _AT_ONCE):
         chunk = works[start : start + _AT_ONCE]
         times = Batch.of(chunk, gpu).predict(constants)
@@ -79,7 +79,7 @@ def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph") -
     return launch + constants.profiled_us + (constants.single_run_us if timing == "single run" else 0.0)
 
 
-def _layer_time(index: int, work: Work, times: Times, latency: float, gpu: GpuSpec) -> LayerTime:
+def _layer_time(index: int, work: Work, times: Times, latency: float, gpu: GpuSpec) -> PredictedTime:
     arithmetic, memory, busy = (float(values[index]) for values in (times.math, times.memory, times.total))
     shape = None
     if times.choice is not None and work.gemm is not None and times.product[index] >= 0:
@@ -87,7 +87,7 @@ def _layer_time(index: int, work: Work, times: Times, latency: float, gpu: GpuSp
         tile = TILES[times.choice.tile[row]]
         shape = tiling(work.gemm, tile, gpu.sm, split=int(times.choice.split[row]))
     limiter = limiter_of(arithmetic, memory, busy + latency)
-    return LayerTime(arithmetic, memory, latency, busy + latency, limiter, shape)
+    return PredictedTime(arithmetic, memory, latency, busy + latency, limiter, shape)
 
 
 def predict(
@@ -108,7 +108,7 @@ def predict(
     return rows, tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items())
 
 
-def _row(layer: Layer, work: Work, time: LayerTime) -> LayerRow:
+def _row(layer: Layer, work: Work, time: PredictedTime) -> LayerRow:
     """The report's row of a layer."""
     gemm, shape = work.gemm, time.tiling
     return LayerRow(

@@ -92,16 +92,16 @@ def _peak(fused: FusedModel, graph: ir.Graph) -> tuple[int, str]:
 
 def _lifetimes(graph: FusedGraph) -> tuple[list[list[int]], list[list[int]]]:
     """By kernel: the sizes of the tensors it is the first to write, and of those it is the last to read."""
-    flow, kernels, borders = graph.flow, graph.kernels, graph.borders
+    flow, kernels, traffic = graph.flow, graph.kernels, graph.traffic
     first: dict[ir.Value, int] = {}
     last: dict[ir.Value, int] = {}
     for index, kernel in enumerate(kernels):
         for value in (value for node in kernel.nodes for value in flow.inputs(node)):
-            home = borders.storage(value)
+            home = traffic.storage(value)
             if home in first:
                 last[home] = index
-        for value in borders.leaving(kernel):
-            home = borders.storage(value)
+        for value in traffic.leaving(kernel):
+            home = traffic.storage(value)
             first.setdefault(home, index)
             last[home] = len(kernels) if value in flow.kept else max(index, last.get(home, 0))
     born: list[list[int]] = [[] for _ in kernels]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from trtopt.graph import cost
 from trtopt.graph.edit import is_op
 from trtopt.graph.products import Shapes, products_of
-from trtopt.roofline.clusters import Kernel
+from trtopt.roofline.clusters import FusedKernel
 from trtopt.roofline.flow import Flow
 from trtopt.roofline.fuse import kernels_of
 from trtopt.roofline.node_work import GraphTypes, read, shaped, written
@@ -49,7 +49,7 @@ class FusedModel:
         """One of its graphs."""
         if graph not in self._fused:
             flow = Flow(graph, self.shapes, self.precision)
-            self._fused[graph] = FusedGraph(flow, tuple(kernels_of(flow)), Borders(flow))
+            self._fused[graph] = FusedGraph(flow, tuple(kernels_of(flow)), KernelTraffic(flow))
         return self._fused[graph]
 
     def layers(self) -> tuple[Layer, ...]:
@@ -63,8 +63,8 @@ class FusedGraph:
     """A graph, its kernels in an order in which they can run, and what crosses their borders."""
 
     flow: Flow
-    kernels: tuple[Kernel, ...]
-    borders: Borders
+    kernels: tuple[FusedKernel, ...]
+    traffic: KernelTraffic
 
 
 def _layers(graph: FusedGraph, times: int) -> Iterator[Layer]:
@@ -73,7 +73,7 @@ def _layers(graph: FusedGraph, times: int) -> Iterator[Layer]:
             continue
         names = tuple(str(node.name) for node in kernel.nodes)
         op = "Attention" if kernel.is_attention else kernel.main.op_type
-        work = _work(graph.flow, kernel, graph.borders)
+        work = _work(graph.flow, kernel, graph.traffic)
         if work is None:
             yield Layer(str(kernel.main.name), op, names, None)
         elif work.write_bytes:
@@ -94,9 +94,9 @@ def repeated(work: Work, times: int) -> Work:
     )
 
 
-def _work(flow: Flow, kernel: Kernel, borders: Borders) -> Work | None:
+def _work(flow: Flow, kernel: FusedKernel, traffic: KernelTraffic) -> Work | None:
     flops = [cost.flop_of(node, flow.shapes) for node in kernel.nodes]
-    moved = borders.moved(kernel)
+    moved = traffic.moved(kernel)
     if moved is None or any(flop is None for flop in flops):
         return None
     flop = sum(flop for flop in flops if flop is not None)
@@ -108,7 +108,7 @@ def _work(flow: Flow, kernel: Kernel, borders: Borders) -> Work | None:
     return replace(work, kind="attention", alignment_bytes=alignment_of(*rows, dtype=work.dtype))
 
 
-class Borders:
+class KernelTraffic:
     """What crosses the borders of kernels: each tensor and constant once per kernel.
 
     A Concat is free for the tensors whose producers can write them in place: whole tensors that a kernel of the graph
@@ -129,7 +129,7 @@ class Borders:
             value for value in dict.fromkeys(concat.inputs) if value is not None and self.home.get(value) is not out
         ]
 
-    def moved(self, kernel: Kernel) -> tuple[int, int, int] | None:
+    def moved(self, kernel: FusedKernel) -> tuple[int, int, int] | None:
         """Bytes of activations read, constants read and activations written; None when a shape is not known."""
         if is_op(kernel.main, "Concat") and len(kernel.nodes) == 1:
             sizes = [self._flow.read_bytes(kernel.main, value) for value in self.copied(kernel.main)]
@@ -141,7 +141,7 @@ class Borders:
             return None
         return *reads, sum(size for size in writes if size is not None)
 
-    def leaving(self, kernel: Kernel) -> list[ir.Value]:
+    def leaving(self, kernel: FusedKernel) -> list[ir.Value]:
         """The tensors a kernel writes: what others read, and what has to be there at the end."""
         inside, flow = set(kernel.nodes), self._flow
         return [
@@ -164,7 +164,7 @@ class Borders:
             if value.producer() in self._flow.position and not self._flow.is_constant(value):
                 self.home[value] = concat.outputs[0]
 
-    def _reads(self, kernel: Kernel) -> tuple[int, int] | None:
+    def _reads(self, kernel: FusedKernel) -> tuple[int, int] | None:
         flow = self._flow
         inside = {value for node in kernel.nodes for value in node.outputs}
         shown: dict[ir.Value, dict[ir.Value, int]] = {}
@@ -189,7 +189,7 @@ class Borders:
             return sizes
         return min(sizes, math.ceil(elements * self._flow.precision.element_bytes(source)))
 
-    def _is_folded(self, kernel: Kernel, node: ir.Node, value: ir.Value) -> bool:
+    def _is_folded(self, kernel: FusedKernel, node: ir.Node, value: ir.Value) -> bool:
         """Whether a constant is no more when the engine is built: a batch normalisation's parameters go into the
         weights of the convolution before it."""
         return (

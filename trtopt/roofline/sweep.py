@@ -82,7 +82,7 @@ def batch_axis(inputs: Sequence[InputSpec], shapes: Shapes) -> BatchAxis | None:
 
 
 @dataclass(frozen=True)
-class Sweeper:
+class BatchSweeper:
     """Predicts a network at other batch sizes.
 
     Attributes:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.emulation import fp32_twin
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.errors import InvalidModelError
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.cpu import available_threads
@@ -41,7 +41,7 @@ class CpuRunner:
         self.outputs = specs_of(model.graph.outputs)
         self.runtime = f"onnxruntime {require('onnxruntime', 'cpu', 'serve models on the CPU').__version__} on the CPU"
         threads = max(1, available_threads() - callers + 1)
-        self._session = ServingSession(fp32_twin(model) if _has_bf16(model) else model, threads=threads)
+        self._session = ServingSession(fp32_emulation(model) if _has_bf16(model) else model, threads=threads)
         self._narrow = {spec.name for spec in self.outputs if spec.dtype == ml_dtypes.bfloat16}
 
     def run(self, context: int, feeds: Arrays) -> Arrays:

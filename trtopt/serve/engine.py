@@ -17,10 +17,10 @@ import numpy as np
 
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.serve import dlpack
-from trtopt.serve.load import Loaded, Settings, load
+from trtopt.serve.load import Loaded, LoadSettings, load
 from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
-from trtopt.serve.tensors import Border, Given, TensorSpec, check_nan
+from trtopt.serve.tensors import CallInput, InputChecker, TensorSpec, check_nan
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -47,7 +47,7 @@ class Engine:
         self.outputs: tuple[TensorSpec, ...] = loaded.runner.outputs
         self._runner = loaded.runner
         self._first = self.inputs[0].name if self.inputs else ""
-        self._border = Border(self.inputs, takes_gpu=loaded.runner.takes_gpu)
+        self._border = InputChecker(self.inputs, takes_gpu=loaded.runner.takes_gpu)
         self._pool = Pool(contexts, queue)
         self._counters = Counters()
         self._refuses_nan = nan == "refuse"
@@ -93,7 +93,7 @@ class Engine:
                 )
         if nan not in ("allow", "refuse"):
             raise UsageError(f"nan is {nan!r}", where="nan", remedy="give 'allow' or 'refuse'")
-        chosen = Settings.of(contexts, None if fallback is None else Path(fallback), options)
+        chosen = LoadSettings.of(contexts, None if fallback is None else Path(fallback), options)
         return cls(load(Path(path), chosen), contexts, queue, nan)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _taken(self, inputs: Mapping[str, Any]) -> dict[str, Given]:
+    def _taken(self, inputs: Mapping[str, Any]) -> dict[str, CallInput]:
         self._check_process()
         return self._border.check(inputs)
 
@@ -235,7 +235,7 @@ class Engine:
                 remedy="load it in each worker process",
             )
 
-    async def _reply(self, feeds: dict[str, Given]) -> dict[str, Any]:
+    async def _reply(self, feeds: dict[str, CallInput]) -> dict[str, Any]:
         """The outputs, computed by a thread of the engine as soon as a context is free."""
         reply: Future[dict[str, Any]] = Future()
         found = self._pool.request()
@@ -250,7 +250,7 @@ class Engine:
             self._pool.leave(found)
             raise
 
-    def _start(self, feeds: dict[str, Given], reply: Future[dict[str, Any]], found: Future[int]) -> None:
+    def _start(self, feeds: dict[str, CallInput], reply: Future[dict[str, Any]], found: Future[int]) -> None:
         if found.cancelled():
             return
         error = found.exception()
@@ -259,7 +259,7 @@ class Engine:
         elif reply.set_running_or_notify_cancel():
             reply.set_exception(error)
 
-    def _submit(self, context: int, feeds: dict[str, Given], reply: Future[dict[str, Any]]) -> None:
+    def _submit(self, context: int, feeds: dict[str, CallInput], reply: Future[dict[str, Any]]) -> None:
         try:
             self._executor.submit(self._answer, context, feeds, reply)
         except RuntimeError as error:  # no call of a coroutine can be started: the main thread has ended, as a rule
@@ -269,7 +269,7 @@ class Engine:
             self._pool.refuse(unserved)  # all at once: each of them would come here from the one before
             self._pool.release(context)
 
-    def _answer(self, context: int, feeds: dict[str, Given], reply: Future[dict[str, Any]]) -> None:
+    def _answer(self, context: int, feeds: dict[str, CallInput], reply: Future[dict[str, Any]]) -> None:
         """Compute the outputs for a coroutine; for one that was cancelled meanwhile, give the context back."""
         if not reply.set_running_or_notify_cancel():
             self._pool.release(context)
@@ -284,7 +284,7 @@ class Engine:
         else:
             reply.set_result(outputs)
 
-    def _computed(self, context: int, feeds: dict[str, Given]) -> dict[str, Any]:
+    def _computed(self, context: int, feeds: dict[str, CallInput]) -> dict[str, Any]:
         if self._refuses_nan:
             check_nan(feeds, outputs=False)
         outputs = self._runner.run(context, feeds)

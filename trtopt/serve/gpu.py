@@ -25,7 +25,7 @@ from trtopt.hardware.probe import probe
 from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve import dlpack
 from trtopt.serve.dlpack import GpuTensor
-from trtopt.serve.tensors import Given, TensorSpec, choose, spec_of
+from trtopt.serve.tensors import CallInput, TensorSpec, choose, spec_of
 from trtopt.support._lazy import require
 
 _G = TypeVar("_G")
@@ -149,7 +149,7 @@ class Lane:
         self._allocates = False
         self.counts = self._graphs.counts
 
-    def run(self, profile: int, feeds: Mapping[str, Given]) -> dict[str, Any]:
+    def run(self, profile: int, feeds: Mapping[str, CallInput]) -> dict[str, Any]:
         """Outputs by name: numpy arrays, or tensors on the GPU where the first input is one.
 
         Raises:
@@ -163,7 +163,7 @@ class Lane:
                 self._cuda.call("cudaStreamSynchronize", self._stream)
             raise
 
-    def _run(self, profile: int, feeds: Mapping[str, Given]) -> dict[str, Any]:
+    def _run(self, profile: int, feeds: Mapping[str, CallInput]) -> dict[str, Any]:
         self._order(feeds)
         held = {name: self._ready(name, feeds[name]) for name in self._loaded.inputs}  # until the stream is done
         addresses = {name: self._place(name, given) for name, given in held.items()}
@@ -180,7 +180,7 @@ class Lane:
             found[name] = self._fetch_from_host(name, found[name], source)
         return {name: self._as_model_has_it(name, value, source) for name, value in found.items()}
 
-    def _order(self, feeds: Mapping[str, Given]) -> None:
+    def _order(self, feeds: Mapping[str, CallInput]) -> None:
         """Have the stream wait for what the caller's package has done to tensors on the GPU."""
         if any(isinstance(given, GpuTensor) for given in feeds.values()):
             self._wait_for_legacy()
@@ -189,7 +189,7 @@ class Lane:
         self._cuda.call("cudaEventRecord", self._event, _LEGACY_STREAM)
         self._cuda.call("cudaStreamWaitEvent", self._stream, self._event, 0)
 
-    def _ready(self, name: str, given: Given) -> Given:
+    def _ready(self, name: str, given: CallInput) -> CallInput:
         """An input in the order that the engine's memory has."""
         last = name in self._loaded.channels_last
         if not isinstance(given, GpuTensor):
@@ -210,7 +210,7 @@ class Lane:
             )
         return moved
 
-    def _place(self, name: str, given: Given) -> int:
+    def _place(self, name: str, given: CallInput) -> int:
         """The address of an input. What may be in a graph has one that stays, and is copied there."""
         if isinstance(given, GpuTensor):
             if not self._captures and given.pointer % _ALIGNMENT_BYTES == 0:
@@ -239,7 +239,7 @@ class Lane:
             self._graphs.clear()
         return pointer
 
-    def _set(self, context: Any, profile: int, feeds: Mapping[str, Given], addresses: Mapping[str, int]) -> None:
+    def _set(self, context: Any, profile: int, feeds: Mapping[str, CallInput], addresses: Mapping[str, int]) -> None:
         if context.active_optimization_profile != profile and not context.set_optimization_profile_async(
             profile, int(self._stream)
         ):
@@ -274,7 +274,7 @@ class Lane:
         return shapes if fixed else None
 
     def _launch(
-        self, key: Any, profile: int, feeds: Mapping[str, Given], addresses: Mapping[str, int], *, is_fixed: bool
+        self, key: Any, profile: int, feeds: Mapping[str, CallInput], addresses: Mapping[str, int], *, is_fixed: bool
     ) -> None:
         captured = self._graphs.get(key) if is_fixed else None
         if captured is None and is_fixed and self._graphs.wants(key):
@@ -289,11 +289,11 @@ class Lane:
         else:
             self._enqueue(self._context, feeds)
 
-    def _enqueue(self, context: Any, feeds: Mapping[str, Given]) -> None:
+    def _enqueue(self, context: Any, feeds: Mapping[str, CallInput]) -> None:
         if not context.execute_async_v3(int(self._stream)):
             raise self._loaded.failed(", ".join(f"{name}{list(given.shape)}" for name, given in feeds.items()))
 
-    def _capture(self, profile: int, feeds: Mapping[str, Given], addresses: Mapping[str, int]) -> _Captured:
+    def _capture(self, profile: int, feeds: Mapping[str, CallInput], addresses: Mapping[str, int]) -> _Captured:
         """A graph of these shapes, in a context of its own that shares its scratch memory with the others."""
         trt, engine = self._loaded.trt, self._loaded.engine
         context = engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
@@ -387,7 +387,7 @@ class GpuRunner:
             self.outputs = tuple(map(spec_of, manifest.outputs))
         self._profiles = {spec.name: spec.profiles for spec in self.inputs if spec.profiles}
 
-    def run(self, context: int, feeds: Mapping[str, Given]) -> dict[str, Any]:
+    def run(self, context: int, feeds: Mapping[str, CallInput]) -> dict[str, Any]:
         """Outputs by name, on the GPU where the first input is."""
         profile = choose(self._profiles, {name: tuple(feeds[name].shape) for name in self._profiles})
         with self._cuda.first_gpu():

@@ -20,7 +20,7 @@ from trtopt.serve.tensors import TensorSpec, said, spec_of
 from trtopt.source.onnx_file import load as load_model
 
 
-class Runner(Protocol):
+class ServingRunner(Protocol):
     """What runs the calls.
 
     Attributes:
@@ -60,7 +60,7 @@ class WholeRunner:
 
     takes_gpu = False
 
-    def __init__(self, first: Runner, host: CpuRunner, names: Sequence[str] | None = None) -> None:
+    def __init__(self, first: ServingRunner, host: CpuRunner, names: Sequence[str] | None = None) -> None:
         made = {spec.name: spec for spec in first.outputs}
         given = {spec.name: spec for spec in first.inputs}
         own = tuple(spec for spec in host.inputs if spec.name not in made and spec.name not in given)
@@ -128,7 +128,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoadSettings:
     """How an engine is loaded.
 
     Attributes:
@@ -146,7 +146,7 @@ class Settings:
     cuda_graphs: int = 8
 
     @classmethod
-    def of(cls, contexts: int, fallback: Path | None, options: EngineOptions) -> Settings:
+    def of(cls, contexts: int, fallback: Path | None, options: EngineOptions) -> LoadSettings:
         """The settings, with what was given of the options of engines.
 
         Raises:
@@ -178,12 +178,12 @@ class Loaded:
     """
 
     name: str
-    runner: Runner
+    runner: ServingRunner
     inputs: tuple[TensorSpec, ...]
     fallback_reason: str = ""
 
 
-def load(path: Path, settings: Settings) -> Loaded:
+def load(path: Path, settings: LoadSettings) -> Loaded:
     """Load an engine or a model; raises as :meth:`trtopt.Engine.load`."""
     if not is_engine(path):
         _check_no_engine_settings(path, settings)
@@ -203,7 +203,7 @@ def load(path: Path, settings: Settings) -> Loaded:
                 f"machine; or {error.remedy}",
             ) from error
         return _fallback(engine, settings.fallback, settings.contexts, error.what)
-    runner: Runner = GpuRunner(engine, settings.contexts, settings.cuda_graphs)
+    runner: ServingRunner = GpuRunner(engine, settings.contexts, settings.cuda_graphs)
     if engine.manifest is not None and engine.manifest.host is not None:
         runner = _with_host(runner, engine.path, engine.manifest.host, settings.contexts)
     return Loaded(path.name, runner, runner.inputs)
@@ -237,13 +237,13 @@ def _impossible(path: Path, why: str) -> IntegrityError:
     return IntegrityError(f"The manifest is of no engine: {why}", where=str(path), remedy="build the engine again")
 
 
-def _with_host(first: Runner, path: Path, host: HostFiles, contexts: int) -> WholeRunner:
+def _with_host(first: ServingRunner, path: Path, host: HostFiles, contexts: int) -> WholeRunner:
     """An engine, or its model, with the part for the host behind it."""
     place = path.with_name(host.files[0].name)
     return WholeRunner(first, CpuRunner(load_model(place).model, contexts), host.model_outputs or None)
 
 
-def _check_no_engine_settings(path: Path, settings: Settings) -> None:
+def _check_no_engine_settings(path: Path, settings: LoadSettings) -> None:
     """Settings that protect engines must not be taken for protection of a model."""
     for name, value in (("fallback", settings.fallback), ("key", settings.key)):
         if value is not None:
@@ -254,7 +254,7 @@ def _check_no_engine_settings(path: Path, settings: Settings) -> None:
             )
 
 
-def _model(path: Path, contexts: int) -> Runner:
+def _model(path: Path, contexts: int) -> ServingRunner:
     """A model and, where it lies beside it, its part for the host.
 
     A build of ``det.onnx`` leaves ``det.host.onnx`` beside the whole model, whose part it is not.
@@ -277,7 +277,7 @@ def _fallback(engine: VerifiedEngine, path: Path, contexts: int, reason: str) ->
     """The model of an engine in its place."""
     artifact = load_model(path)
     manifest = engine.manifest
-    runner: Runner = CpuRunner(artifact.model, contexts)
+    runner: ServingRunner = CpuRunner(artifact.model, contexts)
     inputs = runner.inputs
     if manifest is not None:
         _check_model_of(manifest, path, artifact.sha256, runner)
@@ -290,7 +290,7 @@ def _fallback(engine: VerifiedEngine, path: Path, contexts: int, reason: str) ->
     return Loaded(engine.path.name, runner, inputs, reason)
 
 
-def _check_model_of(manifest: Manifest, path: Path, sha256: str, model: Runner) -> None:
+def _check_model_of(manifest: Manifest, path: Path, sha256: str, model: ServingRunner) -> None:
     """Check that a model is the one an engine was made from.
 
     Raises:

@@ -99,7 +99,7 @@ def _outside(profiles: Profiles, shapes: Shapes) -> UsageError:
 Arrays = dict[str, np.ndarray]
 """Arrays by the name of the input or output."""
 
-Given = np.ndarray | GpuTensor
+CallInput = np.ndarray | GpuTensor
 """An input of a call: in the host's memory, or on the GPU."""
 
 _MOST_SEEN = 1024
@@ -130,7 +130,7 @@ def spec_of(item: EngineTensor) -> TensorSpec:
     return TensorSpec(item.name, np.dtype(dtype), item.shape, item.ranges)
 
 
-class Border:
+class InputChecker:
     """Checks the inputs of calls, at the border, so that a runtime never sees wrong ones."""
 
     def __init__(self, inputs: Sequence[TensorSpec], *, takes_gpu: bool) -> None:
@@ -140,7 +140,7 @@ class Border:
         self._seen: set[tuple[tuple[int, ...], ...]] = set()
         """Shapes that fit, bounded: looking them up is cheaper than checking them."""
 
-    def check(self, inputs: Mapping[str, Any]) -> dict[str, Given]:
+    def check(self, inputs: Mapping[str, Any]) -> dict[str, CallInput]:
         """The inputs, of the right type and shape, without copies.
 
         Args:
@@ -158,7 +158,7 @@ class Border:
             )
         if len(inputs) != len(specs) or inputs.keys() != specs.keys():
             raise self._wrong_names(inputs)
-        arrays: dict[str, Given] = {}
+        arrays: dict[str, CallInput] = {}
         shapes = []
         for name, spec in specs.items():
             value = inputs[name]
@@ -179,7 +179,7 @@ class Border:
             self._seen.add(key)
         return arrays
 
-    def _read(self, name: str, value: Any) -> Given:
+    def _read(self, name: str, value: Any) -> CallInput:
         """A tensor of another package."""
         if isinstance(value, np.ndarray):
             return value

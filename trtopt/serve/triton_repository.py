@@ -43,7 +43,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
-class Entry:
+class RepositoryEntry:
     """A model to write.
 
     Attributes:
@@ -71,7 +71,7 @@ def check_name(name: str) -> None:
         )
 
 
-def write(repository: Path, entries: Sequence[Entry], version: int | None) -> int:
+def write(repository: Path, entries: Sequence[RepositoryEntry], version: int | None) -> int:
     """Write models as one version each.
 
     A new model appears with its version, a new version with its files, in order, when all are written. A model of the
@@ -101,7 +101,7 @@ def write(repository: Path, entries: Sequence[Entry], version: int | None) -> in
         ) from error
 
 
-def _write_all(repository: Path, entries: Sequence[Entry], version: int | None) -> int:
+def _write_all(repository: Path, entries: Sequence[RepositoryEntry], version: int | None) -> int:
     for entry in entries:
         _check_config(repository / entry.name, entry.config)
     present = {number for entry in entries for number in _versions(repository / entry.name)}
@@ -139,7 +139,7 @@ def _versions(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if _VERSION.fullmatch(path.name)] if folder.is_dir() else []
 
 
-def _write_one(staged: ExitStack, repository: Path, entry: Entry, version: str) -> None:
+def _write_one(staged: ExitStack, repository: Path, entry: RepositoryEntry, version: str) -> None:
     model = repository / entry.name
     if model.is_dir():
         _fill(staged.enter_context(_staged(model, model / version)), entry)
@@ -150,7 +150,7 @@ def _write_one(staged: ExitStack, repository: Path, entry: Entry, version: str) 
     _store(folder / CONFIG, entry.config.encode())
 
 
-def _fill(folder: Path, entry: Entry) -> None:
+def _fill(folder: Path, entry: RepositoryEntry) -> None:
     for name, content in entry.files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -290,9 +290,9 @@ def triton(
         parts = _onnx(path, name, settings)
     steps = parts.steps
     batch = max_batch([step.model for step in steps], settings.max_batch)
-    entries = [Entry(step.model.name, config_text(step.model, batch, settings), step.files) for step in steps]
+    entries = [RepositoryEntry(step.model.name, config_text(step.model, batch, settings), step.files) for step in steps]
     if len(steps) > 1:
-        entries.append(Entry(name, _ensemble(name, parts, batch)))
+        entries.append(RepositoryEntry(name, _ensemble(name, parts, batch)))
     version = write(Path(repository), entries, settings.version)
     backends = [*(step.model.runtime for step in steps), "ensemble"]
     tensors = [tensor for step in steps for tensor in step.model.tensors]

@@ -30,13 +30,13 @@ import onnx_ir as ir
 
 from trtopt.hardware.spec import GpuSpec
 from trtopt.judge.gain import LEAST_GAIN
-from trtopt.precision.qdq.existing import mend, without_qdq
+from trtopt.precision.qdq.existing import canonicalize_qdq, without_qdq
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.report.text.format import percent
 from trtopt.roofline.constants import constants_for
-from trtopt.roofline.layer import LayerTime, layer_times
+from trtopt.roofline.layer import PredictedTime, layer_times
 from trtopt.roofline.work import Layer, Work, sparse_work
-from trtopt.sparsity.layers import Candidate, Candidates, candidates
+from trtopt.sparsity.layers import SparseCandidate, SparseCandidates, candidates
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 LEAST_CHANNELS = 256
@@ -69,12 +69,12 @@ class _Place:
     node: str
     layer: Layer
     work: Work
-    time: LayerTime
+    time: PredictedTime
     gpu: GpuSpec
 
 
 @dataclass(frozen=True)
-class Rule:
+class SparseRule:
     """One row of the table.
 
     Attributes:
@@ -88,28 +88,34 @@ class Rule:
     reason: str
 
 
-RULES: dict[str, tuple[Rule, ...]] = {
-    "tensorrt-rtx": (Rule("always", False, "TensorRT for RTX ignores sparse weights: its engine stays the same"),),
+RULES: dict[str, tuple[SparseRule, ...]] = {
+    "tensorrt-rtx": (
+        SparseRule("always", False, "TensorRT for RTX ignores sparse weights: its engine stays the same"),
+    ),
     "tensorrt": (
-        Rule("old-gpu", False, "the GPU has no Sparse Tensor Cores: they came with compute capability 8.0"),
-        Rule("fused", False, "it is computed inside of another kernel"),
-        Rule("grouped", False, "no sparse kernel for grouped convolutions: none was seen to be chosen"),
-        Rule("3-d", False, "sparse convolutions are documented for up to two spatial axes"),
-        Rule("fp32", False, "FP32 products run on CUDA cores, which skip no zeros"),
-        Rule("tf32", False, "in TF32, Sparse Tensor Cores want one of two weights to be zero, not two of four"),
-        Rule("other-type", False, "TensorRT's documentation names FP16 and INT8 for sparse weights, not this type"),
-        Rule("uneven", False, "its channels are no multiples of 16 (INT8: 32): they do not fill sparse kernels"),
-        Rule("small", False, f"below {LEAST_CHANNELS} channels in (times taps) or out dense kernels are as fast"),
-        Rule("memory", False, "it is bound by the bytes it moves: sparse kernels skip arithmetic"),
-        Rule("int8", True, "sparse INT8 kernels exist; with Q/DQ a user saw none chosen (see the tactic)"),
-        Rule("product", True, "TensorRT lists such products as eligible, in older releases not (see the tactic)"),
-        Rule("always", True, "sparse FP16 convolutions exist; TensorRT takes one where it is faster (see the tactic)"),
+        SparseRule("old-gpu", False, "the GPU has no Sparse Tensor Cores: they came with compute capability 8.0"),
+        SparseRule("fused", False, "it is computed inside of another kernel"),
+        SparseRule("grouped", False, "no sparse kernel for grouped convolutions: none was seen to be chosen"),
+        SparseRule("3-d", False, "sparse convolutions are documented for up to two spatial axes"),
+        SparseRule("fp32", False, "FP32 products run on CUDA cores, which skip no zeros"),
+        SparseRule("tf32", False, "in TF32, Sparse Tensor Cores want one of two weights to be zero, not two of four"),
+        SparseRule(
+            "other-type", False, "TensorRT's documentation names FP16 and INT8 for sparse weights, not this type"
+        ),
+        SparseRule("uneven", False, "its channels are no multiples of 16 (INT8: 32): they do not fill sparse kernels"),
+        SparseRule("small", False, f"below {LEAST_CHANNELS} channels in (times taps) or out dense kernels are as fast"),
+        SparseRule("memory", False, "it is bound by the bytes it moves: sparse kernels skip arithmetic"),
+        SparseRule("int8", True, "sparse INT8 kernels exist; with Q/DQ a user saw none chosen (see the tactic)"),
+        SparseRule("product", True, "TensorRT lists such products as eligible, in older releases not (see the tactic)"),
+        SparseRule(
+            "always", True, "sparse FP16 convolutions exist; TensorRT takes one where it is faster (see the tactic)"
+        ),
     ),
 }
 """By backend, in order: the first row that applies to a node decides, and then the predicted gain."""
 
 
-def weights_of(model: ir.Model, backend: str) -> Candidates:
+def weights_of(model: ir.Model, backend: str) -> SparseCandidates:
     """The weights of a model that can be 2:4, those that are quantized by their integers.
 
     Args:
@@ -117,13 +123,13 @@ def weights_of(model: ir.Model, backend: str) -> Candidates:
         backend: ``tensorrt`` or ``tensorrt-rtx``: how Q/DQ of the model is read.
 
     Raises:
-        InvalidModelError: It is quantized in a way that cannot be read (:func:`trtopt.precision.qdq.existing.mend`).
+        InvalidModelError: It is quantized in a way that cannot be read (:func:`.existing.canonicalize_qdq`).
     """
-    mended = mend(model, backend)
+    mended = canonicalize_qdq(model, backend)
     return candidates(model if mended is None else without_qdq(mended.model))
 
 
-def eligibility(found: Candidates, layers: Sequence[Layer], gpu: GpuSpec, backend: str) -> Sparsity:
+def eligibility(found: SparseCandidates, layers: Sequence[Layer], gpu: GpuSpec, backend: str) -> Sparsity:
     """Say of every Conv, Gemm and MatMul whether 2:4 pays, and what all that do gain.
 
     A layer pays where the table has a sparse kernel and the performance model predicts at least 2 % less time
@@ -163,7 +169,9 @@ def eligibility(found: Candidates, layers: Sequence[Layer], gpu: GpuSpec, backen
     return Sparsity(backend, tuple(rows), total, total - saved, note)
 
 
-def _row(item: Candidate, places: Sequence[_Place], backend: str, sparse: Mapping[Work, LayerTime]) -> SparseLayer:
+def _row(
+    item: SparseCandidate, places: Sequence[_Place], backend: str, sparse: Mapping[Work, PredictedTime]
+) -> SparseLayer:
     """The verdict on a weight: it pays where it does for all the nodes that read it together."""
 
     def row(eligible: bool, reason: str, dense: float, after: float) -> SparseLayer:
@@ -184,7 +192,7 @@ def _row(item: Candidate, places: Sequence[_Place], backend: str, sparse: Mappin
     return row(rule.eligible, rule.reason, dense, after)
 
 
-def _rule(place: _Place, backend: str) -> Rule:
+def _rule(place: _Place, backend: str) -> SparseRule:
     return next(rule for rule in RULES[backend] if _CONDITIONS[rule.applies](place))
 
 

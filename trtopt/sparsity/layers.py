@@ -104,7 +104,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.Data
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SparseCandidate:
     """A weight that can be pruned.
 
     Attributes:
@@ -121,7 +121,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class SparseCandidates:
     """What can be pruned in a model.
 
     Attributes:
@@ -129,11 +129,11 @@ class Candidates:
         refused: By the names of the other Conv, Gemm and MatMul: why not.
     """
 
-    layers: tuple[Candidate, ...]
+    layers: tuple[SparseCandidate, ...]
     refused: dict[str, str]
 
 
-def candidates(model: ir.Model) -> Candidates:
+def candidates(model: ir.Model) -> SparseCandidates:
     """Find the weights of Conv, Gemm and MatMul that can be 2:4.
 
     Args:
@@ -157,7 +157,7 @@ def candidates(model: ir.Model) -> Candidates:
             refused.update((str(node.name), reason) for node in nodes)
         else:
             found.append(_candidate(weight, nodes))
-    return Candidates(tuple(found), refused)
+    return SparseCandidates(tuple(found), refused)
 
 
 def _why_not(node: ir.Node, main: ir.Graph) -> str:
@@ -193,12 +193,12 @@ def _why_not_shared(weight: ir.Value, nodes: list[ir.Node]) -> str:
     return ""
 
 
-def _candidate(weight: ir.Value, nodes: list[ir.Node]) -> Candidate:
+def _candidate(weight: ir.Value, nodes: list[ir.Node]) -> SparseCandidate:
     axis, array = reduction_axis(nodes[0]), edit.constant_of(weight)
     if array is None:
         raise ValueError(f"{weight.name} is not constant")
     names = tuple(str(node.name) for node in nodes)
-    return Candidate(str(weight.name), names, axis, is_sparse(array, axis))
+    return SparseCandidate(str(weight.name), names, axis, is_sparse(array, axis))
 
 
 Method = Literal["was sparse", "magnitude", "recovered"]
@@ -229,7 +229,7 @@ class PrunedWeight:
     errors: tuple[float, float] | None = None
 
 
-def by_magnitude(model: ir.Model, candidate: Candidate) -> PrunedWeight:
+def by_magnitude(model: ir.Model, candidate: SparseCandidate) -> PrunedWeight:
     """A weight without the smaller two of each four; as it is where it is 2:4."""
     weight = edit.constant_of(next(node.inputs[1] for node in model.graph if node.name == candidate.nodes[0]))
     if weight is None:

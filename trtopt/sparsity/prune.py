@@ -19,10 +19,10 @@ from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.ptq.bias import spread, why_no_bias
 from trtopt.precision.ptq.correct import mean_error
-from trtopt.precision.ptq.layer_walk import Layer, Stop, layer_of, positions, rows_at, walk
-from trtopt.precision.ptq.refine import SMALLEST_SAMPLES, Trial, split_samples
+from trtopt.precision.ptq.layer_walk import ProductLayer, Stop, layer_of, positions, rows_at, walk
+from trtopt.precision.ptq.refine import SMALLEST_SAMPLES, TriedPlan, split_samples
 from trtopt.sparsity.descent import Inputs
-from trtopt.sparsity.layers import GROUP, Candidate, PrunedWeight, by_magnitude, kept_share, with_pruned
+from trtopt.sparsity.layers import GROUP, PrunedWeight, SparseCandidate, by_magnitude, kept_share, with_pruned
 from trtopt.support.ort_session import OrtSession
 
 TASK = "prune"
@@ -39,7 +39,11 @@ _HELD_OUT = 4
 
 
 def recover(
-    model: ir.Model, layers: Sequence[Candidate], samples: Sequence[Sample], seed: int = 0, on_event: OnEvent = ignore
+    model: ir.Model,
+    layers: Sequence[SparseCandidate],
+    samples: Sequence[Sample],
+    seed: int = 0,
+    on_event: OnEvent = ignore,
 ) -> list[PrunedWeight]:
     """Prune weights in the order of the graph; those that stay, and the biases, make up for what went before.
 
@@ -104,7 +108,9 @@ class _Read:
 
 
 class _Walk:
-    def __init__(self, model: ir.Model, layers: Sequence[Candidate], samples: Sequence[Sample], seed: int) -> None:
+    def __init__(
+        self, model: ir.Model, layers: Sequence[SparseCandidate], samples: Sequence[Sample], seed: int
+    ) -> None:
         self._model, self._samples, self._seed = model, samples, seed
         self._layers = {name: layer for layer in layers for name in layer.nodes}
         self._last: _Read | None = None
@@ -117,7 +123,7 @@ class _Walk:
         pruned = self.found.get(candidate.weight)
         if pruned is None:
             pruned = self._pruned(stop, candidate)
-        exact, noisy = stop.run(with_pruned(stop.piece, [dataclasses.replace(pruned, bias={})]))
+        exact, noisy = stop.run(with_pruned(stop.subgraph, [dataclasses.replace(pruned, bias={})]))
         with np.errstate(invalid="ignore"):
             shift = mean_error(stop.node, exact, noisy)
         if why_no_bias(stop.node) is None and np.isfinite(shift).all():
@@ -126,7 +132,7 @@ class _Walk:
                 noisy[index] = array - spread(shift, stop.node, array.ndim)
         self.found[candidate.weight] = pruned
 
-    def _pruned(self, stop: Stop, candidate: Candidate) -> PrunedWeight:
+    def _pruned(self, stop: Stop, candidate: SparseCandidate) -> PrunedWeight:
         layer, plain = layer_of(stop.node), by_magnitude(self._model, candidate)
         if isinstance(layer, str):
             raise ValueError(f"{stop.node.name}: {layer}")
@@ -146,7 +152,7 @@ class _Walk:
         kept = kept_share(layer.weight, values != 0)
         return PrunedWeight(candidate.weight, candidate.nodes, "recovered", values, kept, errors=errors)
 
-    def _read(self, layer: Layer, stop: Stop, candidate: Candidate) -> _Read:
+    def _read(self, layer: ProductLayer, stop: Stop, candidate: SparseCandidate) -> _Read:
         """Rows of both networks; remembered for the next node, which may read the same."""
         node, data = layer.node, str(stop.node.inputs[0].name)  # type: ignore[union-attr]
         window = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items() if name not in _OUTPUT_SIDE))
@@ -166,7 +172,7 @@ class _Walk:
         return self._last
 
     def _sampled(
-        self, inputs: Iterable[tuple[Layer, np.ndarray, np.ndarray]], data: str, nodes: int
+        self, inputs: Iterable[tuple[ProductLayer, np.ndarray, np.ndarray]], data: str, nodes: int
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Rows of the dense and the pruned network, those of held-out samples last, and how many the others are.
 
@@ -186,10 +192,10 @@ class _Walk:
         exact, pruned = (np.concatenate(side, axis=1) for side in zip(*parts[0], *parts[1], strict=True))
         return exact, pruned, sum(rows[0].shape[1] for rows in parts[0])
 
-    def _dense_inputs(self, candidate: Candidate) -> Iterator[tuple[Layer, np.ndarray, np.ndarray]]:
+    def _dense_inputs(self, candidate: SparseCandidate) -> Iterator[tuple[ProductLayer, np.ndarray, np.ndarray]]:
         """What the nodes of a shared weight read in the dense network, sample by sample, as if it was the pruned."""
         nodes = {str(node.name): node for node in self._model.graph}
-        layers = [layer for name in candidate.nodes if isinstance(layer := layer_of(nodes[name]), Layer)]
+        layers = [layer for name in candidate.nodes if isinstance(layer := layer_of(nodes[name]), ProductLayer)]
         names = list(dict.fromkeys(str(layer.node.inputs[0].name) for layer in layers))  # type: ignore[union-attr]
         with OrtSession(self._model, names) as session:
             for sample in self._samples:
@@ -203,7 +209,7 @@ _OUTPUT_SIDE = frozenset({"transB", "alpha", "beta", "kernel_shape"})
 """Attributes that do not change what a node reads."""
 
 
-def _order(layer: Layer) -> np.ndarray:
+def _order(layer: ProductLayer) -> np.ndarray:
     """The inputs of a layer such that each four of the pattern stand together: int64 ``[K]``."""
     numbers = np.arange(layer.depth)
     if layer.node.op_type != "Conv":
@@ -226,7 +232,7 @@ LARGEST_SAMPLES = 512
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedModel:
     """The result of :func:`prune`.
 
     Attributes:
@@ -238,19 +244,19 @@ class Pruned:
 
     model: ir.Model
     layers: tuple[PrunedWeight, ...]
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[TriedPlan, ...] = ()
     reason: str = ""
 
 
 def prune(
     model: ir.Model,
-    layers: Sequence[Candidate],
+    layers: Sequence[SparseCandidate],
     samples: Iterable[Sample] | None,
     error_of: ErrorOf,
     *,
     seed: int = 0,
     on_event: OnEvent = ignore,
-) -> Pruned:
+) -> PrunedModel:
     """Prune weights to 2:4; with samples, fit the weights that stay.
 
     Deterministic for a seed. Weights that are 2:4 are left as they are.
@@ -270,13 +276,13 @@ def prune(
     plain = tuple(by_magnitude(model, layer) for layer in layers)
     simple = with_pruned(model, plain)
     if all(layer.sparse for layer in layers):
-        return Pruned(simple, plain, reason="no weight is left to prune")
+        return PrunedModel(simple, plain, reason="no weight is left to prune")
     searched, judged = split_samples(model, () if samples is None else samples, LARGEST_SAMPLES)
     if not judged:
-        return Pruned(simple, plain, reason=f"fewer than {SMALLEST_SAMPLES} samples")
+        return PrunedModel(simple, plain, reason=f"fewer than {SMALLEST_SAMPLES} samples")
     found = tuple(recover(model, layers, searched, seed, on_event))
     fitted = with_pruned(model, found)
-    trials = (Trial("magnitude", error_of(simple, judged)), Trial("recovered", error_of(fitted, judged)))
+    trials = (TriedPlan("magnitude", error_of(simple, judged)), TriedPlan("recovered", error_of(fitted, judged)))
     if not trials[1].error < trials[0].error:
-        return Pruned(simple, plain, trials, "magnitude is better at the outputs, on samples kept from the fit")
-    return Pruned(fitted, found, trials)
+        return PrunedModel(simple, plain, trials, "magnitude is better at the outputs, on samples kept from the fit")
+    return PrunedModel(fitted, found, trials)

@@ -122,7 +122,7 @@ _FLOAT = ir.DataType.FLOAT
 _NARROW = {kind.dtype: kind for kind in (FP16, BF16)}
 
 
-def narrow_floats(model: ir.Model, narrow: NarrowType, wide: Collection[str], bfloat: Collection[str] = ()) -> ir.Model:
+def cast_to_half(model: ir.Model, narrow: NarrowType, wide: Collection[str], bfloat: Collection[str] = ()) -> ir.Model:
     """A clone of ``model`` whose main-graph nodes compute in 16 bits, except those named in ``wide``.
 
     Graph inputs and outputs keep their types. Weights of narrow nodes are stored narrow; a weight that nodes of

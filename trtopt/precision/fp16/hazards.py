@@ -16,7 +16,7 @@ from trtopt.graph import edit
 from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.fp16.heads import score_nodes
 from trtopt.precision.observe.ranges import finite_range
-from trtopt.precision.observe.value_ranges import LAYOUT_OPS, Span, Spans, is_float, ranking_readers
+from trtopt.precision.observe.value_ranges import LAYOUT_OPS, ValueRange, ValueRanges, is_float, ranking_readers
 from trtopt.precision.plan import NarrowType
 
 HEADROOM = 2.0
@@ -44,7 +44,7 @@ _SQUARES = frozenset(
 
 def wide_nodes(
     model: ir.Model,
-    spans: Spans,
+    ranges: ValueRanges,
     narrow: NarrowType,
     integer: Collection[str] = frozenset(),
     bfloat: Collection[str] = frozenset(),
@@ -53,51 +53,53 @@ def wide_nodes(
 
     Args:
         model: A widened model (FP32 the only float type), nodes named.
-        spans: What is known of the model's tensors.
+        ranges: What is known of the model's tensors.
         narrow: The type the others will have.
         integer: Names of nodes that will run in INT8, whose sums are exact.
         bfloat: Names of nodes that will run in BF16 if they do not fit ``narrow``; they are among the result.
     """
     reasons: dict[str, str] = {}
     for node in model.graph:
-        found = next(_node_hazards(node, spans, narrow, node.name in integer), None)
+        found = next(_node_hazards(node, ranges, narrow, node.name in integer), None)
         if found is not None:
             reasons[str(node.name)] = found
-    keep_connected(model, spans, narrow, reasons, bfloat)
+    keep_connected(model, ranges, narrow, reasons, bfloat)
     kept = score_nodes(model, integer) | reasons
     keep_ranking(model, kept)
     return kept
 
 
-def _node_hazards(node: ir.Node, spans: Spans, narrow: NarrowType, integer: bool) -> Iterator[str]:
+def _node_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType, integer: bool) -> Iterator[str]:
     reason = why_fp32(node, narrow)
     if reason is not None:
         yield reason
     for value in [*node.outputs, *node.inputs]:
-        yield from _range_hazards(value, spans, narrow)
-    yield from _constant_hazards(node, spans, narrow)
-    yield from _growth_hazards(node, spans, narrow)
-    yield from _sum_hazards(node, spans, narrow)
-    if node.op_type in _DOTS and not (integer and spans.of(node.outputs[0]) is not None):
-        yield from _dot_hazards(node, spans, narrow)
+        yield from _range_hazards(value, ranges, narrow)
+    yield from _constant_hazards(node, ranges, narrow)
+    yield from _growth_hazards(node, ranges, narrow)
+    yield from _sum_hazards(node, ranges, narrow)
+    if node.op_type in _DOTS and not (integer and ranges.of(node.outputs[0]) is not None):
+        yield from _dot_hazards(node, ranges, narrow)
     epsilon = node.attributes.get("epsilon")
     if epsilon is not None and epsilon.as_float() > 0 and narrow.round(np.array(epsilon.as_float())) == 0:
         yield f"epsilon {epsilon.as_float():.1e} is 0 in {narrow.name}"
 
 
-def _range_hazards(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+def _range_hazards(value: ir.Value | None, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
     if value is None or not is_float(value) or edit.constant_tensor_of(value) is not None:
         return
-    span = spans.of(value)
-    if span is None:
+    bounds = ranges.of(value)
+    if bounds is None:
         return
-    if span.largest * HEADROOM > narrow.largest:
-        yield f"values up to {span.largest:.3g} in {value.name} (the limit of {narrow.name} is {narrow.largest:.5g})"
-    if 0 < span.largest < 4 * narrow.smallest_normal:
-        yield f"values no larger than {span.largest:.3g} in {value.name} lose their precision in {narrow.name}"
-    if span.largest > narrow.largest_exact_integer and _holds_integers(value):
+    if bounds.largest * HEADROOM > narrow.largest:
+        yield f"values up to {bounds.largest:.3g} in {value.name} (the limit of {narrow.name} is {narrow.largest:.5g})"
+    if 0 < bounds.largest < 4 * narrow.smallest_normal:
+        yield f"values no larger than {bounds.largest:.3g} in {value.name} lose their precision in {narrow.name}"
+    if bounds.largest > narrow.largest_exact_integer and _holds_integers(value):
         exact = narrow.largest_exact_integer
-        yield f"integers up to {span.largest:.0f} in {value.name}: {narrow.name} holds each of them only up to {exact}"
+        yield (
+            f"integers up to {bounds.largest:.0f} in {value.name}: {narrow.name} holds each of them only up to {exact}"
+        )
 
 
 def _holds_integers(value: ir.Value) -> bool:
@@ -115,9 +117,9 @@ def _is_integer(value: ir.Value | None) -> bool:
     return value is not None and value.dtype is not None and value.dtype.is_integer()
 
 
-def _constant_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
     for index, value in enumerate(node.inputs):
-        constant = spans.constant(value)
+        constant = ranges.constant(value)
         if value is None or constant is None or constant.size == 0:
             continue
         low, high = finite_range(constant)
@@ -136,19 +138,19 @@ def _constant_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterat
                 yield f"constant {float(lost[np.abs(lost).argmin()]):.3g} in {value.name} underflows {narrow.name}"
 
 
-def _growth_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+def _growth_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
     """Operators that turn the headroom of their operand into more than that of their result."""
-    span = spans.of(node.inputs[0]) if node.inputs else None
-    if span is None:
+    bounds = ranges.of(node.inputs[0]) if node.inputs else None
+    if bounds is None:
         return
     limit = math.log(narrow.largest)
     power = _power(node)
-    if node.op_type == "Exp" and span.high * HEADROOM > limit:
-        yield f"exponentials of values up to {span.high:.3g} may overflow {narrow.name}"
-    elif node.op_type == "ReduceLogSumExp" and span.high * HEADROOM + math.log(_reduced(node, spans) or 1) > limit:
-        yield f"a sum of exponentials of values up to {span.high:.3g} inside the kernel may overflow {narrow.name}"
-    elif power > 1 and span.largest > 0 and power * math.log(span.largest * HEADROOM) > limit:
-        yield f"values up to {span.largest:.3g} to the power of {power:.3g} may overflow {narrow.name}"
+    if node.op_type == "Exp" and bounds.high * HEADROOM > limit:
+        yield f"exponentials of values up to {bounds.high:.3g} may overflow {narrow.name}"
+    elif node.op_type == "ReduceLogSumExp" and bounds.high * HEADROOM + math.log(_reduced(node, ranges) or 1) > limit:
+        yield f"a sum of exponentials of values up to {bounds.high:.3g} inside the kernel may overflow {narrow.name}"
+    elif power > 1 and bounds.largest > 0 and power * math.log(bounds.largest * HEADROOM) > limit:
+        yield f"values up to {bounds.largest:.3g} to the power of {power:.3g} may overflow {narrow.name}"
 
 
 def _power(node: ir.Node) -> float:
@@ -159,50 +161,50 @@ def _power(node: ir.Node) -> float:
     return float(exponent.max()) if exponent is not None and exponent.size else 1.0
 
 
-def _sum_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+def _sum_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
     """Bounds on sums formed inside a kernel, which nothing outside it can observe."""
-    span = spans.of(node.inputs[0]) if node.inputs else None
-    if span is None:
+    bounds = ranges.of(node.inputs[0]) if node.inputs else None
+    if bounds is None:
         return
     if node.op_type in _SUMS or node.op_type in _SQUARES:
-        count = _reduced(node, spans)
-        term = span.largest**2 if node.op_type in _SQUARES else span.largest
+        count = _reduced(node, ranges)
+        term = bounds.largest**2 if node.op_type in _SQUARES else bounds.largest
         if count is None:
             yield "a sum inside the kernel whose number of terms depends on data"
-        elif min(count * term, _observed_sum(node, count, span, spans)) > narrow.largest:
+        elif min(count * term, _observed_sum(node, count, bounds, ranges)) > narrow.largest:
             yield f"a sum of {count} terms up to {term:.3g} inside the kernel may overflow {narrow.name}"
         elif node.op_type == "CumSum" and count * narrow.precision > LONGEST_RUNNING_SUM:
             yield f"a running sum of {count} terms: the last ones are small beside it in {narrow.name}"
     elif node.op_type in ("Softmax", "LogSoftmax"):
-        count = _reduced(node, spans)
+        count = _reduced(node, ranges)
         if count is not None and count > narrow.largest:
             yield f"a sum of {count} exponentials inside the kernel may overflow {narrow.name}"
 
 
-def _observed_sum(node: ir.Node, count: int, span: Span, spans: Spans) -> float:
+def _observed_sum(node: ir.Node, count: int, bounds: ValueRange, ranges: ValueRanges) -> float:
     """Terms of one sign make no partial sum larger than the whole, which the result shows; infinity without it."""
-    result = spans.of(node.outputs[0])
-    if result is None or span.low < 0 < span.high or node.op_type not in _MEANS | {"ReduceSum", "CumSum"}:
+    result = ranges.of(node.outputs[0])
+    if result is None or bounds.low < 0 < bounds.high or node.op_type not in _MEANS | {"ReduceSum", "CumSum"}:
         return math.inf
     return HEADROOM * result.largest * (count if node.op_type in _MEANS else 1)
 
 
-def _dot_hazards(node: ir.Node, spans: Spans, narrow: NarrowType) -> Iterator[str]:
+def _dot_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
     """Bounds on the partial sums of a dot product with constant weights."""
     left = node.op_type == "MatMul" and edit.constant_of(node.inputs[0]) is not None
-    weight = spans.constant(node.inputs[0 if left else 1])
-    span = spans.of(node.inputs[1 if left else 0])
-    if weight is None or weight.ndim < 2 or weight.size == 0 or span is None:
+    weight = ranges.constant(node.inputs[0 if left else 1])
+    bounds = ranges.of(node.inputs[1 if left else 0])
+    if weight is None or weight.ndim < 2 or weight.size == 0 or bounds is None:
         return
     axes = _summed_axes(node, weight, left)
     terms = math.prod(weight.shape[axis] for axis in axes)
     low, high = finite_range(weight)
-    if terms * span.largest * max(abs(low), abs(high)) <= narrow.largest:
+    if terms * bounds.largest * max(abs(low), abs(high)) <= narrow.largest:
         return
     exact = np.asarray(weight, np.float32)
     total, absolute = exact.sum(axis=axes), np.abs(exact).sum(axis=axes)
     positive, negative = (absolute + total) / 2, (absolute - total) / 2
-    top, bottom = max(span.high, 0.0), max(-span.low, 0.0)
+    top, bottom = max(bounds.high, 0.0), max(-bounds.low, 0.0)
     with np.errstate(over="ignore"):  # infinite is more than any type holds
         bound = float(np.maximum(top * positive + bottom * negative, top * negative + bottom * positive).max())
     if bound > narrow.largest:
@@ -220,13 +222,13 @@ def _summed_axes(node: ir.Node, weight: np.ndarray, left: bool) -> tuple[int, ..
     return (weight.ndim - 2,)
 
 
-def _reduced(node: ir.Node, spans: Spans) -> int | None:
+def _reduced(node: ir.Node, ranges: ValueRanges) -> int | None:
     """How many elements one output element of a reduction sums; None when the shape does not tell."""
     if node.op_type in ("AveragePool", "LpPool"):
         return math.prod(node.attributes["kernel_shape"].as_ints())
     if node.op_type == "LRN":
         return edit.int_attribute(node, "size", 1)
-    dims = spans.shape(node.inputs[0]) if node.inputs[0] is not None else None
+    dims = ranges.shape(node.inputs[0]) if node.inputs[0] is not None else None
     if dims is None:
         return None
     if node.op_type in ("GlobalAveragePool", "GlobalLpPool", "InstanceNormalization"):
@@ -283,18 +285,18 @@ _SMALL_PRODUCT = 2**16
 
 
 def keep_connected(
-    model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str], bfloat: Collection[str]
+    model: ir.Model, ranges: ValueRanges, narrow: NarrowType, reasons: dict[str, str], bfloat: Collection[str]
 ) -> None:
     """Add to ``reasons`` (by node name, found node by node) the nodes that stay FP32 because of others.
 
     ``bfloat`` names nodes that will be BF16 instead.
     """
-    _keep_masks(model, spans, narrow, reasons)
-    _keep_floors(model, spans, narrow, reasons)
-    _keep_small_operands(model, spans, narrow, reasons)
-    _keep_steps(model, spans, narrow, reasons)
+    _keep_masks(model, ranges, narrow, reasons)
+    _keep_floors(model, ranges, narrow, reasons)
+    _keep_small_operands(model, ranges, narrow, reasons)
+    _keep_steps(model, ranges, narrow, reasons)
     products = [node for node in model.graph if node.op_type in _DOTS and node.name in reasons]
-    _keep_behind_weights([node for node in products if node.name not in bfloat], spans, narrow, reasons)
+    _keep_behind_weights([node for node in products if node.name not in bfloat], ranges, narrow, reasons)
 
 
 def keep_ranking(model: ir.Model, reasons: dict[str, str]) -> None:
@@ -305,7 +307,7 @@ def keep_ranking(model: ir.Model, reasons: dict[str, str]) -> None:
                 reasons.setdefault(reader, f"ranks or compares what {node.name} computes in FP32: rounding makes ties")
 
 
-def _keep_masks(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
+def _keep_masks(model: ir.Model, ranges: ValueRanges, narrow: NarrowType, reasons: dict[str, str]) -> None:
     """What a mask too large for the type (-3.4e38) may be added to stays wide up to its softmax.
 
     Samples without a masked position do not show it; with one, a row that is masked throughout would become NaN.
@@ -317,11 +319,11 @@ def _keep_masks(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict
             reasons.setdefault(str(node.name), reason)
             if node.op_type in _MASK_CARRIERS:
                 masked.update(node.outputs)
-        elif node.op_type in _MASK_CARRIERS and any(overflows(spans.constant(value), narrow) for value in node.inputs):
+        elif node.op_type in _MASK_CARRIERS and any(overflows(ranges.constant(value), narrow) for value in node.inputs):
             masked.update(node.outputs)
 
 
-def _keep_floors(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
+def _keep_floors(model: ir.Model, ranges: ValueRanges, narrow: NarrowType, reasons: dict[str, str]) -> None:
     """A floor too small for the type (x + 1e-10, max(x, 1e-10)) protects a later logarithm or division.
 
     Everything from the floor to that operator stays wide, whatever was observed: a sample that reaches the floor may
@@ -335,7 +337,7 @@ def _keep_floors(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dic
             reasons.setdefault(str(node.name), reason)
             _keep_back(operand, floored, reason, reasons)
         carried = node.op_type in _CARRIERS and any(value in floored for value in node.inputs)
-        if carried or (node.op_type in _FLOORS and any(_is_lost_floor(value, spans, narrow) for value in node.inputs)):
+        if carried or (node.op_type in _FLOORS and any(_is_lost_floor(value, ranges, narrow) for value in node.inputs)):
             floored.update(node.outputs)
 
 
@@ -353,21 +355,21 @@ def _keep_back(value: ir.Value | None, among: set[ir.Value], reason: str, reason
         stack.extend(fresh)
 
 
-def _is_lost_floor(value: ir.Value | None, spans: Spans, narrow: NarrowType) -> bool:
-    constant = spans.constant(value)
+def _is_lost_floor(value: ir.Value | None, ranges: ValueRanges, narrow: NarrowType) -> bool:
+    constant = ranges.constant(value)
     if constant is None or constant.size == 0:
         return False
     largest = max(map(abs, finite_range(constant)))
     return largest > 0 and abs(float(narrow.round(np.array(largest))) - largest) > WEIGHT_ERROR * largest
 
 
-def _keep_small_operands(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
+def _keep_small_operands(model: ir.Model, ranges: ValueRanges, narrow: NarrowType, reasons: dict[str, str]) -> None:
     """Small operands of a logarithm or division: it stays wide, and so does whoever computes them."""
     for node in model.graph:
         operand = _sensitive_operand(node)
         if operand is None or edit.constant_of(operand) is not None:
             continue
-        smallest = _small(operand, spans, narrow)
+        smallest = _small(operand, ranges, narrow)
         if smallest is None:
             continue
         reason = f"values as small as {smallest:.3g} in {operand.name} feed {node.op_type}"
@@ -378,16 +380,16 @@ def _keep_small_operands(model: ir.Model, spans: Spans, narrow: NarrowType, reas
             if producer is None or producer.op_type not in _CARRIERS:
                 continue
             fresh = [item for item in producer.inputs if item is not None and item not in small]
-            fresh = [item for item in fresh if _small(item, spans, narrow) is not None]
+            fresh = [item for item in fresh if _small(item, ranges, narrow) is not None]
             small.update(fresh)
             stack.extend(fresh)
         _keep_back(operand, small, reason, reasons)
 
 
-def _small(value: ir.Value, spans: Spans, narrow: NarrowType) -> float | None:
+def _small(value: ir.Value, ranges: ValueRanges, narrow: NarrowType) -> float | None:
     """The smallest magnitude seen in ``value`` if the type does not hold it with full precision, else None."""
-    span = spans.of(value) if is_float(value) else None
-    smallest = span.smallest if span is not None else None
+    bounds = ranges.of(value) if is_float(value) else None
+    smallest = bounds.smallest if bounds is not None else None
     return smallest if smallest is not None and smallest < narrow.smallest_normal else None
 
 
@@ -403,16 +405,15 @@ def _has_negative_power(node: ir.Node) -> bool:
     return exponent is None or bool((exponent < 0).any())
 
 
-def _keep_steps(model: ir.Model, spans: Spans, narrow: NarrowType, reasons: dict[str, str]) -> None:
+def _keep_steps(model: ir.Model, ranges: ValueRanges, narrow: NarrowType, reasons: dict[str, str]) -> None:
     """The operand of a sine or a floor is computed in FP32 where its rounding error is no small part of a step."""
     for node in model.graph:
         operand = _step_operand(node)
-        span = spans.of(operand)
-        if operand is None or span is None or span.largest * narrow.precision <= _LARGEST_ERROR:
+        bounds = ranges.of(operand)
+        if operand is None or bounds is None or bounds.largest * narrow.precision <= _LARGEST_ERROR:
             continue
-        reason = (
-            f"{node.op_type} of values up to {span.largest:.3g}: their rounding error in {narrow.name} counts as it is"
-        )
+        values = f"{node.op_type} of values up to {bounds.largest:.3g}"
+        reason = f"{values}: their rounding error in {narrow.name} counts as it is"
         reasons.setdefault(str(node.name), reason)
         stack, seen = [operand], {operand}
         while stack:
@@ -442,7 +443,7 @@ def _is_large_product(node: ir.Node) -> bool:
 
 
 def _keep_behind_weights(
-    products: Sequence[ir.Node], spans: Spans, narrow: NarrowType, reasons: dict[str, str]
+    products: Sequence[ir.Node], ranges: ValueRanges, narrow: NarrowType, reasons: dict[str, str]
 ) -> None:
     """Who reads a product that is FP32 for its weights stays FP32 too.
 
@@ -451,7 +452,7 @@ def _keep_behind_weights(
     other operator in FP32 between the product and the Cast keeps it from that, and is part of the same kernel.
     """
     for node in products:
-        weights = [spans.constant(value) for value in node.inputs[:2]]
+        weights = [ranges.constant(value) for value in node.inputs[:2]]
         if not any(
             weight is not None and (overflows(weight, narrow) or loses_weights(weight, narrow)) for weight in weights
         ):

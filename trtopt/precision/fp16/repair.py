@@ -73,13 +73,13 @@ class Repaired:
         plan: The plan; the one given where nothing had to change or nothing helped.
         before: What the plan given does.
         after: What ``plan`` does.
-        put_back: The nodes put back to FP32, with the reason; they are in ``plan.wide`` too.
+        fallbacks: The nodes put back to FP32, with the reason; they are in ``plan.wide`` too.
     """
 
     plan: PrecisionPlan
     before: Damage
     after: Damage
-    put_back: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
 
 
 def repair(
@@ -108,8 +108,8 @@ def repair(
     if after.excess >= before.excess:
         return Repaired(plan, before, before)
     mended = search.with_wide(plan, search.back)
-    put_back = {name: reason for name, reason in mended.wide.items() if name not in plan.wide}
-    return Repaired(mended, before, after, put_back)
+    fallbacks = {name: reason for name, reason in mended.wide.items() if name not in plan.wide}
+    return Repaired(mended, before, after, fallbacks)
 
 
 @dataclass(order=True)
@@ -154,13 +154,13 @@ class _Search:
         while self._groups:
             self._reduce(target)
             if self.evaluations >= self._most:
-                self._put_back_rest()
+                self._fall_back_rest()
             after = self.damage(self.back)
             if after.is_allowed:
                 break
             left = self._left()
             if left == 0.0:  # no group does harm by itself, all together do
-                self._put_back_rest()
+                self._fall_back_rest()
                 return self.damage(self.back)
             # The noise of the groups adds up to more than estimated: allow them less in proportion.
             target = min(target, left) * _SHARE / min(after.excess, 2.0**40)
@@ -171,13 +171,13 @@ class _Search:
         while self._groups and self._left() > target:
             group = heapq.heappop(self._groups)
             if len(group.nodes) == 1 or self.evaluations + 2 > self._most:
-                self._put_back(group)
+                self._fall_back(group)
                 continue
             middle = self._middle(group.nodes)
             halves = [(group.start, group.nodes[:middle]), (group.start + middle, group.nodes[middle:])]
             found = [(start, nodes, self._alone(nodes)) for start, nodes in halves]
             if self._is_one_kind(group.nodes) and all(damage.excess > target / 4 for _, _, damage in found):
-                self._put_back(group)
+                self._fall_back(group)
                 continue
             for start, nodes, damage in found:
                 self._push(start, nodes, damage)
@@ -205,7 +205,7 @@ class _Search:
         """Whether a group is the same light operator in many places, all of which are likely to need the same."""
         return len({self._kinds[name] for name in nodes}) == 1 and all(name in self._light for name in nodes)
 
-    def _put_back(self, group: _Group) -> None:
+    def _fall_back(self, group: _Group) -> None:
         count = len(group.nodes)
         which = "it" if count == 1 else f"it and {count - 1} more"
         for name in group.nodes:
@@ -213,9 +213,9 @@ class _Search:
             narrow = "16 bits" if kind is None else kind.name
             self.back[name] = f"put back to FP32: with only {which} in {narrow}, {group.damage}"
 
-    def _put_back_rest(self) -> None:
+    def _fall_back_rest(self) -> None:
         for group in self._groups:
-            self._put_back(group)
+            self._fall_back(group)
         self._groups = []
 
 

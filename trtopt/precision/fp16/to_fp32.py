@@ -14,7 +14,7 @@ _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision", "precision")
 
 
-def widen(model: ir.Model) -> ir.Model:
+def to_fp32(model: ir.Model) -> ir.Model:
     """A clone of ``model`` that computes in FP32 what it stores in FP16, BF16 or FP64.
 
     Graph inputs and outputs keep their types, with a Cast behind or before them. Weights are converted one by one;

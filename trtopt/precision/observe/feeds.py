@@ -228,7 +228,7 @@ Sample = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """The arrays of one file or one feed, and how they split into samples.
 
     Attributes:
@@ -281,7 +281,7 @@ class Group:
 
 def group(
     arrays: Mapping[str, ArrayReader], inputs: Sequence[InputSpec], where: str, labels: np.ndarray | None = None
-) -> Group:
+) -> SampleGroup:
     """Decide how the arrays of one file (or one feed) split into samples.
 
     The rules, input by input: an array with one axis more than the input has is indexed along its first axis; an
@@ -310,9 +310,9 @@ def group(
     count = total.pop()
     if count == 0:
         raise UsageError("There are no samples", where=where, remedy="give at least one sample")
-    result = Group(arrays, specs, count, counts, frozenset(dropped), where)
+    result = SampleGroup(arrays, specs, count, counts, frozenset(dropped), where)
     _check_symbols(result.shapes(), specs, where)
-    return Group(arrays, specs, count, counts, frozenset(dropped), where, _split_labels(labels, result))
+    return SampleGroup(arrays, specs, count, counts, frozenset(dropped), where, _split_labels(labels, result))
 
 
 def check_names(names: Any, specs: Mapping[str, InputSpec], where: str) -> None:
@@ -431,7 +431,7 @@ def _check_symbols(shapes: Mapping[str, tuple[int, ...]], specs: Mapping[str, In
                 )
 
 
-def _split_labels(labels: np.ndarray | None, of: Group) -> np.ndarray | None:
+def _split_labels(labels: np.ndarray | None, of: SampleGroup) -> np.ndarray | None:
     """Labels with one entry per sample: one per sample, or one per row of the samples' first input."""
     if labels is None:
         return None

@@ -15,7 +15,7 @@ import numpy as np
 
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
-from trtopt.precision.observe.feeds import LABELS, ArrayReader, Group, Sample, group, in_memory, open_arrays
+from trtopt.precision.observe.feeds import LABELS, ArrayReader, Sample, SampleGroup, group, in_memory, open_arrays
 from trtopt.support._script import load_function, script_hash
 from trtopt.support.files import hash_file
 
@@ -42,7 +42,7 @@ def default_count(inputs: Sequence[InputSpec]) -> int:
 
 def synthetic_groups(
     inputs: Sequence[InputSpec], shapes: Shapes, count: int
-) -> tuple[Callable[[], Iterator[Group]], tuple[Group, ...]]:
+) -> tuple[Callable[[], Iterator[SampleGroup]], tuple[SampleGroup, ...]]:
     """Random samples: floats are standard normal, integers and bools 0 or 1 (valid as token, mask and type ids).
 
     A dynamic first dimension is 1, and so is every dimension of the same symbol; other dynamic dimensions come from
@@ -65,7 +65,7 @@ def synthetic_groups(
                 remedy="give --opt-shapes with a smaller shape, or real samples with --calib",
             )
 
-    def make() -> Iterator[Group]:
+    def make() -> Iterator[SampleGroup]:
         for index in range(count):
             rng = np.random.default_rng(index)
             arrays = {spec.name: _random(rng, spec, resolved[spec.name]) for spec in inputs}
@@ -75,9 +75,9 @@ def synthetic_groups(
     return make, (header,) * count
 
 
-def _whole(readers: Mapping[str, ArrayReader], inputs: Sequence[InputSpec]) -> Group:
+def _whole(readers: Mapping[str, ArrayReader], inputs: Sequence[InputSpec]) -> SampleGroup:
     specs = {spec.name: spec for spec in inputs}
-    return Group(readers, specs, 1, dict.fromkeys(readers, 1), frozenset(), SYNTHETIC)
+    return SampleGroup(readers, specs, 1, dict.fromkeys(readers, 1), frozenset(), SYNTHETIC)
 
 
 def _resolve(inputs: Sequence[InputSpec], shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -155,12 +155,12 @@ class Samples:
 
     def __init__(
         self,
-        groups: Callable[[], Iterator[Group]],
+        groups: Callable[[], Iterator[SampleGroup]],
         *,
         where: str,
         source: Literal["user", "synthetic"] = "user",
         sha256: str | None = None,
-        known: tuple[Group, ...] | None = None,
+        known: tuple[SampleGroup, ...] | None = None,
     ) -> None:
         self._groups = groups
         self._known = known
@@ -299,7 +299,7 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
     return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
 
 
-def _file_group(path: Path, inputs: Sequence[InputSpec]) -> Group:
+def _file_group(path: Path, inputs: Sequence[InputSpec]) -> SampleGroup:
     if path.suffix not in (".npz", ".npy"):
         raise UsageError("The samples are in no known format", where=str(path), remedy=_REMEDY)
     if path.stat().st_size == 0:
@@ -322,7 +322,7 @@ def _single(inputs: Sequence[InputSpec], what: str, where: str) -> InputSpec:
     return inputs[0]
 
 
-def _feed_group(feed: Any, inputs: Sequence[InputSpec], where: str) -> Group:
+def _feed_group(feed: Any, inputs: Sequence[InputSpec], where: str) -> SampleGroup:
     if not isinstance(feed, Mapping):
         raise UsageError(
             f"A sample is a {type(feed).__name__}, not a dict of arrays by input name",
@@ -368,7 +368,7 @@ def _open_script(src: str, inputs: Sequence[InputSpec]) -> Samples:
     return Samples(lambda: _call(make, inputs, src), where=src, sha256=script_hash(src))
 
 
-def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> Iterator[Group]:
+def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> Iterator[SampleGroup]:
     """The feeds of a user's function; its exceptions become usage errors that keep the cause."""
     try:
         feeds = iter(make())

@@ -20,7 +20,7 @@ LAYOUT_OPS = frozenset(
 
 
 @dataclass(frozen=True)
-class Span:
+class ValueRange:
     """The finite values of a tensor: the lowest, the highest, and the smallest magnitude that is not zero.
 
     ``smallest`` is None when all are zero or nothing is known of it.
@@ -36,7 +36,7 @@ class Span:
         return max(abs(self.low), abs(self.high))
 
 
-class Spans:
+class ValueRanges:
     """Spans of values. Everything is computed once per value.
 
     Args:
@@ -48,7 +48,7 @@ class Spans:
         self._stats = stats
         self._shapes = shapes
         self._constants: dict[ir.Value, np.ndarray | None] = {}
-        self._spans: dict[ir.Value, Span | None] = {}
+        self._ranges: dict[ir.Value, ValueRange | None] = {}
 
     def shape(self, value: ir.Value) -> tuple[int, ...] | None:
         """The largest shape of ``value``; None when it depends on data."""
@@ -66,28 +66,28 @@ class Spans:
             self._constants[value] = found
         return self._constants[value]
 
-    def of(self, value: ir.Value | None) -> Span | None:
+    def of(self, value: ir.Value | None) -> ValueRange | None:
         """The span of ``value``; None when it was not observed."""
         if value is None:
             return None
-        if value not in self._spans:
-            self._spans[value] = None  # ends the recursion between an unobserved value and its activation
-            self._spans[value] = self._find(value)
-        return self._spans[value]
+        if value not in self._ranges:
+            self._ranges[value] = None  # ends the recursion between an unobserved value and its activation
+            self._ranges[value] = self._find(value)
+        return self._ranges[value]
 
-    def _find(self, value: ir.Value) -> Span | None:
+    def _find(self, value: ir.Value) -> ValueRange | None:
         constant = self.constant(value)
         if constant is not None:
-            return _constant_span(constant)
+            return _constant_range(constant)
         found = self._stats.get(str(value.name))
         if found is not None:
-            return Span(found.minimum, found.maximum, found.smallest_nonzero or None)
+            return ValueRange(found.minimum, found.maximum, found.smallest_nonzero or None)
         node = value.producer()
         if node is not None and node.op_type in LAYOUT_OPS:
             return self.of(node.inputs[0])
         return self._before_activation(value)
 
-    def _before_activation(self, value: ir.Value) -> Span | None:
+    def _before_activation(self, value: ir.Value) -> ValueRange | None:
         """A value that only a ReLU or Clip reads: what they let through is as large as what they were given.
 
         What they cut off may be anything, and may overflow: the result is the same.
@@ -97,7 +97,7 @@ class Spans:
             return None
         reader = uses[0][0]
         behind = self.of(reader.outputs[0]) if reader.op_type in ("Relu", "Clip") else None
-        return None if behind is None else Span(behind.low, behind.high, None)
+        return None if behind is None else ValueRange(behind.low, behind.high, None)
 
 
 def is_float(value: ir.Value) -> bool:
@@ -119,10 +119,10 @@ def ranking_readers(node: ir.Node) -> list[str]:
     return found
 
 
-def _constant_span(array: np.ndarray) -> Span:
+def _constant_range(array: np.ndarray) -> ValueRange:
     low, high = finite_range(array)
     if array.size > 1 << 16:
-        return Span(low, high, None)  # weights; the smallest magnitude matters of operands of a division, say
+        return ValueRange(low, high, None)  # weights; the smallest magnitude matters of operands of a division, say
     absolute = np.abs(array[np.isfinite(array)])
     nonzero = absolute[absolute > 0]
-    return Span(low, high, float(nonzero.min()) if nonzero.size else None)
+    return ValueRange(low, high, float(nonzero.min()) if nonzero.size else None)

@@ -36,7 +36,7 @@ from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.bias import channels_of, spread, why_no_bias
-from trtopt.precision.ptq.layer_walk import Layer, Stop, layer_of, positions, rows_at, walk
+from trtopt.precision.ptq.layer_walk import ProductLayer, Stop, layer_of, positions, rows_at, walk
 from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
 from trtopt.support.precision import Precision
 
@@ -57,7 +57,7 @@ _ONE_BY_ONE = 8
 
 
 @dataclass(frozen=True)
-class Rows:
+class LayerRows:
     """Sampled rows of one group of a layer.
 
     Attributes:
@@ -195,7 +195,7 @@ _HELD_OUT = 4
 
 
 @dataclass(frozen=True)
-class Wish:
+class Goal:
     """What is to be found.
 
     Attributes:
@@ -219,7 +219,7 @@ def correct(
     base: ir.Model,
     plan: PrecisionPlan,
     samples: Sequence[Sample],
-    wishes: Sequence[Wish],
+    wishes: Sequence[Goal],
     *,
     seed: int = 0,
     on_event: OnEvent = ignore,
@@ -256,8 +256,8 @@ class _Inputs:
     """Rows of a layer's input, per group: for the fit, kept from it, and factorised in blocks."""
 
     key: Hashable
-    fit: tuple[Rows, ...]
-    kept: tuple[Rows, ...]
+    fit: tuple[LayerRows, ...]
+    kept: tuple[LayerRows, ...]
     factors: tuple[tuple[Factor, ...], ...]
 
 
@@ -273,7 +273,7 @@ class _Stored:
 class _Walk:
     """One wish on its way along the network."""
 
-    def __init__(self, plan: PrecisionPlan, wish: Wish, seed: int) -> None:
+    def __init__(self, plan: PrecisionPlan, wish: Goal, seed: int) -> None:
         self._plan, self._wish, self._seed = plan, wish, seed
         self.found = Corrections()
         self._inputs: _Inputs | None = None
@@ -285,7 +285,7 @@ class _Walk:
             self._round(stop, op, biased)
         rounded = {name: values for name, values in self.found.rounded.items() if name == op.node}
         part = dataclasses.replace(self._plan, quantized=(op,), rounded=rounded, bias={})
-        exact, noisy = stop.run(quantize(stop.piece, part).model)
+        exact, noisy = stop.run(quantize(stop.subgraph, part).model)
         if biased:
             shift = mean_error(stop.node, exact, noisy)
             self.found.bias[op.node] = -shift
@@ -306,7 +306,7 @@ class _Walk:
         if noise[1] < noise[0] and _fits(layer, levels, before.scale, op, self._plan):
             self.found.rounded[op.node] = levels
 
-    def _read(self, layer: Layer, op: QuantizedOp, stop: Stop) -> _Inputs:
+    def _read(self, layer: ProductLayer, op: QuantizedOp, stop: Stop) -> _Inputs:
         """Rows of both networks; remembered for the next node, which may read the same."""
         node = layer.node
         window = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items() if name not in _OUTPUT_SIDE))
@@ -326,7 +326,7 @@ class _Walk:
             parts[_is_held(index, len(stop.exact))].append(both)
         fit, held = (
             tuple(
-                Rows(*(np.concatenate([pair[side][group] for pair in part]) for side in (0, 1)))
+                LayerRows(*(np.concatenate([pair[side][group] for pair in part]) for side in (0, 1)))
                 for group in range(layer.groups)
             )
             for part in parts
@@ -376,7 +376,9 @@ def _only_reader_is_relu(node: ir.Node) -> bool:
     return not output.is_graph_output() and [user.op_type for user, _ in output.uses()] == ["Relu"]
 
 
-def _search(layer: Layer, before: _Stored, inputs: _Inputs, biased: bool) -> tuple[np.ndarray, tuple[float, float]]:
+def _search(
+    layer: ProductLayer, before: _Stored, inputs: _Inputs, biased: bool
+) -> tuple[np.ndarray, tuple[float, float]]:
     """New INT8 values of the weight's shape; the noise with the old and with the new ones on the kept rows."""
     weights, nearest = layer.matrices(layer.weight), layer.matrices(before.values)
     steps = before.steps.reshape(layer.groups, 1, -1)
@@ -398,7 +400,7 @@ def _search(layer: Layer, before: _Stored, inputs: _Inputs, biased: bool) -> tup
 def _search_group(
     weight: np.ndarray,
     step: np.ndarray,
-    rows: tuple[Rows, Rows],
+    rows: tuple[LayerRows, LayerRows],
     factors: Sequence[Factor],
     errors: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
@@ -425,14 +427,14 @@ def _search_group(
     return levels
 
 
-def _can_round(layer: Layer, op: QuantizedOp) -> bool:
+def _can_round(layer: ProductLayer, op: QuantizedOp) -> bool:
     """Whether other values than the nearest are looked for: levels of FP8 are not evenly spaced."""
     weight = edit.input_of(layer.node, 1)
     shared = weight is not None and len(list(weight.uses())) > 1
     return op.dtype == Precision.INT8 and layer.depth <= LARGEST_DEPTH and not shared
 
 
-def _stored(layer: Layer, op: QuantizedOp, plan: PrecisionPlan) -> _Stored:
+def _stored(layer: ProductLayer, op: QuantizedOp, plan: PrecisionPlan) -> _Stored:
     """As :func:`trtopt.precision.qdq.write_qdq.quantize` stores the weight."""
     narrow = None if op.node in plan.wide else plan.narrow
     bias = edit.input_of(layer.node, 2) if op.multiply else None
@@ -444,7 +446,7 @@ def _stored(layer: Layer, op: QuantizedOp, plan: PrecisionPlan) -> _Stored:
     return _Stored(values, np.array(np.broadcast_to(scales, layer.channels)), 0.0)
 
 
-def _fits(layer: Layer, levels: np.ndarray, scale: float, op: QuantizedOp, plan: PrecisionPlan) -> bool:
+def _fits(layer: ProductLayer, levels: np.ndarray, scale: float, op: QuantizedOp, plan: PrecisionPlan) -> bool:
     """Whether a convolution's sums before its multiplication per channel stay in range (``qdq.scale_channels``)."""
     narrow = None if op.node in plan.wide else plan.narrow
     largest = int(np.abs(layer.matrices(levels).astype(np.int32)).sum(axis=1).max())

@@ -26,7 +26,7 @@ from trtopt.support.ort_session import Feeds, OrtSession
 
 
 @dataclass(frozen=True)
-class Layer:
+class ProductLayer:
     """A Conv, Gemm or MatMul with a constant weight.
 
     Attributes:
@@ -67,7 +67,7 @@ class Layer:
         return np.ascontiguousarray(matrices[0].T if self.channel_axis == 0 else matrices[0])
 
 
-def layer_of(node: ir.Node) -> Layer | str:
+def layer_of(node: ir.Node) -> ProductLayer | str:
     """The node as a product of matrices, or why it is none."""
     if node.op_type not in ("Conv", "Gemm", "MatMul"):
         return f"{node.op_type} is no product of rows with a matrix"
@@ -76,10 +76,10 @@ def layer_of(node: ir.Node) -> Layer | str:
         return "its weight is not constant"
     if node.op_type != "Conv" and weight.ndim != 2:
         return f"its weight has {weight.ndim} axes, not 2"
-    return Layer(node, np.asarray(weight, np.float32), edit.int_attribute(node, "group", 1))
+    return ProductLayer(node, np.asarray(weight, np.float32), edit.int_attribute(node, "group", 1))
 
 
-def positions(layer: Layer, shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
+def positions(layer: ProductLayer, shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
     """Output positions of one sample, drawn without repetition.
 
     Args:
@@ -100,7 +100,7 @@ def positions(layer: Layer, shape: tuple[int, ...], count: int, rng: np.random.G
     return np.sort(rng.choice(total, count, replace=False)) if total > count else np.arange(total)
 
 
-def rows_at(layer: Layer, data: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def rows_at(layer: ProductLayer, data: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """What the layer reads for the chosen output positions.
 
     Args:
@@ -134,7 +134,7 @@ def _transposed(node: ir.Node, name: str) -> bool:
     return node.op_type == "Gemm" and edit.int_attribute(node, name, 0) != 0
 
 
-def _window(layer: Layer, shape: tuple[int, ...]) -> list[tuple[int, np.ndarray]]:
+def _window(layer: ProductLayer, shape: tuple[int, ...]) -> list[tuple[int, np.ndarray]]:
     """Per spatial axis the output's size, and the input index of every tap at every output: int64 ``[out, taps]``.
 
     As the ONNX specification of Conv defines ``auto_pad``; indices outside of the input lie in the padding.
@@ -173,7 +173,7 @@ class Stop:
 
     Attributes:
         node: The node, in the FP32 model.
-        piece: A model of this node alone, of the FP32 network.
+        subgraph: A model of this node alone, of the FP32 network.
         network: Which of the quantized networks; each has a stop of its own.
         exact: Its data input in the FP32 network, per sample.
         noisy: The same in the quantized network, before its own quantizer.
@@ -182,7 +182,7 @@ class Stop:
     """
 
     node: ir.Node
-    piece: ir.Model
+    subgraph: ir.Model
     network: int
     exact: list[np.ndarray]
     noisy: list[np.ndarray]
@@ -193,14 +193,14 @@ class Stop:
         """Run the node in both networks.
 
         Args:
-            quantized: The node as the quantized network has it: :attr:`piece` with Q/DQ.
+            quantized: The node as the quantized network has it: :attr:`subgraph` with Q/DQ.
 
         Returns:
             Its outputs in the FP32 and in the quantized network, per sample.
         """
         name, (exact, noisy) = str(self.node.outputs[0].name), self._held
         if name not in exact:
-            exact.update(_run(self.piece, exact)[0])
+            exact.update(_run(self.subgraph, exact)[0])
         self.outputs = (exact[name], _run(quantized, noisy)[0][name])
         return self.outputs
 
@@ -229,9 +229,9 @@ def walk(model: ir.Model, nodes: Sequence[str], samples: Sequence[Feeds], networ
         _advance(model, between, (exact, *noisy), last_use)
         between = []
         data, name = str(node.inputs[0].name), str(node.outputs[0].name)  # type: ignore[union-attr]
-        piece = _piece(model, [node], exact, [node.outputs[0]])
+        subgraph = _subgraph(model, [node], exact, [node.outputs[0]])
         for network, held in enumerate(noisy):
-            stop = Stop(node, piece, network, exact[data], held[data], (exact, held))
+            stop = Stop(node, subgraph, network, exact[data], held[data], (exact, held))
             yield stop
             held[name] = stop.outputs[1]
             del stop
@@ -272,10 +272,10 @@ def _advance(
     end = between[-1][0]
     made = [v for n in nodes for v in n.outputs if last_use.get(str(v.name), -1) > end]
     if made:
-        piece = _piece(model, nodes, held[0], made)
-        read = [str(value.name) for value in piece.graph.inputs]
+        subgraph = _subgraph(model, nodes, held[0], made)
+        read = [str(value.name) for value in subgraph.graph.inputs]
         other = [network for network in held[1:] if any(network[name] is not held[0][name] for name in read)]
-        exact, *found = _run(piece, held[0], *other)
+        exact, *found = _run(subgraph, held[0], *other)
         for network in held:
             network.update(exact)
         for network, outputs in zip(other, found, strict=True):
@@ -289,11 +289,11 @@ def _release(held: Sequence[_Held], last_use: Mapping[str, int], index: int) -> 
             del network[name]
 
 
-def _run(piece: ir.Model, *networks: _Held) -> list[_Held]:
+def _run(subgraph: ir.Model, *networks: _Held) -> list[_Held]:
     """The outputs of a piece in each network, per sample."""
-    read = [str(value.name) for value in piece.graph.inputs]
+    read = [str(value.name) for value in subgraph.graph.inputs]
     found = []
-    with OrtSession(piece, keep_qdq=True) as session:
+    with OrtSession(subgraph, keep_qdq=True) as session:
         for held in networks:
             count = max(len(arrays) for arrays in held.values())
             done = [session.run({name: held[name][index] for name in read}) for index in range(count if read else 1)]
@@ -303,7 +303,7 @@ def _run(piece: ir.Model, *networks: _Held) -> list[_Held]:
     return found
 
 
-def _piece(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: Sequence[ir.Value]) -> ir.Model:
+def _subgraph(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: Sequence[ir.Value]) -> ir.Model:
     """Consecutive nodes as a model of their own, which shares the weights."""
     made = {value for node in nodes for value in node.outputs}
     inputs: dict[ir.Value, None] = {}

@@ -16,7 +16,7 @@ from trtopt.events import OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.plan import PrecisionPlan
-from trtopt.precision.ptq.correct import Corrections, Wish, correct
+from trtopt.precision.ptq.correct import Corrections, Goal, correct
 from trtopt.precision.ptq.layer_walk import samples_held
 
 ErrorOf = Callable[[PrecisionPlan, Sequence[Sample]], float]
@@ -37,7 +37,7 @@ SMALLEST_SAMPLES = 6
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedPlan:
     """A plan that was tried: what it had beyond the plan it started from, and its error at the outputs."""
 
     name: str
@@ -57,7 +57,7 @@ class Refined:
 
     plan: PrecisionPlan
     kept: str
-    trials: tuple[Trial, ...]
+    trials: tuple[TriedPlan, ...]
     reason: str = ""
 
 
@@ -94,11 +94,11 @@ def refine(
         return Refined(plain, "none", (), f"fewer than {SMALLEST_SAMPLES} samples")
     attempt = _Attempts(plain, lambda tried: error_of(tried, judged))
     attempt.make("none", Corrections())
-    wishes = (Wish(rounding=False, bias=True), Wish(rounding=True, bias=True))
+    wishes = (Goal(rounding=False, bias=True), Goal(rounding=True, bias=True))
     bias, both = correct(base, plain, searched, wishes, seed=seed, on_event=on_event)
     attempt.make("bias", bias)
     if not attempt.make("rounding and bias", both) and attempt.is_near:
-        attempt.make("rounding", *correct(base, plain, searched, (Wish(True, False),), seed=seed, on_event=on_event))
+        attempt.make("rounding", *correct(base, plain, searched, (Goal(True, False),), seed=seed, on_event=on_event))
     if attempt.kept == "none":
         names = [op.node for op in plan.quantized]
         for name, part in (("first", names[: len(names) // 2]), ("second", names[len(names) // 2 :])):
@@ -111,7 +111,7 @@ class _Attempts:
 
     def __init__(self, plain: PrecisionPlan, error_of: Callable[[PrecisionPlan], float]) -> None:
         self._plain, self._error_of = plain, error_of
-        self._trials: list[Trial] = []
+        self._trials: list[TriedPlan] = []
         self._best: tuple[float, PrecisionPlan] | None = None
         self.kept = "none"
 
@@ -119,7 +119,7 @@ class _Attempts:
         """Measure one; whether it is the best so far."""
         plan = dataclasses.replace(self._plain, rounded=found.rounded, bias=found.bias)
         error = self._error_of(plan)
-        self._trials.append(Trial(name, error))
+        self._trials.append(TriedPlan(name, error))
         if self._best is not None and not error < self._best[0]:
             return False
         self._best, self.kept = (error, plan), name

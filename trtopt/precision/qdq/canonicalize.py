@@ -115,7 +115,7 @@ def dequantized(values: np.ndarray, how: Quantizer, dtype: ir.DataType = ir.Data
 
 
 @dataclass
-class Mending:
+class QdqEditor:
     """A model whose Q/DQ is being mended, in place, and what was done so far.
 
     Attributes:

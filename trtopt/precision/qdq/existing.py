@@ -12,8 +12,8 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.qdq import forms, qlinear
-from trtopt.precision.qdq.canonicalize import INTEGERS, Mending, dequantized, quantizer_of
-from trtopt.precision.qdq.placement import mend_places, pairs
+from trtopt.precision.qdq.canonicalize import INTEGERS, QdqEditor, dequantized, quantizer_of
+from trtopt.precision.qdq.placement import pairs, place_qdq
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.precision import Precision
 
@@ -24,7 +24,7 @@ _OPS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear ConvInte
 
 
 @dataclass(frozen=True)
-class Mended:
+class CanonicalQdq:
     """A model whose Q/DQ the compiler reads and gains by.
 
     Attributes:
@@ -46,7 +46,7 @@ def is_quantized(model: ir.Model) -> bool:
     )
 
 
-def mend(model: ir.Model, backend: str) -> Mended | None:
+def canonicalize_qdq(model: ir.Model, backend: str) -> CanonicalQdq | None:
     """Bring the Q/DQ of a model to the form ``backend`` reads, and to the places where it gains by it.
 
     What is quantized stays quantized with its own scales. Operators on quantized tensors become Q/DQ; zero points
@@ -69,21 +69,21 @@ def mend(model: ir.Model, backend: str) -> Mended | None:
     start = time.perf_counter()
     clone = model.clone()
     _check_nested(clone)
-    work = Mending(clone, backend, edit.Names(clone))
+    work = QdqEditor(clone, backend, edit.Names(clone))
     forms.standard_domain(work)
     qlinear.expand(work)
     if work.changes:
         infer_in_place(clone)
     for mend_form in forms.PASSES:
         mend_form(work)
-    mend_places(work)
+    place_qdq(work)
     for domain in set(clone.graph.opset_imports) - {"", *(node.domain for node in edit.all_nodes(clone.graph))}:
         del clone.graph.opset_imports[domain]
     if work.changes:
         infer_in_place(clone)
     seconds = time.perf_counter() - start
     step = StepRecord(STEP, "PRECISION", work.changes, seconds, tuple(work.refusals), tuple(work.details))
-    return Mended(clone, step, tuple(work.warnings))
+    return CanonicalQdq(clone, step, tuple(work.warnings))
 
 
 def _check_nested(model: ir.Model) -> None:
@@ -135,7 +135,7 @@ def without_qdq(model: ir.Model) -> ir.Model:
     nested graphs does too.
     """
     clone = model.clone()
-    work = Mending(clone, "", edit.Names(clone))
+    work = QdqEditor(clone, "", edit.Names(clone))
     quantized = existing_nodes(clone)
     for pair in list(pairs(work)):
         result = pair.dequantize.outputs[0]

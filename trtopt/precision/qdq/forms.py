@@ -18,7 +18,7 @@ from trtopt.precision.qdq.canonicalize import (
     EIGHT_BITS,
     FP8,
     INTEGERS,
-    Mending,
+    QdqEditor,
     Quantizer,
     dequantized,
     limits,
@@ -32,7 +32,7 @@ _SMALLEST_SHARE = np.float32(2.0**-10)
 and are refused as 0; raising them to this share costs half of 1/1024 of the other channels' step."""
 
 
-def check_scales(work: Mending) -> None:
+def check_scales(work: QdqEditor) -> None:
     """Raises InvalidModelError where a constant scale is no number above zero (for a weight's channels, or zero)."""
     for node in work.nodes(*_QDQ):
         how = quantizer_of(node)
@@ -47,7 +47,7 @@ def check_scales(work: Mending) -> None:
             )
 
 
-def fold_constants(work: Mending) -> None:
+def fold_constants(work: QdqEditor) -> None:
     """Biases that are dequantized become floating constants, and weights that are quantized 8-bit constants."""
     biases, weights = [], []
     for node in work.nodes(*_QDQ):
@@ -79,7 +79,7 @@ def _quantized(exact: np.ndarray, how: Quantizer) -> np.ndarray:
     return np.asarray(np.clip(ratio, low, high).astype(how.dtype.numpy()))
 
 
-def _become_constant(work: Mending, node: ir.Node, array: np.ndarray) -> None:
+def _become_constant(work: QdqEditor, node: ir.Node, array: np.ndarray) -> None:
     """Replace a node by a constant; one that is an output of the network stays."""
     value = node.outputs[0]
     if value.is_graph_output():
@@ -92,7 +92,7 @@ def _become_constant(work: Mending, node: ir.Node, array: np.ndarray) -> None:
     edit.remove_node(node)
 
 
-def transpose_weights(work: Mending) -> None:
+def transpose_weights(work: QdqEditor) -> None:
     """A transposed 8-bit weight is stored transposed, so that the product reads its DequantizeLinear itself."""
     done = []
     for node in work.nodes("Transpose"):
@@ -116,14 +116,14 @@ def transpose_weights(work: Mending) -> None:
     work.drop_unused()
 
 
-def make_weights_symmetric(work: Mending) -> None:
+def make_weights_symmetric(work: QdqEditor) -> None:
     """Weights with a zero point become INT8 without. Exact where they fit, else with a coarser step (up to twice)."""
     done = [name for node in work.nodes("DequantizeLinear") if (name := _symmetric_weight(work, node))]
     work.say(done, "weights with a zero point are symmetric INT8 now")
     work.drop_unused()
 
 
-def _symmetric_weight(work: Mending, node: ir.Node) -> str:
+def _symmetric_weight(work: QdqEditor, node: ir.Node) -> str:
     """Re-centre the constant behind a DequantizeLinear; its name, empty when there was nothing to do."""
     values, how = edit.constant_of(node.inputs[0]), quantizer_of(node)
     if values is None or how is None or how.dtype not in INTEGERS or how.is_symmetric:
@@ -142,7 +142,7 @@ def _symmetric_weight(work: Mending, node: ir.Node) -> str:
     return name
 
 
-def raise_scales(work: Mending) -> None:
+def raise_scales(work: QdqEditor) -> None:
     """Scales of channels without weights that matter, which FP16 would round to 0, are raised."""
     done = []
     for node in work.nodes("DequantizeLinear"):
@@ -171,7 +171,7 @@ _MOVES = frozenset(
 _NEVER_NEGATIVE = frozenset("Relu Sigmoid Softmax HardSigmoid Abs Exp Sqrt ReduceL2 ReduceL1 ReduceSumSquare".split())
 
 
-def standard_domain(work: Mending) -> None:
+def standard_domain(work: QdqEditor) -> None:
     """Q/DQ of the domain com.microsoft mean what those of ONNX mean."""
     done = []
     for node in work.graph:
@@ -181,7 +181,7 @@ def standard_domain(work: Mending) -> None:
     work.say(done, "Q/DQ of the domain com.microsoft are now ONNX's")
 
 
-def drop_wide_types(work: Mending) -> None:
+def drop_wide_types(work: QdqEditor) -> None:
     """Q/DQ to 16-bit integers only round and clip: no compiler computes with them, and the tensor itself is exact."""
     done = []
     for node in work.nodes("QuantizeLinear"):
@@ -201,7 +201,7 @@ def drop_wide_types(work: Mending) -> None:
     work.drop_unused()
 
 
-def pair_up(work: Mending) -> None:
+def pair_up(work: QdqEditor) -> None:
     """Put every QuantizeLinear right before its DequantizeLinear: copies between them act on the tensor itself.
 
     Raises:
@@ -225,7 +225,7 @@ def pair_up(work: Mending) -> None:
     work.say(moved, "QuantizeLinear moved behind the operators that copy or pool their result")
 
 
-def _quantize_here(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
+def _quantize_here(work: QdqEditor, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
     quantize = work.quantize(value, how)
     work.graph.insert_before(node, quantize)
     node.replace_input_with(0, quantize.outputs[0])
@@ -257,7 +257,7 @@ def _act_on_source(node: ir.Node, source: dict[ir.Value, tuple[ir.Value, Quantiz
             source[value] = (value, first[1])
 
 
-def _requantize_outputs(work: Mending, source: dict[ir.Value, tuple[ir.Value, Quantizer]]) -> None:
+def _requantize_outputs(work: QdqEditor, source: dict[ir.Value, tuple[ir.Value, Quantizer]]) -> None:
     """Outputs of the network that are 8-bit and behind such an operator get a QuantizeLinear of their own."""
     for position, value in enumerate(work.graph.outputs):
         known = source.get(value)
@@ -271,7 +271,7 @@ def _requantize_outputs(work: Mending, source: dict[ir.Value, tuple[ir.Value, Qu
         work.graph.outputs[position] = quantize.outputs[0]
 
 
-def make_symmetric(work: Mending) -> None:
+def make_symmetric(work: QdqEditor) -> None:
     """Zero points become 0 and unsigned types signed.
 
     Exact where the zero point is the middle of the type (UINT8 with 128). Elsewhere the range stays and the step grows,
@@ -297,7 +297,7 @@ def make_symmetric(work: Mending) -> None:
     work.drop_unused()
 
 
-def _symmetric_pair(work: Mending, node: ir.Node, how: Quantizer) -> bool:
+def _symmetric_pair(work: QdqEditor, node: ir.Node, how: Quantizer) -> bool:
     """Whether it could be done exactly."""
     low, high = limits(how.dtype)
     bottom, top = _range(how)
@@ -332,7 +332,7 @@ def _range(how: Quantizer) -> tuple[np.ndarray, np.ndarray]:
     return (low - how.zero) * how.scale, (high - how.zero) * how.scale
 
 
-def _clamped(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> ir.Value:
+def _clamped(work: QdqEditor, node: ir.Node, value: ir.Value, how: Quantizer) -> ir.Value:
     """``value`` within the range of a quantizer with one scale that may stand for a ReLU or Clip as well.
 
     Exporters leave these out in front of a quantizer with a zero point, which clips as they would.
@@ -348,7 +348,7 @@ def _clamped(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> i
     return clamp.outputs[0]
 
 
-def plain_borders(work: Mending) -> None:
+def plain_borders(work: QdqEditor) -> None:
     """8-bit inputs and outputs of the network with a zero point, or unsigned, are mapped by plain arithmetic. Exact."""
     inputs, outputs = [], []
     for node in work.nodes(*_QDQ):
@@ -365,7 +365,7 @@ def plain_borders(work: Mending) -> None:
     work.say(outputs, "8-bit outputs with a zero point are converted by Div, Round, Add, Clip and Cast")
 
 
-def _from_integers(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
+def _from_integers(work: QdqEditor, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
     dtype = node.outputs[0].dtype or ir.DataType.FLOAT
     name = str(value.name)
     zero = work.constant(f"{name}_zero", how.zero.astype(dtype.numpy()))
@@ -379,7 +379,7 @@ def _from_integers(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer
     work.replace(node, scaled)
 
 
-def _to_integers(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
+def _to_integers(work: QdqEditor, node: ir.Node, value: ir.Value, how: Quantizer) -> None:
     dtype = value.dtype or ir.DataType.FLOAT
     name = str(node.outputs[0].name)
     low, high = limits(how.dtype)
@@ -398,7 +398,7 @@ def _to_integers(work: Mending, node: ir.Node, value: ir.Value, how: Quantizer) 
     work.replace(node, cast)
 
 
-PASSES: tuple[Callable[[Mending], None], ...] = (
+PASSES: tuple[Callable[[QdqEditor], None], ...] = (
     check_scales,
     fold_constants,
     drop_wide_types,

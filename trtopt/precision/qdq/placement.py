@@ -15,7 +15,7 @@ from trtopt.graph.views import is_move
 from trtopt.precision import rules
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import FP16
-from trtopt.precision.qdq.canonicalize import Mending, Quantizer, dequantized, quantizer_of
+from trtopt.precision.qdq.canonicalize import QdqEditor, Quantizer, dequantized, quantizer_of
 from trtopt.support.precision import Precision
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -57,7 +57,7 @@ class Pair:
         return Precision.INT8 if self.how.dtype.is_integer() else Precision.FP8
 
 
-def mend_places(work: Mending) -> None:
+def place_qdq(work: QdqEditor) -> None:
     """Let operators that gain nothing by a quantized input read the tensor itself, and drop Q/DQ that is left over.
 
     Needs the model in the form of :mod:`trtopt.precision.qdq.forms`. Where a convolution leaves INT8, its weight
@@ -86,7 +86,7 @@ def mend_places(work: Mending) -> None:
     work.drop_unused()
 
 
-def pairs(work: Mending) -> Iterator[Pair]:
+def pairs(work: QdqEditor) -> Iterator[Pair]:
     """The activations that are quantized and dequantized again, with a constant scale."""
     for node in work.nodes("DequantizeLinear"):
         quantize = None if node.inputs[0] is None else node.inputs[0].producer()
@@ -98,7 +98,7 @@ def pairs(work: Mending) -> Iterator[Pair]:
 class _Rules:
     """The backend's rules, asked about the nodes of a clone without Q/DQ: they know operators and constant weights."""
 
-    def __init__(self, work: Mending) -> None:
+    def __init__(self, work: QdqEditor) -> None:
         self._backend = work.backend
         bare = _without_qdq(work.model)
         self._bare = {node.name: node for node in bare.graph}
@@ -205,7 +205,7 @@ def _is_quantized_behind(value: ir.Value) -> bool:
     )
 
 
-def _widen_constants(work: Mending) -> None:
+def _widen_constants(work: QdqEditor) -> None:
     """8-bit constants that no product in 8 bits reads are stored in floating point.
 
     The compiler would dequantize the weight of a convolution in a kernel of its own, at each inference. Weights of
@@ -235,7 +235,7 @@ def _reads_8_bit(node: ir.Node, index: int) -> bool:
     return index == 1 and edit.is_op(data, "DequantizeLinear")
 
 
-def _split_scales(work: Mending, judge: _Rules) -> None:
+def _split_scales(work: QdqEditor, judge: _Rules) -> None:
     """Scales per channel that the compiler does not fuse: one scale, and a multiplication behind the convolution."""
     done = []
     for node in work.nodes("Conv", "Gemm", "MatMul"):
@@ -258,7 +258,7 @@ def _split_scales(work: Mending, judge: _Rules) -> None:
     work.say(done, "convolutions with scales per channel have one scale and a multiplication behind them")
 
 
-def _split(work: Mending, node: ir.Node, weight: ir.Node, activation: Quantizer, how: Quantizer) -> str:
+def _split(work: QdqEditor, node: ir.Node, weight: ir.Node, activation: Quantizer, how: Quantizer) -> str:
     """Why it was not done; empty when it was.
 
     Exact but for channels whose scale is below 1/1024 of the largest: theirs is raised to that.

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
-from trtopt.precision.qdq.canonicalize import Mending
+from trtopt.precision.qdq.canonicalize import QdqEditor
 
 _MS = "com.microsoft"
 _DYNAMIC = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
@@ -55,7 +55,7 @@ _FORMS = {
 _FORMS_CONCAT = (_MS, "QLinearConcat")
 
 
-def expand(work: Mending) -> None:
+def expand(work: QdqEditor) -> None:
     """Write every quantized operator of the main graph as DequantizeLinear, the operator, and QuantizeLinear.
 
     Raises:
@@ -73,7 +73,7 @@ def expand(work: Mending) -> None:
     work.say(done, "quantized operators written as Q/DQ")
 
 
-def refuse_dynamic(work: Mending) -> None:
+def refuse_dynamic(work: QdqEditor) -> None:
     """Stop at operators whose scales are computed from each input at run time.
 
     Raises:
@@ -90,7 +90,7 @@ def refuse_dynamic(work: Mending) -> None:
             )
 
 
-def _expand(work: Mending, node: ir.Node, form: _Form) -> None:
+def _expand(work: QdqEditor, node: ir.Node, form: _Form) -> None:
     _check(node, form)
     made: list[ir.Node] = []
     inputs: list[ir.Value | None] = []
@@ -131,7 +131,7 @@ def _check(node: ir.Node, form: _Form) -> None:
         )
 
 
-def _operand(work: Mending, node: ir.Node, position: int, axis: int | None, made: list[ir.Node]) -> ir.Value:
+def _operand(work: QdqEditor, node: ir.Node, position: int, axis: int | None, made: list[ir.Node]) -> ir.Value:
     """The operand at ``position``, dequantized."""
     data, scale, zero = (edit.input_of(node, position + offset) for offset in range(3))
     if data is None or scale is None:
@@ -148,7 +148,7 @@ def _operand(work: Mending, node: ir.Node, position: int, axis: int | None, made
     return dequantize.outputs[0]
 
 
-def _bias(work: Mending, node: ir.Node, form: _Form, bias: ir.Value) -> ir.Value:
+def _bias(work: QdqEditor, node: ir.Node, form: _Form, bias: ir.Value) -> ir.Value:
     """The INT32 bias as an FP32 constant."""
     values = edit.constant_of(bias)
     scales = [edit.constant_of(edit.input_of(node, position + 1)) for position in form.operands]

@@ -13,7 +13,7 @@ from trtopt.support.precision import Precision
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The end of a search.
 
     Attributes:
@@ -143,7 +143,7 @@ class Trials:
         return tuple(points.values())
 
 
-def conclude(trials: Trials, start: Mix, sixteen: Mix) -> Found:
+def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
     """Price the points that matter, take the fastest within the budget, and tell how it went."""
     priced = trials.priced()
     within = [mix for mix in priced if trials.holds(mix)]
@@ -191,7 +191,7 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> Found:
         is_default_budget=trials.budget.allowed.is_default,
         stopped_early=trials.stopped_early,
     )
-    return Found(chosen, found, bool(within), record)
+    return SearchResult(chosen, found, bool(within), record)
 
 
 def name_of(mix: Mix, space: Space) -> str:

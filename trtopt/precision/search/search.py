@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from trtopt.events import Event, OnEvent, ignore
-from trtopt.precision.search.result import Found, Trials, Tried, conclude
+from trtopt.precision.search.result import SearchResult, Trials, Tried, conclude
 from trtopt.precision.search.space import Budget, Form, Mix, Move, Oracle, Space
 from trtopt.report.schema.decisions import Action
 from trtopt.report.text.format import count, some
@@ -38,7 +38,7 @@ def search_budget(
     narrow: Precision = Precision.FP16,
     most: int = MOST_EVALUATIONS,
     on_event: OnEvent = ignore,
-) -> Found:
+) -> SearchResult:
     """The fastest point within the budget, starting from every region in the type that saves most.
 
     One evaluation where all that pays is within the budget. If even 16-bit everywhere is not, the closest point is
@@ -65,7 +65,7 @@ def search_auto(
     narrows: Sequence[Precision] = (Precision.FP16, Precision.BF16),
     most: int = MOST_EVALUATIONS,
     on_event: OnEvent = ignore,
-) -> Found:
+) -> SearchResult:
     """The fastest point within the budget over 16-bit types, 8-bit types and their mixes.
 
     Evaluated are each 16-bit type alone, every region in the type that saves most, every region in one 8-bit type for

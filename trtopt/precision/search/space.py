@@ -20,7 +20,7 @@ Errors = Mapping[tuple[str, Form], float]
 
 
 @dataclass(frozen=True)
-class Option:
+class RegionOption:
     """An 8-bit type a region may have.
 
     Attributes:
@@ -43,7 +43,7 @@ class SearchRegion:
     """
 
     name: str
-    options: tuple[Option, ...]
+    options: tuple[RegionOption, ...]
     flop: int = 0
 
     def saved_us(self, dtype: Form | None) -> float:
