@@ -75,7 +75,7 @@ def checkout(tmp_path: Path) -> Path:
     if not (environment / "installed").exists() or shutil.which("bash") is None:
         pytest.skip("scripts/ has made no environment here")
     folder = tmp_path / "checkout"
-    for name in ("scripts/env.sh", "scripts/release", "pyproject.toml", "constraints.txt", "trtopt/__init__.py"):
+    for name in ("scripts/env.sh", "scripts/release", "pyproject.toml", "constraints.txt", "trtopt/support/version.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(environment)
