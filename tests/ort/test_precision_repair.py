@@ -10,11 +10,12 @@ from naive_fp16 import naive_fp16
 
 from trtopt.accuracy.compare import compare
 from trtopt.accuracy.emulation import fp32_emulation
+from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.pipeline.repair import Trial, repaired
 from trtopt.precision.decide import decide, wanted_tensors, with_bfloat
-from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB
+from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB, Repaired
 from trtopt.precision.observe.calibrate import collect
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.observe.value_ranges import ValueRanges
@@ -193,6 +194,13 @@ def measured(base: ir.Model, written: ir.Model, feeds: list[Feeds]) -> OutputAcc
         return compare(before, after, feeds)["y"]
 
 
+def counted(base: ir.Model, plan: PrecisionPlan, feeds: list[Feeds]) -> tuple[Repaired, int]:
+    """The repaired plan, and how many plans were run."""
+    events: list[Event] = []
+    found = repaired(base, plan, feeds, on_event=events.append)
+    return found, sum(event.kind == "advance" for event in events)
+
+
 def is_good(found: OutputAccuracy) -> bool:
     exact = found.nonfinite == 0 and found.sqnr_db >= SMALLEST_SQNR_DB
     return exact or found.max_abs == 0
@@ -205,10 +213,11 @@ def test_what_only_the_outputs_show_goes_back_to_fp32(name: str) -> None:
     plan, _ = planned(base, feeds)
     assert not is_good(measured(base, naive_fp16(base), feeds))
     assert not is_good(measured(base, apply_plan(base, plan), feeds)), "a rule finds it: not for this table"
-    found = repaired(base, plan, feeds)
+    found, runs = counted(base, plan, feeds)
     assert found.after.is_allowed and not found.before.is_allowed
     assert is_good(measured(base, apply_plan(base, found.plan), feeds))
     assert found.fallbacks and all(reason.startswith("put back to FP32") for reason in found.fallbacks.values())
+    assert runs <= 32
 
 
 @pytest.mark.parametrize("name", FOUND_BY_RULES)
@@ -218,8 +227,8 @@ def test_what_a_rule_keeps_needs_no_repair(name: str) -> None:
     plan, _ = planned(base, feeds)
     assert not is_good(measured(base, naive_fp16(base), feeds))
     assert is_good(measured(base, apply_plan(base, plan), feeds))
-    found = repaired(base, plan, feeds)
-    assert found.plan is plan
+    found, runs = counted(base, plan, feeds)
+    assert found.plan is plan and runs == 1
 
 
 def test_the_harmless_rest_of_a_repaired_network_stays_fp16() -> None:
@@ -246,8 +255,8 @@ def test_range_without_precision_runs_in_bf16() -> None:
     assert {"h", "o"} <= set(plan.wide)
     mixed = with_bfloat(base, plan, spans)
     assert set(mixed.bfloat) == {"h", "o"}
-    found = repaired(base, mixed, X)
-    assert found.plan is mixed
+    found, runs = counted(base, mixed, X)
+    assert found.plan is mixed and runs == 1
     assert is_good(measured(base, apply_plan(base, mixed), X))
 
 
