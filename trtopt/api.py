@@ -93,8 +93,8 @@ def _run(
     make_engine: bool,
 ) -> BuildReport:
     # The stages are loaded when there is something to build: they take as long as numpy, onnx and onnx_ir together.
-    from trtopt.pipeline.inputs import Sources
     from trtopt.pipeline.session import run_build
+    from trtopt.pipeline.settings import DataSources
     from trtopt.source.in_memory import as_file
 
     calib, check, metric = given
@@ -110,7 +110,7 @@ def _run(
         path = as_file(model, Path(folder), example_inputs)
         if path.parent == Path(folder) and config.output is None:
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
-        sources = Sources(
+        sources = DataSources(
             config.calib if calib is None else calib,
             config.eval if check is None else check,
             config.metric if metric is None else metric,

@@ -16,9 +16,10 @@ import onnx_ir as ir
 import onnxruntime  # noqa: F401 - imported here, so that no import is timed
 from usage import measured
 
+from trtopt.accuracy.compare import decibels
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes
-from trtopt.pipeline.output_error import OutputError, decibels
+from trtopt.pipeline.improve import OutputErrorMeter
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import Samples, open_samples
 from trtopt.rewrite import driver
@@ -42,7 +43,7 @@ def pruned(artifact: ModelArtifact, samples: Samples, method: str) -> tuple[ir.M
     layers = candidates(model).layers
     if method == "magnitude":
         return with_pruned(model, [by_magnitude(model, layer) for layer in layers]), {}
-    result = prune(model, layers, samples, OutputError(model, samples).of_model)
+    result = prune(model, layers, samples, OutputErrorMeter(model, samples).of_model)
     trials = {trial.name: round(decibels(trial.error), 2) for trial in result.trials}
     recovered = sum(layer.method == "recovered" for layer in result.layers)
     return result.model, {"layers_recovered": recovered, "held_out_sqnr_db": trials, "reason": result.reason}

@@ -10,7 +10,7 @@ from naive_fp16 import naive_fp16
 
 from trtopt.accuracy.compare import compare
 from trtopt.accuracy.emulation import EXACT_OPS, fp32_emulation
-from trtopt.accuracy.gate import gate
+from trtopt.accuracy.metric import gate
 from trtopt.config import AccuracyBudget
 from trtopt.errors import InvalidModelError
 from trtopt.report.schema.build import AccuracyRecord

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import trtopt
 from trtopt.cache import code
-from trtopt.judge.model import ModelJudge
+from trtopt.judge.judges import ModelJudge
 from trtopt.report.schema.build import BuildReport
 
 WIDTH = 32

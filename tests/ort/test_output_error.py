@@ -6,10 +6,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from trtopt.accuracy.compare import decibels
 from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.shapes import infer_shapes
-from trtopt.pipeline.output_error import OutputError, decibels
+from trtopt.pipeline.improve import OutputErrorMeter
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
 from trtopt.support.precision import Precision
@@ -38,6 +39,6 @@ def test_scores_are_compared_along_their_classes_wherever_unit_axes_are(tail: st
     model = network(tail, shape)
     samples = open_samples({"x": RNG.standard_normal((4, 8, 6, 6)).astype(np.float32)}, IMAGES)
     plan = PrecisionPlan(Precision.INT8, quantized=(QuantizedOp("a", "x", 4.0, None, "max"),))
-    judge = OutputError(model, samples)
+    judge = OutputErrorMeter(model, samples)
     assert judge.of(model, PrecisionPlan(Precision.INT8)) == 0
     assert 25 < decibels(judge.of(model, plan)) < 50

@@ -11,8 +11,7 @@ from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.plan import FP16, Operand, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.write_qdq import activation_scale, quantize_weight
-from trtopt.precision.write import apply_plan
+from trtopt.precision.write import activation_scale, apply_plan, quantize_weight
 from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision
 

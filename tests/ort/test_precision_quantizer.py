@@ -9,8 +9,7 @@ import pytest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.plan import FP16, NarrowType, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.write_qdq import activation_scale
-from trtopt.precision.write import apply_plan
+from trtopt.precision.write import activation_scale, apply_plan
 from trtopt.support.precision import Precision
 
 onnxruntime = pytest.importorskip("onnxruntime")

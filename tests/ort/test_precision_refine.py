@@ -17,7 +17,7 @@ from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.correct import Goal, correct, mean_error
 from trtopt.precision.ptq.layer_walk import samples_held, walk
 from trtopt.precision.ptq.refine import Refined, refine
-from trtopt.precision.qdq.write_qdq import quantize
+from trtopt.precision.write import quantize
 from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision
 

@@ -13,12 +13,12 @@ from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.pipeline.repair import Trial, repaired
+from trtopt.pipeline.improve import PlanRunner, repaired
 from trtopt.precision.decide import decide, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import SMALLEST_SQNR_DB, Repaired
 from trtopt.precision.observe.calibrate import collect
+from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.samples import open_samples
-from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import OutputAccuracy
@@ -323,5 +323,5 @@ def test_a_plan_without_16_bit_types_is_not_run() -> None:
 
 def test_nan_in_the_reference_is_nobodys_fault() -> None:
     base = network(f"{ROWS} {{ a = Log(x) y = Mul(a, k) }}", {"k": np.float32(2)})
-    trial = Trial(base, X, 40.0)
+    trial = PlanRunner(base, X, 40.0)
     assert trial(PrecisionPlan(Precision.FP16, FP16)).is_allowed

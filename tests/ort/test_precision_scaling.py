@@ -10,7 +10,7 @@ import pytest
 
 from trtopt.graph.edit import constant_of
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.observe.channel_stats import channel_stats, product_inputs
+from trtopt.precision.observe.calibrate import channel_stats, product_inputs
 from trtopt.precision.ptq.channel_scale_rules import channel_scales
 from trtopt.precision.ptq.scaling import apply_scales, equalize, smooth
 from trtopt.support.ort_session import OrtSession

@@ -13,7 +13,7 @@ import trtopt
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.write_qdq import quantize
+from trtopt.precision.write import quantize
 from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision
 

@@ -6,8 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from trtopt.accuracy.gate import gate
-from trtopt.accuracy.metric import Run, load_metric, python_metric
+from trtopt.accuracy.metric import Run, gate, load_metric, python_metric
 from trtopt.config.budget import AccuracyBudget
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.errors import UsageError

@@ -23,9 +23,9 @@ from trtopt.graph.edit import all_nodes
 from trtopt.graph.shapes import infer_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFile
+from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
-from trtopt.pipeline.rewrite import rewrite
+from trtopt.pipeline.guard import rewrite
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.source.onnx_file import load

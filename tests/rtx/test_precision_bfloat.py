@@ -17,12 +17,12 @@ from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
-from trtopt.pipeline.repair import repaired
+from trtopt.pipeline.improve import repaired
 from trtopt.precision.decide import decide, with_bfloat
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
-from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import BF16, FP16
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.layers import LayerInfo

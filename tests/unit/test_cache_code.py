@@ -72,7 +72,7 @@ def test_what_shows_or_keeps_answers_ends_none(copy: Path, file: str) -> None:
         ("accuracy/compare.py", "search sensitivity_stages gpu run"),
         ("accuracy/segments.py", "search sensitivity_stages run"),
         ("precision/observe/statistics.py", "judge search calibrate sensitivity_stages run"),
-        ("judge/compiler.py", "judge search run"),
+        ("judge/judges.py", "judge search run"),
         ("roofline/gemm.py", "judge search run"),
         ("roofline/constants.toml", "judge search run"),
         ("hardware/gpus.toml", "judge search gpu run"),
@@ -118,7 +118,10 @@ def test_the_hash_is_that_of_the_installed_package_and_of_a_zip_file(copy: Path,
 
 def test_a_room_stands_for_its_modules_and_others_are_no_names(copy: Path) -> None:
     room = Sources(copy).hash_of("trtopt.judge")
-    assert room not in (Sources(copy).hash_of("trtopt.judge.memo"), Sources(copy).hash_of("trtopt.judge", "trtopt.cli"))
+    assert room not in (
+        Sources(copy).hash_of("trtopt.judge.protocol"),
+        Sources(copy).hash_of("trtopt.judge", "trtopt.cli"),
+    )
     with pytest.raises(ValueError, match="no module"):
         Sources(copy).hash_of("trtopt.judge", "trtopt.judg")
     assert code_hash("trtopt_recipes") != code_hash("trtopt_recipes.mish")

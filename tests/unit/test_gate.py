@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from trtopt.accuracy.gate import gate
+from trtopt.accuracy.metric import gate
 from trtopt.config import AccuracyBudget
 from trtopt.report.schema.build import AccuracyRecord, MetricRecord, OutputAccuracy
 

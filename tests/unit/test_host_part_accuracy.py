@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trtopt.accuracy.compare import compare
-from trtopt.accuracy.gate import gate
+from trtopt.accuracy.metric import gate
 from trtopt.config import AccuracyBudget
 from trtopt.errors import InvalidModelError
 from trtopt.report.schema.build import AccuracyRecord, OutputAccuracy

@@ -11,7 +11,7 @@ import pytest
 from drawn_cases import few_or
 from test_host_part import both
 
-from trtopt.accuracy.whole import HostPart
+from trtopt.accuracy.compare import HostPart
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes
 from trtopt.pipeline.host import Cut

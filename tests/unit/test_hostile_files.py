@@ -32,10 +32,9 @@ from trtopt.errors import IntegrityError, InvalidModelError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.graph.artifact import input_spec
 from trtopt.hardware.spec import find_gpu, gpu_of
-from trtopt.judge.memo import PriceFile
-from trtopt.judge.protocol import Priced
+from trtopt.judge.protocol import Priced, PriceFile
+from trtopt.precision.observe.calibrate import check_own
 from trtopt.precision.observe.feeds import in_memory, open_arrays
-from trtopt.precision.observe.statistics_cache import check_own
 from trtopt.precision.observe.trt_cache import is_trt_cache, read_trt_cache
 from trtopt.report.schema.analysis import Analysis
 from trtopt.report.schema.manifest import has_digest, with_digest

@@ -14,7 +14,6 @@ from trtopt.engine.request import Profile
 from trtopt.errors import UsageError
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.pipeline.lowered import Lowered
 from trtopt.pipeline.network_io import change, check
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.network_io import (
@@ -29,7 +28,6 @@ from trtopt.precision.fp16.network_io import (
 )
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.plan import FP16
-from trtopt.report.schema.build import PrecisionRecord
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 
@@ -236,12 +234,11 @@ def test_a_report_says_what_the_caller_feeds(tmp_path: Path) -> None:
 
 def test_profiles_get_the_channels(tmp_path: Path) -> None:
     artifact = model(tmp_path)
-    lowered = Lowered(artifact, None, PrecisionRecord("as-is"))
     profile = Profile({"x": ((1, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))})
-    border = change(lowered, (profile,), parse_io(["x:fp16:hwc4"]), artifact.model, None)
+    border = change(artifact, (profile,), parse_io(["x:fp16:hwc4"]), artifact.model, None)
     assert border.profiles[0].shapes["x"] == ((1, 4, 8, 8), (8, 4, 8, 8), (16, 4, 8, 8))
-    assert border.lowered.artifact.steps[-1].name == "network-io"
-    assert change(lowered, (), (), artifact.model, None).feeds is None
+    assert border.artifact.steps[-1].name == "network-io"
+    assert change(artifact, (), (), artifact.model, None).feeds is None
 
 
 @pytest.mark.parametrize("data", [pixels() + 0.5, pixels() - 300, "synthetic"])

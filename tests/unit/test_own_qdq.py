@@ -20,9 +20,9 @@ from trtopt.graph.shapes import infer_in_place
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
 from trtopt.judge.target import BuildTarget
-from trtopt.pipeline.imported_ranges import imports
-from trtopt.pipeline.own_qdq import OwnQdq, own_qdq
+from trtopt.pipeline.guard import OwnQdq, own_qdq
 from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.trt_cache import imports
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock

@@ -16,8 +16,8 @@ from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.decide import with_bfloat
 from trtopt.precision.fp16.cast_to_half import cast_to_half, why_fp32
 from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.statistics import TensorStats
-from trtopt.precision.observe.value_ranges import ValueRanges
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
 from trtopt.precision.write import apply_plan
 from trtopt.support.precision import Precision

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trtopt.errors import EngineBuildError
-from trtopt.pipeline.lowered import Lowered, blamed
+from trtopt.pipeline.lower import Lowered, blamed
 from trtopt.report.schema.build import PrecisionRecord
 
 ARTIFACT: Any = None

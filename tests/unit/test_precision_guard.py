@@ -14,8 +14,7 @@ from trtopt.errors import EngineBuildError
 from trtopt.events import Event, ignore
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.judge.memo import PriceFile, Prices
-from trtopt.judge.protocol import Priced
+from trtopt.judge.protocol import Priced, PriceFile, Prices
 from trtopt.judge.selection import Guard, Guarded, between
 from trtopt.precision.decide import wanted_tensors
 from trtopt.precision.observe.statistics import StatsBuilder

@@ -12,9 +12,8 @@ from search_oracles import Numbers, one_type
 
 from trtopt.config.budget import AccuracyBudget
 from trtopt.events import Event, ignore
-from trtopt.precision.search.checkpoint import Checkpoint
 from trtopt.precision.search.search import search_budget
-from trtopt.precision.search.space import Budget, Evaluation, Mix
+from trtopt.precision.search.space import Budget, Checkpoint, Evaluation, Mix
 
 KEY = 64 * "a"
 MIX = Mix.of("fp16", {"r0": "int8", "r1": "int8"})

@@ -19,7 +19,7 @@ from trtopt.precision.decide import decide, int8_flop_share, wanted_tensors
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
+from trtopt.precision.write import activation_scale, quantize, quantize_weight, scale_channels
 from trtopt.support.precision import Precision
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"

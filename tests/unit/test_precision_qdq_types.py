@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as arrays
 from trtopt.graph import edit, invariants
 from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.plan import BF16, FP16, NarrowType, Operand, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.write_qdq import activation_scale, quantize_weight
-from trtopt.precision.write import apply_plan
+from trtopt.precision.write import activation_scale, apply_plan, quantize_weight
 from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)

@@ -11,8 +11,7 @@ from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.qdq.write_qdq import follows_product
-from trtopt.precision.write import apply_plan
+from trtopt.precision.write import apply_plan, follows_product
 from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)

@@ -10,10 +10,9 @@ import pytest
 
 from trtopt.graph import edit
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
-from trtopt.precision.ptq.bias import add_bias, why_no_bias
 from trtopt.precision.ptq.correct import Factor, best_share, blocks
-from trtopt.precision.ptq.layer_walk import ProductLayer, layer_of, positions, rows_at
-from trtopt.precision.qdq.write_qdq import quantize, quantize_weight
+from trtopt.precision.ptq.layer_walk import ProductLayer, add_bias, layer_of, positions, rows_at, why_no_bias
+from trtopt.precision.write import quantize, quantize_weight
 from trtopt.support.precision import Precision
 
 RNG = np.random.default_rng(0)

@@ -9,11 +9,11 @@ import pytest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision import rules
-from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.decide import decide, wanted_tensors
 from trtopt.precision.fp16.heads import is_prediction_head
 from trtopt.precision.observe.statistics import StatsBuilder
 from trtopt.precision.plan import PrecisionPlan
+from trtopt.precision.regions import attention_products
 from trtopt.support.precision import Precision
 
 RTX, TRT = "tensorrt-rtx", "tensorrt"

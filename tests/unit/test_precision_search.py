@@ -11,8 +11,7 @@ from search_oracles import PLAIN_US, Numbers, one_type, two_types
 
 from trtopt.config.budget import AccuracyBudget
 from trtopt.events import Event
-from trtopt.precision.search.result import Trials, Tried, conclude
-from trtopt.precision.search.search import search_auto, search_budget
+from trtopt.precision.search.search import Trials, Tried, conclude, search_auto, search_budget
 from trtopt.precision.search.space import Budget, Evaluation, Mix, Move, RegionOption, SearchRegion, Space, aim_for
 from trtopt.report.schema.decisions import SearchRecord
 from trtopt.support.precision import Precision

@@ -13,10 +13,8 @@ from search_oracles import Numbers, two_types
 
 from trtopt.config.budget import AccuracyBudget
 from trtopt.events import ignore
-from trtopt.precision.search.checkpoint import Checkpoint
-from trtopt.precision.search.result import SearchResult
-from trtopt.precision.search.search import search_auto, search_budget
-from trtopt.precision.search.space import Budget, Evaluation, Mix, Oracle, Space
+from trtopt.precision.search.search import SearchResult, search_auto, search_budget
+from trtopt.precision.search.space import Budget, Checkpoint, Evaluation, Mix, Oracle, Space
 
 Search = Callable[[Space, Budget, Oracle], SearchResult]
 SEARCHES: tuple[Search, ...] = (search_budget, search_auto)

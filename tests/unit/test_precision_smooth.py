@@ -9,9 +9,9 @@ import pytest
 
 from trtopt.graph.edit import constant_of
 from trtopt.graph.shapes import infer_shapes
-from trtopt.precision.observe.channel_stats import ChannelStats, product_inputs
+from trtopt.precision.observe.calibrate import ChannelStats, product_inputs
 from trtopt.precision.ptq.scaling import ExpectedError, smooth
-from trtopt.precision.qdq.write_qdq import quantize_weight
+from trtopt.precision.write import quantize_weight
 
 RNG = np.random.default_rng(0)
 WIDTH = 32

@@ -19,7 +19,7 @@ from trtopt.graph.shapes import infer_shapes
 from trtopt.precision.fp16.cast_to_half import cast_to_half, why_fp32
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.value_ranges import ValueRanges
+from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.plan import BF16, FP16, NarrowType
 from trtopt.source.onnx_file import load
 

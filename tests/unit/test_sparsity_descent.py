@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from trtopt.sparsity import descent
-from trtopt.sparsity.descent import DAMPING, Inputs
+from trtopt.sparsity import prune
 from trtopt.sparsity.layers import best_mask, is_sparse
+from trtopt.sparsity.prune import DAMPING, Inputs
 
 
 def correlated(rows: int, depth: int, seed: int = 0) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_errors_of_the_layers_before_are_made_up_for() -> None:
 def test_a_deep_layer_is_pruned_in_blocks_that_make_up_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, weight = correlated(2000, 100), weight_of(100, 32)
     whole = error(inputs, Inputs(inputs, inputs).prune(weight), inputs @ weight)
-    monkeypatch.setattr(descent, "BLOCK_DEPTH", 48)
+    monkeypatch.setattr(prune, "BLOCK_DEPTH", 48)
     found = Inputs(inputs, inputs).prune(weight)
     assert is_sparse(found, 0)
     plain = error(inputs, weight * best_mask(np.abs(weight), 0), inputs @ weight)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.judge.gain import LEAST_GAIN
+from trtopt.judge.protocol import LEAST_GAIN
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import GraphTypes

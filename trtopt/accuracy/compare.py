@@ -6,10 +6,11 @@ tolerance, iteration by iteration; it has no measure pooled over all samples, wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +107,11 @@ class Accumulator:
         return OutputAccuracy(sqnr, self.dot / norm if norm else 0.0, self.max_abs, agreement)
 
 
+def decibels(error: float) -> float:
+    """Signal to noise in dB, of noise power over signal power."""
+    return -10 * math.log10(error) if 0 < error < math.inf else math.copysign(math.inf, 0.5 - error)
+
+
 def is_float(array: np.ndarray) -> bool:
     """Whether ``array`` is floating point; FP16 and the types of ml_dtypes (BF16, FP8) included."""
     return array.dtype.kind not in "biu"
@@ -146,14 +152,10 @@ def compare(
 
     Args:
         reference: The FP32 model.
-        optimized: The twin, or the engine; its outputs are matched by name.
+        optimized: The emulation, or the engine; its outputs are matched by name.
         samples: One call's inputs each.
-        on_event: Called with an ``advance`` after each sample.
-        task: The name of the events' task.
+        on_event: Called with an ``advance`` of ``task`` after each sample.
         varying: Outputs whose shape depends on the values (boxes found): a rounding may change it.
-
-    Returns:
-        By output name, in the order of the reference.
 
     Raises:
         InvalidModelError: The outputs differ in name or shape, are not tensors of numbers, or there is no sample.
@@ -181,8 +183,7 @@ def compare(
 def checked_arrays(name: str, reference: object, output: object, *, may_differ: bool) -> tuple[np.ndarray, np.ndarray]:
     """One output of both models as arrays.
 
-    Raises:
-        InvalidModelError: One is no array of numbers, or the shapes differ and may not.
+    Raises InvalidModelError where one is no array of numbers, or the shapes differ and may not.
     """
     for value in (reference, output):
         if not isinstance(value, np.ndarray) or value.dtype.kind in "OSUM":
@@ -219,17 +220,15 @@ def compare_tensors(
     max_samples: int = 8,
     on_event: OnEvent = ignore,
 ) -> dict[str, OutputAccuracy]:
-    """Compare intermediate tensors of the FP32 model and of the optimized model's twin.
+    """Compare intermediate tensors of the FP32 model and of the optimized model's FP32 emulation.
 
     A bounded number of tensors is read per pass, and a bounded number of samples, so that memory stays bounded too.
 
     Args:
         reference: The FP32 graph.
-        optimized: The FP32 twin of the optimized graph (:func:`trtopt.accuracy.emulation.fp32_emulation`).
+        optimized: What :func:`trtopt.accuracy.emulation.fp32_emulation` made of the optimized graph.
         samples: The first ``max_samples`` of them are used.
         names: The tensors, each computed in both main graphs; default :func:`common_tensors`.
-        max_samples: How many samples to run.
-        on_event: Called with ``start``, ``advance`` after each pass, and ``end`` of the task ``compare tensors``.
 
     Returns:
         By tensor name, in graph order.
@@ -252,7 +251,7 @@ def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 
 
 def first_bad(optimized: ir.Model, tensors: Mapping[str, OutputAccuracy]) -> str | None:
-    """The tensor where the error enters.
+    """The tensor where the error enters; None when nothing falls below :data:`CLEAN_DB`.
 
     That is the one with the largest fall of SQNR from the worst compared tensor it is computed from. Levels above
     :data:`CLEAN_DB` count as that level, so that the step from an exact input to ordinary quantization noise is no
@@ -260,11 +259,8 @@ def first_bad(optimized: ir.Model, tensors: Mapping[str, OutputAccuracy]) -> str
     became -inf does no harm before a softmax).
 
     Args:
-        optimized: The graph whose order and connections count, usually the twin.
+        optimized: The graph whose order and connections count, usually the emulation.
         tensors: What :func:`compare_tensors` returned; the graph's outputs must be among them.
-
-    Returns:
-        The tensor's name; None when nothing falls below :data:`CLEAN_DB`.
     """
     ends = [tensors[str(value.name)] for value in optimized.graph.outputs if value.name in tensors]
     if not all(end.sqnr_db >= CLEAN_DB for end in ends):
@@ -298,12 +294,7 @@ _MOST_BYTES = 1 << 29
 
 
 class MemoizedRunner:
-    """Runs each sample once.
-
-    Attributes:
-        output_names: As of ``runner``.
-        rows: Entries along the first axis of all different samples so far.
-    """
+    """Runs each sample once; ``rows`` counts entries along the first axis of all different samples so far."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -314,7 +305,7 @@ class MemoizedRunner:
         self._held = 0
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
-        """Outputs in the order of ``output_names``; copies, which the caller may change."""
+        """Copies of the outputs, which the caller may change."""
         key = _digest(feeds)
         known = self._known.get(key)
         if known is not None:
@@ -336,3 +327,77 @@ def _digest(feeds: Feeds) -> bytes:
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.digest()
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """The end of a model that the compiler refuses (see :func:`trtopt.rewrite.host_part.split`).
+
+    Attributes:
+        model: What the host runs; FP32 inside.
+        between: Names of the tensors it takes from the engine.
+        outputs: Names of the outputs of the whole model, in its order.
+    """
+
+    model: ir.Model
+    between: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def own_outputs(self) -> tuple[str, ...]:
+        """Names of the outputs the host computes."""
+        return tuple(str(value.name) for value in self.model.graph.outputs)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """What verification compares: the outputs of the whole, then the tensors between that are none."""
+        return tuple(dict.fromkeys((*self.outputs, *self.between)))
+
+
+class _InTurn:
+    """Two runners, the second of which reads what the first gives."""
+
+    def __init__(self, first: Runner, second: Runner, names: Sequence[str]) -> None:
+        self._first = first
+        self._second = second
+        self.output_names = tuple(names)
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        found = dict(zip(self._first.output_names, self._first.run(feeds), strict=True))
+        found.update(zip(self._second.output_names, self._second.run({**feeds, **found}), strict=True))
+        return [found[name] for name in self.output_names]
+
+
+class ConvertingRunner:
+    """A runner that takes other samples than the model as loaded; ``feeds`` turns one into what it takes."""
+
+    def __init__(self, runner: Runner, feeds: Callable[[Feeds], Feeds]) -> None:
+        self._runner, self._feeds = runner, feeds
+        self.output_names = runner.output_names
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Outputs in the order of ``output_names``."""
+        return self._runner.run(self._feeds(feeds))
+
+
+class SelectedOutputs:
+    """Some outputs of a runner, under their names and in their order."""
+
+    def __init__(self, runner: Runner, names: Sequence[str]) -> None:
+        self._runner = runner
+        self.output_names = tuple(names)
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Outputs in the order of ``output_names``."""
+        found = dict(zip(self._runner.output_names, self._runner.run(feeds), strict=True))
+        return [found[name] for name in self.output_names]
+
+
+@contextlib.contextmanager
+def as_whole(engine: Runner, host: HostPart | None) -> Iterator[Runner]:
+    """A runner of the whole model, whose outputs are ``host.watched``; ``engine`` itself where nothing was cut off."""
+    if host is None:
+        yield engine
+        return
+    with OrtSession(host.model) as session:
+        yield _InTurn(engine, session, host.watched)

@@ -1,9 +1,9 @@
-"""The FP32 twin: a graph that ONNX Runtime computes on a CPU in FP32 and that rounds as the strongly typed graph does.
+"""The FP32 emulation: a graph that ONNX Runtime computes in FP32 on a CPU, and that rounds as the typed graph does.
 
 ONNX Runtime's CPU provider has few FP16 kernels: it runs FP16 nodes in FP32 and removes the casts between neighbours,
-so an activation that overflows FP16 looks fine (``x*300*300/300/300`` comes back finite). The twin states each rounding
-as ``Cast(FP32 -> FP16) -> Cast(FP16 -> FP32)``, which loses precision and is therefore never removed. Sums inside a
-kernel stay FP32 in the twin; the precision plan bounds those from the observed ranges.
+so an activation that overflows FP16 looks fine (``x*300*300/300/300`` comes back finite). The emulation states each
+rounding as ``Cast(FP32 -> FP16) -> Cast(FP16 -> FP32)``, which loses precision and is therefore never removed. Sums
+inside a kernel stay FP32 in the emulation; the precision plan bounds those from the observed ranges.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from onnx_ir.passes import common as passes
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
-
-HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+from trtopt.precision.write import HALF_TYPES
 
 _COPIES = """
 Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EyeLike Expand Flatten Gather GatherElements
@@ -52,7 +51,7 @@ def fp32_emulation(model: ir.Model) -> ir.Model:
         model: The strongly typed graph; it is not changed. Types that are missing are inferred.
 
     Returns:
-        The twin: a new model that shares all tensors that do not change type.
+        The emulation: a new model that shares all tensors that do not change type.
 
     Raises:
         InvalidModelError: A tensor's type is unknown, or bits are reinterpreted as FP16.

@@ -1,4 +1,4 @@
-"""Metrics of a whole model: built in (``top1``, ``agreement``, ``sqnr``) or the user's ``FILE.py:FUNCTION``."""
+"""Metrics of a whole model, built in (``top1``, ``agreement``, ``sqnr``) or ``FILE.py:FUNCTION``; gates, in words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from trtopt.accuracy.compare import MemoizedRunner, Runner, is_class_like, top1
+from trtopt.config.budget import AccuracyBudget
 from trtopt.errors import InvalidModelError, TrtoptError, UsageError
-from trtopt.report.schema.build import MetricRecord, OutputAccuracy
+from trtopt.report.schema.build import AccuracyRecord, MetricRecord, OutputAccuracy
 from trtopt.support._script import is_script, load_function, script_line
 from trtopt.support.ort_session import Feeds
 
@@ -78,14 +79,13 @@ class Metric:
         the outputs, in dB (infinite for the baseline).
 
         Args:
-            optimized: The twin, or the engine.
+            optimized: The emulation, or the engine.
             samples: For ``top1``; not a one-shot iterator.
             labels: As in :meth:`on_reference`.
             compared: The comparison of the two models, by output name.
 
         Raises:
-            UsageError: The user's function fails or returns no number; the labels do not fit the outputs; no output
-                holds scores.
+            UsageError: As :meth:`on_reference`.
             ValueError: The metric has no baseline.
         """
         if self.baseline is None:
@@ -248,3 +248,58 @@ def _top1(runner: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -
             remedy="class indices start at 0; give the ones the model's outputs stand for",
         )
     return float((predicted == wanted).mean())
+
+
+def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
+    """The gates that failed, one sentence each; the caller decides between an error and a warning.
+
+    Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
+    least X. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1
+    agreement of each output that has one, else 1 - cosine. An engine that ran passes the same gates: its own metric,
+    or its outputs where the metric could not be measured on it. Outputs that the host computes pass the first gate and
+    the metric's; for the others the tensors it computes them from stand in, since a rounding may change which boxes
+    are chosen, and their order.
+
+    Args:
+        record: The verification.
+        budget: What those options say.
+    """
+    sources = [("output", record.outputs, record.metric)]
+    if record.engine is not None:
+        sources.append(("engine output", record.engine, record.engine_metric))
+    failures: list[str] = []
+    for kind, outputs, metric in sources:
+        for name, accuracy in outputs.items():
+            where = f"{kind} {name}"
+            if accuracy.nonfinite:
+                failures.append(
+                    f"{where}: {accuracy.nonfinite} values are NaN or infinite where the FP32 reference is finite"
+                )
+            elif name not in record.host_outputs:
+                failures += _output_failures(where, accuracy, budget, metric is not None)
+    for suffix, metric in (("", record.metric), (" of the engine", record.engine_metric)):
+        if metric is not None and not budget.allows(metric.drop):
+            failures.append(
+                f"metric {metric.name}{suffix}: {metric.optimized:.4g} against {metric.baseline:.4g}, a drop of "
+                f"{metric.drop:.4g}, more than the {budget.words()}"
+            )
+    return tuple(failures)
+
+
+def _output_failures(where: str, accuracy: OutputAccuracy, budget: AccuracyBudget, has_metric: bool) -> list[str]:
+    failures = []
+    if not budget.allows_sqnr(accuracy.sqnr_db):
+        failures.append(
+            f"{where}: SQNR {accuracy.sqnr_db:.1f} dB, less than the {budget.sqnr_db:g} dB of --min-sqnr-db"
+        )
+    measure, drop = drop_of(accuracy)
+    if not has_metric and not budget.allows(drop):
+        failures.append(f"{where}: 1 - {measure} = {drop:.4g}, more than the {budget.words()}")
+    return failures
+
+
+def drop_of(accuracy: OutputAccuracy) -> tuple[str, float]:
+    """What bounds the drop of an output without a metric, and its value: 1 - agreement, or 1 - cosine."""
+    if accuracy.top1_agreement is not None:
+        return "top-1 agreement", 1.0 - accuracy.top1_agreement
+    return "cosine", 1.0 - accuracy.cosine

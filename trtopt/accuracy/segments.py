@@ -33,12 +33,8 @@ _EXCHANGED_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class SegmentRun:
-    """What a run leaves behind.
-
-    Attributes:
-        exchanged: The nodes that were in 8 bits.
-        values: By name, what crosses the cuts, and the outputs of the model.
-    """
+    """What a run with some nodes in 8 bits leaves behind: by name, what crosses the cuts, and the outputs of the
+    model."""
 
     exchanged: frozenset[str]
     values: Mapping[str, np.ndarray]
@@ -46,12 +42,9 @@ class SegmentRun:
 
 @dataclass(frozen=True)
 class _Form:
-    """The 8-bit form of a node.
+    """The 8-bit form of a node: nodes of the quantized model in its order, which read values of the base model.
 
-    Attributes:
-        nodes: Nodes of the quantized model, in its order.
-        output: The value among theirs that stands for the node's output.
-        reads: Names of values of the base model that they read.
+    ``output`` is the value among theirs that stands for the node's output.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -106,16 +99,12 @@ class SegmentedModel:
         self._lock = threading.Lock()
 
     def run(self, feeds: Feeds, exchanged: Collection[str] = (), earlier: SegmentRun | None = None) -> SegmentRun:
-        """Run one sample; several threads may do so at the same time, each run on one core.
+        """Run one sample with the nodes of ``exchanged`` in 8 bits; several threads may do so, each run on one core.
 
-        Args:
-            feeds: The sample.
-            exchanged: Names of the nodes in 8 bits.
-            earlier: A run of the same sample: what does not depend on the difference is taken from it.
+        What does not depend on the difference is taken from ``earlier``, a run of the same sample.
 
         Raises:
             InvalidModelError: ONNX Runtime cannot load a segment, or it fails on this sample.
-            MissingDependencyError: ONNX Runtime is not installed.
         """
         wanted = frozenset(exchanged)
         values = {**feeds, **({} if earlier is None else earlier.values)}
@@ -240,11 +229,9 @@ def _used(node: ir.Node) -> Iterator[ir.Value]:
 
 
 class _Layout:
-    """The main graph of a model as a list of nodes, and what crosses each position in it.
+    """The main graph of a typed model as a list of nodes, and what crosses each position in it.
 
-    Args:
-        model: The model, its values typed.
-        forms: 8-bit forms by node: what they read is read at the node's place.
+    What an 8-bit form reads is read at its node's place.
     """
 
     def __init__(self, model: ir.Model, forms: Mapping[str, _Form]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays, compare
+from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays, compare, decibels
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
@@ -43,12 +43,8 @@ _Job = tuple[list[tuple[int, frozenset[str]]], Feeds]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which samples a region is measured on.
-
-    Attributes:
-        per_region: How many, all if there are fewer; None for a number that bounds the time.
-        seed: Chooses which.
-    """
+    """Samples that a region is measured on: how many (all if there are fewer; None bounds the time); the seed
+    chooses."""
 
     per_region: int | None = None
     seed: int = 0
@@ -56,13 +52,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Errors:
-    """What :func:`sensitivity` found.
-
-    Attributes:
-        regions: By region, in the order asked.
-        together: All regions quantized at once.
-        samples: Samples there were.
-    """
+    """What :func:`sensitivity` found by region, in the order asked, and for all regions quantized at once."""
 
     regions: Mapping[str, RegionError]
     together: RegionError
@@ -98,7 +88,6 @@ def sensitivity(
 
     Raises:
         InvalidModelError: ONNX Runtime cannot run the model.
-        MissingDependencyError: ONNX Runtime is not installed.
         UsageError: A sample is bad.
         ValueError: There are no regions or no samples.
     """
@@ -219,7 +208,7 @@ def _error(found: Sequence[Accumulator], before: Sequence[Accumulator], count: i
         return OutputError(ratio, -math.inf, None, disagreement, change)
     spread = _standard_error(found, ratio, count)
     error_db = None if spread is None else 10 / math.log(10) * spread / ratio
-    return OutputError(ratio, -10 * math.log10(ratio), error_db, disagreement, change)
+    return OutputError(ratio, decibels(ratio), error_db, disagreement, change)
 
 
 def _ratio(items: Sequence[Accumulator]) -> float:
@@ -251,16 +240,11 @@ def growth(
 ) -> tuple[GrowthStep, ...]:
     """The error of what each region's first node reads and gives when all are quantized, in graph order.
 
-    Args:
-        base: The FP32 model.
-        quantized: The same with all regions in 8 bits; tensors keep their names.
-        regions: Nodes by the tensor they read.
-        samples: The first ``most_samples`` are run.
-        most_samples: How many.
+    The first ``most_samples`` are run through the FP32 model ``base`` and ``quantized``, whose tensors keep their
+    names.
 
     Raises:
         InvalidModelError: ONNX Runtime cannot run the model.
-        MissingDependencyError: ONNX Runtime is not installed.
     """
     chosen = [feeds for feeds, _ in zip(samples, range(most_samples), strict=False)]
     order = {str(node.name): (index, node) for index, node in enumerate(base.graph)}
@@ -276,7 +260,9 @@ def growth(
             found = compare(before, after, chosen, varying=part)
             errors.update((name, _power(item.sqnr_db)) for name, item in found.items())
     return tuple(
-        GrowthStep(region, node, _db(errors[region]), _db(errors[given[node]]), errors[given[node]] - errors[region])
+        GrowthStep(
+            region, node, decibels(errors[region]), decibels(errors[given[node]]), errors[given[node]] - errors[region]
+        )
         for node, region in first
     )
 
@@ -299,7 +285,3 @@ def _passes(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iter
 def _power(sqnr_db: float) -> float:
     """The noise-to-signal ratio of an SQNR; infinite where that is not finite or cannot be said."""
     return math.inf if math.isnan(sqnr_db) else float(10 ** (-sqnr_db / 10))
-
-
-def _db(ratio: float) -> float:
-    return math.inf if ratio == 0 else -math.inf if math.isinf(ratio) else -10 * math.log10(ratio)

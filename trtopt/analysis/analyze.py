@@ -219,7 +219,7 @@ class _Run:
                 "precision",
                 f"what the model keeps as {', '.join(own)} stays so; {asked} is predicted for its FP32 tensors",
             )
-        from trtopt.judge.model import types_in
+        from trtopt.judge.judges import types_in
 
         return types_in(model, asked, backend_of_rules("auto", self.gpu).name)
 

@@ -15,13 +15,12 @@ from trtopt.engine.work import layers_of_engine
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
-from trtopt.judge.judges import judge_for
-from trtopt.judge.memo import PriceFile
+from trtopt.judge.judges import judge_for, written
+from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget, nearest_target
-from trtopt.judge.written import written
 from trtopt.pipeline.compile import Compilation, compile_engine
+from trtopt.pipeline.guard import rewrite
 from trtopt.pipeline.host import cut
-from trtopt.pipeline.rewrite import rewrite
 from trtopt.report.schema.steps import StepRecord
 from trtopt.roofline.work import Layer
 from trtopt.support.clock import Clock
@@ -108,6 +107,6 @@ def _static(shapes: Mapping[str, tuple[int, ...]]) -> Profile:
 def lower_unobserved(
     artifact: ModelArtifact, precision: Precision, shapes: Mapping[str, tuple[int, ...]]
 ) -> ModelArtifact:
-    """As :func:`~trtopt.judge.written.written`, with a step."""
+    """As :func:`~trtopt.judge.judges.written`, with a step."""
     step = StepRecord(f"precision-{precision}", "PRECISION", changes=0, seconds=0.0)
     return artifact.with_step(written(artifact.model, precision, shapes, TENSORRT_RTX), step)

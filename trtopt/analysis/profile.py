@@ -253,8 +253,8 @@ class _Run:
 
     def _built(self, path: Path) -> ProfileReport:
         """A model: built as ``trtopt build`` does by default, then measured, its outputs compared with FP32."""
-        from trtopt.pipeline.inputs import Sources
         from trtopt.pipeline.session import run_build
+        from trtopt.pipeline.settings import DataSources
         from trtopt.profiling import gpu
 
         self._present()
@@ -262,7 +262,7 @@ class _Run:
         loaded = self._load(path)
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             built = Path(folder) / "model.engine"
-            run_build(path, dataclasses.replace(config, output=str(built)), Sources(), self.clock, make_engine=True)
+            run_build(path, dataclasses.replace(config, output=str(built)), DataSources(), self.clock, make_engine=True)
             with self.clock.stage("measure"):
                 shapes = input_shapes(loaded.inputs, self.config.shapes).shapes
                 with OrtSession(to_fp32(loaded.model)) as reference:

@@ -22,8 +22,8 @@ from trtopt.fleet.settings import Settings, load_settings
 from trtopt.fleet.task import Task
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
-from trtopt.pipeline.imported_ranges import statistics_file
 from trtopt.pipeline.manifest import chosen_options
+from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.rewrite.registry import pack_hashes, select
 from trtopt.support.precision import Precision
 

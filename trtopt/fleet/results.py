@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from trtopt.accuracy.gate import drop_of
+from trtopt.accuracy.metric import drop_of
 from trtopt.engine.backend import BACKENDS
 from trtopt.errors import UsageError
 from trtopt.fleet.plan import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from trtopt.accuracy.gate import drop_of
+from trtopt.accuracy.metric import drop_of
 from trtopt.config.budget import DEFAULT_ACCURACY_DROP, ROUNDING
 from trtopt.errors import UsageError
 from trtopt.gates import limits as defaults

@@ -1,25 +1,30 @@
-"""What a graph costs, and who says it."""
+"""What a graph costs, who says it, what a change of it gains, and a judge that is asked once, also by later runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
+from trtopt.cache.code import entry_key
+from trtopt.cache.entries import Lines
+from trtopt.cache.folder import PRICES
+from trtopt.errors import TrtoptError
+from trtopt.events import OnEvent
+from trtopt.graph import edit
+from trtopt.judge.subgraph import structure_key
 from trtopt.report.schema.steps import Cost
+from trtopt.support.files import hash_file
 
 
 @dataclass(frozen=True)
 class Priced:
-    """What a graph costs, and which part of it is whose.
-
-    Attributes:
-        total: The whole graph.
-        kernels: The bytes and microseconds of each kernel, with the names of the nodes it computes.
-    """
+    """What a graph costs; of each kernel the names of the nodes it computes, the bytes, and the microseconds."""
 
     total: Cost
     kernels: tuple[tuple[frozenset[str], int, float], ...]
@@ -42,8 +47,8 @@ class Judge(Protocol):
 
         Args:
             model: The model.
-            inner: Whether it is a piece of a larger one, whose inputs and outputs are tensors inside an engine and have
-                the types an engine gives them.
+            inner: Whether it is a subgraph, whose inputs and outputs are tensors inside an engine and have the types
+                that an engine gives them.
 
         Raises:
             TrtoptError: The graph cannot be judged: the compiler refuses it, or it lacks a cost.
@@ -52,3 +57,152 @@ class Judge(Protocol):
 
 OpenJudge = Callable[..., AbstractContextManager[Judge]]
 """Opens the judge of one target: ``open_judge(precision, io=(), prices=...)``; see ``trtopt.judge.judges``."""
+
+
+LEAST_GAIN = 0.02
+"""Share of a region's predicted time that a rewrite must win."""
+
+
+def changed_cost(place: Cost, before: Cost, after: Cost) -> Cost:
+    """The cost of a place after a rewrite that changed the cost of the subgraph around it."""
+    return Cost(
+        place.kernels + after.kernels - before.kernels,
+        after.syncs,
+        place.bytes + after.bytes - before.bytes,
+        place.predicted_us + after.predicted_us - before.predicted_us,
+    )
+
+
+def no_gain(before: Cost, after: Cost) -> str:
+    return (
+        f"it does not pay: {before.kernels} -> {after.kernels} kernels, {before.bytes / 1e6:.2f} -> "
+        f"{after.bytes / 1e6:.2f} MB, {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
+    )
+
+
+AT_ONCE = 2
+"""Questions that a judge is asked at once."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model whose price is wanted; ``make`` gives it, and is called where its key is not known.
+
+    Attributes:
+        key: Equal for models that cost the same.
+        names: Node names in an order that models of one key share; other nodes are left out of the kernels.
+    """
+
+    key: str
+    names: Sequence[str]
+    make: Callable[[], ir.Model]
+    inner: bool
+
+
+class PriceFile:
+    """Prices kept in a file that all runs with one judge share. A line that is no price is left out.
+
+    Args:
+        keys: What prices depend on beside the model and the code: the judge, its version, the GPU.
+        folder: Where the cache lies; None for ``~/.cache/trtopt``, which need not be writable.
+        on_event: Told why the file is not written.
+        plugins: Libraries that the compiler loads.
+
+    Raises:
+        UsageError: A plugin library cannot be read.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], folder: str | Path | None, on_event: OnEvent, plugins: Sequence[str] = ()
+    ) -> None:
+        hashes = [hash_file(Path(name), "The plugin library")[1] for name in plugins]
+        self._lines = Lines(PRICES, folder, on_event, entry_key("trtopt.judge", *keys, *hashes))
+        self.path = self._lines.path(self._lines.key)
+
+    def load(self) -> dict[str, Priced]:
+        """The prices by their keys."""
+        return dict(item for record in self._lines.load() if (item := _price_of(record)) is not None)
+
+    def add(self, key: str, priced: Priced) -> None:
+        """Append one price."""
+        total, kernels = priced.total, [[sorted(nodes), moved, time] for nodes, moved, time in priced.kernels]
+        cost = [total.kernels, total.syncs, total.bytes, total.predicted_us]
+        self._lines.add({"key": key, "total": cost, "of": kernels})
+
+
+@dataclass
+class Prices:
+    """Remembers what a judge said, by structure; which node is which is told by their order.
+
+    Attributes:
+        judge: Says what a model costs.
+        file: Prices of other runs; None for none. What a judge refuses is not kept there.
+        by_name: Whether the judge knows inputs and outputs of whole models by their names, so that these count.
+    """
+
+    judge: Judge
+    file: PriceFile | None = None
+    by_name: bool = False
+    _known: dict[str, Priced | TrtoptError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.file is not None:
+            self._known.update(self.file.load())
+
+    @property
+    def name(self) -> str:
+        return self.judge.name
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        names = [str(node.name) for node in edit.all_nodes(model.graph)]
+        ends = (*model.graph.inputs, *model.graph.outputs) if self.by_name and not inner else ()
+        key = " ".join((structure_key(model), str(inner), *(str(value.name) for value in ends)))
+        return self.answer(Question(key, names, lambda: model, inner))
+
+    def answer(self, question: Question) -> Priced:
+        """The price of one model.
+
+        Raises:
+            TrtoptError: The judge raised it for the first model of this key.
+        """
+        self.ask((question,))
+        found = self._known[question.key]
+        if isinstance(found, TrtoptError):
+            raise found
+        return _renamed(found, {str(index): name for index, name in enumerate(question.names)})
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Let the judge price several models at once, for :meth:`answer` to find."""
+        unknown = list({item.key: item for item in questions if item.key not in self._known}.values())
+        if len(unknown) < 2:
+            found = [self._asked(item) for item in unknown]
+        else:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                found = list(pool.map(self._asked, unknown))
+        for question, priced in zip(unknown, found, strict=True):
+            self._known[question.key] = priced
+            if self.file is not None and isinstance(priced, Priced):
+                self.file.add(question.key, priced)
+
+    def _asked(self, question: Question) -> Priced | TrtoptError:
+        try:
+            priced = self.judge.price(question.make(), inner=question.inner)
+        except TrtoptError as error:
+            return error
+        return _renamed(priced, {name: str(index) for index, name in enumerate(question.names)})
+
+
+def _renamed(priced: Priced, names: Mapping[str, str]) -> Priced:
+    """With other node names; nodes that have none are left out."""
+    kernels = ((frozenset(names[n] for n in nodes if n in names), moved, time) for nodes, moved, time in priced.kernels)
+    return Priced(priced.total, tuple(kernels))
+
+
+def _price_of(item: Mapping[str, Any]) -> tuple[str, Priced] | None:
+    try:
+        kernels, syncs, moved, time = item["total"]
+        total = Cost(int(kernels), int(syncs), int(moved), float(time))
+        of = tuple((frozenset(map(str, nodes)), int(moved), float(time)) for nodes, moved, time in item["of"])
+        return str(item["key"]), Priced(total, of)
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,4 +1,4 @@
-"""Keeps 8-bit where it makes the engine faster: every region is judged against 16-bit, on its piece of the network.
+"""Keeps 8-bit where it makes the engine faster: every region is judged against 16-bit, on the subgraph around it.
 
 Whether a region pays depends on its neighbours: a quantizer is free where a fused kernel writes it, and a convolution
 whose scales per channel are a multiplication needs a quantizer behind it to take that in. So regions are judged with
@@ -18,9 +18,7 @@ from trtopt.errors import EngineBuildError, TrtoptError
 from trtopt.events import Event, OnEvent
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
-from trtopt.judge.gain import LEAST_GAIN, changed_cost, no_gain
-from trtopt.judge.memo import PriceFile, Prices, Question
-from trtopt.judge.protocol import Judge, Priced
+from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, changed_cost, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
@@ -52,7 +50,7 @@ class RegionVerdict:
         kept: The 8-bit nodes and their forms; empty where none is.
         reason: Why not.
         before: The cost of the kernels that compute the region in 16-bit; None where it could not be judged.
-        after: That, changed by what 8-bit changes in the piece of the network around it.
+        after: That, changed by what 8-bit changes in the subgraph of the network around it.
         options: The verdicts of all forms that pay, one per type.
     """
 
@@ -71,14 +69,8 @@ class RegionVerdict:
 
 @dataclass(frozen=True)
 class Guarded:
-    """What stays in 8-bit.
-
-    Attributes:
-        choice: The 8-bit nodes and their forms.
-        verdicts: One per region, in graph order.
-        before: The whole network in 16-bit; None where nobody can say what it costs.
-        after: The whole network with the choice.
-    """
+    """What stays in 8-bit, a verdict per region in graph order, and the whole network's cost in 16-bit and with it;
+    None where nobody can say."""
 
     choice: Choice
     verdicts: tuple[RegionVerdict, ...]
@@ -91,11 +83,8 @@ class Guard:
     """Judges the regions of one model.
 
     Attributes:
-        problem: The model and what is known of it.
-        candidates: What may become 8-bit.
         static: The model at the shapes it is judged at; the same node names.
         judge: Says what a graph with its precision written costs.
-        on_event: Told of each region judged.
         file: Prices of other runs with this judge; None for none.
     """
 
@@ -155,7 +144,7 @@ class Guard:
     def _built(
         self, choice: Choice, verdicts: tuple[RegionVerdict, ...]
     ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost | None]:
-        """The choice without what the whole network cannot be built with, though its pieces can."""
+        """The choice without what the whole network cannot be built with, though its subgraphs can."""
         after = self.whole(choice)
         out = self.culprits(choice) if after is None else {}
         if not out:
@@ -166,7 +155,7 @@ class Guard:
     def culprits(self, choice: Choice) -> dict[str, str]:
         """The nodes of a choice that the compiler cannot build in 8-bit, with the reason.
 
-        First those whose piece of the network fails by itself, then beside its neighbours, then the whole network's.
+        First those whose subgraph of the network fails by itself, then beside its neighbours, then the whole network's.
         """
         regions = [region for region in self.candidates.regions if any(node in choice for node in region.nodes)]
         parts = [{node: choice[node] for node in region.nodes if node in choice} for region in regions]
@@ -332,7 +321,7 @@ class Guard:
         return self._prices.answer(self._question(subgraph, choice))
 
     def _question(self, subgraph: Subgraph, choice: Choice) -> Question:
-        """What a piece costs; its precision is written only where its like was not priced yet."""
+        """What a subgraph costs; its precision is written only where its like was not priced yet."""
         ops = [choice[name] for name in subgraph.names if name in choice]
         chosen = {op.node for op in ops}
         wide = {
@@ -351,12 +340,7 @@ class Guard:
         )
 
     def whole(self, choice: Choice, narrow: NarrowType | None = None) -> Cost | None:
-        """What the whole network costs; None where nobody can say.
-
-        Args:
-            choice: The 8-bit nodes and their forms.
-            narrow: The 16-bit type, if not that of the problem.
-        """
+        """What the whole network costs, with ``narrow`` as its 16-bit type; None where nobody can say."""
         try:
             return self._prices.answer(self._whole_question(choice, narrow)).total
         except TrtoptError as error:
@@ -424,7 +408,7 @@ def subgraph_of(model: ir.Model) -> Subgraph:
 
 
 def subgraph_key(subgraph: Subgraph, plan: PrecisionPlan) -> str:
-    """Equal for pieces of equal structure with equal types."""
+    """Equal for subgraphs of equal structure with equal types."""
     places = {name: index for index, name in enumerate(subgraph.names)}
     forms = sorted(
         (
@@ -455,8 +439,8 @@ def additions(model: ir.Model) -> dict[str, tuple[str, ...]]:
 def between(model: ir.Model, first: Collection[str], last: Collection[str]) -> tuple[str, ...]:
     """Names of the nodes on the ways from ``first`` to ``last``, these among them, in graph order.
 
-    A piece that is cut between two of its nodes lets the compiler compute in one kernel what in the network waits for
-    the product between them: of a residual around attention, it joins the normalizations before and behind it.
+    In a subgraph that is cut between two of its nodes the compiler computes in one kernel what in the network waits
+    for the product between them: of a residual around attention, it joins the normalizations before and behind it.
     """
     after: set[ir.Node] = set()
     for node in model.graph:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import all_graphs, all_nodes, constant_tensor_of, dims_of, static_shape, subgraphs_of
+from trtopt.graph.edit import all_nodes, constant_tensor_of, dims_of, static_shape, subgraphs_of
+from trtopt.precision.ptq.layer_walk import values_read
 
 _HEAVY = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention", "Loop", "Scan", "If"}
@@ -15,7 +16,7 @@ _HEAVY = frozenset(
 """Operators that are a kernel of their own: what lies beyond them does not fuse with the match."""
 
 _LIGHT_STEPS = 8
-"""Neighbours without a heavy operator that a piece reaches over on each side."""
+"""Neighbours without a heavy operator that a subgraph reaches over on each side."""
 
 _CONTENT_BYTES = 256
 """Constants up to this size count with their content in a structure's key; of larger ones type and shape count."""
@@ -25,16 +26,16 @@ _INTEGER_ELEMENTS = 64
 
 
 class CutError(ValueError):
-    """A piece cannot be cut out; the message says why."""
+    """A subgraph cannot be cut out; the message says why."""
 
 
 class Cutter:
-    """Cuts pieces out of one model with static shapes.
+    """Cuts subgraphs out of one model with static shapes.
 
     Args:
         model: The model; not changed, and not to be changed while the cutter is in use.
-        across_stored: Whether a piece goes on beyond a tensor that a heavy operator reads. Such a tensor is stored, so
-            that nothing beyond it fuses with what is before it; but along residuals it shows more of the network.
+        across_stored: Whether a subgraph goes on beyond a tensor that a heavy operator reads. Such a tensor is stored:
+            nothing beyond it fuses with what is before it; but along residuals it shows more of the network.
     """
 
     def __init__(self, model: ir.Model, *, across_stored: bool = True) -> None:
@@ -71,7 +72,7 @@ class Cutter:
         inputs: dict[ir.Value, None] = {}
         weights: dict[ir.Value, None] = {}
         for node in nodes:
-            for value in _used_from_outside(node):
+            for value in values_read(node):
                 if value.is_initializer():
                     weights[value] = None
                 elif value not in made:
@@ -91,7 +92,7 @@ class Cutter:
         return ir.Model(graph, ir_version=model.ir_version)
 
     def _producers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
-        values = _used_from_outside(node)
+        values = values_read(node)
         if not (is_start or self._across_stored):
             values = [value for value in values if not _heavy_readers(value)]
         found = (value.producer() for value in values)
@@ -171,11 +172,11 @@ def _reach(start: set[ir.Node], step: Callable[[ir.Node, bool], list[ir.Node]]) 
 
 
 def _add_shape_arithmetic(chosen: set[ir.Node]) -> None:
-    """Add the producers of small integers (shapes, axes): as inputs of a piece they would hide sizes."""
+    """Add the producers of small integers (shapes, axes): as inputs of a subgraph they would hide sizes."""
     stack = list(chosen)
     while stack:
         node = stack.pop()
-        for value in _used_from_outside(node):
+        for value in values_read(node):
             producer, shape = value.producer(), static_shape(value)
             if (
                 producer is None
@@ -190,18 +191,3 @@ def _add_shape_arithmetic(chosen: set[ir.Node]) -> None:
             if elements <= _INTEGER_ELEMENTS:
                 chosen.add(producer)
                 stack.append(producer)
-
-
-def _used_from_outside(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, the values its nested graphs capture included."""
-    values = [value for value in node.inputs if value is not None]
-    for nested in subgraphs_of(node):
-        inner = {value for graph in all_graphs(nested) for value in _owned(graph)}
-        used = (value for item in all_nodes(nested) for value in item.inputs if value is not None)
-        outputs = (value for graph in all_graphs(nested) for value in graph.outputs)
-        values += [value for value in (*used, *outputs) if value not in inner]
-    return values
-
-
-def _owned(graph: ir.Graph) -> Sequence[ir.Value]:
-    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]

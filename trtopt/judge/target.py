@@ -19,7 +19,6 @@ class BuildTarget:
     """For whom a model is prepared.
 
     Attributes:
-        backend: The compiler, or the one whose rules apply.
         gpu: The GPU; None for every one from Ampere on.
         profiles: The shapes an engine takes; none for a model whose inputs are all static.
     """

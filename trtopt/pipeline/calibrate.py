@@ -9,11 +9,10 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.skeleton import content_hash
-from trtopt.pipeline.imported_ranges import statistics_file
 from trtopt.precision.decide import wanted_tensors
-from trtopt.precision.observe.calibrate import Calibration, cached_collect
+from trtopt.precision.observe.calibrate import CacheFile, Calibration, cached_collect
 from trtopt.precision.observe.samples import Samples
-from trtopt.precision.observe.statistics_cache import CacheFile
+from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import CalibrationRecord
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
@@ -21,16 +20,8 @@ from trtopt.support.precision import Precision
 
 @dataclass(frozen=True)
 class Observer:
-    """Observes one model, and FP32 forms of it that compute the same.
-
-    Attributes:
-        artifact: The model.
-        precision: The precision asked for.
-        backend: Whose tables say which tensors matter.
-        samples: Calibration samples.
-        config: Calibration method and caches.
-        clock: Times and warnings.
-    """
+    """Observes one model, and FP32 forms of it that compute the same; ``backend`` says whose tables tell what
+    matters."""
 
     artifact: ModelArtifact
     precision: Precision
@@ -42,9 +33,7 @@ class Observer:
     def observe(self, base: ir.Model, *, is_variant: bool = False) -> Calibration | None:
         """Statistics from the cache or from the samples; None where the precision needs none.
 
-        Args:
-            base: The widened model, or a form of it with other weights.
-            is_variant: Whether it is such a form: the user's file of statistics is not for it.
+        ``is_variant``: ``base`` has other weights than the model, and the user's file of statistics is not for it.
         """
         wanted = wanted_tensors(base, self.precision, self.backend)
         if not wanted.histogram and not wanted.ranges:

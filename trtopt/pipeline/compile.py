@@ -35,13 +35,7 @@ from trtopt.support.files import TEMPORARY
 
 @dataclass(frozen=True)
 class Compilation:
-    """How an engine is compiled.
-
-    Attributes:
-        target: The compiler, the GPU and the shapes.
-        tf32: Whether FP32 layers may use TF32 Tensor Cores.
-        cache: Where engines are kept; None to build anew.
-    """
+    """How an engine is compiled: whether FP32 layers may use TF32, and the cache of engines, None to build anew."""
 
     target: BuildTarget
     tf32: bool

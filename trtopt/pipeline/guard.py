@@ -1,21 +1,169 @@
-"""Which regions become 8-bit on a backend: judged by its own judge, with a verdict on each for the report."""
+"""What the judge of a backend decides in a build: recipes, the model's own Q/DQ, and which regions become 8-bit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import onnx_ir as ir
+
+from trtopt.config import BuildConfig
+from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.errors import TrtoptError
+from trtopt.events import OnEvent
+from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes
-from trtopt.judge.memo import PriceFile
-from trtopt.judge.protocol import OpenJudge
-from trtopt.judge.selection import Guard, Guarded, RegionVerdict
-from trtopt.judge.target import BuildTarget
+from trtopt.judge.protocol import LEAST_GAIN, OpenJudge, PriceFile
+from trtopt.judge.selection import Guard, RegionVerdict
+from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.calibrate import Observer
+from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.plan import PrecisionPlan
+from trtopt.precision.qdq.existing import canonicalize_qdq, existing_nodes, existing_ranges, existing_types, without_qdq
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord
+from trtopt.report.schema.steps import Cost, StepRecord
+from trtopt.rewrite import driver
+from trtopt.rewrite.driver import Rewritten
+from trtopt.rewrite.protocol import Target
+from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
+
+
+def rewrite(
+    artifact: ModelArtifact,
+    target: BuildTarget,
+    precision: Precision | None,
+    config: BuildConfig,
+    open_judge: OpenJudge,
+    on_event: OnEvent,
+) -> driver.Rewritten:
+    """Apply the recipes of ``config``, judged for a target at its shapes; ``precision`` None keeps the types of the
+    model.
+
+    Raises:
+        MissingDependencyError: TensorRT for RTX has to judge and is not installed.
+        UsageError: An unknown recipe, or wrong shapes.
+        RecipeError: A recipe or a pack failed, with ``strict_recipes``.
+    """
+    gpu = target.gpu
+    lowered_for = nearest_target(gpu) if gpu is not None and target.backend == TENSORRT_RTX else gpu
+    capability = lowered_for.compute_capability if lowered_for is not None else None
+    run = partial(
+        driver.run,
+        artifact,
+        recipes=config.recipes,
+        strict=config.strict_recipes,
+        target=Target(target.backend.name, precision, capability),
+        on_event=on_event,
+    )
+    if config.recipes == "none":
+        return run()
+    with open_judge(precision, io=parse_io(config.io)) as judge:
+        return run(judging=driver.Judging(judge, target.shapes))
+
+
+OWN = "Q/DQ of the model"
+"""The region of a model's own Q/DQ in reports."""
+
+OUT = "existing-qdq-out"
+"""Name of the step that takes it out."""
+
+
+def canonicalized(artifact: ModelArtifact, backend: str, clock: Clock) -> ModelArtifact:
+    """The model with its own Q/DQ mended (:mod:`trtopt.precision.qdq.existing`); itself when it holds none.
+
+    Raises:
+        InvalidModelError: It is quantized in a way that cannot be kept.
+    """
+    with clock.stage("mend Q/DQ"):
+        found = canonicalize_qdq(artifact.model, backend)
+    if found is None:
+        return artifact
+    for text in found.warnings:
+        clock.warn("mend Q/DQ", f"{text}. Quantize symmetrically (INT8, zero point 0) to lose nothing")
+    return artifact.with_step(found.model, found.step)
+
+
+@dataclass(frozen=True)
+class OwnQdq:
+    """A model after its recipes, and what its own Q/DQ was found to be worth.
+
+    Attributes:
+        rewritten: The form to go on with: with its Q/DQ, or without.
+        ranges: Where that was taken out, the largest magnitude of each activation that it quantized to INT8, by name.
+        guard: The verdict on it; empty where there is none, or nobody can judge it.
+        sixteen_bit: What the model costs in FP16 without it; None where it was not judged, or in another type.
+    """
+
+    rewritten: Rewritten
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    guard: tuple[GuardRecord, ...] = ()
+    sixteen_bit: Cost | None = None
+
+
+def own_qdq(
+    artifact: ModelArtifact,
+    rewrite: Callable[[ModelArtifact], Rewritten],
+    target: BuildTarget,
+    precision: Precision | None,
+    config: BuildConfig,
+    clock: Clock,
+    open_judge: OpenJudge,
+) -> OwnQdq:
+    """Apply the recipes (``rewrite``), and judge a model's own Q/DQ, mended, against the same model without.
+
+    Where 8-bit has to pay (``--int8``, ``--fp8``, ``--auto``), Q/DQ that makes the model slower is taken out: its
+    activations keep their ranges, and what pays of them becomes 8-bit again. Elsewhere it stays, with a warning.
+    """
+    kept = rewrite(artifact)
+    nodes = existing_nodes(artifact.model)
+    if not nodes:
+        return OwnQdq(kept)
+    plain = rewrite(replace(artifact, model=without_qdq(artifact.model)))
+    eight_bit = precision is not None and precision.is_quantized
+    try:
+        judged_in = Precision.FP16 if eight_bit else precision
+        with (
+            clock.stage("judge Q/DQ"),
+            open_judge(judged_in, io=parse_io(config.io)) as judge,
+        ):
+            before, after = (
+                judge.price(at_shapes(form.artifact.model, target.shapes), inner=False).total for form in (plain, kept)
+            )
+    except TrtoptError as error:
+        clock.warn("judge Q/DQ", f"the model's own Q/DQ stays as it is, since nobody can judge it: {error.what}")
+        return OwnQdq(kept)
+    sixteen_bit = before if precision is not None and precision.base == Precision.FP16 else None
+    found = f"{after.predicted_us:.1f} us predicted with it, {before.predicted_us:.1f} us without"
+    if eight_bit and not config.keep_all_int8 and after.predicted_us > before.predicted_us:
+        text = f"the model's own Q/DQ makes it slower and is taken out: {found}"
+        clock.warn("judge Q/DQ", f"{text}. What pays becomes 8-bit again; --keep-all-int8 keeps all of it")
+        step = StepRecord(OUT, "PRECISION", len(nodes), 0.0, details=(text,))
+        out = replace(plain, artifact=plain.artifact.with_step(plain.artifact.model, step))
+        return OwnQdq(out, existing_ranges(artifact.model), sixteen_bit=sixteen_bit)
+    if after.predicted_us > before.predicted_us * (1 + LEAST_GAIN):
+        remedy = "--int8 without --keep-all-int8" if eight_bit else "--int8"
+        clock.warn("judge Q/DQ", f"the model's own Q/DQ makes it slower: {found}. {remedy} keeps what pays of it only")
+    return OwnQdq(kept, guard=(_verdict(artifact.model, nodes, before, after),), sixteen_bit=sixteen_bit)
+
+
+def _verdict(model: ir.Model, nodes: Collection[str], before: Cost, after: Cost) -> GuardRecord:
+    """The record of Q/DQ that stays."""
+    return GuardRecord(
+        region=OWN,
+        nodes=tuple(str(node.name) for node in model.graph if node.name in nodes),
+        kept=True,
+        dtype="+".join(sorted(existing_types(model))),
+        reason="the model's own Q/DQ, judged as one on the whole network",
+        before_us=before.predicted_us,
+        after_us=after.predicted_us,
+        kernels=(before.kernels, after.kernels),
+        bytes=(before.bytes, after.bytes),
+    )
 
 
 @contextmanager
@@ -23,13 +171,6 @@ def guard_of(
     problem: Problem, candidates: Candidates, target: BuildTarget, observer: Observer, open_judge: OpenJudge
 ) -> Iterator[Guard]:
     """The guard of one model, while its judge is there.
-
-    Args:
-        problem: The model and what is known of it.
-        candidates: What may become 8-bit.
-        target: For whom.
-        observer: Whose options and progress these are.
-        open_judge: Opens the target's judge.
 
     Raises:
         MissingDependencyError: TensorRT for RTX has to judge and is not installed.
@@ -52,11 +193,6 @@ def form_price(guard: Guard, target: BuildTarget) -> Callable[[Problem, Precisio
     return price
 
 
-def guard_records(guarded: Guarded) -> tuple[GuardRecord, ...]:
-    """The verdicts, for the report."""
-    return tuple(_record(verdict) for verdict in guarded.verdicts)
-
-
 def kept_records(candidates: Candidates, reason: str) -> tuple[GuardRecord, ...]:
     """Every region kept, unjudged, for this reason."""
     return tuple(
@@ -74,12 +210,9 @@ def kept_records(candidates: Candidates, reason: str) -> tuple[GuardRecord, ...]
 def with_blocked(
     records: Sequence[GuardRecord], candidates: Candidates, blocked: Mapping[str, str]
 ) -> tuple[GuardRecord, ...]:
-    """The verdicts, with one for each region that the compiler could not build.
+    """The verdicts on the regions that are left, and one for each region that the compiler could not build.
 
-    Args:
-        records: The verdicts on the regions that are left.
-        candidates: What might have become 8-bit, before nodes were taken out.
-        blocked: Those nodes, with the reason.
+    ``candidates`` are what might have become 8-bit before ``blocked`` nodes, with their reasons, were taken out.
     """
     judged = {record.region: record for record in records}
     found = (
@@ -104,7 +237,8 @@ def searched_records(records: Sequence[GuardRecord], found: SearchRecord) -> tup
     return tuple(result)
 
 
-def _record(verdict: RegionVerdict) -> GuardRecord:
+def guard_record(verdict: RegionVerdict) -> GuardRecord:
+    """A verdict, for the report."""
     dtypes = sorted({op.dtype for op in verdict.kept.values()})
     some = 0 < len(verdict.kept) < len(verdict.region.nodes)
     return GuardRecord(

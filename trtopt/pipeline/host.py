@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from trtopt.accuracy.whole import HostPart
+from trtopt.accuracy.compare import HostPart
 from trtopt.engine.backend import Backend
 from trtopt.engine.request import Profile
 from trtopt.engine.unsupported import Unsupported, why_unsupported
@@ -34,13 +34,8 @@ _SUFFIX = ".host.onnx"
 
 @dataclass(frozen=True)
 class Cut:
-    """A model without what its compiler refuses.
-
-    Attributes:
-        artifact: What the compiler gets: the whole model where it refuses nothing.
-        host: The rest, for verification; None when there is none.
-        record: The rest, for the report, not yet with its path.
-    """
+    """A model without what its compiler refuses; ``host`` and ``record`` (not yet with its path) are the rest, if
+    any."""
 
     artifact: ModelArtifact
     host: HostPart | None = None
@@ -78,14 +73,7 @@ def cut(
     *,
     plugins: bool = False,
 ) -> Cut:
-    """Take off the end of a model that ``backend`` refuses.
-
-    Args:
-        artifact: The model as loaded.
-        backend: The compiler.
-        shapes: Input shapes at which the bytes that pass between the parts are counted.
-        clock: Warned when the model is cut.
-        plugins: Whether libraries of plugins are loaded.
+    """Take off the end of a model as loaded that ``backend`` refuses; the bytes between are counted at ``shapes``.
 
     Raises:
         InvalidModelError: The compiler refuses a node that a layer of the network needs, or that the host does not run

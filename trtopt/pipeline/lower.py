@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,40 +10,76 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig
+from trtopt.errors import EngineBuildError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
 from trtopt.judge.protocol import OpenJudge
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
-from trtopt.pipeline.gauge import Gauge
 from trtopt.pipeline.guard import (
     form_price,
     guard_of,
-    guard_records,
+    guard_record,
     kept_records,
     searched_records,
     with_blocked,
 )
-from trtopt.pipeline.imported_ranges import ImportedCache, imports
-from trtopt.pipeline.improve import improve
-from trtopt.pipeline.lowered import Lowered
-from trtopt.pipeline.repair import repaired
+from trtopt.pipeline.improve import improve, repaired
 from trtopt.pipeline.search import RegionOracle, search
+from trtopt.pipeline.verify import Gauge
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import Repaired
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.ranges import range_warnings
+from trtopt.precision.observe.ranges import ValueRanges, range_warnings
 from trtopt.precision.observe.samples import Samples
-from trtopt.precision.observe.value_ranges import ValueRanges
+from trtopt.precision.observe.trt_cache import ImportedCache, imports
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, find_candidates, without
 from trtopt.precision.write import apply_plan
-from trtopt.report.schema.build import KeptNode, PrecisionRecord
+from trtopt.report.schema.build import CalibrationRecord, KeptNode, PrecisionRecord
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model with its precision written into the graph.
+
+    Attributes:
+        artifact: The optimized model.
+        calibration: What was observed; None when the precision needs no ranges.
+        record: The precision part of the report, not yet knowing what the engine achieves.
+        guard: The regions that could be 8-bit.
+        sixteen_bit: What the model costs with all of them in 16-bit; None where nobody judged.
+        search: The search within an accuracy budget, where there was one.
+        judge: Who judged regions; ``none`` where nobody did.
+        quantized: The 8-bit nodes, with the tensor that each reads.
+    """
+
+    artifact: ModelArtifact
+    calibration: CalibrationRecord | None
+    record: PrecisionRecord
+    guard: tuple[GuardRecord, ...] = ()
+    sixteen_bit: Cost | None = None
+    search: SearchRecord | None = None
+    judge: str = "none"
+    quantized: Mapping[str, str] = field(default_factory=dict)
+
+
+def blamed(lowered: Lowered, error: EngineBuildError) -> dict[str, str]:
+    """The 8-bit nodes that the compiler's message names, or whose quantized tensor it names, with the reason."""
+    text = f"{error.what}\n{error.where}"  # the remedy speaks of inputs and nodes, which may be names here
+    reason = f"the compiler cannot build it in 8-bit: {error.what}"
+    names = {node: (node, tensor) for node, tensor in lowered.quantized.items()}
+    return {node: reason for node, given in names.items() if any(_is_named(name, text) for name in given)}
+
+
+def _is_named(name: str, text: str) -> bool:
+    """Whether a message names it; a number is more likely to be a size or a code."""
+    return not name.isdigit() and re.search(rf"(?<![\w./]){re.escape(name)}(?![\w./])", text) is not None
 
 
 @dataclass(frozen=True)
@@ -75,12 +112,7 @@ class Lowering:
 
 
 def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
-    """Observe, choose, decide, rewrite.
-
-    Args:
-        artifact: The cleaned model.
-        job: What it is lowered to.
-        clock: Times and warnings.
+    """Observe, choose, decide, rewrite the cleaned model ``artifact``.
 
     Raises:
         UsageError: A sample is bad.
@@ -118,13 +150,10 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         model = apply_plan(chosen.base, chosen.plan)
     for step in (*chosen.steps, _step(model, chosen.plan, time.perf_counter() - start)):
         artifact = artifact.with_step(model, step)
-    lowered = Lowered(
+    return Lowered(
         artifact,
         observer.record(calibration),
         _record(chosen, cost.flop_by_node(base, shapes)),
-    )
-    return replace(
-        lowered,
         guard=chosen.guard,
         sixteen_bit=chosen.sixteen_bit,
         search=chosen.search,
@@ -184,7 +213,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
     with guard_of(problem, candidates, job.target, observer, job.open_judge) as guard:
         with observer.clock.stage("guard"):
             guarded = guard.choose()
-        records = with_blocked(guard_records(guarded), every, blocked)
+        records = with_blocked([guard_record(verdict) for verdict in guarded.verdicts], every, blocked)
         refused = candidates.refused + _taken_back(candidates, guarded.choice, records)
         plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
         improved = improve(problem, plan, observer, form_price(guard, job.target))

@@ -1,9 +1,9 @@
-"""The manifest of an engine, put together from what a build did."""
+"""The manifest of an engine, and the files of a build."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,12 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig, options
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
+from trtopt.engine.build import EngineArtifact
+from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import SEARCH, key_of, parse_builder_options
 from trtopt.hardware.spec import PORTABLE
-from trtopt.pipeline.imported_ranges import statistics_file
-from trtopt.pipeline.lowered import Lowered
 from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
 from trtopt.report.schema.manifest import (
     EngineTensor,
@@ -28,8 +29,10 @@ from trtopt.report.schema.manifest import (
     ShapeRange,
     canonical_sha256,
 )
+from trtopt.report.schema.write import write_layers, write_report
 from trtopt.source.check import sha256_of
-from trtopt.support.files import hash_file
+from trtopt.source.save import save_model
+from trtopt.support.files import atomic_write, hash_file
 from trtopt.support.json_text import plain
 from trtopt.support.version import VERSION
 
@@ -40,49 +43,51 @@ _HARDWARE: dict[str, Literal["ampere+", "same_compute_capability"]] = {
 
 
 @dataclass(frozen=True)
-class Files:
-    """The files of a build, its report and engine apart.
+class Results:
+    """What a run made.
 
     Attributes:
-        read: What :func:`other_files` gave before the work: they may change meanwhile.
-        host: Written: the part for the host, where there is one.
-        onnx: Written: the optimized model, where it was asked for.
+        report: The report.
+        engine: The engine; None where none was asked for, or a gate failed before it was built.
+        model: The optimized model.
+        eight_bit: The names of its 8-bit nodes.
+        host: The part for the host, where there is one.
+        samples: Those the model was calibrated on, and those it was verified on.
+        files: What :func:`other_files` gave before the work: they may change meanwhile.
     """
 
-    read: tuple[FileHash, ...]
-    host: tuple[Path, ...]
-    onnx: tuple[Path, ...]
+    report: BuildReport
+    engine: EngineArtifact | None
+    model: ir.Model
+    eight_bit: Collection[str]
+    host: ir.Model | None
+    samples: tuple[Samples, Samples]
+    files: tuple[FileHash, ...]
 
 
 def manifest_of(
-    report: BuildReport,
-    engine: EngineRecord,
-    lowered: Lowered,
-    config: BuildConfig,
-    samples: tuple[Samples, Samples],
-    files: Files,
+    results: Results, engine: EngineRecord, config: BuildConfig, host: tuple[Path, ...], onnx: tuple[Path, ...]
 ) -> Manifest:
     """The manifest of an engine.
 
     Args:
-        report: What the build did.
+        results: What the engine was made from, and what the build did.
         engine: The engine.
-        lowered: The model that was compiled.
         config: The options.
-        samples: Those it was calibrated on, and those it was verified on.
-        files: What it was made from, and what was written beside the engine.
+        host: Written beside it: the part for the host, where there is one.
+        onnx: Written beside it: the optimized model, where it was asked for.
 
     Raises:
         UsageError: A file that was written is not there any more.
     """
+    report, (calibration, evaluation) = results.report, results.samples
     backend = BACKENDS[engine.backend]
     settings = parse_builder_options(config.builder, backend, gpu_present=True)
     _, hardware = settings.enums.get("hardware_compatibility_level", ("", ""))
-    calibration, evaluation = samples
     config = dataclasses.replace(config, builder=builder_of(config.builder, engine))
     chosen, accuracy, part = _understood(config, report, engine), report.accuracy, report.host
-    host = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in files.host)
-    graph = lowered.artifact.model.graph
+    hashes = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
+    graph = results.model.graph
     return Manifest(
         trtopt=VERSION,
         engine_bytes=engine.bytes,
@@ -96,16 +101,16 @@ def manifest_of(
         model_sha256=report.model["sha256"],
         calibration=SamplesHash(calibration.source, calibration.sha256),
         evaluation=SamplesHash(evaluation.source, evaluation.sha256),
-        files=files.read,
+        files=results.files,
         options=chosen,
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
-        eight_bit=tuple(sorted(lowered.quantized)),
+        eight_bit=tuple(sorted(results.eight_bit)),
         inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
         accuracy=None if accuracy is None else _accuracy(accuracy),
-        host=None if part is None else HostFiles(host, part.inputs, part.outputs, part.model_outputs),
-        onnx_sha256=sha256_of(files.onnx) if files.onnx else "",
+        host=None if part is None else HostFiles(hashes, part.inputs, part.outputs, part.model_outputs),
+        onnx_sha256=sha256_of(onnx) if onnx else "",
     )
 
 
@@ -173,7 +178,11 @@ def builder_of(items: Sequence[str], engine: EngineRecord) -> tuple[str, ...]:
 def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> EngineTensor:
     name, shape = str(value.name), value.shape
     layouts = {item.name: item.layout for item in report.network_io}
-    ranges = [ShapeRange(**_tuples(profile[name])) for profile in engine.profiles if name in profile]
+    ranges = [
+        ShapeRange(**{end: tuple(dims) for end, dims in profile[name].items()})
+        for profile in engine.profiles
+        if name in profile
+    ]
     return EngineTensor(
         name=name,
         dtype="" if value.dtype is None else str(value.dtype.numpy()),
@@ -183,5 +192,19 @@ def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> Engin
     )
 
 
-def _tuples(profile: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in profile.items()}
+def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, signer: Signer | None) -> None:
+    """Write the outputs; after a failed gate, the report only."""
+    report, engine = results.report, results.engine
+    if not report.gate_failures or config.allow_accuracy_loss:
+        host = () if results.host is None else save_model(results.host, outputs["host"])
+        onnx = save_model(results.model, outputs["onnx"]) if "onnx" in outputs else ()
+        if engine is not None:
+            manifest = manifest_of(results, engine.record, config, host, onnx)
+            atomic_write(outputs["engine"], engine.data)
+            write_manifest(outputs["engine"], manifest, signer)
+            if "layers" in outputs:
+                write_layers(engine.record, outputs["layers"])
+    if "report" in outputs:
+        if engine is not None:
+            atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
+        write_report(report, outputs["report"])

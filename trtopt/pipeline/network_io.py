@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.whole import HostPart
+from trtopt.accuracy.compare import HostPart
 from trtopt.engine.request import Profile
 from trtopt.errors import UsageError
-from trtopt.pipeline.lowered import Lowered
+from trtopt.graph.artifact import ModelArtifact
 from trtopt.precision.fp16.network_io import DTYPES, IoRequest, apply_io, check_io, describe, fed_as_before, feeds_for
 from trtopt.precision.observe.samples import Samples
 from trtopt.report.schema.build import NetworkIo
@@ -27,14 +27,14 @@ class FinalModel:
     """A model with the inputs and outputs that were asked for.
 
     Attributes:
-        lowered: The model.
+        artifact: The model.
         profiles: Its profiles, with the channels it has now.
         compared: The same with the inputs of the model as loaded: what verification runs.
         records: What the caller feeds and gets, for the report.
         feeds: Turns a sample into what the engine takes; None when it takes samples as they are.
     """
 
-    lowered: Lowered
+    artifact: ModelArtifact
     profiles: tuple[Profile, ...]
     compared: ir.Model
     records: tuple[NetworkIo, ...] = ()
@@ -70,28 +70,24 @@ def _check_whole(request: IoRequest, samples: Samples) -> None:
 
 
 def change(
-    lowered: Lowered,
+    artifact: ModelArtifact,
     profiles: tuple[Profile, ...],
     requests: Sequence[IoRequest],
     original: ir.Model,
     host: HostPart | None,
 ) -> FinalModel:
-    """Give a lowered model the inputs and outputs asked for.
+    """Give a lowered model, whose engine takes ``profiles``, the inputs and outputs of ``requests``, which were
+    checked.
 
-    Args:
-        lowered: The model, its precision written into it.
-        profiles: The shapes its engine takes.
-        requests: What is asked for, checked.
-        original: The model as loaded.
-        host: What the host runs behind the engine, if anything.
+    ``original`` is the model as loaded.
 
     Raises:
         UsageError: An output is the host's, or channels cannot be filled up.
     """
     if not requests:
-        return FinalModel(lowered, profiles, lowered.artifact.model)
+        return FinalModel(artifact, profiles, artifact.model)
     start = time.perf_counter()
-    before = lowered.artifact.model
+    before = artifact.model
     passed = () if host is None else tuple(host.model.graph.inputs)
     own = {str(value.name) for value in (*before.graph.inputs, *before.graph.outputs)}
     for request in requests:
@@ -104,7 +100,7 @@ def change(
     model = apply_io(before, requests)
     step = StepRecord("network-io", "LAYOUT", len(requests), time.perf_counter() - start)
     return FinalModel(
-        replace(lowered, artifact=lowered.artifact.with_step(model, step)),
+        artifact.with_step(model, step),
         tuple(_profile(profile, before, model) for profile in profiles),
         fed_as_before(model, original, requests),
         describe(original, model, requests),

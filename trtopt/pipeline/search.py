@@ -15,16 +15,14 @@ from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
-from trtopt.pipeline.gauge import Gauge, accuracy_drop
-from trtopt.pipeline.lowered import Improved
+from trtopt.pipeline.improve import Improved
+from trtopt.pipeline.verify import Gauge, accuracy_drop
 from trtopt.precision.decide import plan_for
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.regions import find_candidates
-from trtopt.precision.search.checkpoint import Checkpoint
-from trtopt.precision.search.result import SearchResult
-from trtopt.precision.search.search import search_auto, search_budget
-from trtopt.precision.search.space import Evaluation, Form, Mix, RegionOption, SearchRegion, Space
+from trtopt.precision.search.search import SearchResult, search_auto, search_budget
+from trtopt.precision.search.space import Checkpoint, Evaluation, Form, Mix, RegionOption, SearchRegion, Space
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.decisions import SearchRecord
 from trtopt.report.text.decisions import miss_text
@@ -39,16 +37,12 @@ def missed(found: SearchRecord | None) -> tuple[str, ...]:
 class RegionOracle:
     """Answers the search about mixes of regions, by running and pricing them.
 
-    Args:
-        improved: The FP32 form that plans are for, and the plan of what pays.
-        guard: Prices the whole network, while its judge is there.
-        guarded: Its verdicts.
-        gauge: Measures accuracy.
-        observer: Samples and progress.
+    ``improved`` has the FP32 form that plans are for, and the plan of what pays by ``guarded``.
     """
 
     def __init__(self, improved: Improved, guard: Guard, guarded: Guarded, gauge: Gauge, observer: Observer) -> None:
         self._improved, self._guard, self._gauge, self._observer = improved, guard, gauge, observer
+        self.base = improved.problem.model
         chosen = (verdict for verdict in guarded.verdicts if verdict.options or verdict.kept)
         self._verdicts = {verdict.region.name: verdict for verdict in chosen}
         self._options = {name: _best_of_types(verdict) for name, verdict in self._verdicts.items()}
@@ -59,7 +53,7 @@ class RegionOracle:
     @property
     def identity(self) -> str:
         """What the answers depend on besides the regions: the graph, the judge, the ranges, the improved numbers."""
-        plan, digest = self._improved.plan, hashlib.sha256(content_hash(self._improved.problem.model).encode())
+        plan, digest = self._improved.plan, hashlib.sha256(content_hash(self.base).encode())
         fallbacks = sorted(self._improved.problem.fallbacks.items())
         known = (self._guard.judge.name, plan.wide, plan.quantized, sorted(self._forms.items()), fallbacks)
         digest.update(repr(known).encode())
@@ -68,18 +62,9 @@ class RegionOracle:
                 digest.update(f"{node} ".encode() + values[node].tobytes())
         return digest.hexdigest()
 
-    @property
-    def has_own_qdq(self) -> bool:
-        """Whether the model came with Q/DQ that is in every mix."""
-        return bool(existing_nodes(self._improved.problem.model))
-
     def space(self, flop: Mapping[str, int]) -> Space:
         """The regions that pay, with the types that do."""
-        eligible = sum(
-            flop.get(str(node.name), 0)
-            for node in self._improved.problem.model.graph
-            if cost.is_eligible_for_int8(node)
-        )
+        eligible = sum(flop.get(str(node.name), 0) for node in self.base.graph if cost.is_eligible_for_int8(node))
         return Space(
             tuple(
                 SearchRegion(
@@ -131,7 +116,7 @@ class RegionOracle:
 
     def evaluate(self, mix: Mix) -> Evaluation:
         """See :class:`~trtopt.precision.search.space.Oracle`."""
-        model = apply_plan(self._improved.problem.model, self.plan(mix))
+        model = apply_plan(self.base, self.plan(mix))
         return accuracy_drop(self._gauge.measure(model))
 
     def time_us(self, mix: Mix) -> float:
@@ -141,7 +126,7 @@ class RegionOracle:
 
     def rank(self, mix: Mix) -> Mapping[str, float]:
         """See :class:`~trtopt.precision.search.space.Oracle`: how much the error falls when a region is taken back."""
-        base, plan = self._improved.problem.model, self.plan(mix)
+        base, plan = self.base, self.plan(mix)
         skips = {op.node: op.skips for op in plan.quantized}
         regions = {
             name: [item for node in self._nodes(name, dtype) for item in (node, *skips.get(node, ()))]
@@ -176,13 +161,6 @@ def search(
 ) -> SearchResult:
     """The fastest mix within the budget; resumed from where a killed run was, but with a Python caller's metric.
 
-    Args:
-        oracle: Answers.
-        gauge: The budget.
-        flop: By node.
-        observer: Options, samples and progress.
-        target: For whom prices are.
-
     Raises:
         UsageError: The metric fails.
     """
@@ -207,5 +185,5 @@ def search(
         found = search_auto(space, gauge.budget(), asked, narrows=narrows, on_event=listen)
     else:
         found = search_budget(space, gauge.budget(), asked, on_event=listen)
-    record = replace(found.record, resumed=checkpoint.reused if checkpoint else 0, own_qdq=oracle.has_own_qdq)
-    return replace(found, record=record)
+    resumed = checkpoint.reused if checkpoint else 0
+    return replace(found, record=replace(found.record, resumed=resumed, own_qdq=bool(existing_nodes(oracle.base))))

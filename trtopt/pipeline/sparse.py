@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from trtopt.accuracy.compare import decibels
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
 from trtopt.config import AccuracyBudget, BuildConfig
@@ -20,15 +21,13 @@ from trtopt.events import OnEvent
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.judge.model import types_in
+from trtopt.judge.judges import types_in
 from trtopt.judge.target import BuildTarget
-from trtopt.pipeline.gauge import Gauge, accuracy_drop
-from trtopt.pipeline.output_error import OutputError, decibels
-from trtopt.pipeline.verify import Verification
+from trtopt.pipeline.improve import OutputErrorMeter
+from trtopt.pipeline.verify import Gauge, Verification, accuracy_drop
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import Samples
-from trtopt.precision.search.result import SearchResult
-from trtopt.precision.search.search import search_budget
+from trtopt.precision.search.search import SearchResult, search_budget
 from trtopt.precision.search.space import Evaluation, Form, Mix, RegionOption, SearchRegion, Space
 from trtopt.report.schema.analysis import Sparsity
 from trtopt.report.schema.decisions import CurvePoint, PrunedLayer, SparsityBudget, SparsityRecord
@@ -57,16 +56,7 @@ _CURVE = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class SparseJob:
-    """What is pruned for.
-
-    Attributes:
-        target: The backend and the GPU, and the shapes that gains are predicted at.
-        precision: The precision asked for; None for the types the model has.
-        samples: Calibration samples; synthetic ones are not fitted to.
-        plain: The verification of the model as it is.
-        config: The options.
-        budget: The accuracy that may be lost.
-    """
+    """What is pruned for: ``plain`` verifies the model as it is; synthetic samples are not fitted to."""
 
     target: BuildTarget
     precision: Precision | None
@@ -107,11 +97,8 @@ def as_made(
 ) -> SparsityRecord | None:
     """The record with what is known once the model is lowered and built.
 
-    Args:
-        record: What was pruned; None where nobody asked.
-        precision: The precision asked for, which gains were predicted in.
-        quantized: The 8-bit nodes of the result.
-        engine: The engine: its layers that run a sparse kernel, where it names its tactics; None without one.
+    Gains were predicted in ``precision``; ``quantized`` are the 8-bit nodes of the result. An engine gives its layers
+    that run a sparse kernel, where it names its tactics.
     """
     if record is None:
         return None
@@ -123,12 +110,7 @@ def as_made(
 
 
 def sparsify(artifact: ModelArtifact, job: SparseJob, clock: Clock) -> Sparsified:
-    """Prune the layers of a model that gain by it to 2:4.
-
-    Args:
-        artifact: The model, cleaned.
-        job: What for.
-        clock: Told of progress and warnings.
+    """Prune the layers of a cleaned model that gain by it to 2:4.
 
     Raises:
         InvalidModelError: ONNX Runtime cannot run the model.
@@ -144,7 +126,7 @@ class _Sparsifier:
         self._began = time.perf_counter()
         lift = passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)
         self._model = lift(infer_shapes(to_fp32(artifact.model))).model
-        self._judge = OutputError(self._model, job.samples)
+        self._judge = OutputErrorMeter(self._model, job.samples)
 
     def run(self) -> Sparsified:
         job = self._job
@@ -240,16 +222,8 @@ def _chosen(found: SparseCandidates, verdict: Sparsity | None, config: BuildConf
 class SparseOracle:
     """Answers the search about which layers are pruned, with the weights that were found with all of them pruned.
 
-    A layer goes by the name of the first node that reads its weight.
-
-    Args:
-        dense: The model.
-        found: Its pruned weights.
-        saved: What the search weighs error against, by layer (:func:`saved`).
-        verdict: The predicted gains; None where nobody predicts.
-        gauge: Measures accuracy; open.
-        samples: Layers are ranked on them.
-        on_event: Told of progress.
+    A layer goes by the name of the first node that reads its weight; ``saved`` is what :func:`saved` gives, ``gauge``
+    is open, and ``verdict`` is None where nobody predicts gains.
     """
 
     def __init__(
@@ -338,11 +312,6 @@ def _renamed(model: ir.Model, names: Collection[str]) -> ir.Model:
 def saved(layers: Sequence[SparseCandidate], verdict: Sparsity | None, flop: Mapping[str, int]) -> dict[str, float]:
     """What the search weighs error against, by layer: predicted microseconds where all layers gain some; with
     ``--sparse-all``, where most gain none, millions of the flop that the pattern leaves out.
-
-    Args:
-        layers: The layers to prune.
-        verdict: The predicted gains; None where nobody predicts.
-        flop: By node.
     """
     gains = gains_of(verdict)
     if all(gains.get(item.nodes[0], 0.0) > 0 for item in layers if not item.sparse):
@@ -377,15 +346,8 @@ def record_of(
     final: PrunedModel,
     everything: PrunedModel,
 ) -> SparsityRecord:
-    """What became of every layer.
-
-    Args:
-        backend: Whose kernels the gain is predicted for.
-        found: The layers that can be pruned, and the others.
-        verdict: The predicted gains; None where nobody predicts.
-        final: What is pruned.
-        everything: What was pruned before layers were given back.
-    """
+    """What became of every layer; ``everything`` is what was pruned before layers were given back, ``final`` what
+    is."""
     kept, tried = {item.nodes: item for item in final.layers}, {item.nodes for item in everything.layers}
     gains, rows = gains_of(verdict), {} if verdict is None else {row.nodes: row for row in verdict.layers}
     layers = []

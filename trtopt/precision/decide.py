@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
-from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.fp16.hazards import loses_weights, overflows, wide_nodes
+from trtopt.precision.observe.ranges import LAYOUT_OPS, ValueRanges, is_float
 from trtopt.precision.observe.statistics import TensorStats
-from trtopt.precision.observe.value_ranges import LAYOUT_OPS, ValueRanges, is_float
-from trtopt.precision.plan import BF16, FP16, PrecisionPlan, QuantizedOp
+from trtopt.precision.plan import BF16, FP16, WEIGHTED, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
-from trtopt.precision.qdq.write_qdq import LARGEST
-from trtopt.precision.regions import WEIGHTED, Problem, candidate_nodes, find_candidates
+from trtopt.precision.regions import Problem, attention_products, candidate_nodes, find_candidates
+from trtopt.precision.write import LARGEST
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
@@ -77,13 +76,9 @@ def decide(
 def plan_for(
     problem: Problem, requested: Precision, ops: Sequence[QuantizedOp] = (), refused: Sequence[Refusal] = ()
 ) -> PrecisionPlan:
-    """The plan in which exactly ``ops`` are 8-bit: what has to stay FP32 beside them, and why.
+    """The plan in which exactly ``ops`` are 8-bit (one type each): what has to stay FP32 beside them, and why.
 
-    Args:
-        problem: The model and what is known of it.
-        requested: The precision asked for.
-        ops: The 8-bit nodes, one type each.
-        refused: What the report says of the others.
+    ``refused`` is what the report says of the others.
     """
     integer = frozenset(op.node for op in ops if op.dtype == Precision.INT8)
     ranges = ValueRanges(problem.stats, problem.shapes)
@@ -104,17 +99,6 @@ def plan_for(
         wide={**plan.wide, **problem.fallbacks},
         bfloat={node: reason for node, reason in plan.bfloat.items() if node not in problem.fallbacks},
     )
-
-
-def placed_nodes(model: ir.Model, backend: str, dtype: Precision) -> frozenset[str]:
-    """The nodes that the backend's table sends to an 8-bit type, before anything was observed.
-
-    Args:
-        model: Nodes named.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-        dtype: The type.
-    """
-    return frozenset(str(node.name) for node in candidate_nodes(model, backend, dtype)[0])
 
 
 def int8_flop_share(model: ir.Model, plan: PrecisionPlan, flop: Mapping[str, int]) -> float:
@@ -151,12 +135,8 @@ def with_bfloat(base: ir.Model, plan: PrecisionPlan, ranges: ValueRanges) -> Pre
     TensorRT for RTX takes the casts into the products' kernels (a feed-forward block of a transformer whose
     activations reach 2e5 keeps its number of kernels). Attention's own products stay FP32: scores as large as these
     lose whole units in BF16 before their softmax. Whether eight bits are enough for the others the outputs have to say:
-    :func:`trtopt.precision.fp16.repair.repair` puts back to FP32 what they do not bear.
-
-    Args:
-        base: The widened model.
-        plan: A plan whose 16-bit type is FP16; any other is returned as it is.
-        ranges: What is known of the model's tensors.
+    :func:`trtopt.precision.fp16.repair.repair` puts back to FP32 what they do not bear. A plan whose 16-bit type is not
+    FP16 is returned as it is.
     """
     if plan.narrow is not FP16:
         return plan

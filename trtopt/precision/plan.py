@@ -12,6 +12,9 @@ import onnx_ir as ir
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
+WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Products: with a constant weight they may become 8-bit."""
+
 
 @dataclass(frozen=True)
 class NarrowType:
@@ -64,13 +67,7 @@ BF16 = NarrowType(Precision.BF16, ir.DataType.BFLOAT16, _BF16_MAX, 2.0**-126, 2.
 
 @dataclass(frozen=True)
 class Operand:
-    """A second activation of a product.
-
-    Attributes:
-        name: Name of the tensor.
-        amax: The range's bound, as ``activation_amax`` of :class:`QuantizedOp`.
-        method: The calibration method that gave it.
-    """
+    """A second activation of a product; bound and method as of :class:`QuantizedOp`."""
 
     name: str
     amax: float

@@ -1,4 +1,9 @@
-"""Which nodes may become 8-bit, what that takes, and which of them change together. Pure."""
+"""Which nodes may become 8-bit, what that takes, and which of them change together. Pure.
+
+8-bit attention: the two products of activations around a softmax that a backend's fused kernel takes in 8 bits. All
+four operands change together: queries, keys, probabilities and values. With fewer of them quantized there is no fused
+kernel, and the scores are written to memory.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +15,94 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import cost, edit
-from trtopt.graph.attention import only_user
+from trtopt.graph.attention import attention_of, only_user
 from trtopt.graph.edit import is_op
 from trtopt.precision import rules
-from trtopt.precision.attention_qdq import attention_products
 from trtopt.precision.observe import ranges
 from trtopt.precision.observe.statistics import TensorStats
-from trtopt.precision.plan import NarrowType, Operand, QuantizedOp
-from trtopt.precision.qdq.write_qdq import LARGEST, quantize_weight
+from trtopt.precision.plan import WEIGHTED, NarrowType, Operand, QuantizedOp
+from trtopt.precision.write import LARGEST, quantize_weight
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.precision import Precision
 
+_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+@dataclass(frozen=True)
+class AttentionProducts:
+    """The two products of one attention: ``scores`` of queries and keys, ``mix`` of probabilities and values.
+
+    ``readers`` are the names of the nodes that read the result, behind operators that only move it; none for an output
+    of the network.
+    """
+
+    scores: ir.Node
+    mix: ir.Node
+    readers: frozenset[str]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that are quantized: queries, keys, probabilities, values."""
+        return tuple(str(value.name) for node in (self.scores, self.mix) for value in node.inputs if value is not None)
+
+
+def attention_products(
+    model: ir.Model, backend: str, dtype: Precision, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> tuple[list[AttentionProducts], list[Refusal]]:
+    """The attentions that the backend's table sends to ``dtype``, and the refusals of the products of the others.
+
+    Without static ``shapes`` by tensor name, sizes that the model leaves open are taken to fit.
+    """
+    found, refused = [], []
+    opset = model.graph.opset_imports.get("", 0)
+    for node in model.graph:
+        if not edit.is_op(node, "Softmax"):
+            continue
+        attention = attention_of(node, opset)
+        if attention is None or any(_is_dequantized(value) for value in attention.scores.inputs):
+            continue
+        reason = _why_not(attention.scores, attention.mix, backend, dtype, shapes or {})
+        if any(edit.is_op(step, "Tanh") for step in attention.between):
+            reason = "no fused kernel squashes scores before softmax"
+        if reason:
+            refused += [Refusal(str(product.name), reason) for product in (attention.scores, attention.mix)]
+        else:
+            found.append(AttentionProducts(attention.scores, attention.mix, _readers(attention.mix)))
+    return found, refused
+
+
+def _why_not(
+    scores: ir.Node, mix: ir.Node, backend: str, dtype: Precision, shapes: Mapping[str, tuple[int, ...]]
+) -> str:
+    """Why the table leaves this attention out; empty where it does not."""
+    head, head_of_values = _size(scores.inputs[0], -1, shapes), _size(mix.inputs[1], -1, shapes)
+    if head is not None and head_of_values is not None and head != head_of_values:
+        return "no fused kernel has values of another size than queries"
+    queries = _size(scores.outputs[0], -2, shapes)
+    keys = _size(scores.outputs[0], -1, shapes)
+    verdict = rules.attention_placement(head, queries, keys, backend, dtype)
+    return "" if verdict.granularity is not None else verdict.reason
+
+
+def _size(value: ir.Value | None, axis: int, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    if value is None:
+        return None
+    known = shapes.get(str(value.name))
+    if known is None and value.shape is not None:
+        size = list(value.shape)[axis] if len(value.shape) >= -axis else None
+        return size if isinstance(size, int) else None
+    return known[axis] if known is not None and len(known) >= -axis else None
+
+
+def _readers(mix: ir.Node) -> frozenset[str]:
+    value = mix.outputs[0]
+    while (node := only_user(value)) is not None and node.op_type in _MOVES:
+        value = node.outputs[0]
+    return frozenset() if value.is_graph_output() else frozenset(str(node.name) for node, _ in value.uses())
+
+
 IMPORTED = "imported"
 """Name of the method that took a range from a calibration cache."""
-
-WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-"""Operators whose products with a constant weight may become 8-bit."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +141,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that read one tensor, which is quantized once for all of them.
-
-    Attributes:
-        name: The tensor.
-        nodes: Their names, in graph order.
-    """
+    """Nodes that read one tensor, after which the region is named; it is quantized once for all of them."""
 
     name: str
     nodes: tuple[str, ...]
@@ -101,12 +173,8 @@ class Candidates:
 
 
 def find_candidates(problem: Problem, dtypes: Sequence[Precision]) -> Candidates:
-    """The nodes that the backend's table and the observed ranges let become 8-bit.
-
-    Args:
-        problem: The model and what is known of it.
-        dtypes: The 8-bit types asked for, the preferred one first.
-    """
+    """The nodes that the backend's table and the observed ranges let become 8-bit, in ``dtypes``, the preferred
+    first."""
     ops: dict[str, tuple[QuantizedOp, ...]] = {}
     refused: dict[str, Refusal] = {}
     nodes = {str(node.name): node for node in problem.model.graph}

@@ -57,14 +57,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class PlacementRule:
-    """One row of the table.
-
-    Attributes:
-        ops: The operator types it speaks of.
-        dtypes: The 8-bit types it speaks of.
-        applies: A condition's name, one of ``_CONDITIONS``.
-        placement: The verdict.
-    """
+    """One row of the table: the operator types and 8-bit types it speaks of, a condition of ``_CONDITIONS``, a
+    verdict."""
 
     ops: frozenset[str]
     dtypes: frozenset[str]
@@ -196,13 +190,7 @@ of the product that reads them.
 
 
 def placement(node: ir.Node, backend: str, dtype: Precision = Precision.INT8) -> Placement:
-    """The first row of ``backend``'s table that speaks of ``node`` in ``dtype``.
-
-    Args:
-        node: A Conv, ConvTranspose, Gemm or MatMul with a constant weight.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-        dtype: The 8-bit type asked about.
-    """
+    """The first row of ``backend``'s table that speaks of ``node``, a product with a constant weight, in ``dtype``."""
     for rule in RULES[backend]:
         if node.op_type in rule.ops and dtype in rule.dtypes and _CONDITIONS[rule.applies](node):
             return rule.placement
@@ -249,13 +237,8 @@ def is_first_of_few_channels(node: ir.Node) -> bool:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """Which attentions keep one fused kernel with all four operands in an 8-bit type.
-
-    Attributes:
-        heads: Sizes of a head.
-        queries: Number of queries.
-        keys: Number of keys.
-    """
+    """Sizes of heads and numbers of queries and keys that keep one fused kernel with all four operands in an 8-bit
+    type."""
 
     heads: range | frozenset[int]
     queries: range
@@ -303,14 +286,6 @@ def _weight_shape(node: ir.Node) -> tuple[int, ...]:
     return np.shape(weight) if weight is not None else ()
 
 
-def _is_depthwise(node: ir.Node) -> bool:
-    return _groups(node) > 1 and _weight_shape(node)[1] == 1
-
-
-def _has_thin_groups(node: ir.Node) -> bool:
-    return _groups(node) > 1 and _weight_shape(node)[1] % 4 != 0
-
-
 def _is_thin_grouped_for_tensorrt(node: ir.Node) -> bool:
     """Grouped with fewer than 16 channels in or out of a group's filters, and not of the one form that has kernels."""
     outputs, inputs, *window = _weight_shape(node)
@@ -340,14 +315,6 @@ def _is_first(node: ir.Node) -> bool:
     return False
 
 
-def _has_few_channels_for_fp8(node: ir.Node) -> bool:
-    return min(_weight_shape(node)[:2]) <= _THIN
-
-
-def _has_large_window(node: ir.Node) -> bool:
-    return math.prod(_weight_shape(node)[2:]) > _LARGEST_FP8_WINDOW
-
-
 def _is_vector_product(node: ir.Node) -> bool:
     """One column in the weight, or one row in the (static) input."""
     if _columns(node) == 1:
@@ -359,10 +326,6 @@ def _is_vector_product(node: ir.Node) -> bool:
     if node.op_type == "Gemm":
         return dims[1 if edit.int_attribute(node, "transA", 0) else 0] == 1
     return math.prod(dims[:-1]) == 1
-
-
-def _is_thin_product(node: ir.Node) -> bool:
-    return min(_weight_shape(node)[-2:]) < _THIN
 
 
 def _columns(node: ir.Node) -> int:
@@ -389,14 +352,14 @@ _CONDITIONS = {
     "always": lambda node: True,
     "prediction-head": is_prediction_head,
     "grouped": lambda node: _groups(node) > 1,
-    "depthwise": _is_depthwise,
-    "thin-groups": _has_thin_groups,
+    "depthwise": lambda node: _groups(node) > 1 and _weight_shape(node)[1] == 1,
+    "thin-groups": lambda node: _groups(node) > 1 and _weight_shape(node)[1] % 4 != 0,
     "thin-groups-trt": _is_thin_grouped_for_tensorrt,
     "thin": _is_thin,
     "thin-first": lambda node: _is_first(node) and _weight_shape(node)[1] < _THIN,
-    "few-channels-fp8": _has_few_channels_for_fp8,
-    "large-window": _has_large_window,
+    "few-channels-fp8": lambda node: min(_weight_shape(node)[:2]) <= _THIN,
+    "large-window": lambda node: math.prod(_weight_shape(node)[2:]) > _LARGEST_FP8_WINDOW,
     "vector": _is_vector_product,
-    "thin-product": _is_thin_product,
+    "thin-product": lambda node: min(_weight_shape(node)[-2:]) < _THIN,
     "merged-qkv": _is_merged_qkv,
 }

@@ -1,15 +1,372 @@
-"""A precision plan written into a graph, and the borders of a piece of one."""
+"""A precision plan written into a graph: 16-bit types, symmetric Q/DQ at the inputs of 8-bit nodes, weights in 8 bits.
+
+A quantizer as plain arithmetic, which TensorRT for RTX fuses into the 16-bit product before it.
+
+The compiler writes ``QuantizeLinear`` to INT8 behind a convolution or product in FP16 as a kernel of its own: it splits
+the operator into a scaling, a clip, a rounding and a cast, and its fused kernels take in all but the rounding. Rounded
+by an addition, the same quantizer joins the kernel (TensorRT for RTX 1.7.1: ``CorrCastMulMinMaxAddAddCast``), which
+saves a kernel that reads and writes the tensor. QuantizeLinear to FP8 has no rounding and joins as it is.
+
+    y = min(max(x / s, -127), 127)          in FP32
+    q = int8((y + 1.5 * 2^23) - 1.5 * 2^23)
+
+The sum has no bits below one, so FP32 arithmetic rounds it to an integer, ties to even; taking the number away again is
+exact. The cast then has nothing left to round, whatever its mode.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.edit import insert_behind
 from trtopt.precision.fp16.cast_to_half import cast_to_half
-from trtopt.precision.plan import PrecisionPlan
-from trtopt.precision.qdq.write_qdq import quantize
+from trtopt.precision.observe.ranges import LEVELS
+from trtopt.precision.plan import WEIGHTED, NarrowType, PrecisionPlan, QuantizedOp
+from trtopt.precision.ptq.layer_walk import add_bias
+from trtopt.support.precision import Precision
+
+_MIDDLE = 1.5 * 2**23
+"""From 2^23 to 2^24 neighbouring FP32 numbers are one apart (IEEE 754); the middle leaves room for either sign."""
+
+_EPILOGUE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh"}
+    | {"Gelu", "Erf", "Elu", "Exp", "Log", "Min", "Max", "Abs", "Neg", "Identity"}
+)
+_STEPS = 8
+
+
+def follows_product(value: ir.Value, others: Collection[str]) -> bool:
+    """Whether a product computes ``value``, elementwise operators apart.
+
+    The products ``others`` do not count: an 8-bit one writes 16-bit and takes in no quantizer.
+    """
+    front = [value]
+    for _ in range(_STEPS):
+        nodes = [node for item in front if (node := item.producer()) is not None]
+        if any(node.op_type in WEIGHTED and node.name not in others for node in nodes):
+            return True
+        front = [item for node in nodes if node.op_type in _EPILOGUE for item in node.inputs if item is not None]
+    return False
+
+
+ROUNDING: tuple[tuple[str, str, float], ...] = (
+    ("Min", "below", 127.0),
+    ("Max", "clipped", -127.0),
+    ("Add", "raised", _MIDDLE),
+    ("Sub", "rounded", _MIDDLE),
+)
+"""What follows the division by the scale: operator, what its result is called, and its constant."""
+
+
+LARGEST: dict[Precision, float] = {
+    Precision.INT8: float(LEVELS),
+    Precision.FP8: float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max),
+}
+"""The value that a range's bound is stored as: 127, and 448, the largest number of FP8 E4M3 (it has no infinity)."""
+
+_TYPES: dict[Precision, ir.DataType] = {Precision.INT8: ir.DataType.INT8, Precision.FP8: ir.DataType.FLOAT8E4M3FN}
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """The model with Q/DQ, still FP32 elsewhere, and the nodes among the new ones that must stay FP32."""
+
+    model: ir.Model
+    wide: frozenset[str]
+
+
+def quantize(model: ir.Model, plan: PrecisionPlan) -> QuantizedModel:
+    """A clone of ``model`` with the plan's Q/DQ.
+
+    One Quantize/Dequantize pair per quantized tensor, shared by its readers; the residual branch of a block keeps
+    reading the unquantized tensor, so that conv + bias + add + activation still fuse. Scales are rounded to the plan's
+    narrow type before weights are quantized with them, so that storing them narrow changes nothing.
+    """
+    clone = model.clone()
+    writer = _QdqWriter(clone, plan)
+    nodes = {node.name: node for node in clone.graph}
+    places = {node.name: place for place, node in enumerate(clone.graph)}
+    # In graph order: a weight that several nodes share is dequantized before the first of them.
+    for op in sorted(plan.quantized, key=lambda op: places[op.node]):
+        if op.node in plan.bias:
+            writer.add_bias(nodes[op.node], plan.bias[op.node])
+        writer.quantize(nodes[op.node], op)
+    for op in plan.quantized:
+        writer.quantize_residuals([nodes[name] for name in op.skips if name in nodes], op)
+    writer.drop_unused()
+    return QuantizedModel(clone, frozenset(writer.wide))
+
+
+def activation_scale(amax: float, narrow: NarrowType | None, dtype: Precision = Precision.INT8) -> np.float32:
+    """``amax / 127`` (FP8: ``amax / 448``) as the narrow type stores it, never smaller than asked for."""
+    return np.float32(_round_up(np.array(max(amax, 1e-30) / LARGEST[dtype], np.float32), narrow))
+
+
+def quantize_weight(
+    weight: np.ndarray, axis: int | None, narrow: NarrowType | None, dtype: Precision = Precision.INT8
+) -> tuple[np.ndarray, np.ndarray]:
+    """8-bit values and their scales.
+
+    Args:
+        weight: Any shape, float.
+        axis: The axis with a scale per index; None for one scale.
+        narrow: The type the scales will be stored in; None for FP32.
+        dtype: The 8-bit type.
+
+    Returns:
+        ``(values, scales)``: int8 or float8_e4m3fn of the weight's shape; float32, scalar or of the axis' length.
+        ``values * scales`` is within half a scale of the weight in INT8; in FP8 within a sixteenth of each value, or
+        2^-10 scales where that is more.
+    """
+    exact = np.asarray(weight, np.float32)
+    others = tuple(index for index in range(exact.ndim) if axis is None or index != axis)
+    amax = np.abs(exact).max(axis=others)
+    scales = _round_up(np.maximum(amax, np.float32(1e-30)) / np.float32(LARGEST[dtype]), narrow)
+    shape = [1] * exact.ndim
+    if axis is not None:
+        shape[axis] = -1
+    return _rounded(exact / scales.reshape(shape), dtype), scales
+
+
+def _rounded(steps: np.ndarray, dtype: Precision) -> np.ndarray:
+    """Values in units of their scale, to the nearest of the 8-bit type (ties to even), saturated."""
+    kept = np.clip(steps, -LARGEST[dtype], LARGEST[dtype])
+    stored = np.rint(kept).astype(np.int8) if dtype == Precision.INT8 else kept.astype(ml_dtypes.float8_e4m3fn)
+    return np.asarray(stored)
+
+
+@dataclass(frozen=True)
+class ScaledWeight:
+    """A convolution's weight as INT8 with one float32 scale, and what its output channels are multiplied with.
+
+    ``ratios`` are float32, one per output channel, at most 1.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    ratios: np.ndarray
+
+
+_SMALLEST_RATIOS = (2.0**-10, 2.0**-6, 2.0**-4, 2.0**-2)
+
+
+def scale_channels(weight: np.ndarray, amax: float, narrow: NarrowType | None) -> ScaledWeight | None:
+    """Quantize a convolution's weight per output channel, with the scales' ratios kept apart.
+
+    A channel with small weights is quantized with a scale of its own and so comes out larger than it is; the bound on
+    that is ``amax`` times the L1 norm of the channel as the convolution sees it. Ratios are kept from becoming smaller
+    than needed to stay below the narrow type's largest number.
+
+    Args:
+        weight: ``[K, C / groups, ...]``, float.
+        amax: The largest magnitude of the quantized input.
+        narrow: The type of the output and of the ratios.
+
+    Returns:
+        None when no useful ratios keep the output in range.
+    """
+    exact = np.asarray(weight, np.float32)
+    rows = exact.reshape(exact.shape[0], -1)
+    scales = np.abs(rows).max(axis=1) / np.float32(LEVELS)
+    scale = _round_up(np.maximum(scales.max(), np.float32(1e-30)), narrow)
+    for smallest in _SMALLEST_RATIOS:
+        ratios = _round_up(np.maximum(scales / scale, np.float32(smallest)), narrow)
+        values = np.clip(np.rint(rows / (scale * ratios)[:, None]), -LEVELS, LEVELS)
+        largest = amax * float(np.abs(values).sum(axis=1).max()) * float(scale)
+        if narrow is None or largest <= narrow.largest:
+            return ScaledWeight(values.astype(np.int8).reshape(exact.shape), scale, ratios)
+    return None
+
+
+def _round_up(scales: np.ndarray, narrow: NarrowType | None) -> np.ndarray:
+    """Scales as the narrow type holds them, one step up where rounding made them smaller; zeros become its smallest."""
+    exact = np.asarray(scales, np.float32)
+    if narrow is None:
+        return exact
+    kind = narrow.dtype.numpy()
+    stored = exact.astype(kind)
+    low = stored.astype(np.float32) < exact
+    bits = stored.view(np.uint16) + low.astype(np.uint16)
+    return np.asarray(bits, np.uint16).view(kind).astype(np.float32)
+
+
+class _QdqWriter:
+    def __init__(self, model: ir.Model, plan: PrecisionPlan) -> None:
+        self._graph = model.graph
+        self._plan = plan
+        self._names = edit.Names(model)
+        self._activations: dict[tuple[str, bool, Precision], ir.Value] = {}
+        self._weights: dict[tuple[ir.Value, int | None, bool, Precision, str], ir.Value] = {}
+        self._quantized = {op.node for op in plan.quantized}
+        self._readers = {node.name for node in self._graph if node.name not in self._quantized}
+        self._zeros: dict[Precision, ir.Value] = {}
+        self._dropped: list[ir.Value] = []
+        self.wide: set[str] = set()
+
+    def add_bias(self, node: ir.Node, bias: np.ndarray) -> None:
+        """Add the plan's bias to the node's output channels."""
+        self._dropped += add_bias(self._graph, node, bias, self._names)
+
+    def quantize(self, node: ir.Node, op: QuantizedOp) -> None:
+        """Put Q/DQ at the node's data input and weight."""
+        data, weight = node.inputs[0], node.inputs[1]
+        if data is None or weight is None:
+            raise ValueError(f"{node.name} has no data input or weight")
+        if op.multiply and op.dtype != Precision.INT8:
+            raise ValueError(f"{node.name}: a multiplication per channel is for INT8; FP8 needs none")
+        is_wide = op.node in self._plan.wide
+        node.replace_input_with(0, self._activation(data, op.activation_amax, op.dtype, is_wide))
+        if op.other is not None:
+            node.replace_input_with(1, self._activation(weight, op.other.amax, op.dtype, is_wide))
+        elif not (op.multiply and self._scaled_conv(node, weight, op, is_wide)):
+            node.replace_input_with(1, self._weight(weight, op, is_wide, node))
+
+    def quantize_residuals(self, additions: list[ir.Node], op: QuantizedOp) -> None:
+        """Let additions read the quantized form of the tensor that ``op`` reads."""
+        for node in additions:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.name == op.activation:
+                    wide = node.name in self._plan.wide
+                    quantized = self._activation(value, op.activation_amax, op.dtype, wide)
+                    node.replace_input_with(index, quantized)
+
+    def _activation(self, value: ir.Value, amax: float, dtype: Precision, wide: bool) -> ir.Value:
+        name = str(value.name)
+        key = (name, wide, dtype)
+        if key in self._activations:
+            return self._activations[key]
+        number = activation_scale(amax, self._type(wide), dtype)
+        scale = self._constant(f"{name}_scale", np.array(number, np.float32))
+        quantizer = self._quantizer(value, number, scale, dtype)
+        inputs = [quantizer[-1].outputs[0], scale, self._zero_point(dtype)]
+        dequantized = self._node("DequantizeLinear", inputs, f"{name}_dequantized", value)
+        insert_behind(self._graph, value, [*quantizer, dequantized])
+        if len(quantizer) > 1 or self._stays_fp32(value):
+            self.wide.update(str(node.name) for node in quantizer)
+        if wide:
+            self.wide.add(str(dequantized.name))
+        self._activations[key] = dequantized.outputs[0]
+        return dequantized.outputs[0]
+
+    def _quantizer(self, value: ir.Value, number: np.float32, scale: ir.Value, dtype: Precision) -> list[ir.Node]:
+        """The nodes that quantize ``value``."""
+        name = str(value.name)
+        if self._plan.fused_quantizers and dtype == Precision.INT8 and follows_product(value, self._quantized):
+            divisor = self._constant(f"{name}_divisor", np.array(number, np.float32))  # FP32, unlike the scale
+            nodes = [self._node("Div", [value, divisor], f"{name}_scaled", value)]
+            for op_type, text, constant in ROUNDING:
+                inputs = [nodes[-1].outputs[0], self._constant(f"{name}_{text}_by", np.array(constant, np.float32))]
+                nodes.append(self._node(op_type, inputs, f"{name}_{text}", value))
+            nodes.append(self._node("Cast", [nodes[-1].outputs[0]], f"{name}_{dtype}", value))
+            nodes[-1].attributes["to"] = ir.AttrInt64("to", int(_TYPES[dtype]))
+        else:
+            inputs = [value, scale, self._zero_point(dtype)]
+            nodes = [self._node("QuantizeLinear", inputs, f"{name}_{dtype}", value)]
+        nodes[-1].outputs[0].type = ir.TensorType(_TYPES[dtype])
+        return nodes
+
+    def _type(self, wide: bool) -> NarrowType | None:
+        """The type that the scales of a node are stored in; None for FP32."""
+        return None if wide else self._plan.narrow
+
+    def _stays_fp32(self, value: ir.Value) -> bool:
+        """Whether ``value`` is quantized from FP32: the narrow type does not hold what comes in BF16, and where nobody
+        but the quantizer wants it narrow, that saves a Cast."""
+        producer = value.producer()
+        if producer is not None and producer.name in self._plan.bfloat:
+            return True
+        if producer is not None and producer.name not in self._plan.wide:
+            return False
+        return not any(node.name in self._readers and node.name not in self._plan.wide for node, _ in value.uses())
+
+    def _weight(self, value: ir.Value, op: QuantizedOp, wide: bool, node: ir.Node) -> ir.Value:
+        axis = None if op.multiply else op.weight_axis
+        key = (value, axis, wide, op.dtype, op.node if op.node in self._plan.rounded else "")
+        if key in self._weights:
+            return self._weights[key]
+        exact = edit.constant_of(value)
+        if exact is None:
+            raise ValueError(f"the weight {value.name} of {node.name} is not constant")
+        values, scales = quantize_weight(exact, axis, self._type(wide), op.dtype)
+        values = self._plan.rounded.get(op.node, values)
+        output = f"{value.name}_dequantized"
+        inputs = [self._constant(f"{value.name}_{op.dtype}", values), self._constant(f"{value.name}_scale", scales)]
+        dequantize = self._node("DequantizeLinear", inputs, output, value)
+        if axis is not None:
+            dequantize.attributes["axis"] = ir.AttrInt64("axis", axis)
+        self._graph.insert_before(node, dequantize)
+        if wide:
+            self.wide.add(str(dequantize.name))
+        self._weights[key] = dequantize.outputs[0]
+        return dequantize.outputs[0]
+
+    def _scaled_conv(self, node: ir.Node, weight: ir.Value, op: QuantizedOp, wide: bool) -> bool:
+        """Scales per channel as one scale and a multiplication behind the convolution, which takes over its bias.
+
+        False when the product before the multiplication could overflow the narrow type, or the bias is computed.
+        """
+        exact = edit.constant_of(weight)
+        if exact is None:
+            raise ValueError(f"the weight {weight.name} of {node.name} is not constant")
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        offset = edit.constant_of(bias)
+        scaled = scale_channels(exact, op.activation_amax, self._type(wide))
+        if scaled is None or (bias is not None and offset is None):
+            return False
+        base = str(node.outputs[0].name)
+        inputs = [
+            self._constant(f"{base}_weight_int8", self._plan.rounded.get(op.node, scaled.values)),
+            self._constant(f"{base}_weight_scale", scaled.scale),
+        ]
+        dequantize = self._node("DequantizeLinear", inputs, f"{base}_weight", weight)
+        self._graph.insert_before(node, dequantize)
+        node.replace_input_with(1, dequantize.outputs[0])
+        node.resize_inputs(2)
+        chain = self._behind(node, scaled.ratios, offset, exact.ndim)
+        if wide:
+            self.wide.update(str(item.name) for item in (dequantize, *chain))
+        self._dropped += [weight] if bias is None else [weight, bias]
+        return True
+
+    def _behind(self, node: ir.Node, ratios: np.ndarray, bias: np.ndarray | None, rank: int) -> list[ir.Node]:
+        """Multiply a convolution's output channels and add its bias; the result takes over name and readers."""
+        output = node.outputs[0]
+        base = str(output.name)
+        column = [1, -1] + [1] * (rank - 2)
+        ratio = self._constant(f"{base}_ratio", ratios.reshape(column))
+        chain = [self._node("Mul", [output, ratio], f"{base}_scaled", output)]
+        if bias is not None:
+            offset = self._constant(f"{base}_bias", np.asarray(bias, np.float32).reshape(column))
+            chain.append(self._node("Add", [chain[0].outputs[0], offset], f"{base}_biased", output))
+        edit.chain_behind(output, chain, self._names, "unscaled")
+        return chain
+
+    def _zero_point(self, dtype: Precision) -> ir.Value:
+        """The one zero point of an 8-bit type in the graph; without it, the output type would be UINT8."""
+        if dtype not in self._zeros:
+            self._zeros[dtype] = self._constant(f"{dtype}_zero_point", np.zeros((), _TYPES[dtype].numpy()))
+        return self._zeros[dtype]
+
+    def _node(self, op_type: str, inputs: list[ir.Value], output: str, like: ir.Value) -> ir.Node:
+        output = self._names.value(output)
+        name = self._names.node(f"trtopt/{op_type}/{output}")
+        return edit.new_node(op_type, inputs, name=name, output=output, like=like)
+
+    def _constant(self, name: str, array: np.ndarray) -> ir.Value:
+        return edit.add_initializer(self._graph, self._names.value(name), array)
+
+    def drop_unused(self) -> None:
+        """Weights that only the INT8 form needs leave the graph."""
+        for value in [*(key[0] for key in self._weights), *self._dropped]:
+            if not value.uses() and not value.is_graph_output() and value.is_initializer():
+                self._graph.initializers.pop(str(value.name), None)
+
 
 HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -24,7 +381,7 @@ def apply_plan(base: ir.Model, plan: PrecisionPlan) -> ir.Model:
 
 
 def cast_borders(model: ir.Model, narrow: ir.DataType) -> ir.Model:
-    """Give the inputs and outputs of a piece of a network the type they have inside an engine.
+    """Give the inputs and outputs of a subgraph of a network the type they have inside an engine.
 
     An input takes the type that all its readers cast it to, a quantizer the narrow type; an output that of what is cast
     to FP32 last.
@@ -62,7 +419,7 @@ def _narrow_input(model: ir.Model, value: ir.Value, narrow: ir.DataType) -> None
         scale = edit.constant_of(node.inputs[1])
         if scale is not None:
             kind = value.dtype.numpy()
-            with np.errstate(over="ignore"):  # the piece is priced, not run: any scale above zero will do
+            with np.errstate(over="ignore"):  # the subgraph is priced, not run: any scale above zero will do
                 stored = np.maximum(np.asarray(scale, kind), np.asarray(ml_dtypes.finfo(kind).smallest_subnormal, kind))
             name = names.value(f"{node.outputs[0].name}_border_scale")
             node.replace_input_with(1, edit.add_initializer(model.graph, name, np.asarray(stored)))

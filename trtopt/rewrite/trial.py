@@ -11,9 +11,7 @@ import onnx_ir as ir
 from trtopt.errors import TrtoptError
 from trtopt.graph import invariants
 from trtopt.graph.shapes import infer_in_place
-from trtopt.judge.gain import LEAST_GAIN, changed_cost, no_gain
-from trtopt.judge.memo import Prices
-from trtopt.judge.protocol import Judge, Priced
+from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, Prices, changed_cost, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.report.schema.steps import Cost
 from trtopt.rewrite.equal import difference

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.judge.gain import LEAST_GAIN
+from trtopt.judge.protocol import LEAST_GAIN
 from trtopt.precision.qdq.existing import canonicalize_qdq, without_qdq
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.report.text.format import percent
@@ -56,15 +56,7 @@ _STEP_BYTES = 32
 
 @dataclass(frozen=True)
 class _Place:
-    """A node that reads a constant weight, and the kernel that computes it.
-
-    Attributes:
-        node: The node's name.
-        layer: The kernel.
-        work: The kernel's work.
-        time: Its predicted time.
-        gpu: The GPU.
-    """
+    """A node that reads a constant weight, and the kernel that computes it."""
 
     node: str
     layer: Layer
@@ -75,13 +67,8 @@ class _Place:
 
 @dataclass(frozen=True)
 class SparseRule:
-    """One row of the table.
-
-    Attributes:
-        applies: The condition, a key of ``_CONDITIONS``.
-        eligible: Whether what it speaks of has a sparse kernel that may pay.
-        reason: Why.
-    """
+    """One row of the table: a condition (a key of ``_CONDITIONS``), and whether there is a sparse kernel that may
+    pay."""
 
     applies: str
     eligible: bool

@@ -19,8 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.ptq.bias import add_bias
-from trtopt.precision.ptq.layer_walk import layer_of
+from trtopt.precision.ptq.layer_walk import add_bias, layer_of
 
 GROUP = 4
 """Consecutive weights that share a choice."""
@@ -35,15 +34,12 @@ def reduction_axis(node: ir.Node) -> int:
 
 
 def best_mask(saliency: np.ndarray, axis: int) -> np.ndarray:
-    """The two of each four that matter most.
+    """The two of each four that matter most: bool, True where the weight stays. Of equals the first ones stay.
 
     Args:
         saliency: What each weight is worth, of the weight's shape; not NaN. Magnitudes give the mask closest to the
             weight.
-        axis: The weight's reduction axis; its size is a multiple of 4.
-
-    Returns:
-        bool, of the same shape: True where the weight stays. Of equals the first ones stay.
+        axis: The weight's reduction axis.
 
     Raises:
         ValueError: The size of the axis is not a multiple of 4.
@@ -61,12 +57,7 @@ def best_mask(saliency: np.ndarray, axis: int) -> np.ndarray:
 
 
 def is_sparse(weight: np.ndarray, axis: int) -> bool:
-    """Whether a weight is 2:4 along an axis; one whose axis is not a multiple of 4 is not.
-
-    Args:
-        weight: Of any numeric type; all zeros are 2:4.
-        axis: Its reduction axis.
-    """
+    """Whether a weight is 2:4 along its reduction axis; one whose axis is not a multiple of 4 is not."""
     return not weight.shape[axis] % GROUP and bool((np.count_nonzero(_fours(weight, axis), axis=-1) <= KEPT).all())
 
 
@@ -105,13 +96,9 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.Data
 
 @dataclass(frozen=True)
 class SparseCandidate:
-    """A weight that can be pruned.
+    """A weight that can be pruned, and the nodes that read it, all as a weight, in the order of the graph.
 
-    Attributes:
-        weight: The name of its value.
-        nodes: The names of the nodes that read it, all as a weight, in the order of the graph.
-        axis: Its reduction axis.
-        sparse: Whether it is 2:4 as it is.
+    ``axis`` is its reduction axis; ``sparse`` says whether it is 2:4 as it is.
     """
 
     weight: str
@@ -122,23 +109,15 @@ class SparseCandidate:
 
 @dataclass(frozen=True)
 class SparseCandidates:
-    """What can be pruned in a model.
-
-    Attributes:
-        layers: The weights that can, in the order of the graph.
-        refused: By the names of the other Conv, Gemm and MatMul: why not.
-    """
+    """The weights of a model that can be pruned, in the order of the graph; why the other Conv, Gemm and MatMul
+    cannot."""
 
     layers: tuple[SparseCandidate, ...]
     refused: dict[str, str]
 
 
 def candidates(model: ir.Model) -> SparseCandidates:
-    """Find the weights of Conv, Gemm and MatMul that can be 2:4.
-
-    Args:
-        model: A model whose nodes are named; nodes of nested graphs are refused. Not changed.
-    """
+    """Find the weights of Conv, Gemm and MatMul that can be 2:4; nodes of nested graphs are refused."""
     readers: dict[ir.Value, list[ir.Node]] = {}
     refused: dict[str, str] = {}
     for node in edit.all_nodes(model.graph):

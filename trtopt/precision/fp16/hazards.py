@@ -15,9 +15,8 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.fp16.heads import score_nodes
-from trtopt.precision.observe.ranges import finite_range
-from trtopt.precision.observe.value_ranges import LAYOUT_OPS, ValueRange, ValueRanges, is_float, ranking_readers
-from trtopt.precision.plan import NarrowType
+from trtopt.precision.observe.ranges import LAYOUT_OPS, ValueRange, ValueRanges, finite_range, is_float, ranking_readers
+from trtopt.precision.plan import WEIGHTED, NarrowType
 
 HEADROOM = 2.0
 """Observed magnitudes may be exceeded by this factor on data not seen."""
@@ -25,8 +24,6 @@ HEADROOM = 2.0
 LONGEST_RUNNING_SUM = 2.0**-3
 """Terms of a running sum, times the type's precision: 128 terms in FP16, 16 in BF16. Each of its results is one of its
 operands: if the kernel keeps it in 16 bits, equal terms are lost by an eighth and more beyond."""
-
-_DOTS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul"])
 
 _RELATIVE_OPS = frozenset(["Mul", "Div", "Pow", "BatchNormalization", "Max", "Min", "Clip", "Where"])
 """Operators in which every entry of a constant counts by itself; elsewhere the tensor counts as a whole."""
@@ -49,14 +46,10 @@ def wide_nodes(
     integer: Collection[str] = frozenset(),
     bfloat: Collection[str] = frozenset(),
 ) -> dict[str, str]:
-    """Nodes of the main graph that must stay FP32, by name, with the first reason found.
+    """Nodes of the main graph that must stay FP32, by name, with the first reason found; the others get ``narrow``.
 
-    Args:
-        model: A widened model (FP32 the only float type), nodes named.
-        ranges: What is known of the model's tensors.
-        narrow: The type the others will have.
-        integer: Names of nodes that will run in INT8, whose sums are exact.
-        bfloat: Names of nodes that will run in BF16 if they do not fit ``narrow``; they are among the result.
+    ``integer`` nodes will run in INT8, where sums are exact; ``bfloat`` nodes in BF16 if they do not fit ``narrow``,
+    and are among the result.
     """
     reasons: dict[str, str] = {}
     for node in model.graph:
@@ -78,7 +71,7 @@ def _node_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType, intege
     yield from _constant_hazards(node, ranges, narrow)
     yield from _growth_hazards(node, ranges, narrow)
     yield from _sum_hazards(node, ranges, narrow)
-    if node.op_type in _DOTS and not (integer and ranges.of(node.outputs[0]) is not None):
+    if node.op_type in WEIGHTED and not (integer and ranges.of(node.outputs[0]) is not None):
         yield from _dot_hazards(node, ranges, narrow)
     epsilon = node.attributes.get("epsilon")
     if epsilon is not None and epsilon.as_float() > 0 and narrow.round(np.array(epsilon.as_float())) == 0:
@@ -127,7 +120,7 @@ def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) ->
         if largest > narrow.largest and node.op_type not in _BOUNDS:
             extreme = high if high == largest else low
             yield f"constant {extreme:.3g} in {value.name} overflows {narrow.name}"
-        elif largest > narrow.largest or (node.op_type in _DOTS and index == 2):
+        elif largest > narrow.largest or (node.op_type in WEIGHTED and index == 2):
             continue  # what a bias loses is small beside the sum it is added to
         elif constant.size > 1 and node.op_type not in _RELATIVE_OPS:
             if loses_weights(constant, narrow):
@@ -287,15 +280,13 @@ _SMALL_PRODUCT = 2**16
 def keep_connected(
     model: ir.Model, ranges: ValueRanges, narrow: NarrowType, reasons: dict[str, str], bfloat: Collection[str]
 ) -> None:
-    """Add to ``reasons`` (by node name, found node by node) the nodes that stay FP32 because of others.
-
-    ``bfloat`` names nodes that will be BF16 instead.
-    """
+    """Add to ``reasons`` (by node name, found node by node) the nodes that stay FP32 because of others; ``bfloat``
+    apart."""
     _keep_masks(model, ranges, narrow, reasons)
     _keep_floors(model, ranges, narrow, reasons)
     _keep_small_operands(model, ranges, narrow, reasons)
     _keep_steps(model, ranges, narrow, reasons)
-    products = [node for node in model.graph if node.op_type in _DOTS and node.name in reasons]
+    products = [node for node in model.graph if node.op_type in WEIGHTED and node.name in reasons]
     _keep_behind_weights([node for node in products if node.name not in bfloat], ranges, narrow, reasons)
 
 
@@ -436,7 +427,7 @@ def _step_operand(node: ir.Node) -> ir.Value | None:
 
 
 def _is_large_product(node: ir.Node) -> bool:
-    if node.op_type not in _DOTS:
+    if node.op_type not in WEIGHTED:
         return False
     weights = [edit.constant_tensor_of(value) for value in node.inputs[:2]]
     return not any(weight is not None and weight.size <= _SMALL_PRODUCT for weight in weights)

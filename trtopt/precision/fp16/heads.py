@@ -35,15 +35,12 @@ _LONGEST_DECODE = 256
 
 
 def is_prediction_head(node: ir.Node) -> bool:
-    """Whether ``node`` is a last layer of a detector (or of a mask's scores): a prediction per place, then its decode.
+    """Whether a product with a constant weight is a last layer of a detector, or of a mask's scores.
 
-    Such a layer is a convolution on a map of more than one place, or a product that gives four numbers per row; what
-    leads from it to the network's outputs only moves, decodes and combines numbers; and something there decodes, or
-    another convolution of the network ends so at another output. The last layer of a classifier is none: pooling stands
-    behind its convolution or before its product.
-
-    Args:
-        node: A Conv, ConvTranspose, Gemm or MatMul with a constant weight.
+    Such a layer, a prediction per place, is a convolution on a map of more than one place, or a product that gives four
+    numbers per row; what leads from it to the network's outputs only moves, decodes and combines numbers; and something
+    there decodes, or another convolution of the network ends so at another output. The last layer of a classifier is
+    none: pooling stands behind its convolution or before its product.
     """
     if node.op_type in ("Conv", "ConvTranspose"):
         behind = _behind(node)
@@ -102,12 +99,7 @@ def _ends_beside(node: ir.Node, outputs: frozenset[ir.Value]) -> bool:
 
 
 def score_nodes(model: ir.Model, integer: Collection[str]) -> dict[str, str]:
-    """Nodes to keep in FP32, by name, with the reason.
-
-    Args:
-        model: A widened model.
-        integer: Names of nodes that will run in INT8; they stay so.
-    """
+    """Nodes to keep in FP32, by name, with the reason; those named in ``integer`` stay INT8."""
     reasons: dict[str, str] = {}
     for node in model.graph:
         if node.op_type not in _SQUASHING or not any(value.is_graph_output() for value in node.outputs):

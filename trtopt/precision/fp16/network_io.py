@@ -54,13 +54,7 @@ _FORM = "NAME:DTYPE:LAYOUT, for example x:fp16:hwc4"
 
 @dataclass(frozen=True)
 class IoRequest:
-    """One ``--io``, or the input or output it became.
-
-    Attributes:
-        name: The tensor.
-        dtype: A key of :data:`DTYPES`.
-        layout: A key of :data:`MULTIPLES`.
-    """
+    """One ``--io``, or the input or output it became; keys of :data:`DTYPES` and :data:`MULTIPLES`."""
 
     name: str
     dtype: str
@@ -174,10 +168,8 @@ def _check_layout(value: ir.Value, request: IoRequest, *, is_input: bool) -> Non
 def apply_io(model: ir.Model, requests: Sequence[IoRequest]) -> ir.Model:
     """A clone of ``model`` whose inputs and outputs have the types and channels asked for.
 
-    Args:
-        model: Any model that :func:`check_io` passed, whatever its precision. A Cast is written where the old type is
-            still needed, and removed where the new one is.
-        requests: What is asked for.
+    The model, of any precision, passed :func:`check_io`. A Cast is written where the old type is still needed, and
+    removed where the new one is.
 
     Raises:
         UsageError: An input whose channels are filled up is read by something other than a convolution.
@@ -345,7 +337,8 @@ def pad_channels(value: ir.Value, missing: int, names: edit.Names, where: str) -
     pending = [value]
     while pending:
         item = pending.pop()
-        _widen_shape(item, missing)
+        if item.shape is not None:
+            item.shape = ir.Shape([item.shape[0], _channels(item) + missing, *item.shape[2:]])
         if item.is_graph_output():
             raise _refused(f"{item.name} is an output too", where)
         for node, index in list(item.uses()):
@@ -370,12 +363,6 @@ def _channels(value: ir.Value) -> int:
     return dim
 
 
-def _widen_shape(value: ir.Value, missing: int) -> None:
-    if value.shape is not None:
-        dims = list(value.shape)
-        value.shape = ir.Shape([dims[0], _channels(value) + missing, *dims[2:]])
-
-
 def _pad_weight(node: ir.Node, missing: int, names: edit.Names, where: str) -> None:
     """Zeros along the input channels of a convolution's weight, behind DequantizeLinear where it is quantized."""
     holder, weight = node, node.inputs[1]
@@ -397,7 +384,7 @@ def _pad_weight(node: ir.Node, missing: int, names: edit.Names, where: str) -> N
     made = edit.add_initializer(node.graph, names.value(f"{node.outputs[0].name}_weight"), filled.astype(array.dtype))
     holder.replace_input_with(0 if holder is not node else 1, made)
     if holder is not node:
-        _set_shape(holder.outputs[0], filled.shape)
+        holder.outputs[0].shape = ir.Shape(filled.shape)
 
 
 def _own_copy(node: ir.Node, dequantize: ir.Node, names: edit.Names) -> ir.Node:
@@ -413,10 +400,6 @@ def _own_copy(node: ir.Node, dequantize: ir.Node, names: edit.Names) -> ir.Node:
     node.graph.insert_before(node, copy)
     node.replace_input_with(1, copy.outputs[0])
     return copy
-
-
-def _set_shape(value: ir.Value, shape: tuple[int, ...]) -> None:
-    value.shape = ir.Shape(shape)
 
 
 def _pad_constants(node: ir.Node, channels: int, missing: int, fill: float, names: edit.Names, where: str) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from trtopt.precision.fp16.cast_to_half import why_fp32
-from trtopt.precision.observe.value_ranges import ranking_readers
-from trtopt.precision.plan import BF16, FP16, NarrowType, PrecisionPlan
+from trtopt.precision.observe.ranges import ranking_readers
+from trtopt.precision.plan import BF16, FP16, WEIGHTED, NarrowType, PrecisionPlan
 
 SMALLEST_SQNR_DB = 40.0
 """Signal to noise at the outputs that an FP16 network must keep. Trained networks that FP16 does not harm keep 43 dB
@@ -30,7 +30,6 @@ MOST_EVALUATIONS = 64
 _SHARE = 0.5
 """Of the noise allowed, what the groups left in 16 bits may add up to: the sum is an estimate."""
 
-_DOTS = frozenset(["Conv", "ConvTranspose", "Gemm", "MatMul"])
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -67,13 +66,9 @@ class Damage:
 
 @dataclass(frozen=True)
 class Repaired:
-    """A plan within the bound.
+    """A plan within the bound, and what the plan given and this one do; the one given where nothing helped.
 
-    Attributes:
-        plan: The plan; the one given where nothing had to change or nothing helped.
-        before: What the plan given does.
-        after: What ``plan`` does.
-        fallbacks: The nodes put back to FP32, with the reason; they are in ``plan.wide`` too.
+    ``fallbacks`` are the nodes put back to FP32, with the reason; they are in ``plan.wide`` too.
     """
 
     plan: PrecisionPlan
@@ -92,13 +87,7 @@ def repair(
 
     Costs one evaluation when it is allowed from the start. Ends after about ``most`` evaluations, with whole groups in
     FP32 where there was no time to look into them; FP32 throughout is the last resort. The result is never worse than
-    the plan given.
-
-    Args:
-        base: The widened model.
-        plan: The plan; what it quantizes is left out while 16-bit types are judged.
-        damage_of: Runs a plan.
-        most: The bound on evaluations.
+    the plan given. What the plan quantizes is left out while 16-bit types are judged.
     """
     search = _Search(base, plan, damage_of, most)
     before = search.damage(())
@@ -129,7 +118,7 @@ class _Search:
         self._plan = replace(plan, quantized=(), rounded={}, bias={})
         self._damage_of, self._most = damage_of, most
         self._kinds = {str(node.name): _kind(node) for node in base.graph if _rounds(node, plan)}
-        self._light = {str(node.name) for node in base.graph if node.op_type not in _DOTS}
+        self._light = {str(node.name) for node in base.graph if node.op_type not in WEIGHTED}
         self._ranking = {str(node.name): ranking_readers(node) for node in base.graph}
         self._groups: list[_Group] = []
         self.nodes = _by_kind(self._kinds)

@@ -14,22 +14,86 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
+from trtopt.cache.code import entry_key
+from trtopt.cache.entries import Blobs
+from trtopt.cache.folder import CALIBRATION, FORMATS
+from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
+from trtopt.graph import edit
 from trtopt.hardware.cpu import available_threads
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import RangeTable
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.statistics import StatsBuilder
-from trtopt.precision.observe.statistics_cache import CacheFile
-from trtopt.support.ort_session import OrtSession
+from trtopt.support.files import check_writable, open_file
+from trtopt.support.ort_session import Feeds, OrtSession
 from trtopt.support.threads import in_threads
+
+_MAX_BYTES = 4 << 30
+_START = f'{{"format": "{FORMATS[CALIBRATION][:6]}'.encode()
+"""How every file starts that :meth:`CacheFile.store` wrote, of this version or another."""
+
+
+class CacheFile:
+    """The cache file of one model and one set of samples, by their hashes.
+
+    It lies in ``folder`` (made when missing; None for ``~/.cache/trtopt``), or is ``file``.
+
+    Raises:
+        UsageError: The explicit file cannot be written.
+    """
+
+    def __init__(
+        self, model_key: str, samples_key: str, *, folder: str | Path | None, file: Path | None, on_event: OnEvent
+    ) -> None:
+        self._key = entry_key("trtopt.precision.observe.calibrate", model_key, samples_key)
+        words = ("calibrate", "calibration cache", "calibrating anew")
+        self._blobs = Blobs(CALIBRATION, folder, on_event, words, _MAX_BYTES, file)
+        if file is not None:
+            check_own(file)
+            check_writable(file)
+
+    def load(self) -> tuple[RangeTable, int] | None:
+        """The table and the number of samples it was made from, or None when there is none; says why if the file is
+        there."""
+        return self._blobs.load(self._key, _table_of)
+
+    def store(self, table: RangeTable, samples: int) -> None:
+        """Write them, whole or not at all; where that fails, the samples were run and a warning is enough."""
+        self._blobs.store(self._key, [f"{samples}\n".encode(), table.to_bytes()])
+
+
+def _table_of(content: memoryview) -> tuple[RangeTable, int]:
+    samples, _, table = bytes(content).partition(b"\n")
+    return RangeTable.from_bytes(table), int(samples)
+
+
+def check_own(file: Path) -> None:
+    """Refuse a file that is not one of ours, so that it is never written over.
+
+    Raises:
+        UsageError: The file holds something, and that is no statistics of trtopt, not even damaged ones.
+    """
+    try:
+        with open_file(file, "The calibration cache") as opened:
+            start = opened.read(len(_START))
+    except UsageError:
+        return  # check_writable says what is wrong with it
+    if start and start != _START:
+        raise UsageError(
+            "The calibration cache is neither a file of trtopt's statistics nor a calibration cache of TensorRT",
+            where=str(file),
+            remedy="name another file for --calib-cache; this one was left as it is",
+        )
+
 
 _TASK = "calibrate"
 _WORKERS = 2
@@ -126,18 +190,8 @@ def cached_collect(
     One file serves all options: when it lacks a tensor, its tensors and the wanted ones are collected together, so
     that going back to earlier options finds theirs again. A file that is damaged or of another model is replaced.
 
-    Args:
-        model: The graph, in FP32.
-        samples: The samples.
-        cache: Where the statistics of this model and these samples are kept.
-        histogram: See :func:`collect`.
-        ranges: See :func:`collect`.
-        on_event: Progress, and warnings.
-
     Raises:
-        UsageError: A sample is bad, or the cache cannot be written where it was asked for.
-        InvalidModelError: ONNX Runtime cannot load or run the model.
-        MissingDependencyError: ONNX Runtime is not installed.
+        UsageError: As :func:`collect`, or the cache cannot be written where it was asked for.
     """
     known = cache.load()
     if known is not None:
@@ -194,3 +248,117 @@ def peak_rss_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+_CHANNELS_TASK = "channels"
+_AXES_ARE_AN_INPUT = 18
+"""From this opset on, ReduceMax and its like take their axes as an input."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelStats:
+    """The largest magnitude and the mean square of each channel of a tensor over all samples, float32
+    ``[channels]``."""
+
+    absmax: np.ndarray
+    mean_square: np.ndarray
+
+
+def product_inputs(model: ir.Model, nodes: Collection[str]) -> dict[str, int]:
+    """The data inputs of products, with the axis that counts the channels; negative axes count from the end."""
+    found = {}
+    for node in model.graph:
+        data = node.inputs[0] if node.name in nodes else None
+        if data is not None and edit.constant_tensor_of(data) is None:
+            found[str(data.name)] = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
+    return found
+
+
+def channel_stats(
+    model: ir.Model, samples: Iterable[Feeds], tensors: Mapping[str, int], on_event: OnEvent = ignore
+) -> dict[str, ChannelStats]:
+    """Run samples and observe channels; tensors that held NaN or infinity are left out.
+
+    The graph itself reduces each tensor, so that memory holds no more of them than inference does, whatever the number
+    of samples.
+
+    Args:
+        model: A widened model.
+        samples: The samples.
+        tensors: Floating tensors of the main graph, by name, with the axis that counts the channels.
+        on_event: Told of progress.
+
+    Raises:
+        UsageError: A sample is bad.
+        InvalidModelError: ONNX Runtime cannot load or run the model.
+    """
+    observed = model.clone()
+    outputs = _observe(observed, tensors)
+    sums: dict[str, list[np.ndarray]] = {}
+    on_event(Event("start", _CHANNELS_TASK))
+    if outputs:
+        with OrtSession(observed) as session:
+            for feeds in samples:
+                got = dict(zip(session.output_names, session.run(feeds), strict=True))
+                for name, (low, high, square, shape) in outputs.items():
+                    _add_channels(sums, name, [got[low], got[high], got[square]], int(np.prod(got[shape])))
+                on_event(Event("advance", _CHANNELS_TASK))
+    on_event(Event("end", _CHANNELS_TASK))
+    found = {}
+    for tensor, (absmax, total, count) in sums.items():
+        if np.isfinite(absmax).all() and np.isfinite(total).all():
+            mean = total / np.maximum(count / max(absmax.size, 1), 1)
+            found[tensor] = ChannelStats(absmax.astype(np.float32), mean.astype(np.float32))
+    return found
+
+
+def _add_channels(sums: dict[str, list[np.ndarray]], name: str, got: list[np.ndarray], elements: int) -> None:
+    low, high, square = (array.astype(np.float64) for array in got)
+    absmax = np.maximum(np.abs(low), np.abs(high))
+    if name not in sums:
+        sums[name] = [absmax, square, np.asarray(float(elements))]
+        return
+    known = sums[name]
+    sums[name] = [np.maximum(known[0], absmax), known[1] + square, known[2] + elements]
+
+
+def _observe(model: ir.Model, tensors: Mapping[str, int]) -> dict[str, tuple[str, str, str, str]]:
+    """Make reductions of tensors the outputs of ``model``: names of the smallest, the largest, the sum of squares, the
+    shape. Tensors whose rank is not known are left out."""
+    graph, names = model.graph, edit.Names(model)
+    values = {value.name: value for value in graph.inputs}
+    values.update((value.name, value) for node in graph for value in node.outputs)
+    opset = graph.opset_imports.get("", 0)
+    found = {}
+    results: list[ir.Value] = []
+    for tensor, axis in tensors.items():
+        value = values[tensor]
+        if value.shape is None or not len(value.shape):
+            continue
+        rank = len(value.shape)
+        axes = [other for other in range(rank) if other != axis % rank]
+        made = [_reduced(graph, names, value, kind, axes, opset) for kind in ("Min", "Max", "SumSquare")]
+        shape = edit.new_node("Shape", [value], name=names.node(f"{tensor}/shape"), output=names.value(f"{tensor}/s"))
+        shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+        graph.append(shape)
+        made.append(shape.outputs[0])
+        results.extend(made)
+        low, high, square, dims = (str(item.name) for item in made)
+        found[tensor] = (low, high, square, dims)
+    graph.outputs[:] = results
+    return found
+
+
+def _reduced(graph: ir.Graph, names: edit.Names, value: ir.Value, kind: str, axes: list[int], opset: int) -> ir.Value:
+    name = f"{value.name}/{kind}"
+    inputs: list[ir.Value | None] = [value]
+    node = edit.new_node(f"Reduce{kind}", inputs, name=names.node(name), output=names.value(name))
+    node.attributes["keepdims"] = ir.AttrInt64("keepdims", 0)
+    if opset >= _AXES_ARE_AN_INPUT:
+        node.resize_inputs(2)
+        node.replace_input_with(1, edit.add_initializer(graph, names.value(f"{name}/axes"), np.asarray(axes, np.int64)))
+    else:
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+    node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    graph.append(node)
+    return node.outputs[0]

@@ -35,11 +35,9 @@ _MOST_EMPTY = 10_000
 
 @dataclass(frozen=True)
 class ArrayReader:
-    """An array that can be read in blocks of rows along its first axis.
+    """An array, never of objects, that can be read in blocks of rows along its first axis.
 
     Attributes:
-        shape: Its dimensions.
-        dtype: Its element type, never ``object``.
         path: The file it comes from; None for an array in memory.
         member: Its name inside an ``.npz``; empty for an ``.npy``.
         fortran: Whether the file stores it in column-major order (it is then read whole).
@@ -77,11 +75,7 @@ class ArrayReader:
                 yield self._take(stream, shape)
 
     def read(self) -> np.ndarray:
-        """The whole array.
-
-        Raises:
-            UsageError: The file is shorter than its header says, or damaged.
-        """
+        """The whole array. Raises UsageError where the file is shorter than its header says, or damaged."""
         if self.array is not None:
             return self.array
         size = int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Statistics of a tensor over all samples, collected array by array.
+"""Statistics of tensors over all samples, collected array by array.
 
 The absolute values are counted in fixed bins taken from the bits of the 32-bit float: the exponent and the first 10
 bits of the mantissa, 1024 bins per power of two. Fixed bins need no first batch to set a range, count every element,
@@ -150,32 +150,24 @@ class StatsBuilder:
     def finish(self) -> TensorStats:
         """The statistics so far."""
         minimum, maximum = (self._minimum, self._maximum) if self._minimum <= self._maximum else (0.0, 0.0)
-        if self._bins is not None:
-            return self._finish_histogram(self._bins, minimum, maximum)
-        smallest = float(np.uint32((int(self._smallest) + 1) % (1 << 32) >> 1).view(np.float32))
-        return TensorStats(
-            count=self._count,
-            minimum=minimum,
-            maximum=maximum,
-            zeros=None,
-            nonfinite=self._nonfinite,
-            smallest_nonzero=smallest if np.isfinite(smallest) else 0.0,
-        )
-
-    def _finish_histogram(self, histogram: np.ndarray, minimum: float, maximum: float) -> TensorStats:
-        zeros = int(histogram[0] + histogram[_BINS])
-        absolute = histogram[:_FINITE_BINS].copy()
-        absolute[0] = 0
-        bins = np.flatnonzero(absolute).astype(np.int32)
-        counts = absolute[bins]
-        low, _ = bin_edges(bins)
+        zeros = bins = counts = None
+        if self._bins is None:
+            smallest = float(np.uint32((int(self._smallest) + 1) % (1 << 32) >> 1).view(np.float32))
+            smallest = smallest if np.isfinite(smallest) else 0.0
+        else:
+            zeros = int(self._bins[0] + self._bins[_BINS])
+            absolute = self._bins[:_FINITE_BINS].copy()
+            absolute[0] = 0
+            bins = np.flatnonzero(absolute).astype(np.int32)
+            counts = absolute[bins]
+            smallest = float(bin_edges(bins)[0][0]) if bins.size else 0.0
         return TensorStats(
             count=self._count,
             minimum=minimum,
             maximum=maximum,
             zeros=zeros,
             nonfinite=self._nonfinite,
-            smallest_nonzero=float(low[0]) if bins.size else 0.0,
+            smallest_nonzero=smallest,
             bins=bins,
             counts=counts,
         )

@@ -4,6 +4,8 @@ The file is text: ``TRT-8601-EntropyCalibration2`` (version and calibrator), the
 The eight hexadecimal digits are the bits of an FP32 number, the tensor's INT8 scale: its largest magnitude over 127.
 Names are those of the ONNX model and may hold colons and spaces; TensorRT's own tensors are called
 ``(Unnamed Layer* 12) [Shuffle]_output`` and stand for nothing in the model.
+
+A build takes them over from there, and from the Q/DQ that the model came with.
 """
 
 from __future__ import annotations
@@ -11,16 +13,24 @@ from __future__ import annotations
 import math
 import re
 import struct
+import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx_ir as ir
 
+from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.graph import edit
+from trtopt.precision.observe.calibrate import check_own
 from trtopt.precision.observe.ranges import LEVELS
+from trtopt.precision.observe.samples import Samples
+from trtopt.precision.qdq.existing import existing_ranges
+from trtopt.report.schema.steps import StepRecord
+from trtopt.support.clock import Clock
 from trtopt.support.files import open_file, read_file
+from trtopt.support.precision import Precision
 
 SMALLEST_SHARE = 0.5
 """Share of a cache's named tensors that the model must have. Of the model's own cache few are missing (constants that
@@ -130,11 +140,8 @@ def tensor_names(model: ir.Model) -> frozenset[str]:
 
 
 def check_belongs(cache: TrtCache, names: Collection[str]) -> None:
-    """Check that a cache was made from a model.
-
-    Raises:
-        UsageError: Fewer than :data:`SMALLEST_SHARE` of the cache's tensors are among ``names``.
-    """
+    """Raise UsageError where fewer than :data:`SMALLEST_SHARE` of the cache's tensors are among the model's
+    ``names``."""
     strange = [name for name in cache.scales if name not in names]
     if len(strange) > (1 - SMALLEST_SHARE) * len(cache.scales):
         raise UsageError(
@@ -149,13 +156,8 @@ def check_belongs(cache: TrtCache, names: Collection[str]) -> None:
 def imported_ranges(cache: TrtCache, names: Collection[str], base: ir.Model, wanted: Collection[str]) -> ImportedRanges:
     """The ranges that a cache has for the tensors INT8 needs.
 
-    A tensor that only copies another (Reshape, Transpose, ...) takes the other's range where it has none itself.
-
-    Args:
-        cache: The cache.
-        names: The tensors of the model as loaded, which the cache names.
-        base: The model that is quantized, after all rewrites, nodes named.
-        wanted: Names of tensors of ``base`` whose range is needed.
+    A tensor that only copies another (Reshape, Transpose, ...) takes the other's range where it has none itself. The
+    cache names the tensors ``names`` of the model as loaded; ``wanted`` are tensors of ``base``, after all rewrites.
     """
     values = {str(value.name): value for value in _values(base)}
     amax, used = {}, set()
@@ -235,3 +237,77 @@ def _listed(names: Collection[str]) -> str:
     """The first few names."""
     shown = ", ".join(list(names)[:_SHOWN])
     return f"{shown}, ..." if len(names) > _SHOWN else shown
+
+
+@dataclass(frozen=True)
+class ImportedCache:
+    """A calibration cache of TensorRT, and the tensors of the model as loaded, which it names."""
+
+    cache: TrtCache
+    names: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Imports:
+    """INT8 ranges that were not observed.
+
+    Attributes:
+        amax: Largest magnitude by tensor name.
+        unknown: Why a tensor has no range, by tensor name: it is not in the cache, and there are no samples.
+        steps: What of a cache was used, for the report; empty without one.
+    """
+
+    amax: Mapping[str, float] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[StepRecord, ...] = ()
+
+
+def imported_cache(
+    config: BuildConfig, precision: Precision | None, model: ir.Model, clock: Clock
+) -> ImportedCache | None:
+    """The calibration cache of TensorRT that ``--calib-cache`` names; None when it names none, or a file of our own.
+
+    ``model`` is as loaded; ``clock`` is told when the cache has no use for ``precision``.
+
+    Raises:
+        UsageError: The cache is damaged, or that of another model; the file is no cache at all.
+    """
+    if config.calib_cache is None:
+        return None
+    if not is_trt_cache(Path(config.calib_cache)):
+        check_own(Path(config.calib_cache))
+        return None
+    cache, names = read_trt_cache(Path(config.calib_cache)), tensor_names(model)
+    check_belongs(cache, names)
+    if precision not in (Precision.INT8, Precision.AUTO):
+        kind = "keeps its types" if precision is None else f"is {precision}"
+        clock.warn("calibrate", f"{config.calib_cache} holds INT8 ranges, and the engine {kind}: they are not used")
+    return ImportedCache(cache, names)
+
+
+def statistics_file(config: BuildConfig) -> Path | None:
+    """Where the user wants the statistics kept; None for the default. TensorRT's file is read, never written."""
+    if config.calib_cache is None or is_trt_cache(Path(config.calib_cache)):
+        return None
+    return Path(config.calib_cache)
+
+
+def imports(
+    base: ir.Model, given: ImportedCache | None, wanted: Collection[str], samples: Samples, own: Mapping[str, float]
+) -> Imports:
+    """The INT8 ranges of the tensors ``wanted`` that the model's own Q/DQ and a cache give.
+
+    ``base`` is quantized; ``own`` are the ranges of Q/DQ that was taken out of it.
+    """
+    own = {**own, **existing_ranges(base)}
+    if given is None:
+        return Imports(own)
+    began = time.perf_counter()
+    found = imported_ranges(given.cache, given.names, base, wanted)
+    unknown = found.unknown(given.cache.path) if samples.source == "synthetic" else {}
+    seconds = time.perf_counter() - began
+    return Imports(
+        {**found.amax, **own},
+        {name: why for name, why in unknown.items() if name not in own},
+        (StepRecord("calibration-cache", "PRECISION", len(found.amax), seconds, details=found.details),),
+    )

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from trtopt.graph.edit import constant_of, input_of, int_attribute, ints_attribute, static_shape, string_attribute
 from trtopt.graph.views import is_move, is_pass, merged_rows, moved, one_per
-from trtopt.precision.ptq.channel_scales import WEIGHTED, ChannelScales, Tracker, constant_dims
+from trtopt.precision.plan import WEIGHTED
+from trtopt.precision.ptq.channel_scales import ChannelScales, Tracker, constant_dims
 
 _LARGEST_CONSTANT = 1e30
 """A constant beyond it stands for infinity (a mask): scaling it could overflow."""

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.views import Sizes, one_per
+from trtopt.precision.plan import WEIGHTED
 
 FIXED = 0
 """The scale that is always 1."""
@@ -49,15 +50,11 @@ class ScaledConstant:
         return self.index == 1 and self.node.op_type in WEIGHTED
 
 
-WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-
-
 @dataclass(frozen=True)
 class ChannelScales:
-    """The scales that a network leaves free.
+    """The scales that a network leaves free; the fixed one counts.
 
     Attributes:
-        count: How many there are, the fixed one included.
         constants: Constants that take them up, in the order of the graph.
         reads: For each product, by name: int64 ``[channels]``, the scales of its data input.
         why_not_read: Why no channel that a product reads can be scaled, by node; only where none can.
@@ -75,10 +72,7 @@ class Tracker:
     """Scales of values while the nodes of a graph are walked in order; what rules of operators work on.
 
     The scales of a value are int64 numbers in an array of its rank, with length 1 along axes where they are alike.
-
-    Args:
-        model: The model.
-        fixed: Values that are known not to be scaled, whatever their producers say.
+    Those of ``fixed`` values are known not to be scaled, whatever their producers say.
     """
 
     def __init__(self, model: ir.Model, fixed: Collection[ir.Value] = ()) -> None:
@@ -144,10 +138,8 @@ class Tracker:
             self.fix(self.of(value), reason)
 
     def tie(self, first: np.ndarray, second: np.ndarray, reason: str) -> np.ndarray:
-        """Make two arrays of scales the same where they meet when broadcast; where one is fixed, both are.
-
-        Returns:
-            The scales in the broadcast shape.
+        """Make two arrays of scales the same where they meet when broadcast; where one is fixed, both are. Returns the
+        scales in the broadcast shape.
         """
         one, two = np.broadcast_arrays(self._roots(first), self._roots(second))
         pairs = np.unique(np.stack([one.ravel(), two.ravel()]), axis=1)

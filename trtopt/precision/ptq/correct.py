@@ -35,9 +35,20 @@ from trtopt.graph import edit
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
-from trtopt.precision.ptq.bias import channels_of, spread, why_no_bias
-from trtopt.precision.ptq.layer_walk import ProductLayer, Stop, layer_of, positions, rows_at, walk
-from trtopt.precision.qdq.write_qdq import activation_scale, quantize, quantize_weight, scale_channels
+from trtopt.precision.ptq.layer_walk import (
+    ProductLayer,
+    Stop,
+    channels_of,
+    layer_of,
+    positions,
+    reading_key,
+    rows_at,
+    rows_read,
+    spread,
+    walk,
+    why_no_bias,
+)
+from trtopt.precision.write import activation_scale, quantize, quantize_weight, scale_channels
 from trtopt.support.precision import Precision
 
 BLOCK_DEPTH = 1024
@@ -142,11 +153,9 @@ def _factorised(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _round(unit: np.ndarray, best: np.ndarray, left: np.ndarray, free: np.ndarray) -> None:
     """Round in place, the last first; each makes up for what those behind it left.
 
-    Args:
-        unit: ``R`` with its rows divided by their diagonal elements.
-        best: What the levels were to be, ``[K, N]``, and how far those behind shifted that; becomes the levels.
-        left: What the levels were to be; becomes what is left of it.
-        free: Where a level need not be 0.
+    ``unit`` is ``R`` with its rows divided by their diagonal elements. ``best`` is what the levels were to be, ``[K,
+    N]``, and how far those behind shifted that; it becomes the levels, and ``left`` what is left. Levels that are not
+    ``free`` are 0.
     """
     size = len(unit)
     if size > _ONE_BY_ONE:
@@ -166,12 +175,8 @@ def _round(unit: np.ndarray, best: np.ndarray, left: np.ndarray, free: np.ndarra
 def best_share(error: np.ndarray, effect: np.ndarray) -> float:
     """How much of a correction to apply, 0..1: what gives the least error on rows that it was not made from.
 
-    A correction fits the noise of the rows it is made from too, the more so the fewer they are; the error is a
-    parabola in its share.
-
-    Args:
-        error: The error of the layer's outputs without the correction, ``[rows, N]``.
-        effect: What the correction changes in them.
+    A correction fits the noise of the rows it is made from too, the more so the fewer they are; the error ``[rows, N]``
+    is a parabola in its share. ``effect`` is what the correction changes in it.
     """
     power = float(np.vdot(effect, effect))
     return min(max(-float(np.vdot(effect, error)) / power, 0.0), 1.0) if power > 0 else 0.0
@@ -179,12 +184,6 @@ def best_share(error: np.ndarray, effect: np.ndarray) -> float:
 
 TASK = "refine"
 """The name of the progress events' task."""
-
-LARGEST_ROWS = 8192
-"""Rows of a layer's input that are sampled, over all samples: few enough for a layer to take a second."""
-
-ROW_ELEMENTS = 1 << 24
-"""Bound on rows times K: 64 MiB for each of the two networks."""
 
 LARGEST_DEPTH = 1 << 15
 """The largest K of a layer whose weight is rounded anew: 512 rows of it are within :data:`ROW_ELEMENTS`, and fewer tell
@@ -196,12 +195,7 @@ _HELD_OUT = 4
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be found.
-
-    Attributes:
-        rounding: Whether weights are rounded anew.
-        bias: Whether biases are corrected.
-    """
+    """What is to be found: weights rounded anew, corrected biases, or both."""
 
     rounding: bool
     bias: bool
@@ -308,16 +302,12 @@ class _Walk:
 
     def _read(self, layer: ProductLayer, op: QuantizedOp, stop: Stop) -> _Inputs:
         """Rows of both networks; remembered for the next node, which may read the same."""
-        node = layer.node
-        window = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items() if name not in _OUTPUT_SIDE))
-        read = (op.activation, op.activation_amax, node.op_type, window, layer.groups, layer.depth)
-        key = (*read, layer.weight.shape[1:] if node.op_type == "Conv" else (), op.node in self._plan.wide)
+        key = (op.activation, op.activation_amax, reading_key(layer), op.node in self._plan.wide)
         if self._inputs is not None and self._inputs.key == key:
             return self._inputs
         self._inputs = None
         rng = np.random.default_rng([self._seed, zlib.crc32(op.activation.encode())])
-        count = min(LARGEST_ROWS, ROW_ELEMENTS // (layer.depth * layer.groups))
-        share = max(count // len(stop.exact), 1)
+        share = max(rows_read(layer) // len(stop.exact), 1)
         scale = activation_scale(op.activation_amax, None if op.node in self._plan.wide else self._plan.narrow)
         parts: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [])
         for index, (exact, noisy) in enumerate(zip(stop.exact, stop.noisy, strict=True)):
@@ -336,10 +326,6 @@ class _Walk:
         factors = (tuple(Factor(rows.quantized[:, part]) for part in parts_of_depth) for rows in fit)
         self._inputs = _Inputs(key, fit, held, tuple(factors))
         return self._inputs
-
-
-_OUTPUT_SIDE = frozenset({"transB", "alpha", "beta", "kernel_shape"})
-"""Attributes that do not change what a node reads."""
 
 
 def mean_error(node: ir.Node, exact: Sequence[np.ndarray], noisy: Sequence[np.ndarray]) -> np.ndarray:
@@ -404,14 +390,10 @@ def _search_group(
     factors: Sequence[Factor],
     errors: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
-    """New values of one group, int8 ``[K, N]``, block by block.
+    """New values of one group, int8 ``[K, N]``, block by block, with a factor per block.
 
-    Args:
-        weight: The exact weight, ``[K, N]``.
-        step: The scale of each output channel.
-        rows: Rows for the fit, and kept from it.
-        factors: A factor per block.
-        errors: The error of the outputs with the exact weight on both; the second becomes that with the new values.
+    ``rows`` are those for the fit, and those kept from it; ``errors`` that of the outputs with the exact weight on
+    both: the second becomes that with the new values.
     """
     levels = np.empty(weight.shape, np.int8)
     of_fit, of_kept = errors
@@ -435,7 +417,7 @@ def _can_round(layer: ProductLayer, op: QuantizedOp) -> bool:
 
 
 def _stored(layer: ProductLayer, op: QuantizedOp, plan: PrecisionPlan) -> _Stored:
-    """As :func:`trtopt.precision.qdq.write_qdq.quantize` stores the weight."""
+    """As :func:`trtopt.precision.write.quantize` stores the weight."""
     narrow = None if op.node in plan.wide else plan.narrow
     bias = edit.input_of(layer.node, 2) if op.multiply else None
     if op.multiply and (bias is None or edit.constant_of(bias) is not None):
@@ -447,7 +429,7 @@ def _stored(layer: ProductLayer, op: QuantizedOp, plan: PrecisionPlan) -> _Store
 
 
 def _fits(layer: ProductLayer, levels: np.ndarray, scale: float, op: QuantizedOp, plan: PrecisionPlan) -> bool:
-    """Whether a convolution's sums before its multiplication per channel stay in range (``qdq.scale_channels``)."""
+    """Whether a convolution's sums before its multiplication per channel stay in range (``write.scale_channels``)."""
     narrow = None if op.node in plan.wide else plan.narrow
     largest = int(np.abs(layer.matrices(levels).astype(np.int32)).sum(axis=1).max())
     return narrow is None or op.activation_amax * largest * scale <= narrow.largest

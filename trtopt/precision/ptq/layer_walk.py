@@ -2,7 +2,7 @@
 
 A layer that makes up for the noise of the layers before it has to see that noise, so what is changed in one layer has
 to be known before the next is looked at. Running the network anew for each layer would cost as many passes as there
-are layers. Here all networks are run once, in pieces: memory holds what later nodes read, for a bounded number of
+are layers. Here all networks are run once, in subgraphs: memory holds what later nodes read, for a bounded number of
 samples.
 
 A quantized layer as a product of matrices: its weight ``[groups, K, N]`` and sampled rows of its input ``[.., K]``.
@@ -10,12 +10,16 @@ A quantized layer as a product of matrices: its weight ``[groups, K, N]`` and sa
 A convolution is the product of its unfolded input (im2col) with its weight, one per group: a row of the unfolded input
 is what one output position reads, ``K = channels per group x taps`` numbers in the order of the weight, and ``N``
 output channels per group come of it. Only the rows of the sampled positions are ever unfolded.
+
+A number added to each output channel takes back what quantization does to the mean of a layer: clipped inputs, and
+rounding errors of weights times inputs whose mean is not zero (Nagel et al. 2019, section 4.2, with the means observed
+on samples).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +27,80 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.support.ort_session import Feeds, OrtSession
+
+
+def channels_of(array: np.ndarray, node: ir.Node) -> np.ndarray:
+    """A node's output as ``[positions, channels]``: what a bias is added to."""
+    if node.op_type in ("Conv", "ConvTranspose"):
+        return np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])
+    return array.reshape(-1, array.shape[-1])
+
+
+def spread(bias: np.ndarray, node: ir.Node, rank: int) -> np.ndarray:
+    """A bias ``[channels]`` in a shape that broadcasts to the node's output of this rank."""
+    return bias.reshape(-1, *[1] * (rank - 2)) if node.op_type in ("Conv", "ConvTranspose") else bias
+
+
+def why_no_bias(node: ir.Node) -> str | None:
+    """Why nothing can be added to the outputs of ``node`` without a kernel of its own; None where it can."""
+    if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+        bias = edit.input_of(node, 2)
+        return None if bias is None or edit.constant_of(bias) is not None else "its bias is computed"
+    if node.op_type != "MatMul":
+        return f"{node.op_type} has no bias"
+    return None if _added(node) is not None else "no constant is added behind it"
+
+
+def add_bias(graph: ir.Graph, node: ir.Node, bias: np.ndarray, names: edit.Names) -> list[ir.Value]:
+    """Add ``bias`` to the output channels of ``node``, in place.
+
+    Args:
+        graph: The main graph, which owns the node.
+        node: A node for which :func:`why_no_bias` is None.
+        bias: float32 ``[channels]``.
+        names: The names taken in the model.
+
+    Returns:
+        The constants that were replaced; others may still read them.
+    """
+    output = str(node.outputs[0].name)
+    holder, index, added = node, 2, np.asarray(bias, np.float32)
+    if node.op_type == "MatMul":
+        found = _added(node)
+        if found is None:
+            raise ValueError(f"{node.name} has no constant bias behind it")
+        holder, index = found
+        output = str(holder.outputs[0].name)
+    old = edit.input_of(holder, index)
+    if node.op_type == "Gemm":
+        factor = edit.float_attribute(node, "beta", 1.0)
+        if old is None or factor == 0.0:
+            node.attributes.pop("beta", None)
+            old_array = np.zeros(1, np.float32)
+        else:
+            added = added / np.float32(factor)
+            old_array = np.asarray(edit.constant_of(old), np.float32)
+    else:
+        old_array = np.zeros(1, np.float32) if old is None else np.asarray(edit.constant_of(old), np.float32)
+    value = edit.add_initializer(graph, names.value(f"{output}_bias"), np.asarray(old_array + added, np.float32))
+    if len(holder.inputs) <= index:
+        holder.resize_inputs(index + 1)
+    holder.replace_input_with(index, value)
+    return [] if old is None else [old]
+
+
+def _added(node: ir.Node) -> tuple[ir.Node, int] | None:
+    """The Add that alone reads a MatMul's output and adds a constant per channel, and the index of that constant."""
+    output = node.outputs[0]
+    uses = list(output.uses())
+    weight = edit.constant_of(edit.input_of(node, 1))
+    if len(uses) != 1 or output.is_graph_output() or weight is None or weight.ndim != 2:
+        return None
+    reader, index = uses[0]
+    constant = edit.constant_of(edit.input_of(reader, 1 - index)) if edit.is_op(reader, "Add") else None
+    if constant is None or constant.size not in (1, weight.shape[1]) or constant.shape[-1:] != (constant.size,):
+        return None
+    return reader, 1 - index
 
 
 @dataclass(frozen=True)
@@ -79,17 +157,33 @@ def layer_of(node: ir.Node) -> ProductLayer | str:
     return ProductLayer(node, np.asarray(weight, np.float32), edit.int_attribute(node, "group", 1))
 
 
+LARGEST_ROWS = 8192
+"""Rows of a layer's input that are sampled, over all samples: few enough for a layer to take seconds."""
+
+ROW_ELEMENTS = 1 << 24
+"""Bound on rows times K: 64 MiB for each of the two networks."""
+
+_OUTPUT_SIDE = frozenset({"transB", "alpha", "beta", "kernel_shape"})
+"""Attributes that do not change what a node reads."""
+
+
+def rows_read(layer: ProductLayer) -> int:
+    """How many rows of a layer's input are sampled."""
+    return min(LARGEST_ROWS, ROW_ELEMENTS // (layer.depth * layer.groups))
+
+
+def reading_key(layer: ProductLayer) -> Hashable:
+    """Equal for layers that read the same rows of one tensor."""
+    node = layer.node
+    window = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items() if name not in _OUTPUT_SIDE))
+    return node.op_type, window, layer.groups, layer.depth, layer.weight.shape[1:] if node.op_type == "Conv" else ()
+
+
 def positions(layer: ProductLayer, shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Output positions of one sample, drawn without repetition.
+    """Output positions of one sample, drawn without repetition; all where there are no more than ``count``.
 
-    Args:
-        layer: The layer.
-        shape: The shape of its data input.
-        count: How many; all positions where there are no more.
-        rng: Where the choice comes from.
-
-    Returns:
-        int64 ``[<= count]``: indices into the output's batch and spatial axes, flattened; sorted.
+    ``shape`` is that of the layer's data input. int64 ``[<= count]``: indices into the output's batch and spatial axes,
+    flattened; sorted.
     """
     if layer.node.op_type == "Conv":
         total = shape[0] * math.prod(size for size, _ in _window(layer, shape))
@@ -101,15 +195,10 @@ def positions(layer: ProductLayer, shape: tuple[int, ...], count: int, rng: np.r
 
 
 def rows_at(layer: ProductLayer, data: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """What the layer reads for the chosen output positions.
+    """What the layer reads for output positions ``chosen`` by :func:`positions`: ``[groups, len(chosen), K]``.
 
-    Args:
-        layer: The layer.
-        data: Its data input: ``[batch, channels, ...]``, or a matrix or a batch of rows.
-        chosen: Indices as :func:`positions` gives them.
-
-    Returns:
-        ``[groups, len(chosen), K]``, in the type of ``data``; zeros where a convolution reads its padding.
+    ``data`` is its input, ``[batch, channels, ...]``, or a matrix or a batch of rows; zeros stand where a convolution
+    reads its padding.
     """
     if layer.node.op_type == "Gemm":
         rows: np.ndarray = (data.T if _transposed(layer.node, "transA") else data)[chosen][None]
@@ -190,13 +279,9 @@ class Stop:
     outputs: tuple[list[np.ndarray], list[np.ndarray]] = field(default=([], []))
 
     def run(self, quantized: ir.Model) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Run the node in both networks.
+        """Run the node in both networks; ``quantized`` is :attr:`subgraph` with Q/DQ.
 
-        Args:
-            quantized: The node as the quantized network has it: :attr:`subgraph` with Q/DQ.
-
-        Returns:
-            Its outputs in the FP32 and in the quantized network, per sample.
+        Returns its outputs in the FP32 and in the quantized network, per sample.
         """
         name, (exact, noisy) = str(self.node.outputs[0].name), self._held
         if name not in exact:
@@ -244,10 +329,7 @@ def walk(model: ir.Model, nodes: Sequence[str], samples: Sequence[Feeds], networ
 def samples_held(model: ir.Model, shapes: Mapping[str, tuple[int, ...]], limit: int) -> int:
     """How many samples :func:`walk` can hold in ``HELD_BYTES`` a network: at least 4, at most ``limit``.
 
-    Args:
-        model: The FP32 model.
-        shapes: Static shapes by value name, of one sample; what is missing does not count.
-        limit: The most that is wanted.
+    What is missing in ``shapes``, of one sample by value name, does not count.
     """
     last_use, held, largest = _last_uses(model), 0, 1
     ends: dict[int, int] = {}
@@ -290,7 +372,7 @@ def _release(held: Sequence[_Held], last_use: Mapping[str, int], index: int) -> 
 
 
 def _run(subgraph: ir.Model, *networks: _Held) -> list[_Held]:
-    """The outputs of a piece in each network, per sample."""
+    """The outputs of a subgraph in each network, per sample."""
     read = [str(value.name) for value in subgraph.graph.inputs]
     found = []
     with OrtSession(subgraph, keep_qdq=True) as session:
@@ -310,7 +392,7 @@ def _subgraph(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: S
     weights: dict[ir.Value, None] = {}
     constants: dict[ir.Node, None] = {}
     for node in nodes:
-        for value in _read_by(node):
+        for value in values_read(node):
             producer = value.producer()
             if value.is_initializer():
                 weights[value] = None
@@ -335,7 +417,7 @@ def _subgraph(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: S
     return ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
 
 
-def _read_by(node: ir.Node) -> list[ir.Value]:
+def values_read(node: ir.Node) -> list[ir.Value]:
     """What a node reads, the values its nested graphs capture included."""
     values = [value for value in node.inputs if value is not None]
     for nested in edit.subgraphs_of(node):
@@ -352,6 +434,6 @@ def _last_uses(model: ir.Model) -> dict[str, int]:
     """The index of the last node of the main graph that reads a value, by the value's name."""
     found: dict[str, int] = {}
     for index, node in enumerate(model.graph):
-        for value in _read_by(node):
+        for value in values_read(node):
             found[str(value.name)] = index
     return found

@@ -38,7 +38,7 @@ SMALLEST_SAMPLES = 6
 
 @dataclass(frozen=True)
 class TriedPlan:
-    """A plan that was tried: what it had beyond the plan it started from, and its error at the outputs."""
+    """A plan that was tried, named after what it had beyond the one it started from, and its error at the outputs."""
 
     name: str
     error: float
@@ -144,12 +144,8 @@ def _only(found: Corrections, nodes: Sequence[str]) -> Corrections:
 
 
 def split_samples(base: ir.Model, samples: Iterable[Sample], limit: int) -> tuple[list[Sample], list[Sample]]:
-    """Samples to search with, as many as memory allows, and others to judge by; none to judge by where too few.
-
-    Args:
-        base: The widened model.
-        samples: They are read once.
-        limit: The most to search with.
+    """Samples to search with, at most ``limit`` and as many as memory allows, and others to judge by, none where too
+    few; they are read once.
     """
     stream = iter(samples)
     first = next(stream, None)

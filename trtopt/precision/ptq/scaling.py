@@ -40,7 +40,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.conv import survives_half
-from trtopt.precision.observe.channel_stats import ChannelStats
+from trtopt.precision.observe.calibrate import ChannelStats
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.ptq.channel_scale_rules import channel_scales
 from trtopt.precision.ptq.channel_scales import FIXED, ChannelScales, ScaledConstant
@@ -121,15 +121,10 @@ def linked(arrays: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
 def apply_scales(
     model: ir.Model, channels: ChannelScales, scales: np.ndarray, refusals: Sequence[Refusal] = ()
 ) -> Scaled:
-    """A clone of ``model`` with scales written into its constants.
+    """A clone of ``model`` with positive float64 scales ``[count]`` written into its constants.
 
-    Where a constant that FP16 can hold would become one that it cannot, the scales it takes up stay 1.
-
-    Args:
-        model: The model ``channels`` was made from.
-        channels: Its free scales.
-        scales: float64 ``[count]``, positive; not changed.
-        refusals: Of whoever chose the scales.
+    Where a constant that FP16 can hold would become one that it cannot, the scales it takes up stay 1. ``channels`` was
+    made from this model; ``refusals`` are those of whoever chose the scales.
     """
     scales, found = _that_fit(channels, scales)
     changed = [(item, factor) for item in channels.constants if (factor := _factor(item, scales)) is not None]
@@ -194,12 +189,8 @@ _CONVERGED = 0.01
 def equalize(model: ir.Model, nodes: Collection[str]) -> Scaled:
     """A model that computes the same, with the weights of ``nodes`` equalized with those of their neighbours.
 
-    Args:
-        model: A widened model, nodes named, shapes inferred.
-        nodes: The names of products that may become INT8; channels that none of them makes are left alone.
-
-    Returns:
-        Refusals name those of ``nodes`` of whose outputs no channel can be scaled.
+    The model is widened, its nodes named, its shapes inferred; ``nodes`` are products that may become INT8, and
+    channels that none of them makes are left alone. Refusals name those of whose outputs no channel can be scaled.
     """
     channels = channel_scales(model)
     scales = _equalizing_scales(channels, nodes)
@@ -287,7 +278,7 @@ def smooth(
         model: A widened model, nodes named, shapes inferred.
         nodes: The names of products that may become INT8. Leave out those that are kept from it for their input's
             heavy tail: once it is scaled away the tensor looks harmless, and its error at the outputs is as before.
-        stats: What was observed of their data inputs, by tensor (see ``channel_stats.product_inputs``).
+        stats: What was observed of their data inputs, by tensor (see ``calibrate.product_inputs``).
         multiply: Whether matrix products whose input nothing can be folded into (behind GELU, behind a norm that a
             residual reads too) get a multiplication per channel in front, which quantizing then takes in.
 
@@ -314,11 +305,8 @@ def smooth(
 def with_multiplications(
     model: ir.Model, channels: ChannelScales, nodes: Collection[str], stats: Mapping[str, ChannelStats]
 ) -> tuple[ir.Model, dict[str, ChannelStats]]:
-    """A clone with a multiplication by ones in front of matrix products whose inputs have no free channel.
-
-    Returns:
-        The clone, and ``stats`` with those of the new tensors.
-    """
+    """A clone with a multiplication by ones in front of matrix products whose inputs have no free channel, and
+    ``stats`` with those of the new tensors."""
     clone, known = model.clone(), dict(stats)
     names = edit.Names(clone)
     made: dict[ir.Value, ir.Value] = {}

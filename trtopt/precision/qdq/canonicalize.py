@@ -116,16 +116,9 @@ def dequantized(values: np.ndarray, how: Quantizer, dtype: ir.DataType = ir.Data
 
 @dataclass
 class QdqEditor:
-    """A model whose Q/DQ is being mended, in place, and what was done so far.
+    """A clone of a model whose Q/DQ is being mended, in place, and what was done so far, in words and numbers.
 
-    Attributes:
-        model: A clone of the model.
-        backend: ``tensorrt-rtx`` or ``tensorrt``.
-        names: The names in the model.
-        details: What was changed, in words.
-        warnings: Those of them that cost accuracy.
-        refusals: What was found and left as it is.
-        changes: Nodes changed, added or removed.
+    ``warnings`` are those of the ``details`` that cost accuracy; ``refusals`` what was found and left as it is.
     """
 
     model: ir.Model
