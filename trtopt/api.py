@@ -95,7 +95,7 @@ def _run(
     # The stages are loaded when there is something to build: they take as long as numpy, onnx and onnx_ir together.
     from trtopt.pipeline.session import run_build
     from trtopt.pipeline.settings import DataSources
-    from trtopt.source.in_memory import as_file
+    from trtopt.source.pytorch import as_file
 
     calib, check, metric = given
     if metric is not None and not callable(metric):

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.channels.groups import ChannelGroup, groups_of
-from trtopt.graph.channels.links import Dim, Param, size_of
 from trtopt.graph.channels.padding import pad_group, why_not_finite
+from trtopt.graph.channels.rules import Dim, Param, size_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _CONVS = ("Conv", "ConvTranspose")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.joins import nodes_until
+from trtopt.graph.edit import nodes_until
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)

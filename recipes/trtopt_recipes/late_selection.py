@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.entrywise import inputs_along
+from trtopt.graph.permute import inputs_along
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _END = np.iinfo(np.int64).max

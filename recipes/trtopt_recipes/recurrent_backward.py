@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.edit import all_nodes, constant_of, input_of, int_attribute, string_attribute
-from trtopt.graph.recurrent import is_recurrent, runs_all_steps
-from trtopt.graph.unroll import Writer, is_used, replace_outputs
+from trtopt.graph.recurrent import Writer, is_recurrent, is_used, replace_outputs, runs_all_steps
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _WEIGHTS = (1, 2, 3, 7)

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.edit import all_nodes, constant_of, constant_tensor_of, dims_of, input_of
-from trtopt.graph.recurrent import GATES, is_recurrent, recurrent_of, why_not_plain
-from trtopt.graph.unroll import Writer, is_used, replace_outputs
+from trtopt.graph.products import GATES
+from trtopt.graph.recurrent import Writer, is_recurrent, is_used, recurrent_of, replace_outputs, why_not_plain
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _STATES = (5, 6)

@@ -7,8 +7,19 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph.edit import all_nodes, constant_of, input_of
-from trtopt.graph.recurrent import initial_of, is_recurrent, recurrent_of, weights_of
-from trtopt.graph.unroll import Cells, Lanes, Writer, is_used, replace_outputs, sequence, why_not_unrolled
+from trtopt.graph.recurrent import (
+    Cells,
+    Lanes,
+    Writer,
+    initial_of,
+    is_recurrent,
+    is_used,
+    recurrent_of,
+    replace_outputs,
+    sequence,
+    weights_of,
+    why_not_unrolled,
+)
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.conv import copy_node, set_weights, weight_and_bias, why_not_constant
-from trtopt.graph.joins import nodes_until
+from trtopt.graph.edit import nodes_until
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _ELEMENTWISE = frozenset(

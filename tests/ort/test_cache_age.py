@@ -93,7 +93,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the package, which passes for the code that runs."""
     folder = tmp_path / "code" / "trtopt"
     shutil.copytree(Path(code.__file__).parents[1], folder, ignore=shutil.ignore_patterns("__pycache__", "vendor"))
-    monkeypatch.setattr(code, "_sources", lambda packages: code.Sources(folder))
+    monkeypatch.setattr(code, "_sources", lambda packages: code.SourceFiles(folder))
     code.code_hash.cache_clear()
     yield folder
     code.code_hash.cache_clear()

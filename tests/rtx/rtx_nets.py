@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.request import BuildRequest, Profile
+from trtopt.engine.request import BuildRequest, ShapeProfile
 from trtopt.hardware.spec import find_gpu
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
@@ -195,7 +195,12 @@ def names(graph: onnx.GraphProto) -> tuple[str, ...]:
 
 
 def request(
-    proto: onnx.ModelProto, folder: Path, *, gpu: str | None = "L4", profiles: Sequence[Profile] = (), **options: object
+    proto: onnx.ModelProto,
+    folder: Path,
+    *,
+    gpu: str | None = "L4",
+    profiles: Sequence[ShapeProfile] = (),
+    **options: object,
 ) -> BuildRequest:
     """A request for TensorRT for RTX; the model is written into ``folder``."""
     path = folder / "model.onnx"
@@ -204,9 +209,9 @@ def request(
     return BuildRequest(path, TENSORRT_RTX, target, names(proto.graph), tuple(profiles), **options)  # type: ignore[arg-type]
 
 
-def batch_profile(low: int, optimum: int, high: int) -> Profile:
+def batch_profile(low: int, optimum: int, high: int) -> ShapeProfile:
     """A profile of :func:`conv_net` with a dynamic batch."""
-    return Profile({"x": ((low, 16, 16, 16), (optimum, 16, 16, 16), (high, 16, 16, 16))})
+    return ShapeProfile({"x": ((low, 16, 16, 16), (optimum, 16, 16, 16), (high, 16, 16, 16))})
 
 
 __all__ = ["CONV_FLOP", "TensorProto"]

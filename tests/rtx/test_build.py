@@ -34,12 +34,11 @@ from trtopt.engine import process as engine_process
 from trtopt.engine import worker
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT, read_header
-from trtopt.engine.build import TASK, EngineArtifact, _run, build_engine
-from trtopt.engine.cache import Timing
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.build import TASK, Compiler, EngineArtifact, _run, build_engine
+from trtopt.engine.cache import TimingCache
 from trtopt.engine.option_search import AXES
 from trtopt.engine.options import parse_builder_options
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.report.schema.build import EngineRecord
@@ -349,7 +348,7 @@ def test_ignored_options_are_reported_and_change_nothing(tmp_path: Path, plain: 
 def built_with(folder: Path, *items: str) -> bytes:
     """The engine, with the options set on the builder as they would be on TensorRT's."""
     options = parse_builder_options(items, TENSORRT, gpu_present=True)
-    return _run(request(conv_net(), folder), options, Timing(), ignore).engine
+    return _run(request(conv_net(), folder), options, TimingCache(), ignore).engine
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +400,7 @@ def test_weights_beside_the_model_are_found_whatever_the_working_folder(
 
 def test_inputs_the_profile_does_not_name_keep_their_shape(tmp_path: Path) -> None:
     net = conv_net(batch="N")
-    static = Profile({"x": ((4, 16, 16, 16),) * 3})
+    static = ShapeProfile({"x": ((4, 16, 16, 16),) * 3})
     record = build_engine(request(net, tmp_path, profiles=[static])).record
     assert all(-1 not in tensor.shape for layer in record.layers for tensor in layer.inputs)
 

@@ -24,7 +24,7 @@ from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.build import cache_key, check_options, worker_request
 from trtopt.engine.cache import Compiled, timing_for
-from trtopt.engine.request import BuildRequest, Profile
+from trtopt.engine.request import BuildRequest, ShapeProfile
 from trtopt.hardware.spec import find_gpu
 from trtopt.pipeline import compile
 
@@ -301,10 +301,10 @@ def test_what_a_build_adds_to_a_timing_cache_changes_the_key_only_where_it_must_
 def test_what_a_dynamic_build_is_asked_for_its_sizes_is_in_the_key(
     request_of: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dynamic = Profile({"x": ((1, 3), (4, 3), (8, 3))})
+    dynamic = ShapeProfile({"x": ((1, 3), (4, 3), (8, 3))})
     asked = replace(request_of, backend=TENSORRT_RTX, profiles=(dynamic,))
     before = cache_key(asked, "1.0")
-    monkeypatch.setattr(Profile, "at_optimum", lambda profile: Profile({"x": ((8, 3), (8, 3), (8, 3))}))
+    monkeypatch.setattr(ShapeProfile, "at_optimum", lambda profile: ShapeProfile({"x": ((8, 3), (8, 3), (8, 3))}))
     assert cache_key(asked, "1.0") != before
 
 
@@ -312,7 +312,7 @@ def test_how_the_process_of_the_compiler_starts_is_in_the_key(
     request_of: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = cache_key(request_of, "10.13")
-    monkeypatch.setattr("trtopt.engine.cache_key.START", "import os; os.environ.clear(); ")
+    monkeypatch.setattr("trtopt.engine.cache.START", "import os; os.environ.clear(); ")
     assert cache_key(request_of, "10.13") != before
 
 

@@ -14,7 +14,7 @@ from quantized_models import VARIANTS, quantized
 from rtx_nets import constant, model
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.build import Compiler
 from trtopt.engine.layers import NOT_KERNELS, activation_bytes
 from trtopt.engine.request import BuildRequest
 from trtopt.errors import EngineBuildError

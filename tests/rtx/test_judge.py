@@ -14,7 +14,7 @@ import pytest
 
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.build import Compiler
 from trtopt.engine.request import BuildRequest
 from trtopt.errors import EngineBuildError
 from trtopt.events import ignore

@@ -12,7 +12,7 @@ from onnx import helper
 from rtx_nets import constant, model
 
 import trtopt
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.build import Compiler
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.build import render
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.build import Compiler
 from trtopt.engine.layers import buffer_sizes, moved_bytes
 from trtopt.engine.request import BuildRequest
 from trtopt.graph import edit

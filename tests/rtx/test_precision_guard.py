@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import trtopt
 from trtopt.engine import build as engine_build
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.build import Compiler
 from trtopt.errors import EngineBuildError
 from trtopt.pipeline import compile
 from trtopt.report.schema.build import BuildReport

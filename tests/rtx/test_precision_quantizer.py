@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.compiler import Compiler
+from trtopt.engine.build import Compiler
 from trtopt.engine.request import BuildRequest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.cache import code
-from trtopt.cache.code import Sources, code_hash, entry_key
+from trtopt.cache.code import SourceFiles, code_hash, entry_key
 from trtopt.support._script import script_hash
 from trtopt.support.version import IMPORT_ROOT
 
@@ -44,7 +44,7 @@ def changed(copy: Path, file: str) -> set[str]:
     """Whose hash is another one when a line is added to a file of the package."""
 
     def hashes() -> dict[str, str]:
-        found = Sources(copy)
+        found = SourceFiles(copy)
         return {maker: found.hash_of(maker, *ALSO.get(maker, ())) for maker in MAKERS}
 
     path, before = copy / file, hashes()
@@ -113,17 +113,17 @@ def test_the_hash_is_that_of_the_installed_package_and_of_a_zip_file(copy: Path,
         [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(place)}, capture_output=True, text=True
     )
     assert done.stdout.split() == [str(place / "trtopt" / "cache" / "code.py"), code_hash(MAKERS[0])], done.stderr
-    assert Sources(copy).hash_of(MAKERS[0]) == code_hash(MAKERS[0])
+    assert SourceFiles(copy).hash_of(MAKERS[0]) == code_hash(MAKERS[0])
 
 
 def test_a_room_stands_for_its_modules_and_others_are_no_names(copy: Path) -> None:
-    room = Sources(copy).hash_of("trtopt.judge")
+    room = SourceFiles(copy).hash_of("trtopt.judge")
     assert room not in (
-        Sources(copy).hash_of("trtopt.judge.protocol"),
-        Sources(copy).hash_of("trtopt.judge", "trtopt.cli"),
+        SourceFiles(copy).hash_of("trtopt.judge.protocol"),
+        SourceFiles(copy).hash_of("trtopt.judge", "trtopt.cli"),
     )
     with pytest.raises(ValueError, match="no module"):
-        Sources(copy).hash_of("trtopt.judge", "trtopt.judg")
+        SourceFiles(copy).hash_of("trtopt.judge", "trtopt.judg")
     assert code_hash("trtopt_recipes") != code_hash("trtopt_recipes.mish")
 
 
@@ -135,7 +135,7 @@ def test_the_question_is_in_the_key() -> None:
 def test_reading_the_code_takes_no_time() -> None:
     """12 ms of CPU for prices, and 3 more for a search."""
     began = time.process_time()
-    found = Sources(IMPORT_ROOT / "trtopt")
+    found = SourceFiles(IMPORT_ROOT / "trtopt")
     assert {found.hash_of(maker) for maker in MAKERS[:5]}
     assert time.process_time() - began < 0.1
 

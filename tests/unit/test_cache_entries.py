@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from trtopt.cache import entries
+from trtopt.cache import folder as cache_files
 from trtopt.cache.checksummed import from_line, to_line
-from trtopt.cache.entries import Blobs, Lines
-from trtopt.cache.folder import CachedFile, damage
+from trtopt.cache.folder import Blobs, CachedFile, Lines, damage
 from trtopt.events import Event, ignore
 
 KEY, OTHER = 64 * "a", 64 * "b"
@@ -82,7 +81,7 @@ def test_a_file_without_any_record_is_said_and_used_again(tmp_path: Path) -> Non
 
 
 def test_a_full_file_loses_its_older_half_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(cache_files, "MOST_LINE_BYTES", 1000)
     kept = lines(tmp_path)
     for number in range(200):
         kept.add({"number": number})
@@ -95,7 +94,7 @@ def test_a_full_file_loses_its_older_half_and_nothing_else(tmp_path: Path, monke
 @pytest.mark.parametrize("size", [2000, 1 << 40])
 def test_a_file_that_is_too_large_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Also one with a hole of a terabyte: only its end is read."""
-    monkeypatch.setattr(entries, "MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(cache_files, "MOST_LINE_BYTES", 1000)
     kept = lines(tmp_path)
     kept.add({"old": 1})
     os.truncate(kept.path(KEY), size)
@@ -104,7 +103,7 @@ def test_a_file_that_is_too_large_is_replaced(tmp_path: Path, monkeypatch: pytes
 
 
 def _adds(folder: Path, writer: int, count: int) -> None:
-    entries.MOST_LINE_BYTES = 3000
+    cache_files.MOST_LINE_BYTES = 3000
     kept = lines(folder)
     for number in range(count):
         kept.add({"writer": writer, "number": number})
@@ -131,7 +130,7 @@ def test_writers_of_a_file_that_is_full_lose_no_line_but_the_oldest(tmp_path: Pa
 
 
 def test_without_locks_lines_are_added_and_a_full_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "MOST_LINE_BYTES", 200)
+    monkeypatch.setattr(cache_files, "MOST_LINE_BYTES", 200)
     (tmp_path / "locks").write_text("in the way")
     events: list[Event] = []
     kept = lines(tmp_path, events)

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph.channels.groups import ChannelGroup, groups_of
-from trtopt.graph.channels.links import Dim
 from trtopt.graph.channels.padding import pad_group, padded_size, why_not_finite
+from trtopt.graph.channels.rules import Dim
 from trtopt.graph.edit import add_initializer, constant_of, new_node
 from trtopt.graph.shapes import infer_shapes
 from trtopt.rewrite.protocol import Target

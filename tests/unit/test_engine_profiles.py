@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from trtopt.config import ShapeMap
-from trtopt.engine.profiles import ProfilePlan, parse_shapes, plan_profiles
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ProfilePlan, ShapeProfile, parse_shapes, plan_profiles
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 
@@ -77,7 +76,7 @@ def test_a_static_model_needs_no_profile() -> None:
 
 def test_a_dynamic_batch_takes_1_to_16_and_says_so() -> None:
     planned = plan([IMAGE])
-    assert planned.profiles == (Profile({"x": ((1, 3, 32, 32), (8, 3, 32, 32), (16, 3, 32, 32))}),)
+    assert planned.profiles == (ShapeProfile({"x": ((1, 3, 32, 32), (8, 3, 32, 32), (16, 3, 32, 32))}),)
     assert "1 to 16, optimum 8" in planned.notes[0]
 
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph.conv import per_channel, scale_inputs, scale_outputs, survives_half, why_not_fit, window_of
-from trtopt.graph.joins import LIMIT, nodes_until
+from trtopt.graph.edit import LIMIT, nodes_until
 
 
 def node(op_type: str, **attributes: int | list[int] | str) -> ir.Node:

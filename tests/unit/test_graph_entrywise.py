@@ -8,7 +8,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from trtopt.graph.entrywise import inputs_along
+from trtopt.graph.permute import inputs_along
 from trtopt.source.onnx_file import load
 
 DYNAMIC = "g (float[N, S, 8] x, float[N, S, 8] a, float[S, 8] b, float[T, 8] c, float[N, 1, 8] d, float[8] e)"

@@ -13,7 +13,7 @@ import pytest
 from test_cost_operators import NOT_RUN
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.engine.unsupported import why_unsupported
 from trtopt.errors import InvalidModelError
 from trtopt.graph.shapes import infer_shapes
@@ -280,7 +280,7 @@ def test_an_input_that_only_the_host_reads_leaves_the_engine_and_its_profiles(tm
     assert found.record is not None
     assert [item.name for item in found.artifact.inputs] == ["image"]
     assert found.record.inputs == ("boxes", "scores", "threshold", "image_scale")
-    whole = Profile({"image_scale": ((1, 4), (1, 4), (1, 4))})
+    whole = ShapeProfile({"image_scale": ((1, 4), (1, 4), (1, 4))})
     assert found.profiles((whole,)) == ()
     feeds = {**image(), "threshold": np.array([0.6], np.float32), "image_scale": np.full((1, 4), 2, np.float32)}
     check_same(proto, found, feeds)

@@ -23,8 +23,7 @@ from trtopt.accuracy.sensitivity import Errors
 from trtopt.analysis.analyze import write_page
 from trtopt.analysis.sensitivity_stages import Measured
 from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of
-from trtopt.cache.entries import Blobs
-from trtopt.cache.folder import PRICES, SENSITIVITY, damage, files
+from trtopt.cache.folder import PRICES, SENSITIVITY, Blobs, damage, files
 from trtopt.config.toml_file import load
 from trtopt.engine.build import _warnings
 from trtopt.engine.manifest import manifest_path, verify

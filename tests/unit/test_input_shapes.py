@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trtopt.config import ShapeMap
-from trtopt.engine.profiles import input_shapes
+from trtopt.engine.request import input_shapes
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 

@@ -10,7 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.errors import UsageError
 from trtopt.graph import invariants
 from trtopt.graph.artifact import ModelArtifact
@@ -234,7 +234,7 @@ def test_a_report_says_what_the_caller_feeds(tmp_path: Path) -> None:
 
 def test_profiles_get_the_channels(tmp_path: Path) -> None:
     artifact = model(tmp_path)
-    profile = Profile({"x": ((1, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))})
+    profile = ShapeProfile({"x": ((1, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))})
     border = change(artifact, (profile,), parse_io(["x:fp16:hwc4"]), artifact.model, None)
     assert border.profiles[0].shapes["x"] == ((1, 4, 8, 8), (8, 4, 8, 8), (16, 4, 8, 8))
     assert border.artifact.steps[-1].name == "network-io"

@@ -15,7 +15,7 @@ from report_samples import ENGINE
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.cache import EngineCache
-from trtopt.engine.option_search import AXES, NOISE, Answer, Measured, Options, remembered, search_options
+from trtopt.engine.option_search import AXES, NOISE, Answer, EngineTime, Options, remembered, search_options
 from trtopt.engine.run import why_not_run
 from trtopt.errors import EngineBuildError, TargetError
 from trtopt.events import Event, ignore
@@ -47,7 +47,7 @@ class Landscape:
         if self.refuses & set(options):
             raise EngineBuildError("no such option")
         stable = not self.restless & set(options)
-        return Answer(Measured(self.us(options), self.spread, stable, 2.5, "00"), options)
+        return Answer(EngineTime(self.us(options), self.spread, stable, 2.5, "00"), options)
 
 
 def random_landscape(dice: random.Random) -> Landscape:

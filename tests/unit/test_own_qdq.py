@@ -12,7 +12,7 @@ import pytest
 
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
@@ -51,7 +51,7 @@ def judged(
     model: ir.Model, precision: str | None, shapes: Sequence[int], **options: object
 ) -> tuple[OwnQdq, tuple[str, ...]]:
     clock = Clock(ignore)
-    target = BuildTarget(TENSORRT, find_gpu("L4"), (Profile({"x": (tuple(shapes),) * 3}),) if shapes else ())
+    target = BuildTarget(TENSORRT, find_gpu("L4"), (ShapeProfile({"x": (tuple(shapes),) * 3}),) if shapes else ())
     artifact = ModelArtifact(model, Path("m.onnx"), "0")
     config = BuildConfig().with_options(options)
     asked = None if precision is None else Precision(precision)

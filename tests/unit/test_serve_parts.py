@@ -13,11 +13,19 @@ import pytest
 
 from trtopt.errors import ClosedError, QueueFullError, UsageError
 from trtopt.report.schema.manifest import ShapeRange
-from trtopt.serve import dlpack
 from trtopt.serve.gpu import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
-from trtopt.serve.tensors import InputChecker, TensorSpec, check_nan, choose
+from trtopt.serve.tensors import (
+    GpuTensor,
+    InputChecker,
+    TensorSpec,
+    as_torch,
+    check_nan,
+    choose,
+    empty_like,
+    host_array,
+)
 
 
 def future(found: int | Future[int]) -> Future[int]:
@@ -248,16 +256,16 @@ def test_tensors_on_another_gpu_are_refused_unread(takes_gpu: bool, message: str
 def test_tensors_are_found_by_their_address(dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     like = torch.zeros(1)
-    found = dlpack.empty_like(like, (2, 3, 4), np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    found = empty_like(like, (2, 3, 4), np.dtype(getattr(ml_dtypes, dtype, dtype)))
     assert found.pointer == found.tensor.data_ptr() and found.shape == (2, 3, 4) and found.is_contiguous
     assert found.tensor.dtype == getattr(torch, dtype) and found.nbytes == 24 * found.dtype.itemsize
-    np.testing.assert_array_equal(dlpack.host_array(found.tensor).shape, found.shape)
+    np.testing.assert_array_equal(host_array(found.tensor).shape, found.shape)
 
 
 def test_channels_last_is_another_look_at_the_same_memory() -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     tensor = torch.zeros(2, 3, 5, 5).to(memory_format=torch.channels_last)
-    found = dlpack.GpuTensor(tensor, np.dtype(np.float32))
+    found = GpuTensor(tensor, np.dtype(np.float32))
     assert found.shape == (2, 3, 5, 5) and not found.is_contiguous
     last = found.channels_last()
     assert last.shape == (2, 5, 5, 3) and last.is_contiguous and last.pointer == found.pointer
@@ -266,17 +274,17 @@ def test_channels_last_is_another_look_at_the_same_memory() -> None:
 def test_torch_tensors_share_their_memory_in_bf16_too() -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).to(torch.bfloat16)
-    array = dlpack.host_array(tensor)
+    array = host_array(tensor)
     assert array.dtype == ml_dtypes.bfloat16 and array.ctypes.data == tensor.data_ptr()
-    back = dlpack.as_torch(array.copy())
+    back = as_torch(array.copy())
     assert back.dtype == torch.bfloat16 and torch.equal(back, tensor)
-    np.testing.assert_array_equal(dlpack.host_array(tensor.T), array.T)
+    np.testing.assert_array_equal(host_array(tensor.T), array.T)
     for refused in (tensor.clone().requires_grad_(), torch.ones(1, dtype=torch.complex64).conj().imag):
         with pytest.raises((BufferError, RuntimeError)):
-            dlpack.host_array(refused)
+            host_array(refused)
 
 
 def test_the_memory_of_a_tensor_lives_as_long_as_its_array() -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
-    arrays = [dlpack.host_array(torch.full((1000,), float(index), dtype=torch.bfloat16)) for index in range(50)]
+    arrays = [host_array(torch.full((1000,), float(index), dtype=torch.bfloat16)) for index in range(50)]
     assert all(np.all(array == index) for index, array in enumerate(arrays))

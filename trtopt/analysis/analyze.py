@@ -17,7 +17,7 @@ import onnx_ir as ir
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
-from trtopt.engine.profiles import input_shapes
+from trtopt.engine.request import input_shapes
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
@@ -49,8 +49,8 @@ from trtopt.roofline.rules.subject import Subject
 from trtopt.roofline.sweep import BatchAxis, BatchSweeper, batch_axis
 from trtopt.roofline.work import Layer
 from trtopt.source.check import weight_files
-from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
+from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
 from trtopt.support.precision import ONNX_TYPES, Precision

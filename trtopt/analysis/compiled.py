@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT_RTX
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.engine.work import layers_of_engine
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -99,9 +99,9 @@ def compile_level(
     )
 
 
-def _static(shapes: Mapping[str, tuple[int, ...]]) -> Profile:
+def _static(shapes: Mapping[str, tuple[int, ...]]) -> ShapeProfile:
     """The profile of these shapes alone."""
-    return Profile({name: (shape, shape, shape) for name, shape in shapes.items()})
+    return ShapeProfile({name: (shape, shape, shape) for name, shape in shapes.items()})
 
 
 def lower_unobserved(

@@ -15,7 +15,7 @@ from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
 from trtopt.engine.manifest import load_engine, manifest_path
-from trtopt.engine.profiles import input_shapes
+from trtopt.engine.request import input_shapes
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.hardware.cpu import available_threads
@@ -33,8 +33,8 @@ from trtopt.report.schema.profile import Comparison, ProfileReport
 from trtopt.report.schema.read import read_profile
 from trtopt.report.schema.write import write_report
 from trtopt.source.check import weight_files
-from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
+from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
 from trtopt.support.ort_session import OrtSession

@@ -24,8 +24,8 @@ from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.schema.write import write_report
 from trtopt.source.check import weight_files
-from trtopt.source.in_memory import as_file
 from trtopt.source.onnx_file import load
+from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
 

@@ -11,8 +11,7 @@ import onnx_ir as ir
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import Errors, growth, sensitivity
 from trtopt.cache.code import entry_key
-from trtopt.cache.entries import Blobs
-from trtopt.cache.folder import SENSITIVITY
+from trtopt.cache.folder import SENSITIVITY, Blobs
 from trtopt.config import BuildConfig, SensitivityConfig
 from trtopt.errors import InvalidModelError
 from trtopt.graph import cost

@@ -36,7 +36,6 @@ def write_checksummed(path: Path, form: str, identity: str, parts: Sequence[byte
     """Write ``parts`` behind a line with their checksum, whole or not at all.
 
     Args:
-        path: The file.
         form: The name and version of the format.
         identity: What the content was made from, as a hash.
         parts: The content; several, so that large ones need not be copied into one.
@@ -77,11 +76,7 @@ def read_checksummed(path: Path, form: str, identity: str, max_bytes: int) -> me
 
 
 def is_of_other_version(path: Path, form: str) -> bool:
-    """Whether a file says that it is of another version of a format.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Whether a file says that it is of another version of a format. Raises OSError: it cannot be read."""
     try:
         with _opened(path) as file:
             _read_head(file, form)

@@ -49,12 +49,12 @@ def code_hash(*makers: str) -> str:
 
 
 @functools.cache
-def _sources(packages: frozenset[str]) -> Sources:
+def _sources(packages: frozenset[str]) -> SourceFiles:
     specs = (importlib.util.find_spec(name) for name in sorted(packages))
-    return Sources(*(resources.files(importlib.util.module_from_spec(spec)) for spec in specs if spec is not None))
+    return SourceFiles(*(resources.files(importlib.util.module_from_spec(spec)) for spec in specs if spec is not None))
 
 
-class Sources:
+class SourceFiles:
     """The source files in the folders of packages, which may lie in a zip file; each is read once."""
 
     def __init__(self, *packages: Traversable) -> None:

@@ -243,6 +243,6 @@ def config_from(
 
 
 def _shapes(texts: Iterable[str]) -> tuple[ShapeMap, ...]:
-    from trtopt.engine.profiles import parse_shapes
+    from trtopt.engine.request import parse_shapes
 
     return tuple(parse_shapes(text) for text in texts)

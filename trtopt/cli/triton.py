@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     args = _parser().parse(argv)
 
-    from trtopt.engine.profiles import parse_shapes
+    from trtopt.engine.request import parse_shapes
     from trtopt.serve.triton import TritonConfig
     from trtopt.serve.triton_repository import triton
 

@@ -47,7 +47,7 @@ def uses_tensor_cores(tactic: str) -> bool | None:
 
 _WIDEST_FIRST = ("Float", "BFloat16", "Half", "FP8", "Int8", "UInt8", "FP4", "FP4E2M1", "Int4")
 _QUANTIZED = ("FP4", "FP4E2M1", "Int8", "FP8")
-_MATH = ("conv", "gemm", "mha", "fused")
+MATH_KINDS = ("conv", "gemm", "mha", "fused")
 """Kinds of kernels with matrix multiplications, those that surely have one first."""
 
 _FLOATS = frozenset(["Half", "BFloat16", "Float"])
@@ -76,7 +76,7 @@ def achieved_precision(
     owner: dict[str, int] = {}
     for index, layer in enumerate(kernels):
         for node in layer.onnx_nodes:
-            if node in flop_by_node and (node not in owner or _rank(layer) < _rank(kernels[owner[node]])):
+            if node in flop_by_node and (node not in owner or math_rank(layer) < math_rank(kernels[owner[node]])):
                 owner[node] = index
     flop: dict[str, int] = dict.fromkeys(dtypes, 0)
     for node, index in owner.items():
@@ -104,7 +104,7 @@ def math_dtype(layer: LayerInfo) -> str:
     type is cast as it is read), and without one the widest floating-point operand.
     """
     operands = [tensor.dtype for tensor in layer.inputs]
-    if layer.kind in _MATH:
+    if layer.kind in MATH_KINDS:
         weights = [tensor.dtype for tensor in layer.constants if len(tensor.shape) >= 2]
         for dtype in _QUANTIZED:
             if dtype in operands and (dtype in weights or operands.count(dtype) >= 2):
@@ -122,17 +122,13 @@ def _name(operands: Sequence[str], constants: Sequence[TensorInfo], outputs: Seq
     return next((dtype.lower() for dtype in operands), "none")
 
 
-def _rank(layer: LayerInfo) -> int:
-    """Lower for kernels more surely doing the math of the nodes they claim."""
-    return _MATH.index(layer.kind) if layer.kind in _MATH else len(_MATH)
+def math_rank(layer: LayerInfo) -> int:
+    """Lower for kernels that more surely do the math of the nodes they claim."""
+    return MATH_KINDS.index(layer.kind) if layer.kind in MATH_KINDS else len(MATH_KINDS)
 
 
 def sparse_kernels(layers: Sequence[LayerInfo]) -> tuple[str, ...] | None:
-    """The layers that run a 2:4 sparse kernel, by the names of their tactics; None where no tactic is named.
-
-    Args:
-        layers: Of an engine.
-    """
+    """The layers that run a 2:4 sparse kernel, by the names of their tactics; None where no tactic is named."""
     if not any(layer.tactic for layer in layers):
         return None
     return tuple(layer.name for layer in layers if is_sparse(layer.tactic))

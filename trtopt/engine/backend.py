@@ -15,14 +15,11 @@ from trtopt.support.files import open_file
 
 @dataclass(frozen=True)
 class Backend:
-    """A compiler.
+    """A compiler, whose Python module has TensorRT's API.
 
     Attributes:
-        name: The name of ``--backend``.
-        module: The Python module; both have TensorRT's API.
         install: The command that installs it.
         runtime: What loads its engines.
-        suffix: The suffix of its engine files.
         needs_gpu: Whether building needs the target GPU to be present.
         oldest: The oldest version that is supported.
     """
@@ -70,11 +67,6 @@ def choose_backend(requested: str, gpu: GpuSpec | None, present: GpuSpec | None)
     ``auto`` takes TensorRT where it is installed, a GPU is present and it is the target's kind; TensorRT for RTX
     otherwise.
 
-    Args:
-        requested: ``auto``, ``tensorrt`` or ``tensorrt-rtx``.
-        gpu: The target; None for ``portable``.
-        present: The GPU of this machine, if any.
-
     Raises:
         UsageError: There is no such backend.
         MissingDependencyError: Its package is not installed.
@@ -106,10 +98,6 @@ def backend_of_rules(requested: str, gpu: GpuSpec | None) -> Backend:
     """The compiler whose rules apply where none builds: the one asked for.
 
     ``auto`` stands for TensorRT for RTX where that can build for the GPU, for TensorRT otherwise.
-
-    Args:
-        requested: ``auto``, ``tensorrt`` or ``tensorrt-rtx``.
-        gpu: The target; None for ``portable``.
     """
     if requested == "auto":
         return TENSORRT_RTX if gpu is None or gpu.compute_capability in RTX_TARGETS else TENSORRT
@@ -125,11 +113,7 @@ def installed_version(backend: Backend) -> str:
 
 
 def check_version(backend: Backend, version: str) -> None:
-    """Check that ``version`` of the backend's package is one trtopt knows how to drive.
-
-    Raises:
-        MissingDependencyError: It is too old.
-    """
+    """Raise MissingDependencyError where a version of the backend's package is older than trtopt knows how to drive."""
     if tuple(int(part) for part in version.split(".")[:2]) < backend.oldest:
         needed = ".".join(str(part) for part in backend.oldest)
         raise MissingDependencyError(
@@ -140,11 +124,7 @@ def check_version(backend: Backend, version: str) -> None:
 
 
 def check_target(backend: Backend, gpu: GpuSpec | None, present: GpuSpec | None) -> None:
-    """Check that ``backend`` can build for ``gpu`` on this machine.
-
-    Raises:
-        TargetError: It cannot.
-    """
+    """Raise TargetError where ``backend`` cannot build for ``gpu`` on this machine."""
     if backend.needs_gpu:
         _check_present(gpu, present)
     elif gpu is not None and gpu.compute_capability not in RTX_TARGETS:
@@ -185,7 +165,6 @@ class EngineHeader:
     Attributes:
         version: The builder's version, for example ``1.7.1.116``; empty where it is not known.
         compute_capabilities: Those the engine may run on, ascending; empty where the header does not tell.
-        bytes: The size of the whole engine.
     """
 
     version: str
@@ -198,9 +177,6 @@ def read_header(data: bytes) -> EngineHeader:
 
     Layout as observed in engines of version 1.7 (serialization version 2), little-endian: 0-3 ``vtrt``; 8 the
     serialization version; 16-23 the total size; 24-27 the version; 28-31 ``vtrt``; 32 a bit mask of targets.
-
-    Args:
-        data: The engine, whole.
 
     Raises:
         UsageError: It is not such an engine, or not all of it.
@@ -227,9 +203,6 @@ def identify(data: bytes) -> tuple[Backend, EngineHeader]:
 
     The header of a TensorRT engine tells its version only (layout: ``printPlanVersion`` of trtexec), not its GPU.
 
-    Args:
-        data: The engine, whole.
-
     Raises:
         UsageError: It is no engine, or not all of it.
     """
@@ -246,11 +219,7 @@ def identify(data: bytes) -> tuple[Backend, EngineHeader]:
 
 
 def is_engine(path: Path) -> bool:
-    """Whether a file begins as engines do, of either backend.
-
-    Raises:
-        UsageError: It cannot be read.
-    """
+    """Whether a file begins as engines do, of either backend; raises UsageError where it cannot be read."""
     with open_file(path, "The file") as file:
         return file.read(4) in (_TENSORRT_MAGIC, _MAGIC)
 

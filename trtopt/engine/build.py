@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trtopt.engine import worker
 from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, installed_version, read_header
-from trtopt.engine.cache import Compiled, EngineCache, Timing, timing_for
-from trtopt.engine.cache_key import engine_key
+from trtopt.engine.cache import Compiled, EngineCache, TimingCache, engine_key, timing_for
 from trtopt.engine.layers import (
     Resolved,
     activation_bytes,
@@ -52,7 +53,6 @@ class EngineArtifact:
     """An engine, what is known of it, and the compiler's own words.
 
     Attributes:
-        data: The engine file's content.
         record: What it is; ``path`` is None until it is written.
         raw_log: Warnings of the parser and builder, then the list of layers as they gave it.
         sized_layers: The layers with every size known: those of a static build at the first profile's optimum.
@@ -71,8 +71,6 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
     optimum: a dynamic build's list of layers does not tell sizes.
 
     Args:
-        request: What to build.
-        on_event: Told of progress and warnings.
         cache: Where engines are kept; None to build anew and keep nothing.
 
     Raises:
@@ -94,7 +92,10 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
     made: list[Compiled] = []
 
     def make() -> Compiled:
-        compiled = _compile(request, settings, timing, on_event)
+        first, *static = _builds(request)
+        compiled = _run(first, settings, timing, on_event)
+        for item in static:
+            compiled = replace(compiled, sized=_run(item, settings, timing, ignore).layers)
         made.append(compiled)
         if cache is not None and timing.name and compiled.timing_cache is not None:
             cache.keep_timing(timing.name, compiled.timing_cache)
@@ -118,12 +119,7 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
 
 
 def cache_key(request: BuildRequest, version: str, timing: str = "") -> str:
-    """The key of the engine in the cache.
-
-    Args:
-        request: What to build.
-        version: The version of the compiler's package.
-        timing: See :func:`~trtopt.engine.cache_key.engine_key`.
+    """The key of the engine in the cache; ``timing`` as of :func:`~trtopt.engine.cache.engine_key`.
 
     Raises:
         UsageError: As :func:`build_engine`; or a file cannot be read.
@@ -142,11 +138,7 @@ def _warnings(messages: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compiled, *, is_new: bool) -> EngineArtifact:
-    """What the compiler left, read; the log of a new build that is not understood is kept.
-
-    Raises:
-        EngineBuildError: It is not understood.
-    """
+    """What the compiler left, read; where that fails, the error names the log that is kept of a new build."""
     raw_log = "\n".join([*(f"{severity}: {message}" for severity, message in compiled.messages), compiled.layers])
     resolved = _read_layers(request, compiled.layers, raw_log if is_new else "")
     sized = resolved.layers if compiled.sized is None else parse_layers_log(compiled.sized)
@@ -171,7 +163,6 @@ def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compil
 
 
 def _ignored_timing(request: BuildRequest) -> tuple[str, ...]:
-    """The options about timing that TensorRT for RTX ignores."""
     if request.backend != TENSORRT_RTX:
         return ()
     cache = () if request.timing_cache is None else (f"timing_cache={request.timing_cache}",)
@@ -237,14 +228,7 @@ def _builds(request: BuildRequest) -> tuple[BuildRequest, ...]:
     return request, replace(request, profiles=(request.profiles[0].at_optimum(),))
 
 
-def _compile(request: BuildRequest, settings: BuilderSettings, timing: Timing, on_event: OnEvent) -> Compiled:
-    first, *static = _builds(request)
-    compiled = _run(first, settings, timing, on_event)
-    sized = [_run(item, settings, timing, ignore).layers for item in static]
-    return replace(compiled, sized=sized[0]) if sized else compiled
-
-
-def _run(request: BuildRequest, settings: BuilderSettings, timing: Timing, on_event: OnEvent) -> Compiled:
+def _run(request: BuildRequest, settings: BuilderSettings, timing: TimingCache, on_event: OnEvent) -> Compiled:
     with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}build-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         asked = worker_request(request, settings)
@@ -274,8 +258,7 @@ def _run(request: BuildRequest, settings: BuilderSettings, timing: Timing, on_ev
 
 def _start_worker(folder: Path, on_event: OnEvent) -> int:
     """Run the worker to its end, passing on its progress; it never outlives this call or this process."""
-    root = IMPORT_ROOT
-    command = [sys.executable, "-c", _START, str(root), str(folder)]
+    command = [sys.executable, "-c", _START, str(IMPORT_ROOT), str(folder)]
     with (
         open(folder / "stderr", "wb") as stderr,
         subprocess.Popen(
@@ -321,3 +304,120 @@ def worker_request(request: BuildRequest, settings: BuilderSettings, *, keep_eng
         "inspect": not rtx,
         "keep_engine": keep_engine,
     }
+
+
+_START_SERVER = START + "from trtopt.engine.worker import serve; serve()"
+
+
+class Compiler:
+    """TensorRT for RTX in a process of its own, started at the first request and again after a failed one.
+
+    Use it as a context manager: the process ends with it.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._stderr: IO[bytes] | None = None
+
+    def layers(self, request: BuildRequest) -> tuple[LayerInfo, ...]:
+        """The layers of the engine that ``request`` would give.
+
+        Args:
+            request: A model of static shapes, or one profile; only the first profile's layers are meant to be read.
+
+        Raises:
+            EngineBuildError: The parser or the builder refused the model, or the process crashed.
+            MissingDependencyError: TensorRT for RTX is not installed.
+        """
+        settings = check_options(request.builder, request.plugins, request.backend)
+        with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}look-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            content = worker_request(request, settings, keep_engine=False)
+            (folder / worker.REQUEST).write_text(json.dumps(content), encoding="utf-8")
+            self._build_in(folder)
+            result = json.loads((folder / worker.RESULT).read_text(encoding="utf-8"))
+            if not result["ok"]:
+                self.close()
+                messages = tuple((severity, text) for severity, text in result["messages"])
+                raise refusal(result["stage"], result["details"], messages, request.name or str(request.onnx))
+            found = parse_layers_log((folder / worker.LAYERS).read_bytes().decode())
+            return resolve_nodes(found, request.nodes).layers
+
+    def _build_in(self, folder: Path) -> None:
+        process = self._process or self._start()
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the worker has no pipes")
+        with suppress(BrokenPipeError):  # it has died; what it said is read below
+            process.stdin.write(f"{folder}\n")
+            process.stdin.flush()
+        with Stall(process) as stall:
+            for line in process.stdout:
+                stall.progress()
+                if json.loads(line)["kind"] == "done":
+                    return
+        code, said = process.wait(), self._said()
+        self.close()
+        stall.check()
+        raise crash(code, said)
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START_SERVER, str(IMPORT_ROOT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            encoding="utf-8",
+        )
+        return self._process
+
+    def _said(self) -> str:
+        if self._stderr is None:
+            return ""
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """End the process; the next request starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):  # a request that it did not live to read
+                        pipe.close()
+            self._process = None
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+    def __enter__(self) -> Compiler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class CompilerPool:
+    """Several compilers that threads share; one is started when all others are busy."""
+
+    def __init__(self, size: int) -> None:
+        self._all = [Compiler() for _ in range(size)]
+        self._idle: queue.LifoQueue[Compiler] = queue.LifoQueue()
+        for compiler in self._all:
+            self._idle.put(compiler)
+
+    def layers(self, request: BuildRequest) -> tuple[LayerInfo, ...]:
+        """As :meth:`Compiler.layers`."""
+        compiler = self._idle.get()
+        try:
+            return compiler.layers(request)
+        finally:
+            self._idle.put(compiler)
+
+    def __enter__(self) -> CompilerPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for compiler in self._all:
+            compiler.close()

@@ -10,21 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from trtopt.cache.entries import Blobs
-from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, make_cache_folder
+from trtopt.cache.code import code_hash
+from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, Blobs, make_cache_folder
 from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.engine.process import START
 from trtopt.engine.request import BuildRequest
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.hardware.probe import probe
-from trtopt.support.files import read_file
+from trtopt.support.files import hash_file, read_file
 from trtopt.support.json_text import converted
 
 _LENGTH_BYTES = 8
@@ -41,12 +43,7 @@ class Compiled:
     """What the compiler left.
 
     Attributes:
-        engine: The engine file's content.
-        layers: Its list of layers, as the compiler gave it.
         messages: Warnings and errors: severity and text.
-        version: The compiler's version, as it says itself.
-        seconds: What the build took.
-        timing_cache: The timing cache after the build, if there is one.
         sized: The list of layers of a static build at the optimum, where ``layers`` does not tell sizes.
     """
 
@@ -70,11 +67,7 @@ class Compiled:
 
     @classmethod
     def from_content(cls, content: memoryview) -> Compiled:
-        """Read what :meth:`to_parts` wrote.
-
-        Raises:
-            ValueError: It is something else.
-        """
+        """Read what :meth:`to_parts` wrote. Raises ValueError: it is something else."""
         at = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         if at > _LARGEST_HEAD_BYTES:
             raise ValueError("its head is too large")
@@ -111,12 +104,6 @@ class EngineCache:
 
     Args:
         folder: The folder; made when missing, and only read where it cannot be written. None for ``~/.cache/trtopt``.
-        max_bytes: The largest file that is kept or read.
-        on_event: Told why an entry was not used, or not kept.
-
-    Attributes:
-        path: The file of an engine, by its key.
-        times: What was measured of engines, by their keys.
 
     Raises:
         UsageError: The folder was asked for, is not there and cannot be made.
@@ -138,11 +125,6 @@ class EngineCache:
         """What ``use`` makes of the entry, or of what ``make`` gives, which is then kept.
 
         Where another process is at it, this one waits and takes what that one kept.
-
-        Args:
-            key: The key of the engine.
-            make: Builds it.
-            use: Reads what was built; where it raises on an entry, that is damaged and built anew.
 
         Returns:
             What ``use`` gave, and whether it came from the cache.
@@ -194,7 +176,7 @@ _MOST_TIMING_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimingCache:
     """The timing cache of a build.
 
     Attributes:
@@ -210,7 +192,7 @@ class Timing:
     decides: str = ""
 
 
-def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -> Timing:
+def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -> TimingCache:
     """The timing cache to build with: the user's file, else the one of the cache folder.
 
     Raises:
@@ -218,19 +200,63 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
     """
     must_hit = request.error_on_timing_cache_miss
     if request.backend == TENSORRT_RTX:
-        return Timing()
+        return TimingCache()
     if request.timing_cache is not None:
         is_there = os.path.lexists(request.timing_cache)
         content = read_file(request.timing_cache, "The timing cache", _MOST_TIMING_BYTES) if is_there else b""
-        return Timing(content, decides=hashlib.sha256(content).hexdigest() if must_hit else "a file")
+        return TimingCache(content, decides=hashlib.sha256(content).hexdigest() if must_hit else "a file")
     if cache is not None:
         name = f"{probe().name} {request.gpu.compute_capability if request.gpu else ''} {version}"
         content = cache.timing(name)
-        return Timing(content, name, hashlib.sha256(content).hexdigest() if must_hit else "")
+        return TimingCache(content, name, hashlib.sha256(content).hexdigest() if must_hit else "")
     if must_hit:
         raise UsageError(
             "There is no timing cache that could be missed",
             where="--error-on-timing-cache-miss",
             remedy="give --timing-cache FILE, or leave --no-cache out",
         )
-    return Timing()
+    return TimingCache()
+
+
+_DRIVER = "trtopt.engine.worker"
+"""The module that runs the compiler: what it sets beside the request changes engines too."""
+
+_NOT_OF_THE_ENGINE = ("onnx", "plugins", "timing_cache", "keep_engine")
+"""Fields of a request that are paths, whose content counts, or that only say what to leave behind."""
+
+_ON_BY_DEFAULT = frozenset({"TF32"})
+"""Flags that a new builder configuration has set (TensorRT's ``BuilderFlag``); clearing another changes nothing."""
+
+
+def engine_key(
+    asked: Sequence[Mapping[str, Any]], model: Iterable[Path], *, version: str, gpu: str, timing: str
+) -> str:
+    """The key of the entry that workers would make: everything that changes the engine, and nothing else.
+
+    What reaches the compiler is the workers' requests, so the key is a hash of them, their paths replaced by the
+    content of the files, with the compiler, its machine, and the code that drives it. What is not in a request (paths,
+    reports, samples, how a precision was chosen) cannot change the engine but through the model.
+
+    Args:
+        asked: Their requests: the engine's first, then that of the build that tells the sizes, where there is one.
+        model: The files the compiler reads as the model: the ONNX file, and its weights.
+        version: The version of the compiler's package.
+        gpu: The name of the GPU that the compiler times kernels on; empty where it times none.
+        timing: What of a timing cache the entry depends on.
+
+    Raises:
+        UsageError: A file cannot be read.
+    """
+    parts = {
+        "asked": [_cleaned(item) for item in asked],
+        "model": sorted(hash_file(path, "The model for the compiler")[1] for path in model),
+        "plugins": [hash_file(Path(path), "The plugin library")[1] for path in asked[0]["plugins"]],
+        "timing": timing,
+        "compiler": [version, gpu, platform.system(), platform.machine(), code_hash(_DRIVER), START],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _cleaned(asked: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in asked.items() if name not in _NOT_OF_THE_ENGINE}
+    return {**found, "flags": {name: on for name, on in asked["flags"].items() if on or name in _ON_BY_DEFAULT}}

@@ -28,18 +28,8 @@ from trtopt.support.ort_session import Feeds, OrtSession
 from trtopt.support.precision import Precision
 
 PACKAGES = (
-    "numpy",
-    "onnx",
-    "onnx_ir",
-    "ml_dtypes",
-    "rich",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "torch",
-    "onnxscript",
-    "tensorrt",
-    "tensorrt_rtx",
-    "cuda-python",
+    *("numpy", "onnx", "onnx_ir", "ml_dtypes", "rich", "onnxruntime", "onnxruntime-gpu"),
+    *("torch", "onnxscript", "tensorrt", "tensorrt_rtx", "cuda-python"),
 )
 _PRECISIONS = (Precision.FP16, Precision.INT8)
 _BATCH, _CHANNELS, _SIZE, _CLASSES = 4, 16, 16, 8
@@ -129,7 +119,9 @@ def _check(backend: Backend, precision: Precision) -> dict[str, Any]:
             model = _network(precision)
             gpu = _target(backend)
             check["target"] = gpu.name
-            artifact = _build(model, folder, backend, gpu)
+            path = folder / "model.onnx"
+            onnx.save(model, path)
+            artifact = build_engine(BuildRequest(path, backend, gpu, tuple(node.name for node in model.graph.node)))
             check["kernels"] = artifact.record.kernels
             achieved = achieved_precision(artifact.record.layers, _FLOP)
             check["flop_share"] = {dtype: round(share.flop_share, 3) for dtype, share in achieved.items()}
@@ -151,14 +143,7 @@ def _target(backend: Backend) -> GpuSpec:
     return present if present is not None and usable else find_gpu(DEFAULT_GPU)
 
 
-def _build(model: onnx.ModelProto, folder: Path, backend: Backend, gpu: GpuSpec) -> EngineArtifact:
-    path = folder / "model.onnx"
-    onnx.save(model, path)
-    return build_engine(BuildRequest(path, backend, gpu, tuple(node.name for node in model.graph.node)))
-
-
 def _difference_ratio(model: onnx.ModelProto, artifact: EngineArtifact, backend: Backend) -> float:
-    """The engine's largest difference from ONNX Runtime over the largest output."""
     shape = (_BATCH, _CHANNELS, _SIZE, _SIZE)
     feeds: Feeds = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float16)}
     with OrtSession(ir.serde.deserialize_model(model), keep_qdq=True) as session:

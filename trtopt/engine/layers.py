@@ -18,19 +18,11 @@ from trtopt.errors import EngineBuildError
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 
 BITS = {
-    "Float": 32,
-    "Half": 16,
-    "BFloat16": 16,
-    "FP8": 8,
-    "FP4": 4,
-    "FP4E2M1": 4,
-    "E8M0": 8,
     "Int64": 64,
-    "Int32": 32,
-    "Int8": 8,
-    "UInt8": 8,
-    "Int4": 4,
-    "Bool": 8,
+    **dict.fromkeys(("Float", "Int32"), 32),
+    **dict.fromkeys(("Half", "BFloat16"), 16),
+    **dict.fromkeys(("FP8", "E8M0", "Int8", "UInt8", "Bool"), 8),
+    **dict.fromkeys(("FP4", "FP4E2M1", "Int4"), 4),
 }
 """Bits of an element by the compiler's name of the dtype."""
 
@@ -80,9 +72,6 @@ def parse_layers_log(text: str) -> tuple[LayerInfo, ...]:
     Node and tensor names may hold commas, brackets, braces and line breaks: what ends a name is the field that must
     follow it, never a single character.
 
-    Args:
-        text: The whole message.
-
     Returns:
         The layers in the order of the engine, those of all optimization profiles. ``onnx_nodes`` are the names as
         claimed; see :func:`resolve_nodes`.
@@ -113,7 +102,9 @@ def _layer(record: str) -> LayerInfo:
     if tail is None or "Inputs" not in tensors or "Outputs" not in tensors:
         raise _not_understood(record)
     name, kind = head["name"], head["type"]
-    on_host = kind in NOT_KERNELS or _is_of_shapes(kind, (*tensors["Inputs"], *tensors["Outputs"]))
+    # A dimension of a dynamic shape moves into a variable of the host: one 64-bit number.
+    moved = (item.dtype == "Int64" and item.shape in ((), (1,)) for item in (*tensors["Inputs"], *tensors["Outputs"]))
+    on_host = kind in NOT_KERNELS or (kind in ("reshape", "cast") and all(moved))
     return LayerInfo(
         name=name,
         type=kind,
@@ -125,11 +116,6 @@ def _layer(record: str) -> LayerInfo:
         is_kernel=not on_host,
         kind="none" if on_host else kind_of(name, kind),
     )
-
-
-def _is_of_shapes(kind: str, tensors: Sequence[TensorInfo]) -> bool:
-    """Whether a layer moves a dimension of a dynamic shape into a variable of the host: one 64-bit number."""
-    return kind in ("reshape", "cast") and all(item.dtype == "Int64" and item.shape in ((), (1,)) for item in tensors)
 
 
 def _tensor_list(record: str, at: int) -> tuple[tuple[TensorInfo, ...], int]:
@@ -192,7 +178,6 @@ class Resolved:
     """Layers whose ``onnx_nodes`` are names of the graph.
 
     Attributes:
-        layers: The layers.
         unclaimed: Nodes of the graph no layer says it computes, in graph order.
     """
 
@@ -206,7 +191,6 @@ def resolve_nodes(layers: Iterable[LayerInfo], nodes: Sequence[str]) -> Resolved
     TensorRT writes a node of a subgraph as ``name | graph (attribute) | owner (operator)``.
 
     Args:
-        layers: As parsed.
         nodes: The names of all nodes, those of subgraphs included.
 
     Raises:
@@ -246,18 +230,14 @@ def profiles_of(layers: Sequence[LayerInfo]) -> tuple[int, ...]:
     groups: dict[str, int] = {}
     for layer in layers:
         key = _group(layer)
-        groups[key] = max(groups.get(key, 0), _named_profile(layer))
+        names = (layer.name, *(tensor.name for tensor in (*layer.inputs, *layer.outputs)))
+        groups[key] = max(groups.get(key, 0), *(int(number) for name in names for number in _PROFILE.findall(name)), 0)
     return tuple(groups[_group(layer)] for layer in layers)
 
 
 def _group(layer: LayerInfo) -> str:
     match = _GROUP.search(layer.name)
     return f"_myl{match[1]}" if match else layer.name
-
-
-def _named_profile(layer: LayerInfo) -> int:
-    names = (layer.name, *(tensor.name for tensor in (*layer.inputs, *layer.outputs)))
-    return max((int(number) for name in names for number in _PROFILE.findall(name)), default=0)
 
 
 def kernel_count(layers: Sequence[LayerInfo]) -> int:
@@ -311,7 +291,6 @@ def views_bytes(tensors: Iterable[TensorInfo], sizes: Mapping[str, int]) -> int:
     """Bytes a kernel moves of the tensors it lists: several views of one buffer together at most the buffer's size.
 
     Args:
-        tensors: A layer's inputs, or its outputs.
         sizes: Of :func:`buffer_sizes`; a network input is in none and as large as its largest view.
     """
     listed: dict[str, int] = {}
@@ -323,19 +302,13 @@ def views_bytes(tensors: Iterable[TensorInfo], sizes: Mapping[str, int]) -> int:
     return sum(min(size, max(sizes.get(name, size), largest[name])) for name, size in listed.items())
 
 
-_FORMAT_DTYPES = (
-    (re.compile(r"\bFP32\b|\bFLOAT\b", re.IGNORECASE), "Float"),
-    (re.compile(r"\bFP16\b|\bHALF\b", re.IGNORECASE), "Half"),
-    (re.compile(r"\bBF16\b|\bBFLOAT16\b", re.IGNORECASE), "BFloat16"),
-    (re.compile(r"\bFP8(?:E4M3)?\b", re.IGNORECASE), "FP8"),
-    (re.compile(r"\bE8M0\b", re.IGNORECASE), "E8M0"),
-    (re.compile(r"\bFP4(?:E2M1)?\b", re.IGNORECASE), "FP4"),
-    (re.compile(r"\bUINT8\b", re.IGNORECASE), "UInt8"),
-    (re.compile(r"\bINT8\b", re.IGNORECASE), "Int8"),
-    (re.compile(r"\bINT4\b", re.IGNORECASE), "Int4"),
-    (re.compile(r"\bINT32\b", re.IGNORECASE), "Int32"),
-    (re.compile(r"\bINT64\b", re.IGNORECASE), "Int64"),
-    (re.compile(r"\bBOOL\b", re.IGNORECASE), "Bool"),
+_FORMAT_NAMES = {
+    **{"Float": "FP32|FLOAT", "Half": "FP16|HALF", "BFloat16": "BF16|BFLOAT16", "FP8": "FP8(?:E4M3)?", "E8M0": "E8M0"},
+    **{"FP4": "FP4(?:E2M1)?", "UInt8": "UINT8", "Int8": "INT8", "Int4": "INT4", "Int32": "INT32", "Int64": "INT64"},
+    "Bool": "BOOL",
+}
+_FORMAT_DTYPES = tuple(
+    (re.compile(rf"\b(?:{names})\b", re.IGNORECASE), dtype) for dtype, names in _FORMAT_NAMES.items()
 )
 _UNTOLD = re.compile("due to dynamic shapes")
 """What stands for the format of a tensor whose shape is known at run time only."""

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import ModuleType
 from typing import Any
@@ -47,30 +48,16 @@ class Signer:
     def __init__(self, path: Path) -> None:
         library, ed25519 = _library("sign manifests")
         remedy = "make a key with `openssl genpkey -algorithm ed25519 -out key.pem`"
-        self._key: Any = _key(
-            path,
-            lambda pem: library.load_pem_private_key(pem, password=None),
-            ed25519.Ed25519PrivateKey,
-            "a private Ed25519 key in PEM without a passphrase",
-            remedy,
-        )
+        read, kind = partial(library.load_pem_private_key, password=None), ed25519.Ed25519PrivateKey
+        self._key: Any = _key(path, read, kind, "a private Ed25519 key in PEM without a passphrase", remedy)
 
     def sign(self, content: bytes) -> bytes:
-        """The signature of ``content``, 64 bytes."""
         signature: bytes = self._key.sign(content)
         return signature
 
 
 class Verifier:
-    """A public key.
-
-    Args:
-        path: A PEM file that ``openssl pkey -pubout`` wrote.
-
-    Raises:
-        UsageError: It cannot be read, or is no such key.
-        MissingDependencyError: The package ``cryptography`` is not installed.
-    """
+    """A public key: a PEM file that ``openssl pkey -pubout`` wrote. Raises as :class:`Signer`."""
 
     def __init__(self, path: Path) -> None:
         library, ed25519 = _library("check signatures")
@@ -136,9 +123,6 @@ class VerifiedEngine:
     """An engine that may be given to its runtime.
 
     Attributes:
-        path: The file it was read from.
-        data: Its content.
-        backend: What built it.
         header: What its header says; of TensorRT, which tells no compute capability there, that of the manifest.
         manifest: What its manifest says, which fits it; None where there is none, and that was allowed.
     """
@@ -219,15 +203,17 @@ def load_engine(path: str | Path, *, key: str | Path | None = None, allow_unveri
     if not path.name:  # ".", which no file lies beside
         raise UsageError("The engine is a folder, not a file", where=str(path), remedy="name the engine")
     verifier = None if key is None else Verifier(Path(key))
-    content = _content_of_manifest(path)
-    if content is None:
-        engine = _unverified(path)
+    place = manifest_path(path)
+    if not os.path.lexists(place):
+        data = read_file(path, "The engine", LARGEST_ENGINE_BYTES)
+        engine = VerifiedEngine(path, data, *identify(data), None)
         if verifier is not None or not allow_unverified:
             raise _no_manifest(path)
         return engine
+    content = read_file(place, "The manifest", LARGEST_MANIFEST_BYTES)
     if verifier is not None:
         verifier.check(content, _read_signature(path), str(signature_path(path)))
-    manifest = _manifest(content, manifest_path(path))
+    manifest = _manifest(content, place)
     data = _engine_bytes(path, manifest)
     backend, header = _header(path, data, manifest)
     if manifest.host is not None:
@@ -237,10 +223,7 @@ def load_engine(path: str | Path, *, key: str | Path | None = None, allow_unveri
 
 
 def check_runs_here(engine: VerifiedEngine) -> str:
-    """Check that this machine has the GPU and the runtime that an engine was built for.
-
-    Returns:
-        The version of the runtime.
+    """Check that this machine has the GPU and the runtime that an engine was built for; the version of the runtime.
 
     Raises:
         TargetError: It was built for another GPU or version than is here, or there is no GPU.
@@ -262,11 +245,7 @@ def check_runs_here(engine: VerifiedEngine) -> str:
 
 
 def check_gpu(engine: VerifiedEngine, here: Probe) -> None:
-    """Check that an engine is for the GPU that is here, as far as its header and its manifest tell.
-
-    Raises:
-        TargetError: It is for another GPU, or there is none.
-    """
+    """Raise TargetError where an engine is for another GPU than is here, as far as its header and its manifest tell."""
     if here.gpu is None:
         raise TargetError(
             f"The engine was built by {engine.built}, and this machine has no GPU to run it: {here.reason}",
@@ -293,12 +272,9 @@ def check_gpu(engine: VerifiedEngine, here: Probe) -> None:
 
 
 def check_version(engine: VerifiedEngine, version: str) -> None:
-    """Check that an engine is of the installed release of its runtime.
+    """Raise TargetError where an engine is of another release of its runtime than the installed one.
 
     TensorRT judges by itself where it is not known whether the engine was built to run in later versions too.
-
-    Raises:
-        TargetError: It is not.
     """
     manifest, header = engine.manifest, engine.header
     if engine.backend != TENSORRT_RTX and (manifest is None or manifest.version_compatible):
@@ -322,7 +298,6 @@ def _same_version(header: str, package: str) -> bool:
 
 
 def _said(manifest: Manifest) -> str:
-    """What a manifest says its engine was built by and for."""
     targets = ", ".join(manifest.compute_capabilities)
     return f"{manifest.backend} {manifest.backend_version} for compute capability {targets} ({manifest.gpu})"
 
@@ -336,12 +311,6 @@ def _no_manifest(path: Path) -> UsageError:
     )
 
 
-def _content_of_manifest(path: Path) -> bytes | None:
-    """The manifest's bytes; None where there is none."""
-    place = manifest_path(path)
-    return read_file(place, "The manifest", LARGEST_MANIFEST_BYTES) if os.path.lexists(place) else None
-
-
 def _read_signature(path: Path) -> bytes:
     place = signature_path(path)
     if not os.path.lexists(place):
@@ -352,11 +321,7 @@ def _read_signature(path: Path) -> bytes:
 
 
 def _manifest(content: bytes, place: Path) -> Manifest:
-    """The manifest in a file's content.
-
-    Raises:
-        IntegrityError: It was altered, is of another schema, or a field is wrong.
-    """
+    """The manifest in a file's content; raises IntegrityError where it was altered, is of another schema or wrong."""
     if not has_digest(content):
         raise _altered("The manifest is not as it was written", place)
     try:
@@ -379,11 +344,7 @@ def _altered(what: str, place: Path) -> IntegrityError:
 
 
 def _engine_bytes(path: Path, manifest: Manifest) -> bytes:
-    """The engine, which is not read where its size is another one.
-
-    Raises:
-        IntegrityError: It is not the one that the manifest describes.
-    """
+    """The engine that the manifest describes, else IntegrityError; not read where its size is another one."""
     with open_file(path, "The engine") as file:
         size = os.fstat(file.fileno()).st_size
     if size == manifest.engine_bytes or size > LARGEST_ENGINE_BYTES:
@@ -409,13 +370,7 @@ def _header(path: Path, data: bytes, manifest: Manifest) -> tuple[Backend, Engin
     return backend, dataclasses.replace(header, version=version, compute_capabilities=targets)
 
 
-def _unverified(path: Path) -> VerifiedEngine:
-    data = read_file(path, "The engine", LARGEST_ENGINE_BYTES)
-    return VerifiedEngine(path, data, *identify(data), None)
-
-
 def _check_beside(engine: Path, file: FileHash) -> None:
-    """Check a file that lies beside the engine."""
     name = file.name
     if name in ("", ".", "..") or not name == PurePosixPath(name).name == PureWindowsPath(name).name:
         raise _altered(f"The manifest names a file that is not beside the engine: {name!r}", manifest_path(engine))

@@ -44,15 +44,12 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Measured:
+class EngineTime:
     """What is known of an engine.
 
     Attributes:
-        median_us: Median time of one inference.
-        spread_us: Median absolute deviation from it.
+        spread_us: Median absolute deviation from the median time.
         stable: Whether the median stood still.
-        build_seconds: What building took.
-        sha256: Hash of the engine.
     """
 
     median_us: float
@@ -66,7 +63,7 @@ class Measured:
 class Answer(Generic[_T]):
     """What was measured, and the engine; None where the figures were remembered."""
 
-    measured: Measured
+    measured: EngineTime
     engine: _T | None
 
 
@@ -88,7 +85,6 @@ def search_options(builds: int, fixed: Collection[str], ask: Callable[[Options],
     Args:
         builds: Engines to ask for, at most; the first is the one as asked for.
         fixed: Keys that the user set; they are not varied.
-        ask: Builds and times an engine with these options.
 
     Raises:
         EngineBuildError: The engine as asked for cannot be built. Other options that are refused are left out.
@@ -124,16 +120,14 @@ def remembered(
     """What is known of an engine, from the cache where an earlier run measured it.
 
     Args:
-        cache: Where it is kept; None to ask anew and keep nothing.
         key: What the time depends on: the key of the engine, the GPU, its driver and the runtime.
-        ask: Builds and times it.
         refusals: Whether a refusal is kept as well; not that of an engine that there has to be.
 
     Raises:
         EngineBuildError: It is refused, or was when it was asked for.
     """
     known = None if cache is None else cache.times.load(key, _read)
-    if isinstance(known, Measured):
+    if isinstance(known, EngineTime):
         return Answer(known, None)
     if known is not None and refusals:
         raise EngineBuildError(known.refused, where="an earlier run", remedy="see its report")
@@ -150,19 +144,13 @@ def remembered(
 
 @dataclass(frozen=True)
 class _Refused:
-    """Why an engine could not be built."""
-
     refused: str
 
 
-def _read(content: memoryview) -> Measured | _Refused:
-    """What was kept.
-
-    Raises:
-        ValueError: It is something else.
-    """
+def _read(content: memoryview) -> EngineTime | _Refused:
+    """What was kept. Raises ValueError: it is something else."""
     data = bytes(content)
-    return converted(data, _Refused) if b'"refused"' in data else converted(data, Measured)
+    return converted(data, _Refused) if b'"refused"' in data else converted(data, EngineTime)
 
 
 def _with(options: Options, key: str, value: str | None) -> Options:
@@ -174,15 +162,15 @@ def _with(options: Options, key: str, value: str | None) -> Options:
     return tuple(f"{name}={found[name]}" for name, _ in AXES if name in found)
 
 
-def _noise_us(found: Measured, best: Measured) -> float:
+def _noise_us(found: EngineTime, best: EngineTime) -> float:
     return max(NOISE * best.median_us, found.spread_us + best.spread_us)
 
 
-def _is_faster(found: Measured, best: Measured) -> bool:
+def _is_faster(found: EngineTime, best: EngineTime) -> bool:
     return found.stable and best.median_us - found.median_us > _noise_us(found, best)
 
 
-def _verdict(found: Measured, best: Measured, options: Options) -> str:
+def _verdict(found: EngineTime, best: EngineTime, options: Options) -> str:
     than = ", ".join(options) or "as asked for"
     change = found.median_us / best.median_us - 1
     if not found.stable:

@@ -23,11 +23,7 @@ class _Option:
     Attributes:
         kind: A builder flag, an integer attribute, an enum attribute, a memory pool, a set of members of an enum, or
             how many engines the search over the others may build.
-        target: The flag, attribute or pool in TensorRT's API.
-        help: The values, for error messages.
-        enum: The enum's class.
         members: The enum's members by the value a user writes; of a set, several with spaces between.
-        limits: Smallest and largest integer.
         rtx: What TensorRT for RTX does with it: takes it, ignores it (the engine is the same to the byte), needs a GPU
             for it, or has no such engines.
     """
@@ -82,8 +78,6 @@ class BuilderSettings:
     """What to set on the builder's configuration, by the names of TensorRT's API.
 
     Attributes:
-        flags: ``BuilderFlag`` members.
-        attributes: Integer attributes of the configuration.
         enums: Attributes whose value is a member of an enum: (enum, member).
         pools: Bytes by ``MemoryPoolType``.
         masks: What is set as a set of members of an enum: (enum, members).
@@ -120,7 +114,7 @@ def parse_builder_options(items: Sequence[str], backend: Backend, *, gpu_present
         # What is ignored is checked, and not set: an engine does not depend on it, and the key of a cached one neither.
         target = _nothing() if is_ignored else settings
         _apply(target, option, item, value)
-        if backend == TENSORRT_RTX and _on(target, option):
+        if backend == TENSORRT_RTX and target.flags.get(option.target, True):
             _check_rtx(key, option, gpu_present)
             if is_ignored:
                 ignored.append(f"{key}={value}")
@@ -166,10 +160,6 @@ def _apply(settings: BuilderSettings, option: _Option, item: str, value: str) ->
 
 def _is_within(value: str, limits: tuple[int, int]) -> bool:
     return value.isdecimal() and len(value) < 10 and limits[0] <= int(value) <= limits[1]
-
-
-def _on(settings: BuilderSettings, option: _Option) -> bool:
-    return settings.flags.get(option.target, True)
 
 
 def _check_rtx(key: str, option: _Option, gpu_present: bool) -> None:

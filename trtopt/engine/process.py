@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from trtopt.errors import EngineBuildError, MissingDependencyError, TrtoptError, UsageError
@@ -31,11 +30,7 @@ on a large network; TensorRT for RTX, which times nothing, takes seconds for a w
 
 
 class Stall:
-    """Ends a process that makes no progress. Use it as a context manager around reading from the process.
-
-    Args:
-        process: The process.
-    """
+    """Ends a process that makes no progress. Use it as a context manager around reading from the process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -50,11 +45,7 @@ class Stall:
         self._timer.start()
 
     def check(self) -> None:
-        """Raise if the process was ended.
-
-        Raises:
-            EngineBuildError: It was.
-        """
+        """Raise EngineBuildError if the process was ended."""
         if self._expired:
             raise EngineBuildError(
                 f"The compiler made no progress for {STALL_S:g} seconds and was stopped",
@@ -74,9 +65,7 @@ class Stall:
         self.progress()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
 
 

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ml_dtypes
@@ -61,8 +60,6 @@ class EngineSession:
     A context manager that frees its memory.
 
     Args:
-        engine: The engine file's content.
-        backend: What built it.
         rtx_graphs: Whether TensorRT for RTX captures and launches CUDA graphs by itself; it falls back unseen.
 
     Raises:
@@ -95,9 +92,7 @@ class EngineSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
 
@@ -167,11 +162,8 @@ class LoadedEngine:
     """An engine in its runtime, and what its inputs and outputs are.
 
     Attributes:
-        inputs: Names of its inputs.
-        outputs: Names of its outputs.
-        on_host: Those whose values the runtime reads or writes in the host's memory: shapes, as a rule.
-        dtypes: Their numpy types.
-        channels_last: Those that hold their channels last in memory.
+        on_host: Inputs and outputs whose values the runtime reads or writes in the host's memory: shapes, as a rule.
+        channels_last: Inputs and outputs that hold their channels last in memory.
         messages: Errors that the runtime logged.
     """
 
@@ -210,7 +202,6 @@ class LoadedEngine:
         return self._given(engine.create_execution_context(config))
 
     def new_buffer(self, cuda: Cuda, name: str) -> Buffer:
-        """Memory for an input or output, where the runtime has it."""
         return Buffer(cuda, on_host=name in self.on_host)
 
     def failed(self, shapes: str) -> EngineBuildError:
@@ -329,7 +320,7 @@ class _Runner(LoadedEngine):
 
 
 def error_log(trt: Any, messages: list[str]) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class ErrorLogger(trt.ILogger):  # type: ignore[misc]
         """Keeps the last errors: a service may go on for long after them."""
 
         def __init__(self) -> None:
@@ -340,7 +331,7 @@ def error_log(trt: Any, messages: list[str]) -> Any:
                 messages.append(message)
                 del messages[:-_MOST_MESSAGES]
 
-    return Logger()
+    return ErrorLogger()
 
 
 def output_allocator(trt: Any, buffer: Buffer) -> Any:

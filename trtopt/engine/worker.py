@@ -167,7 +167,7 @@ def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]
 
 
 def _logger(trt: Any, folder: Path, messages: list[tuple[str, str]]) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class BuildLogger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
@@ -177,7 +177,7 @@ def _logger(trt: Any, folder: Path, messages: list[tuple[str, str]]) -> Any:
             elif severity.value <= trt.ILogger.Severity.WARNING.value:
                 messages.append((severity.name, message))
 
-    return Logger()
+    return BuildLogger()
 
 
 def _load_plugins(trt: Any, logger: Any, plugins: list[str]) -> None:

@@ -15,7 +15,7 @@ from trtopt.config import BuildConfig, field_kinds, flag, options
 from trtopt.config.toml_file import GPUS, MATRIX, MODEL, load, load_matrix, load_plain, matrix_word
 from trtopt.engine.backend import TENSORRT, backend_of_rules
 from trtopt.engine.options import parse_builder_options
-from trtopt.engine.profiles import parse_shapes
+from trtopt.engine.request import parse_shapes
 from trtopt.errors import TargetError, UsageError
 from trtopt.fleet.inputs import Hashes, Input, inputs_of
 from trtopt.fleet.settings import Settings, load_settings

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtopt.cache.entries import Lines
-from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, make_cache_folder
+from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY, Lines, make_cache_folder
 from trtopt.errors import UsageError
 from trtopt.events import ignore
 from trtopt.fleet.task import Task

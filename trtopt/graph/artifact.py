@@ -18,8 +18,6 @@ class InputSpec:
     """A network input.
 
     Attributes:
-        name: Its name in the graph.
-        dtype: Its numpy dtype.
         shape: Dimensions: an int, or the symbol's name (``"?"`` when it has none) where dynamic.
     """
 
@@ -41,7 +39,6 @@ class ModelArtifact:
         model: The graph. Large weights stay memory-mapped external tensors.
         path: The file it was loaded from, absolute; None for a model made in memory.
         sha256: Hash of the file and, unless the loader was told otherwise, of the external data it names, hex.
-        steps: What was done so far, in order.
     """
 
     model: ir.Model
@@ -71,11 +68,7 @@ class ModelArtifact:
 
 
 def input_spec(value: ir.Value) -> InputSpec:
-    """Describe a graph input.
-
-    Raises:
-        InvalidModelError: It has no type or no rank; the loader checks them where it can tell.
-    """
+    """Describe a graph input. Raises InvalidModelError: it has no type or no rank, which the loader may not see."""
     dtype = value.dtype
     if dtype is None or value.shape is None:
         raise InvalidModelError(

@@ -22,11 +22,9 @@ class Attention:
     """The nodes around one softmax.
 
     Attributes:
-        softmax: The Softmax over the keys.
         scores: Q K^T, the keys transposed: [..., queries, keys].
         between: What lies between the two, from the product on: scales, masks, casts.
         after: What hands the probabilities on: casts, dropouts.
-        mix: The probabilities times V.
         hindrance: Why a number added to a row of the scores may change the result, or why the rows of what V is
             multiplied by may not sum to 1; empty when neither is so.
     """
@@ -79,7 +77,6 @@ class Path:
 
 
 def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """``array`` times a number, with its broadcast axes left broadcast."""
     index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)
     return np.broadcast_to(array[index] * factor, array.shape)
 
@@ -125,12 +122,10 @@ def _product_behind(value: ir.Value | None, nodes: list[ir.Node], depth: int) ->
         return None
     if is_op(node, "MatMul"):
         return node if all(constant_tensor_of(operand) is None for operand in node.inputs) else None
-    if is_pass(node) or is_op(node, "Reshape", "Clip", "Tanh"):
+    if is_pass(node) or is_op(node, "Reshape", "Clip", "Tanh", "Div", "Sub"):
         operands = [node.inputs[0]]
-    elif is_op(node, "Add", "Mul", "Div"):
-        operands = [node.inputs[0]] if node.op_type == "Div" else list(node.inputs)
-    elif is_op(node, "Sub"):
-        operands = [node.inputs[0]]
+    elif is_op(node, "Add", "Mul"):
+        operands = list(node.inputs)
     elif is_op(node, "Where"):
         operands = [node.inputs[1], node.inputs[2]]
     else:

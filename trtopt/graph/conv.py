@@ -31,12 +31,10 @@ class SlidingWindow:
 
     @property
     def begins(self) -> tuple[int, ...]:
-        """Padding before the first element of each axis."""
         return self.pads[: len(self.kernel)]
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Padding after the last element of each axis."""
         return self.pads[len(self.kernel) :]
 
     @property
@@ -83,20 +81,19 @@ def set_window(node: ir.Node, window: SlidingWindow) -> None:
 
 def output_channels(node: ir.Node, weight: np.ndarray) -> int:
     """Output channels of a Conv, ConvTranspose or Gemm with this weight."""
-    if node.op_type == "Conv":
-        return int(weight.shape[0])
-    if node.op_type == "ConvTranspose":
-        return int(weight.shape[1]) * edit.int_attribute(node, "group", 1)
-    return int(weight.shape[0 if edit.int_attribute(node, "transB", 0) else 1])
+    return _channels(node, weight, of_first_axis="Conv", transposed=1)
 
 
 def input_channels(node: ir.Node, weight: np.ndarray) -> int:
     """Input channels of a Conv, ConvTranspose or Gemm with this weight."""
-    if node.op_type == "Conv":
-        return int(weight.shape[1]) * edit.int_attribute(node, "group", 1)
-    if node.op_type == "ConvTranspose":
-        return int(weight.shape[0])
-    return int(weight.shape[1 if edit.int_attribute(node, "transB", 0) else 0])
+    return _channels(node, weight, of_first_axis="ConvTranspose", transposed=0)
+
+
+def _channels(node: ir.Node, weight: np.ndarray, *, of_first_axis: str, transposed: int) -> int:
+    if node.op_type not in ("Conv", "ConvTranspose"):
+        return int(weight.shape[0 if bool(edit.int_attribute(node, "transB", 0)) == transposed else 1])
+    is_first = node.op_type == of_first_axis
+    return int(weight.shape[0]) if is_first else int(weight.shape[1]) * edit.int_attribute(node, "group", 1)
 
 
 def why_not_constant(node: ir.Node) -> str:
@@ -116,8 +113,7 @@ def why_not_constant(node: ir.Node) -> str:
 def weight_and_bias(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     """Weight and bias (one per output channel) in float64, a Gemm's factors included.
 
-    Raises:
-        ValueError: They are not constants: ask :func:`why_not_constant` first.
+    Both are constants: ask :func:`why_not_constant` first, else ValueError is raised.
     """
     array, bias_array = edit.constant_of(edit.input_of(node, 1)), edit.constant_of(edit.input_of(node, 2))
     if array is None:
@@ -132,19 +128,18 @@ def weight_and_bias(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
 
 def scale_outputs(node: ir.Node, weight: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """``weight`` with each output channel times its factor."""
-    if node.op_type == "ConvTranspose":
-        factors = _per_group(factors, weight.shape[0], edit.int_attribute(node, "group", 1), weight.ndim)
-    elif node.op_type == "Conv" or edit.int_attribute(node, "transB", 0):
-        factors = factors.reshape(-1, *[1] * (weight.ndim - 1))
-    scaled: np.ndarray = weight * factors
-    return scaled
+    return _scaled(node, weight, factors, grouped="ConvTranspose", transposed=True)
 
 
 def scale_inputs(node: ir.Node, weight: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """``weight`` with each input channel times its factor."""
-    if node.op_type == "Conv":
+    return _scaled(node, weight, factors, grouped="Conv", transposed=False)
+
+
+def _scaled(node: ir.Node, weight: np.ndarray, factors: np.ndarray, *, grouped: str, transposed: bool) -> np.ndarray:
+    if node.op_type == grouped:
         factors = _per_group(factors, weight.shape[0], edit.int_attribute(node, "group", 1), weight.ndim)
-    elif node.op_type == "ConvTranspose" or not edit.int_attribute(node, "transB", 0):
+    elif node.op_type in ("Conv", "ConvTranspose") or bool(edit.int_attribute(node, "transB", 0)) == transposed:
         factors = factors.reshape(-1, *[1] * (weight.ndim - 1))
     scaled: np.ndarray = weight * factors
     return scaled
@@ -215,10 +210,7 @@ def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], *, name: str, ou
 def swap_nodes(names: edit.Names, first: ir.Node, second: ir.Node) -> tuple[ir.Node, ir.Node]:
     """Run ``second`` before ``first``, which alone feeds it; the last one's output keeps its name.
 
-    The second node stays the object it is; the first is made anew behind it.
-
-    Returns:
-        The two nodes in their new order.
+    The second node stays the object it is; the first is made anew behind it. Returns the two in their new order.
     """
     source, graph = first.inputs[0], second.graph
     if source is None or graph is None:

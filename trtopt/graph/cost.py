@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.products import (
-    PRODUCTS,
-    Shapes,
-    heads_of,
-    products_of,
-    shape_of_input,
-    shape_of_output,
-)
+from trtopt.graph.products import PRODUCTS, Shapes, heads_of, products_of, shape_of_input, shape_of_output
 
 VIEWS = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """The output is the input under another shape: nothing is computed and nothing moves."""
@@ -84,8 +77,7 @@ SOFTMAX_FLOP = _PER_INPUT["Softmax"]
 def flop_of(node: ir.Node, shapes: Shapes) -> int | None:
     """Floating-point operations of one node, nested graphs not included.
 
-    Returns:
-        None when the operator has no cost here (:func:`has_cost`) or a shape is not known.
+    None when the operator has no cost here (:func:`has_cost`) or a shape is not known.
     """
     op = node.op_type
     if not has_cost(node):
@@ -113,11 +105,8 @@ def has_cost(node: ir.Node) -> bool:
 def is_host_arithmetic(node: ir.Node, shapes: Shapes) -> bool:
     """Whether everything a node reads and writes is a small integer: see :data:`HOST_ELEMENTS`."""
     values = [value for value in (*node.outputs, *node.inputs) if value is not None and value.name]
-    return bool(values) and all(_is_integer(value) and _is_small(shapes.get(str(value.name))) for value in values)
-
-
-def _is_integer(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_integer()
+    integers = all(value.dtype is not None and value.dtype.is_integer() for value in values)
+    return bool(values) and integers and all(_is_small(shapes.get(str(value.name))) for value in values)
 
 
 def _is_small(shape: tuple[int, ...] | None) -> bool:
@@ -125,20 +114,17 @@ def _is_small(shape: tuple[int, ...] | None) -> bool:
 
 
 def flop_by_node(model: ir.Model, shapes: Shapes) -> dict[str, int]:
-    """Floating-point operations of every node, nested graphs included, once per iteration (see :func:`iterations`).
+    """Floating-point operations by node name, nested graphs included, once per iteration (see :func:`iterations`).
 
-    Returns:
-        Flop by node name; a node whose cost or shapes are not known is absent.
+    A node whose cost or shapes are not known is absent.
     """
     found = ((str(node.name), flop_of(node, shapes), times) for node, times in nodes_with_counts(model.graph, shapes))
     return {name: flop * times for name, flop, times in found if flop is not None}
 
 
 def nodes_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterator[tuple[ir.Node, int]]:
-    """Every node of ``graph`` and of the graphs nested in it, each with how often it runs.
-
-    The nested nodes of an operator come right after it.
-    """
+    """Every node of ``graph`` and of the graphs nested in it, each with how often it runs; nested ones come right after
+    their operator."""
     for node in graph:
         yield node, times
         inner = times * iterations(node, shapes)
@@ -171,9 +157,8 @@ def is_eligible_for_int8(node: ir.Node) -> bool:
     if not edit.is_op(node, "Conv", "Gemm", "MatMul"):
         return False
     weight = constant_weight(node)
-    if weight is None:
-        return False
-    return not (node.op_type == "Conv" and edit.int_attribute(node, "group", 1) > 1 and weight.shape[1] == 1)
+    depthwise = node.op_type == "Conv" and edit.int_attribute(node, "group", 1) > 1
+    return weight is not None and not (depthwise and weight.shape[1] == 1)
 
 
 def constant_weight(node: ir.Node) -> ir.TensorProtocol | None:
@@ -277,20 +262,14 @@ _TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 
 _SPECIAL: dict[str, Callable[[ir.Node, Shapes], int | None]] = {
     "Attention": _attention,
-    "AveragePool": _pool,
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pool),
+    **dict.fromkeys(("Max", "Mean", "Min", "Sum"), _variadic),
+    **dict.fromkeys(("Resize", "Upsample"), _resize),
     "Einsum": _einsum,
     "GridSample": _grid_sample,
     "LRN": _local_response,
-    "LpPool": _pool,
-    "Max": _variadic,
-    "MaxPool": _pool,
-    "Mean": _variadic,
-    "Min": _variadic,
-    "Resize": _resize,
     "RoiAlign": _roi_align,
     "STFT": _fourier,
-    "Sum": _variadic,
-    "Upsample": _resize,
 }
 """Operators whose cost depends on more than a count per element."""
 

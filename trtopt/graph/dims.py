@@ -31,8 +31,7 @@ _REDUCTIONS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Red
 class Dimensions:
     """The dimensions of all values of a model, and those that integer tensors hold.
 
-    Args:
-        model: The model, whose nodes are in an order they can be computed in. It is read once.
+    The model is read once; its nodes are in an order they can be computed in.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -132,7 +131,6 @@ def _broadcast(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _joined(shapes: Sequence[Sequence[Dim]]) -> list[Dim | None]:
-    """The dimensions of tensors that are broadcast to each other."""
     rank = max(map(len, shapes))
     found: list[Dim | None] = []
     for axis in range(-rank, 0):
@@ -157,11 +155,7 @@ def _transpose(known: Dimensions, node: ir.Node) -> _Found:
 
 
 def _reduction(known: Dimensions, node: ir.Node) -> _Found:
-    dims = known.of(edit.input_of(node, 0))
-    axes: Sequence[int] | None = edit.ints_attribute(node, "axes")
-    if axes is None:
-        array = edit.constant_of(edit.input_of(node, 1))
-        axes = None if array is None else [int(axis) for axis in array.ravel()]
+    dims, axes = known.of(edit.input_of(node, 0)), edit.axes_of(node)
     if dims is None or not axes or not edit.int_attribute(node, "keepdims", 1):
         return None
     gone = {axis % len(dims) for axis in axes}
@@ -181,11 +175,6 @@ def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
         return None
     end = edit.int_attribute(node, "end", len(dims))
     return dims[edit.int_attribute(node, "start", 0) : end]
-
-
-def _read_first(known: Dimensions, node: ir.Node) -> _Found:
-    """What the first input holds, where the output is another view of it."""
-    return known.held(edit.input_of(node, 0))
 
 
 def _read_cast(known: Dimensions, node: ir.Node) -> _Found:
@@ -241,7 +230,7 @@ _RULES: dict[str, _Rule] = {
 """By operator: the dimensions of the first output."""
 
 _READERS: dict[str, _Rule] = {
-    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), _read_first),
+    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), lambda known, node: known.held(node.inputs[0])),
     "Cast": _read_cast,
     "Concat": _read_concat,
     "Gather": _read_gather,

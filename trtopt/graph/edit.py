@@ -5,7 +5,7 @@ Every function that edits changes the graph it is given: callers pass a clone of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -55,19 +55,19 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute, or ``default`` where the node does not have it."""
+    """An integer attribute, ``default`` where there is none."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
 
 
 def float_attribute(node: ir.Node, name: str, default: float) -> float:
-    """A float attribute, or ``default`` where the node does not have it."""
+    """A float attribute, ``default`` where there is none."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_float()
 
 
 def string_attribute(node: ir.Node, name: str, default: str) -> str:
-    """A string attribute, or ``default`` where the node does not have it."""
+    """A string attribute, ``default`` where there is none."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_string()
 
@@ -76,6 +76,12 @@ def ints_attribute(node: ir.Node, name: str) -> tuple[int, ...] | None:
     """An attribute that is a list of integers, or None where the node does not have it."""
     attribute = node.attributes.get(name)
     return None if attribute is None else tuple(attribute.as_ints())
+
+
+def axes_of(node: ir.Node) -> tuple[int, ...] | None:
+    """The axes that a reduction, Squeeze or Unsqueeze names as attribute or second input; None where not known."""
+    array = constant_of(input_of(node, 1))
+    return ints_attribute(node, "axes") if array is None else tuple(int(axis) for axis in array.reshape(-1))
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
@@ -89,6 +95,13 @@ def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
         return None
     dims = tuple(value.shape)
     return tuple(int(dim) for dim in dims if isinstance(dim, int)) if all(isinstance(d, int) for d in dims) else None
+
+
+def dims_of_value(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
+    """The shape, symbols as text; None where even the rank is not known."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
 
 
 def dims_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:
@@ -130,12 +143,9 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
 
 
 def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorProtocol) -> ir.Value:
-    """Add a constant to ``graph`` and return its value.
+    """Add a constant to ``graph``, whose nested graphs may use it too, and return its value.
 
-    Args:
-        graph: The graph that owns the constant; graphs nested in it may use it too.
-        name: A name no other value of the model has (see :class:`Names`).
-        array: Its content. It is not copied.
+    ``name`` is one that no other value of the model has (see :class:`Names`). The array is not copied.
     """
     tensor = ir.tensor(array, name=name) if isinstance(array, np.ndarray) else array
     shape = ir.Shape(dims_of(tensor))
@@ -163,8 +173,7 @@ def shared_names(model: ir.Model) -> Iterator[None]:
 class Names:
     """The names taken in a model, and new ones that no other value or node has.
 
-    Args:
-        model: The model; its main graph and all nested graphs are read once, so keep the object while adding many.
+    All graphs of the model are read once, so keep the object while adding many.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -183,16 +192,17 @@ class Names:
 
     def value(self, base: str) -> str:
         """A name for a value: ``base`` itself when it is free, else with a number."""
-        return _take(base, self._values)
+        return free_name(base, self._values)
 
     def node(self, base: str) -> str:
         """A name for a node: ``base`` itself when it is free, else with a number."""
-        return _take(base, self._nodes)
+        return free_name(base, self._nodes)
 
 
-def _take(base: str, taken: set[str]) -> str:
+def free_name(base: str, taken: set[str], wanted: Collection[str] = ()) -> str:
+    """``base`` the first time; then the first numbered form that nothing has or, of ``wanted``, is about to keep."""
     name, number = base, 0
-    while name in taken:
+    while name in taken or (number > 0 and name in wanted):
         number += 1
         name = f"{base}_{number}"
     taken.add(name)
@@ -252,11 +262,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
 
 
 def graph_of(node: ir.Node) -> ir.Graph:
-    """The graph that holds a node.
-
-    Raises:
-        ValueError: None does.
-    """
+    """The graph that holds a node; raises ValueError where none does."""
     if not isinstance(node.graph, ir.Graph):
         raise ValueError(f"node {node.name} is in no graph")
     return node.graph
@@ -278,12 +284,9 @@ Attributes = Mapping[str, float | int | str | Sequence[int]]
 
 
 class Splice:
-    """Replaces nodes of a graph; all new nodes are tagged, and named after what they stand for.
+    """Replaces nodes of a graph; all new nodes are tagged with ``recipe``, and named after what they stand for.
 
-    Args:
-        model: The model, which is edited.
-        node: A node of a graph. New nodes go in front of it, unless said otherwise.
-        recipe: Whose nodes these are.
+    New nodes go in front of ``node``, unless said otherwise.
     """
 
     def __init__(self, model: ir.Model, node: ir.Node, recipe: str) -> None:
@@ -453,3 +456,39 @@ def chain_behind(value: ir.Value, chain: Sequence[ir.Node], names: Names, label:
     for position, output in enumerate(graph.outputs):
         if output is value:
             graph.outputs[position] = last
+
+
+LIMIT = 64
+"""Nodes looked at: more than the branches of known blocks have."""
+
+
+def nodes_until(starts: Iterable[ir.Value], is_end: Callable[[ir.Node], bool]) -> tuple[ir.Node, ...]:
+    """The nodes on every path from ``starts`` to the nearest nodes that satisfy ``is_end``, those included.
+
+    A subgraph that holds them shows what the tensors are used for, instead of ending where they branch. There are none
+    where no end is reached, or more than :data:`LIMIT` nodes lie on the way.
+    """
+    came_from: dict[ir.Node, list[ir.Node | None]] = {}
+    ends: list[ir.Node] = []
+    front = list(starts)
+    while front:
+        value = front.pop(0)
+        for user, _ in value.uses():
+            if user in came_from:
+                came_from[user].append(value.producer())
+                continue
+            came_from[user] = [value.producer()]
+            if len(came_from) > LIMIT:
+                return ()
+            if is_end(user):
+                ends.append(user)
+            else:
+                front += user.outputs
+    kept: set[ir.Node | None] = set()
+    stack: list[ir.Node | None] = [*ends]
+    while stack:
+        node = stack.pop()
+        if node is not None and node in came_from and node not in kept:
+            kept.add(node)
+            stack += came_from[node]
+    return tuple(node for node in came_from if node in kept)

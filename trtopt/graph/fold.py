@@ -59,9 +59,7 @@ class FoldError(ValueError):
 def can_fold(node: ir.Node, known: Container[ir.Value] = ()) -> bool:
     """Whether ``node`` computes a constant: every input is one, or it asks for a static shape or dimension.
 
-    Args:
-        node: The node.
-        known: Values to take for constants although they are not yet.
+    Values in ``known`` count as constants although they are not yet.
     """
     if node.domain != "" or node.op_type in _NEVER or edit.subgraphs_of(node):
         return False
@@ -78,8 +76,6 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
     """The outputs of a node for which :func:`can_fold` holds, by ONNX's reference implementation.
 
     Args:
-        node: A node of the default domain; not changed.
-        opset: The version of the default domain its graph imports.
         limit_bytes: An output may be this large, or as large as twice the node's constant inputs.
 
     Returns:
@@ -126,18 +122,10 @@ def excess(node: ir.Node, limit_bytes: int) -> str:
 
 
 def constants_from(model: ir.Model, node: ir.Node, arrays: Sequence[np.ndarray]) -> list[ir.Node]:
-    """Replace a node by the constants it computes.
+    """Replace a node by the constants it computes: ``arrays``, its used outputs, from :func:`evaluate`.
 
     Each becomes an initializer under the name of the output it replaces; where that output is a graph output, which a
-    node must produce, it becomes a ``Constant`` node.
-
-    Args:
-        model: The model, for names.
-        node: A node in one of its graphs; it is removed.
-        arrays: Its used outputs, from :func:`evaluate`.
-
-    Returns:
-        The ``Constant`` nodes made.
+    node must produce, it becomes a ``Constant`` node. Those are returned.
     """
     graph = edit.graph_of(node)
     made = []
@@ -167,9 +155,8 @@ def fold_shapes(model: ir.Model) -> int:
     folded = 0
     for graph in edit.all_graphs(model.graph):
         for node in list(graph):
-            if not can_fold(node) or any(
-                _bytes(value) > _SHAPE_BYTES for value in node.inputs if not edit.is_op(node, "Shape", "Size")
-            ):
+            tensors = () if edit.is_op(node, "Shape", "Size") else map(edit.constant_tensor_of, node.inputs)
+            if not can_fold(node) or any(tensor is not None and tensor.nbytes > _SHAPE_BYTES for tensor in tensors):
                 continue
             try:
                 arrays = evaluate(node, opset, _SHAPE_BYTES)
@@ -178,11 +165,6 @@ def fold_shapes(model: ir.Model) -> int:
             constants_from(model, node, arrays)
             folded += 1
     return folded
-
-
-def _bytes(value: ir.Value | None) -> int:
-    tensor = edit.constant_tensor_of(value)
-    return 0 if tensor is None else tensor.nbytes
 
 
 def _inferred_bytes(value: ir.Value) -> int | None:
@@ -205,10 +187,13 @@ def _shape_or_size(node: ir.Node) -> np.ndarray:
         shape = edit.dims_of(tensor)
     if node.op_type == "Size":
         return np.asarray(np.prod(shape, dtype=np.int64))
-    end = node.attributes.get("end")
-    return np.asarray(
-        shape[edit.int_attribute(node, "start", 0) : None if end is None else end.as_int()], dtype=np.int64
-    )
+    return np.asarray(shape[_range_of(node)], dtype=np.int64)
+
+
+def _range_of(shape: ir.Node) -> slice:
+    """The dimensions that a Shape node gives."""
+    end = shape.attributes.get("end")
+    return slice(edit.int_attribute(shape, "start", 0), None if end is None else end.as_int())
 
 
 def _static_part_of_shape(node: ir.Node) -> np.ndarray | None:
@@ -231,9 +216,8 @@ def _dims_of_shape(shape: ir.Node) -> np.ndarray | None:
     value = shape.inputs[0]
     if value is None or value.shape is None:
         return None
-    end = shape.attributes.get("end")
     dims = [dim if isinstance(dim, int) else None for dim in value.shape]
-    return np.asarray(dims[edit.int_attribute(shape, "start", 0) : None if end is None else end.as_int()], dtype=object)
+    return np.asarray(dims[_range_of(shape)], dtype=object)
 
 
 def _gathered(node: ir.Node, dims: np.ndarray) -> np.ndarray | None:
@@ -332,10 +316,7 @@ def constant_branch(node: ir.Node) -> ir.Graph | None:
 def inline_branch(node: ir.Node, branch: ir.Graph, names: Names) -> list[ir.Node]:
     """Put the nodes of ``branch`` in place of the ``If`` node that holds it, in place.
 
-    Args:
-        node: The ``If`` node; it is removed.
-        branch: One of its branches. Names of its nodes and values are unique in the model.
-        names: The names taken in the model.
+    Names of its nodes and values are unique in the model.
 
     Returns:
         The nodes that moved into the graph around the ``If`` node, and the ``Identity`` nodes added for its outputs.

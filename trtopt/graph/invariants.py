@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
 
 import onnx_ir as ir
 
@@ -13,27 +13,20 @@ class InvariantError(RuntimeError):
     """An edit left the graph broken: a bug of the code that made the edit, never of the user's model."""
 
 
-@dataclass(frozen=True)
-class Signature:
-    """A model's inputs and outputs: name, dtype and shape of each, in order."""
-
-    inputs: tuple[tuple[str, str, str], ...]
-    outputs: tuple[tuple[str, str, str], ...]
+Signature = tuple[tuple[tuple[str, str, str], ...], ...]
+"""A model's inputs, then its outputs: name, dtype and shape of each, in order."""
 
 
 def signature(model: ir.Model) -> Signature:
     """What callers of the model see."""
-    return Signature(
-        tuple(_describe(value) for value in model.graph.inputs),
-        tuple(_describe(value) for value in model.graph.outputs),
-    )
+    return tuple(tuple(map(_describe, values)) for values in (model.graph.inputs, model.graph.outputs))
 
 
 def check(model: ir.Model, expected: Signature | None = None) -> None:
     """Check that the model is well formed: sorted, no dangling input, unique names, outputs produced.
 
     Raises:
-        InvariantError: Something is broken; the message names it.
+        InvariantError: It names what is broken.
     """
     names: set[str] = set()
     nodes: set[str] = set()
@@ -82,8 +75,7 @@ def _describe(value: ir.Value) -> tuple[str, str, str]:
 
 
 def _difference(expected: Signature, found: Signature) -> str:
-    before = (*expected.inputs, *expected.outputs)
-    after = (*found.inputs, *found.outputs)
+    before, after = (tuple(itertools.chain(*each)) for each in (expected, found))
     if len(before) != len(after):
         return f"{len(before)} before, {len(after)} after"
     return "; ".join(f"{old} became {new}" for old, new in zip(before, after, strict=True) if old != new)

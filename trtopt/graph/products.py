@@ -18,7 +18,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Static shapes by value name (see :func:`trtopt.graph.shapes.static_shapes`)."""
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-"""Rows of W and R per hidden unit."""
+"""Gates per hidden unit, in the order of their rows in W and R: input, output, forget, cell; update, reset, hidden;
+hidden."""
 
 
 class Product(NamedTuple):
@@ -54,11 +55,9 @@ class Heads(NamedTuple):
 
 
 def products_of(node: ir.Node, shapes: Shapes) -> tuple[Product, ...] | None:
-    """The matrix products a node computes, in the order it computes them.
+    """The matrix products a node computes, in the order it computes them; None where not known, or it is none.
 
-    Returns:
-        None when it is not one of :data:`PRODUCTS` or a shape is not known. A recurrent layer has two: the input
-        product of all time steps at once, and the recurrent one, step by step.
+    A recurrent layer has two: the input product of all time steps at once, and the recurrent one, step by step.
     """
     rule = PRODUCTS.get(node.op_type) if node.domain == "" else None
     return None if rule is None else rule(node, shapes)
@@ -225,11 +224,9 @@ PRODUCTS: dict[str, Callable[[ir.Node, Shapes], tuple[Product, ...] | None]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
-    "GRU": _recurrent,
     "Gemm": _gemm,
-    "LSTM": _recurrent,
     "LinearAttention": _linear_attention,
     "MatMul": _matmul,
-    "RNN": _recurrent,
+    **dict.fromkeys(GATES, _recurrent),
 }
 """The operators that are matrix products, and their sizes."""

@@ -10,7 +10,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.graph.edit import Names, all_graphs, all_nodes, static_shape, subgraphs_of
+from trtopt.graph.edit import Names, all_graphs, all_nodes, dims_of_value, static_shape, subgraphs_of
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.skeleton import flat_skeleton, skeleton
 
@@ -41,17 +41,11 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
 
 def infer_in_place(model: ir.Model) -> None:
-    """As :func:`infer_shapes`, on a model that the caller owns.
-
-    Raises:
-        InvalidModelError: As above; the model may then be half done.
-    """
-    declared = {value: (value.type, _dims(value)) for value in model.graph.outputs}
+    """As :func:`infer_shapes`, on a model that the caller owns, which an error leaves half done."""
+    declared = {value: dims_of_value(value) for value in model.graph.outputs}
     _forget(model)
-    for value, (type_, _) in declared.items():
-        value.type = type_
     _infer(model)
-    for value, (_, dims) in declared.items():
+    for value, dims in declared.items():
         _merge_declared(value, dims)
 
 
@@ -80,10 +74,9 @@ def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def at_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
-    """A clone of ``model`` for inputs of the given shapes only: every value's shape is static, but for what depends on
-    data, and shape computations are constants.
+    """A clone of ``model`` for inputs of the given shapes only; arguments and errors as :func:`static_shapes`.
 
-    Arguments and errors as :func:`static_shapes`.
+    Every value's shape is static, but for what depends on data, and shape computations are constants.
     """
     return _fixed(model, _checked_inputs(model, input_shapes))
 
@@ -92,10 +85,7 @@ def _fixed(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
     clone = model.clone()
     for value in clone.graph.inputs:
         value.shape = ir.Shape(shapes[str(value.name)])
-    outputs = {value: value.type for value in clone.graph.outputs}
     _forget(clone)
-    for value, type_ in outputs.items():
-        value.type = type_
     known = -1
     for _ in range(_SWEEPS):
         _infer(clone)
@@ -103,16 +93,12 @@ def _fixed(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
         if count == known:
             break
         known = count
-        if not fold_shapes(clone) + _inline_branches(clone):
+        folded, taken = fold_shapes(clone), list(constant_branches(clone.graph))
+        for node, branch in taken:
+            inline_branch(node, branch, Names(clone))
+        if not folded and not taken:
             break
     return clone
-
-
-def _inline_branches(model: ir.Model) -> int:
-    taken = list(constant_branches(model.graph))
-    for node, branch in taken:
-        inline_branch(node, branch, Names(model))
-    return len(taken)
 
 
 def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:
@@ -140,7 +126,6 @@ def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dic
 
 
 def _checked_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The shape of every input."""
     inputs = {str(value.name): value for value in model.graph.inputs}
     unknown = sorted(set(input_shapes) - set(inputs))
     if unknown:
@@ -151,7 +136,7 @@ def _checked_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]
         )
     shapes: dict[str, tuple[int, ...]] = {}
     for name, value in inputs.items():
-        old = _dims(value) or ()
+        old = dims_of_value(value) or ()
         if name not in input_shapes:
             if any(not isinstance(dim, int) for dim in old):
                 raise UsageError(
@@ -173,17 +158,19 @@ def _checked_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]
 
 
 def _forget(model: ir.Model) -> None:
-    """Drop what is said about values that ONNX can infer."""
+    """Drop what is said about values that ONNX can infer, but for the types of the outputs."""
+    types = {value: value.type for value in model.graph.outputs}
     for node in all_nodes(model.graph):
         if node.domain in _INFERABLE:
             for value in node.outputs:
                 value.shape, value.type = None, None
+    for value, type_ in types.items():
+        value.type = type_
 
 
 def _infer(model: ir.Model) -> None:
-    """Write inferred dtypes and shapes into ``model``."""
     inferred = _inferred(skeleton(model))
-    known = {dim for value in model.graph.inputs for dim in _dims(value) or ()}
+    known = {dim for value in model.graph.inputs for dim in dims_of_value(value) or ()}
     _merge(model.graph, inferred.graph, known)
 
 
@@ -211,7 +198,7 @@ def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
         IndexError,
     ) as error:
         raise InvalidModelError(
-            f"Shape inference fails: {_first_line(error)}",
+            f"Shape inference fails: {' '.join(str(error).split())[:400]}",
             where=proto.graph.name or "graph",
             remedy="check the shapes of the node it names; export the model again with matching input shapes",
         ) from error
@@ -268,7 +255,7 @@ def _merge_declared(value: ir.Value, declared: _Dims | None) -> None:
     A dimension inferred as a named symbol wins over a declared number: files edited to a dynamic batch keep stale
     output shapes.
     """
-    inferred = _dims(value)
+    inferred = dims_of_value(value)
     if declared is None:
         return
     if inferred is None:
@@ -298,15 +285,5 @@ def _collect(model: ir.Model) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _dims(value: ir.Value) -> _Dims | None:
-    if value.shape is None:
-        return None
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
-
-
 def _text(dims: _Dims) -> str:
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]

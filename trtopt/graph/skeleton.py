@@ -59,26 +59,26 @@ def flat_skeleton(model: ir.Model, described: Iterable[ir.Value]) -> onnx.ModelP
 
 
 def strip(model: ir.Model) -> Callable[[], None]:
-    """Take the data of large constants out of ``model``, in place.
-
-    Returns:
-        A function that puts them back.
-    """
+    """Take the data of large constants out of ``model``, in place; the function that is returned puts them back."""
     large = list(_large_constants(model))
     for owner, tensor in large:
-        if isinstance(owner, ir.Value):
-            owner.const_value = _without_data(tensor, str(owner.name))
-        else:
-            owner.attributes["value"] = ir.AttrTensor("value", _without_data(tensor, tensor.name or "value"))
+        name = (owner.name if isinstance(owner, ir.Value) else tensor.name) or "value"
+        shape = ir.Shape(dims_of(tensor))
+        _put(owner, ir.ExternalTensor(_OMITTED, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name))
 
     def restore() -> None:
         for owner, tensor in large:
-            if isinstance(owner, ir.Value):
-                owner.const_value = tensor
-            else:
-                owner.attributes["value"] = ir.AttrTensor("value", tensor)
+            _put(owner, tensor)
 
     return restore
+
+
+def _put(owner: ir.Value | ir.Node, tensor: ir.TensorProtocol) -> None:
+    """Make a tensor that of an initializer or of a Constant node."""
+    if isinstance(owner, ir.Value):
+        owner.const_value = tensor
+    else:
+        owner.attributes["value"] = ir.AttrTensor("value", tensor)
 
 
 def content_hash(model: ir.Model) -> str:
@@ -92,18 +92,17 @@ def content_hash(model: ir.Model) -> str:
 def _large_constants(model: ir.Model) -> Iterator[tuple[ir.Value | ir.Node, ir.TensorProtocol]]:
     """Initializers and Constant nodes with tensors that a skeleton leaves out."""
     for graph in [*all_graphs(model.graph), *(g for f in model.functions.values() for g in all_graphs(f.graph))]:
-        for value in graph.initializers.values():
-            if value.const_value is not None and value.const_value.nbytes > KEPT_BYTES:
-                yield value, value.const_value
-        for node in graph:
-            attribute = node.attributes.get("value") if is_op(node, "Constant") else None
-            if attribute is not None and not attribute.is_ref() and attribute.as_tensor().nbytes > KEPT_BYTES:
-                yield node, attribute.as_tensor()
+        yield from ((owner, tensor) for owner, tensor in _constants(graph) if tensor.nbytes > KEPT_BYTES)
 
 
-def _without_data(tensor: ir.TensorProtocol, name: str) -> ir.ExternalTensor:
-    shape = ir.Shape(dims_of(tensor))
-    return ir.ExternalTensor(_OMITTED, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value | ir.Node, ir.TensorProtocol]]:
+    for value in list(graph.initializers.values()):
+        if value.const_value is not None:
+            yield value, value.const_value
+    for node in graph:
+        attribute = node.attributes.get("value") if is_op(node, "Constant") else None
+        if attribute is not None and not attribute.is_ref():
+            yield node, attribute.as_tensor()
 
 
 def embed(model: ir.Model, *, initializers: bool = True) -> None:
@@ -116,17 +115,6 @@ def embed(model: ir.Model, *, initializers: bool = True) -> None:
         initializers: False leaves initializers as they are, and embeds the constants in node attributes only.
     """
     for graph in all_graphs(model.graph):
-        for value in graph.initializers.values() if initializers else ():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _embedded(value.const_value)
-        for node in graph:
-            attribute = node.attributes.get("value") if is_op(node, "Constant") else None
-            if attribute is None or attribute.is_ref():
-                continue
-            tensor = attribute.as_tensor()
-            if isinstance(tensor, ir.ExternalTensor):
-                node.attributes["value"] = ir.AttrTensor("value", _embedded(tensor))
-
-
-def _embedded(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+        for owner, tensor in _constants(graph):
+            if isinstance(tensor, ir.ExternalTensor) and (initializers or isinstance(owner, ir.Node)):
+                _put(owner, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name))

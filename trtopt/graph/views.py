@@ -11,12 +11,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.edit import axes_of, constant_of, input_of, int_attribute, ints_attribute, is_op
 
 _STAND_INS = (7, 11, 13, 17, 19, 23, 29, 31)
 """Sizes for dimensions that are not known; primes, so that no reshape fits by chance."""
 
-_MOVES = frozenset("Expand Flatten Gather Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 _PASSES = frozenset("Cast Identity Dropout".split())
 
 
@@ -40,11 +39,7 @@ class Sizes:
         return tuple(dim for dim in found if dim is not None) if None not in found else None
 
     def open(self, value: ir.Value) -> tuple[int, ...]:
-        """As :meth:`of`, with -1 for dimensions that have no stand-in.
-
-        Raises:
-            ValueError: The rank is not known.
-        """
+        """As :meth:`of`, with -1 for dimensions that have no stand-in; raises ValueError without a rank."""
         if value.shape is None:
             raise ValueError(f"{value.name} has no rank")
         dims = [
@@ -61,7 +56,7 @@ class Sizes:
 
 def is_move(node: ir.Node | None) -> bool:
     """Whether ``node`` moves the elements of its first input, and does nothing else."""
-    return node is not None and is_op(node, *_MOVES)
+    return node is not None and is_op(node, *_HANDLERS)
 
 
 def is_pass(node: ir.Node | None) -> bool:
@@ -78,10 +73,9 @@ def is_pass(node: ir.Node | None) -> bool:
 
 
 def moved(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray | None:
-    """What ``node`` (see :func:`is_move`, :func:`is_pass`) makes of ``array`` as its first input.
+    """What ``node`` (see :func:`is_move`, :func:`is_pass`) makes of ``array`` as first input, a view where numpy can.
 
-    Returns:
-        A view where numpy can; None where an operand is not a constant, or does not fit the array.
+    None where an operand is not a constant, or does not fit the array.
     """
     if is_pass(node):
         return array
@@ -94,8 +88,7 @@ def moved(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> n
 def merged_rows(output: ir.Value, array: np.ndarray, width: int, sizes: Sizes) -> np.ndarray | None:
     """What a Reshape to a shape that is not known makes of ``array``, where the last axis of its output has this width.
 
-    Returns:
-        None unless the array repeats rows of ``width`` elements, which stay rows however the others are divided.
+    None unless the array repeats rows of ``width`` elements, which stay rows however the others are divided.
     """
     shape, axis = sizes.of(output), array.ndim
     while axis > 0 and math.prod(array.shape[axis:]) < width:
@@ -124,12 +117,6 @@ def _constants(node: ir.Node, *indices: int) -> list[list[int]]:
             raise ValueError(f"input {index} of {node.name} is not a constant")
         found.append([int(item) for item in array.ravel()])
     return found
-
-
-def _axes(node: ir.Node) -> tuple[int, ...] | None:
-    if "axes" in node.attributes:
-        return ints_attribute(node, "axes")
-    return None if input_of(node, 1) is None else tuple(_constants(node, 1)[0])
 
 
 def _expand(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray:
@@ -185,7 +172,10 @@ def _split(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> 
 
 
 def _squeeze(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray:
-    return np.squeeze(array, _axes(node))
+    axes = axes_of(node)
+    if axes is None and input_of(node, 1) is not None:
+        raise ValueError("axes that are computed")
+    return np.squeeze(array, axes)
 
 
 def _transpose(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray:
@@ -193,7 +183,7 @@ def _transpose(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes)
 
 
 def _unsqueeze(node: ir.Node, output: ir.Value, array: np.ndarray, sizes: Sizes) -> np.ndarray:
-    axes = _axes(node)
+    axes = axes_of(node)
     if axes is None:
         raise ValueError("no axes")
     return np.expand_dims(array, axes)

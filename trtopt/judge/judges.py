@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend, choose_backend
-from trtopt.engine.compiler import Compiler, CompilerPool
+from trtopt.engine.build import Compiler, CompilerPool
 from trtopt.engine.layers import buffer_sizes, constant_bytes, moved_bytes
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.work import layers_of_engine, trip_counts

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from trtopt.cache.code import entry_key
-from trtopt.cache.entries import Lines
-from trtopt.cache.folder import PRICES
+from trtopt.cache.folder import PRICES, Lines
 from trtopt.errors import TrtoptError
 from trtopt.events import OnEvent
 from trtopt.graph import edit

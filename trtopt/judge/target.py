@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trtopt.engine.backend import RTX_TARGETS, Backend
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.hardware.spec import PORTABLE, GpuSpec, gpus_of, supports
 from trtopt.support.precision import Precision
 
@@ -25,9 +25,9 @@ class BuildTarget:
 
     backend: Backend
     gpu: GpuSpec | None
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[ShapeProfile, ...] = ()
 
-    def with_profiles(self, profiles: tuple[Profile, ...]) -> BuildTarget:
+    def with_profiles(self, profiles: tuple[ShapeProfile, ...]) -> BuildTarget:
         """The same for other shapes."""
         return replace(self, profiles=profiles)
 

@@ -16,7 +16,7 @@ from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend, installed_version
 from trtopt.engine.build import EngineArtifact, build_engine, cache_key, check_options
 from trtopt.engine.cache import EngineCache, timing_for
-from trtopt.engine.option_search import Answer, Measured, Options, remembered, search_options
+from trtopt.engine.option_search import Answer, EngineTime, Options, remembered, search_options
 from trtopt.engine.options import SEARCH, key_of
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import why_not_run
@@ -137,7 +137,7 @@ def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) 
         engine = build_engine(with_options(options), clock.listen, cache)
         found = time_engine(engine.data, request.backend).device
         record = engine.record
-        measured = Measured(found.median_us, found.spread_us, found.stable, record.build_seconds, record.sha256)
+        measured = EngineTime(found.median_us, found.spread_us, found.stable, record.build_seconds, record.sha256)
         return Answer(measured, engine)
 
     def times_key(options: Options) -> str:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.compare import HostPart
 from trtopt.engine.backend import Backend
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.engine.unsupported import Unsupported, why_unsupported
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact, input_spec
@@ -41,13 +41,13 @@ class Cut:
     host: HostPart | None = None
     record: HostRecord | None = None
 
-    def profiles(self, whole: tuple[Profile, ...]) -> tuple[Profile, ...]:
+    def profiles(self, whole: tuple[ShapeProfile, ...]) -> tuple[ShapeProfile, ...]:
         """Profiles of the whole model without the inputs that only the host reads."""
         if self.host is None:
             return whole
         names = [item.name for item in self.artifact.inputs]
         kept = [{name: shape for name, shape in profile.shapes.items() if name in names} for profile in whole]
-        return tuple(Profile(shapes) for shapes in kept if shapes)
+        return tuple(ShapeProfile(shapes) for shapes in kept if shapes)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.accuracy.compare import HostPart
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.precision.fp16.network_io import DTYPES, IoRequest, apply_io, check_io, describe, fed_as_before, feeds_for
@@ -35,7 +35,7 @@ class FinalModel:
     """
 
     artifact: ModelArtifact
-    profiles: tuple[Profile, ...]
+    profiles: tuple[ShapeProfile, ...]
     compared: ir.Model
     records: tuple[NetworkIo, ...] = ()
     feeds: Callable[[Feeds], Feeds] | None = None
@@ -71,7 +71,7 @@ def _check_whole(request: IoRequest, samples: Samples) -> None:
 
 def change(
     artifact: ModelArtifact,
-    profiles: tuple[Profile, ...],
+    profiles: tuple[ShapeProfile, ...],
     requests: Sequence[IoRequest],
     original: ir.Model,
     host: HostPart | None,
@@ -108,7 +108,7 @@ def change(
     )
 
 
-def _profile(profile: Profile, before: ir.Model, after: ir.Model) -> Profile:
+def _profile(profile: ShapeProfile, before: ir.Model, after: ir.Model) -> ShapeProfile:
     """The shapes of a profile with the channels the inputs have now."""
     channels = {
         str(new.name): new.shape[1]
@@ -121,4 +121,4 @@ def _profile(profile: Profile, before: ir.Model, after: ir.Model) -> Profile:
         if isinstance(count, int):
             low, best, high = ((shape[0], count, *shape[2:]) for shape in (low, best, high))
         shapes[name] = (low, best, high)
-    return Profile(shapes)
+    return ShapeProfile(shapes)

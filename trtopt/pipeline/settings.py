@@ -15,8 +15,7 @@ from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
 from trtopt.engine.manifest import Signer, manifest_path, signature_path
-from trtopt.engine.profiles import plan_profiles
-from trtopt.engine.request import Profile
+from trtopt.engine.request import ShapeProfile, plan_profiles
 from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import present_gpu
@@ -270,7 +269,7 @@ class BuildInputs:
     source: str
     metric: Metric | None
     ranges: ImportedCache | None
-    profiles: tuple[Profile, ...]
+    profiles: tuple[ShapeProfile, ...]
 
 
 def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> BuildInputs:
@@ -331,7 +330,9 @@ def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: S
     return with_baseline(metric, loaded.model, check, clock)
 
 
-def _profiles(settings: BuildSettings, loaded: ModelArtifact, samples: Samples, clock: Clock) -> tuple[Profile, ...]:
+def _profiles(
+    settings: BuildSettings, loaded: ModelArtifact, samples: Samples, clock: Clock
+) -> tuple[ShapeProfile, ...]:
     config = settings.config
     plan = plan_profiles(
         loaded.inputs,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trtopt.config.base import ShapeMap
 from trtopt.engine.backend import Backend
-from trtopt.engine.profiles import check_shape
+from trtopt.engine.request import check_shape
 from trtopt.errors import EngineBuildError, TargetError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe.samples import random_feeds

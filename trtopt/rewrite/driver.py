@@ -10,9 +10,8 @@ import onnx_ir as ir
 from trtopt.errors import RecipeError, TrtoptError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.edit import static_shape
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
-from trtopt.rewrite.equal import difference, difference_at
+from trtopt.rewrite.equal import difference
 from trtopt.rewrite.protocol import Recipe, Target
 from trtopt.rewrite.registry import broken_packs, select
 from trtopt.rewrite.sweeps import Judging, Sweeper, Tally
@@ -28,8 +27,6 @@ class Rewritten:
     """A model after its recipes.
 
     Attributes:
-        artifact: The model, with one step per recipe that changed or refused something.
-        judge: Who judged; ``none`` where nobody did.
         before: What the model costs without recipes; None where nobody judged, or could.
         after: What it costs with them.
     """
@@ -57,11 +54,9 @@ def run(
     found is rewritten.
 
     Args:
-        artifact: The model; not changed.
         recipes: ``all``, ``none``, or names separated by commas.
         strict: Raise where a recipe or a pack fails instead of going on without it.
         target: What the graph is prepared for.
-        judging: Who judges.
         on_event: Told of each recipe tried.
 
     Raises:
@@ -96,9 +91,6 @@ class _Attempt:
     """A model after some recipes.
 
     Attributes:
-        recipes: Those that were tried.
-        model: The model.
-        tallies: What each did.
         off: Where the model computes something else than the original; empty where it does not.
         cost: What the whole costs; None where nobody can say, or it computes something else.
     """
@@ -150,11 +142,7 @@ class _Settler:
         return tuple(other for other in attempt.recipes if other is not recipe)
 
     def _right(self, attempt: _Attempt, dropped: dict[str, Refusal]) -> _Attempt:
-        """Without the recipes that change what is computed.
-
-        Raises:
-            RecipeError: There is one, with ``strict``.
-        """
+        """Without the recipes that change what is computed. Raises RecipeError: there is one, with ``strict``."""
         while attempt.off:
             wrong = self._culprit(attempt)
             reason = f"taken back: the outputs differ with it, {attempt.off}"
@@ -214,17 +202,14 @@ class _Settler:
         original, judging = self.artifact.model, self.sweeper.judging
         if judging is None or model is original:
             return ""
-        if all(static_shape(value) is not None for value in original.graph.inputs):
-            return difference(original, model)
-        return difference_at(original, model, judging.shapes)
+        return difference(original, model, judging.shapes)
 
     def _cost(self, model: ir.Model) -> Cost | None:
-        """What the whole model costs; None where nobody can say."""
-        trial = self.sweeper.trial
-        if trial is None:
+        place_judge = self.sweeper.place_judge
+        if place_judge is None:
             return None
         try:
-            return trial.price(self.sweeper.static_form(model)[0]).total
+            return place_judge.price(self.sweeper.static_form(model)[0]).total
         except TrtoptError as error:
             text = f"the network as a whole cannot be judged: {error.what}"
             self.sweeper.on_event(Event("warning", "rewrite", text=text))

@@ -28,38 +28,27 @@ _LARGE = 1 << 16
 """Input elements from which on one row of a batch is tried first: a few numbers may all be positive."""
 
 
-def difference(expected: ir.Model, found: ir.Model) -> str:
-    """Where two models differ on random inputs, in words; empty when they agree.
+def difference(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[int, ...]] | None = None) -> str:
+    """Where two models of the same inputs and outputs differ on random inputs, in words; empty when they agree.
 
     Args:
-        expected: A model whose inputs have static shapes.
-        found: A model with the same inputs and outputs.
+        expected: A model.
+        shapes: A shape for each of its inputs that has a dynamic axis.
 
     Returns:
         A difference beyond rounding, or why the second model cannot be run. Empty as well when ONNX Runtime cannot run
         the first, or it draws random numbers: nothing is known then.
     """
-    shapes = {str(value.name): static_shape(value) or () for value in expected.graph.inputs}
-    if _is_random(expected):
-        return ""
-    small, other = (_at_batch_one(model) if _is_large(shapes) else None for model in (expected, found))
-    if small is not None and other is not None:
-        # A recipe may write the static batch into the graph: only equality at batch one says anything.
-        ones = {name: (1, *shape[1:]) for name, shape in shapes.items()}
-        if _difference(small, other, ones) == "":
-            return ""
-    return _difference(expected, found, shapes) or ""
-
-
-def difference_at(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """As :func:`difference` for models with dynamic axes, at these input shapes."""
-    if _is_random(expected):
+    if any(node.op_type in RANDOM for node in edit.all_nodes(expected.graph)):
         return ""
     fixed = {str(value.name): static_shape(value) for value in expected.graph.inputs}
-    full = {name: shape if shape is not None else shapes[name] for name, shape in fixed.items()}
+    is_static = None not in fixed.values()
+    full = {name: (shapes or {}).get(name, ()) if shape is None else shape for name, shape in fixed.items()}
     if _is_large(full):
-        ones = {name: shape if fixed[name] is not None else (1, *shape[1:]) for name, shape in full.items()}
-        if _difference(expected, found, ones) == "":
+        # A recipe may write the static batch into the graph: only equality at batch one says anything.
+        small, other = (_at_batch_one(model) if is_static else model for model in (expected, found))
+        ones = {n: (1, *shape[1:]) if is_static or fixed[n] is None else shape for n, shape in full.items()}
+        if small is not None and other is not None and _difference(small, other, ones) == "":
             return ""
     return _difference(expected, found, full) or ""
 
@@ -67,10 +56,6 @@ def difference_at(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tupl
 def _is_large(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether a single row still shows a difference and all rows take their time."""
     return sum(math.prod(shape) for shape in shapes.values()) >= _LARGE
-
-
-def _is_random(model: ir.Model) -> bool:
-    return any(node.op_type in RANDOM for node in edit.all_nodes(model.graph))
 
 
 def _difference(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> str | None:

@@ -77,8 +77,7 @@ def split(model: ir.Model, refused: Collection[ir.Node], shapes: Mapping[str, tu
     bytes that pass. Shape arithmetic that starts at tensors the host has anyway is in both parts.
 
     Args:
-        model: The model, its nodes sorted; not changed.
-        refused: Nodes of its main graph.
+        refused: Nodes of the main graph of ``model``, which is sorted and not changed.
         shapes: Static shapes by value name, as far as known.
 
     Returns:
@@ -239,7 +238,6 @@ class _Cut:
         return math.inf if shape is None or value.dtype is None else math.prod(shape) * value.dtype.itemsize
 
     def _passes(self, value: ir.Value) -> bool:
-        """Whether a value, read by the host, has to come from the engine."""
         return value.producer() is not None and constant_tensor_of(value) is None
 
     def _border(self, tail: Collection[ir.Node]) -> dict[ir.Value, None]:

@@ -38,10 +38,6 @@ class Target:
     compute_capability: str | None = None
 
 
-Target = Target
-"""The name that packs of recipes know it by."""
-
-
 @dataclass(frozen=True)
 class Match:
     """One place a recipe applies to.

@@ -1,27 +1,140 @@
-"""Recipes over a model until none finds anything: clone, find, judge, rewrite, check, commit or roll back."""
+"""Recipes over a model until none finds anything: clone, find, judge, rewrite, check, commit or roll back.
+
+Whether a rewrite pays is tried on a subgraph, checked on numbers, and judged before and after.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
 
 import onnx_ir as ir
 
-from trtopt.errors import RecipeError
+from trtopt.errors import RecipeError, TrtoptError
 from trtopt.events import Event, OnEvent
 from trtopt.graph import invariants
 from trtopt.graph.edit import shared_names
 from trtopt.graph.shapes import at_shapes, infer_in_place
-from trtopt.judge.protocol import Judge
-from trtopt.judge.subgraph import Cutter
-from trtopt.report.schema.steps import Refusal, RegionRecord
+from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, Prices, changed_cost, no_gain
+from trtopt.judge.subgraph import CutError, Cutter, structure_key
+from trtopt.report.schema.steps import Cost, Refusal, RegionRecord
+from trtopt.rewrite.equal import difference
 from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
-from trtopt.rewrite.trial import Trial, Verdict
 
-_T = TypeVar("_T")
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found for one place.
+
+    Attributes:
+        choice: The alternative that is best; empty where there is one way.
+        before: Cost of the kernels that compute the place; None where it was not judged.
+        after: That, changed by what the rewrite changes in the subgraph around it.
+    """
+
+    choice: str
+    kept: bool
+    reason: str = ""
+    before: Cost | None = None
+    after: Cost | None = None
+
+    @property
+    def saved_us(self) -> float:
+        return self.before.predicted_us - self.after.predicted_us if self.before and self.after else 0.0
+
+    @property
+    def gain(self) -> float:
+        """Share of the time won."""
+        if self.before is None or self.after is None or not self.before.predicted_us:
+            return 0.0
+        return 1.0 - self.after.predicted_us / self.before.predicted_us
+
+
+@dataclass
+class PlaceJudge:
+    """Judges places, each structure once."""
+
+    judge: Judge
+    target: Target
+    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _prices: Prices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prices = Prices(self.judge)
+
+    def verdict(self, recipe: Recipe, matches: Sequence[Match], model: ir.Model, cutter: Cutter) -> Verdict:
+        """The best way to rewrite one place, if any pays.
+
+        Args:
+            matches: Its alternatives at this place; they agree in their first node.
+            model: The whole model with static shapes, whose subgraphs ``cutter`` cuts.
+        """
+        names = {str(node.name) for match in matches for node in match.nodes}
+        try:
+            subgraph = cutter.subgraph(names)
+        except CutError as error:
+            return Verdict(matches[0].choice, False, f"it cannot be judged: {error}")
+        key = self._key(recipe, matches, subgraph)
+        if key not in self._verdicts:
+            verdict = None
+            if len(subgraph.graph) < len(model.graph):
+                infer_in_place(subgraph)
+                verdict = self._judged(recipe, matches, subgraph, inner=True)
+            if verdict is None:  # it is all, or the subgraph does not show enough of the graph for the recipe
+                verdict = self._judged(recipe, matches, model, inner=False)
+            self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found at static shapes")
+        return self._verdicts[key]
+
+    def price(self, model: ir.Model, *, inner: bool = False) -> Priced:
+        """As :meth:`Judge.price`, asked once for models of equal structure."""
+        return self._prices.price(model, inner=inner)
+
+    def _key(self, recipe: Recipe, matches: Sequence[Match], subgraph: ir.Model) -> str:
+        places = {str(node.name): index for index, node in enumerate(subgraph.graph.all_nodes())}
+        ways = [(match.choice, sorted(places.get(str(node.name), -1) for node in match.nodes)) for match in matches]
+        return hashlib.sha256(f"{recipe!r} {ways} {structure_key(subgraph)}".encode()).hexdigest()
+
+    def _judged(self, recipe: Recipe, matches: Sequence[Match], subgraph: ir.Model, *, inner: bool) -> Verdict | None:
+        """The verdict from one subgraph; None where the recipe finds nothing in it."""
+        label, wanted = matches[0].label, {match.choice for match in matches}
+        there = [m for m in recipe.find(subgraph, self.target).matches if m.label == label and m.choice in wanted]
+        if not there:
+            return None
+        try:
+            before = self.price(subgraph, inner=inner)
+        except TrtoptError as error:
+            return Verdict(matches[0].choice, False, f"it cannot be judged: {error.what}")
+        tried = [self._tried(recipe, match, subgraph, before, inner) for match in there]
+        return max(tried, key=lambda verdict: (verdict.kept, verdict.saved_us))
+
+    def _tried(self, recipe: Recipe, match: Match, subgraph: ir.Model, whole: Priced, inner: bool) -> Verdict:
+        names = {str(node.name) for node in match.nodes}
+        before = whole.share(names)
+        if not before.kernels:
+            before = whole.total
+        clone = subgraph.clone()
+        same = [
+            m for m in recipe.find(clone, self.target).matches if (m.label, m.choice) == (match.label, match.choice)
+        ]
+        refused = recipe.rewrite(clone, same[0])
+        if refused is not None:
+            return Verdict(match.choice, False, refused.reason, before)
+        invariants.check(clone, invariants.signature(subgraph))
+        infer_in_place(clone)
+        off = difference(subgraph, clone)
+        if off:
+            return Verdict(match.choice, False, f"the results differ: {off}", before)
+        try:
+            after = changed_cost(before, whole.total, self.price(clone, inner=inner).total)
+        except TrtoptError as error:
+            return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
+        verdict = Verdict(match.choice, True, "", before, after)
+        if verdict.gain >= LEAST_GAIN:
+            return verdict
+        return Verdict(match.choice, False, no_gain(before, after), before, after)
+
 
 _MAX_SWEEPS = 20
 """Rounds over all recipes. Real models need two to four; more means that two recipes undo each other."""
@@ -32,7 +145,6 @@ class Judging:
     """Who judges, and where.
 
     Attributes:
-        judge: Says what a graph costs.
         shapes: A shape for each input with a dynamic axis.
     """
 
@@ -72,7 +184,6 @@ class Sweeper:
     """Applies recipes; what was judged is remembered from one call to the next.
 
     Attributes:
-        target: What recipes are told.
         strict: Raise where a recipe fails instead of rolling it back.
         judging: Who judges recipes from stage FUSE on; None applies whatever they find.
         on_event: Told of each recipe tried.
@@ -82,19 +193,15 @@ class Sweeper:
     strict: bool
     judging: Judging | None
     on_event: OnEvent
-    trial: Trial | None = field(init=False, default=None)
+    place_judge: PlaceJudge | None = field(init=False, default=None)
     _static: tuple[ir.Model, ir.Model, Cutter] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.judging is not None:
-            self.trial = Trial(self.judging.judge, self.target)
+            self.place_judge = PlaceJudge(self.judging.judge, self.target)
 
     def sweep(self, model: ir.Model, recipes: tuple[Recipe, ...]) -> tuple[ir.Model, dict[str, Tally]]:
-        """The model after the recipes, and what each did.
-
-        Raises:
-            RecipeError: A recipe failed, with ``strict``.
-        """
+        """The model after the recipes, and what each did. Raises RecipeError: a recipe failed, with ``strict``."""
         tallies = {recipe.name: Tally() for recipe in recipes}
         for _ in range(_MAX_SWEEPS):
             changed: set[str] = set()
@@ -104,7 +211,7 @@ class Sweeper:
                     continue
                 began = time.perf_counter()
                 try:
-                    outcome = _guarded(recipe, partial(self._apply_once, recipe, model))
+                    outcome = self._guarded(recipe, model)
                 except RecipeError as error:
                     if self.strict:
                         raise
@@ -123,6 +230,17 @@ class Sweeper:
             text = f"after {_MAX_SWEEPS} sweeps these recipes still find changes, perhaps each other's: {busy}"
             self.on_event(Event("warning", "rewrite", text=text))
         return model, tallies
+
+    def _guarded(self, recipe: Recipe, model: ir.Model) -> _Outcome:
+        """As :meth:`_apply_once`; whatever the recipe raises becomes a RecipeError."""
+        try:
+            return self._apply_once(recipe, model)
+        except (Exception, SystemExit) as error:
+            raise RecipeError(
+                f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                where=f"recipe {recipe.name}",
+                remedy="leave the recipe out with --recipes, and report the model to the recipe's author",
+            ) from error
 
     def _apply_once(self, recipe: Recipe, model: ir.Model) -> _Outcome:
         """Rewrite the matches of one recipe that pay, on a clone."""
@@ -154,12 +272,12 @@ class Sweeper:
         places: dict[str, list[Match]] = {}
         for match in findings.matches:
             places.setdefault(match.label, []).append(match)
-        if self.trial is None or recipe.stage < Stage.FUSE:
+        if self.place_judge is None or recipe.stage < Stage.FUSE:
             return {(label, matches[0].choice) for label, matches in places.items()}, ()
         static, cutter = self.static_form(model)
         verdicts: dict[int, tuple[Verdict, list[str]]] = {}
         for label, matches in places.items():
-            verdict = self.trial.verdict(recipe, matches, static, cutter)
+            verdict = self.place_judge.verdict(recipe, matches, static, cutter)
             verdicts.setdefault(id(verdict), (verdict, []))[1].append(label)
         wanted = {(label, verdict.choice) for verdict, labels in verdicts.values() for label in labels if verdict.kept}
         return wanted, tuple(
@@ -174,14 +292,3 @@ class Sweeper:
             static = at_shapes(model, shapes)
             self._static = model, static, Cutter(static)
         return self._static[1], self._static[2]
-
-
-def _guarded(recipe: Recipe, action: Callable[[], _T]) -> _T:
-    try:
-        return action()
-    except (Exception, SystemExit) as error:
-        raise RecipeError(
-            f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
-            where=f"recipe {recipe.name}",
-            remedy="leave the recipe out with --recipes, and report the model to the recipe's author",
-        ) from error

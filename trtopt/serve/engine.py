@@ -10,17 +10,15 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from trtopt.errors import ResourceError, TrtoptError, UsageError
-from trtopt.serve import dlpack
 from trtopt.serve.load import Loaded, LoadSettings, load
 from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
-from trtopt.serve.tensors import CallInput, InputChecker, TensorSpec, check_nan
+from trtopt.serve.tensors import CallInput, InputChecker, TensorSpec, as_torch, check_nan, is_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -218,9 +216,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _taken(self, inputs: Mapping[str, Any]) -> dict[str, CallInput]:
@@ -308,7 +304,6 @@ def _kind(error: BaseException) -> str:
 
 
 def _by(label: str, values: Mapping[str, int]) -> list[tuple[str, dict[str, str], float]]:
-    """The values of a counter."""
     return [("_total", {label: key}, value) for key, value in sorted(values.items())]
 
 
@@ -322,9 +317,9 @@ def _in_event_loop() -> bool:
 
 def _like(first: Any, outputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs as what the first input is: torch tensors on the same memory, or as they are."""
-    if type(first) is np.ndarray or not dlpack.is_torch(first):
+    if type(first) is np.ndarray or not is_torch(first):
         return outputs
     return {
-        name: dlpack.as_torch(value) if isinstance(value, np.ndarray) and value.dtype.kind != "O" else value
+        name: as_torch(value) if isinstance(value, np.ndarray) and value.dtype.kind != "O" else value
         for name, value in outputs.items()
     }

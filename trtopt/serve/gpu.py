@@ -23,9 +23,7 @@ from trtopt.engine.run import Buffer, Cuda, LoadedEngine, guarded, output_alloca
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.hardware.probe import probe
 from trtopt.report.schema.manifest import ShapeRange
-from trtopt.serve import dlpack
-from trtopt.serve.dlpack import GpuTensor
-from trtopt.serve.tensors import CallInput, TensorSpec, choose, spec_of
+from trtopt.serve.tensors import CallInput, GpuTensor, TensorSpec, choose, empty_like, on_device_of, package_of, spec_of
 from trtopt.support._lazy import require
 
 _G = TypeVar("_G")
@@ -123,8 +121,6 @@ class Lane:
     """Runs one call at a time; several lanes of an engine run at once.
 
     Args:
-        loaded: The engine.
-        stack: Frees the lane's memory when it closes.
         graphs: How many shapes have a CUDA graph. TensorRT for RTX captures by itself, and falls back unseen.
     """
 
@@ -164,7 +160,8 @@ class Lane:
             raise
 
     def _run(self, profile: int, feeds: Mapping[str, CallInput]) -> dict[str, Any]:
-        self._order(feeds)
+        if any(isinstance(given, GpuTensor) for given in feeds.values()):
+            self._wait_for_legacy()  # for what the caller's package has done to them
         held = {name: self._ready(name, feeds[name]) for name in self._loaded.inputs}  # until the stream is done
         addresses = {name: self._place(name, given) for name, given in held.items()}
         self._set(self._context, profile, feeds, addresses)
@@ -179,11 +176,6 @@ class Lane:
         for name in self._loaded.on_host & found.keys():
             found[name] = self._fetch_from_host(name, found[name], source)
         return {name: self._as_model_has_it(name, value, source) for name, value in found.items()}
-
-    def _order(self, feeds: Mapping[str, CallInput]) -> None:
-        """Have the stream wait for what the caller's package has done to tensors on the GPU."""
-        if any(isinstance(given, GpuTensor) for given in feeds.values()):
-            self._wait_for_legacy()
 
     def _wait_for_legacy(self) -> None:
         self._cuda.call("cudaEventRecord", self._event, _LEGACY_STREAM)
@@ -335,7 +327,7 @@ class Lane:
             array = np.empty(shape, dtype)
             self._copy(array.ctypes.data, pointer, array.nbytes, "cudaMemcpyDeviceToHost")
             return array
-        target = dlpack.empty_like(source, shape, dtype)
+        target = empty_like(source, shape, dtype)
         self._wait_for_legacy()  # its memory may have been freed there, and still be in use
         self._copy(target.pointer, pointer, target.nbytes, "cudaMemcpyDeviceToDevice")
         return target.tensor
@@ -343,20 +335,18 @@ class Lane:
     def _fetch_from_host(self, name: str, array: np.ndarray, source: Any) -> Any:
         """An output that the engine wrote in the host's memory: into ``array``, or a new tensor like ``source``."""
         ctypes.memmove(array.ctypes.data, self._buffers[name].pointer, array.nbytes)
-        return array if source is None else dlpack.on_device_of(source, array)
+        return array if source is None else on_device_of(source, array)
 
     def _as_model_has_it(self, name: str, value: Any, source: Any) -> Any:
         if name not in self._loaded.channels_last:
             return value
-        return np.moveaxis(value, -1, 1) if source is None else dlpack.package_of(source).moveaxis(value, -1, 1)
+        return np.moveaxis(value, -1, 1) if source is None else package_of(source).moveaxis(value, -1, 1)
 
 
 class GpuRunner:
     """An engine on its GPU, with as many execution contexts and streams as calls run at a time.
 
     Args:
-        engine: The engine, which was checked to run here.
-        contexts: How many calls run at a time.
         graphs: How many shapes have a CUDA graph, in each context.
 
     Raises:
@@ -394,14 +384,12 @@ class GpuRunner:
             return guarded(lambda: self._lanes[context].run(profile, feeds))
 
     def close(self) -> None:
-        """Free the GPU's memory."""
         with self._cuda.first_gpu():
             self._lanes = []
             self._stack.close()
 
     @property
     def graph_counts(self) -> dict[str, int]:
-        """What came of the CUDA graphs of all contexts."""
         every = [dataclasses.asdict(lane.counts) for lane in self._lanes]
         return {field.name: sum(counts[field.name] for counts in every) for field in dataclasses.fields(GraphCounts)}
 

@@ -10,23 +10,99 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.engine.backend import is_engine
 from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine
-from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
+from trtopt.errors import IntegrityError, InvalidModelError, MissingDependencyError, TargetError, UsageError
+from trtopt.graph.edit import all_nodes
+from trtopt.hardware.cpu import available_threads
 from trtopt.report.schema.manifest import HostFiles, Manifest
-from trtopt.serve.cpu import CpuRunner
 from trtopt.serve.gpu import GpuRunner
-from trtopt.serve.tensors import TensorSpec, said, spec_of
+from trtopt.serve.tensors import Arrays, TensorSpec, said, spec_of
 from trtopt.source.onnx_file import load as load_model
+from trtopt.support._lazy import require
+from trtopt.support.ort_session import ServingSession
+
+
+class CpuRunner:
+    """A model in ONNX Runtime; any number of threads may run it at once.
+
+    ONNX Runtime has few BF16 kernels on a CPU: a model with BF16 in it is computed in FP32, and rounded after every
+    node as verification does it.
+
+    Args:
+        callers: How many calls run at a time. Each brings a thread, and only cores that these leave help within
+            operators.
+
+    Raises:
+        InvalidModelError: ONNX Runtime cannot load it, or an input or output is no tensor.
+        MissingDependencyError: ONNX Runtime is not installed.
+    """
+
+    takes_gpu = False
+
+    def __init__(self, model: ir.Model, callers: int) -> None:
+        self.inputs = specs_of(model.graph.inputs)
+        self.outputs = specs_of(model.graph.outputs)
+        self.runtime = f"onnxruntime {require('onnxruntime', 'cpu', 'serve models on the CPU').__version__} on the CPU"
+        threads = max(1, available_threads() - callers + 1)
+        self._session = ServingSession(fp32_emulation(model) if _has_bf16(model) else model, threads=threads)
+        self._narrow = {spec.name for spec in self.outputs if spec.dtype == ml_dtypes.bfloat16}
+
+    def run(self, context: int, feeds: Arrays) -> Arrays:
+        """Outputs by name; BF16 is computed from and to FP32 at the border, without loss."""
+        session = self._session
+        found = dict(zip(session.output_names, session.run(feeds), strict=True))
+        for name in self._narrow:
+            found[name] = found[name].astype(ml_dtypes.bfloat16)
+        return found
+
+    @property
+    def graph_counts(self) -> dict[str, int]:
+        """Nothing: there are no CUDA graphs on a CPU."""
+        return {}
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _has_bf16(model: ir.Model) -> bool:
+    return any(
+        value is not None and value.dtype is ir.DataType.BFLOAT16
+        for node in all_nodes(model.graph)
+        for value in (*node.inputs, *node.outputs)
+    )
+
+
+def specs_of(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
+    """What the inputs or outputs of a graph are.
+
+    Raises:
+        InvalidModelError: One is no tensor, or of a type that numpy has no word for.
+    """
+    found = []
+    for value in values:
+        if not isinstance(value.type, ir.TensorType):
+            raise InvalidModelError(
+                f"{value.name!r} is no tensor: sequences, maps and optional values are not served",
+                where=str(value.name),
+                remedy="give the model inputs and outputs that are tensors",
+            )
+        shape = value.shape
+        dims = None if shape is None else tuple(dim if isinstance(dim, int) else (dim.value or "?") for dim in shape)
+        dtype: np.dtype[Any] = np.dtype(value.type.dtype.numpy())
+        found.append(TensorSpec(str(value.name), dtype, dims))
+    return tuple(found)
 
 
 class ServingRunner(Protocol):
     """What runs the calls.
 
     Attributes:
-        runtime: What it is, and on what.
-        inputs: What a call gives.
-        outputs: What it gets.
         takes_gpu: Whether inputs may lie on the GPU; then the outputs do, where the first input does.
     """
 
@@ -50,8 +126,6 @@ class WholeRunner:
     """A first part, then the part for the host, behind the same call.
 
     Args:
-        first: The engine, or its model.
-        host: The part for the host.
         names: Outputs of the whole model in its order; None where they are not known: then all outputs of both parts.
 
     Raises:
@@ -82,7 +156,6 @@ class WholeRunner:
         self._own = frozenset(spec.name for spec in own)
 
     def run(self, context: int, feeds: dict[str, Any]) -> dict[str, Any]:
-        """Outputs of the whole model by name."""
         found = self._first.run(context, {name: array for name, array in feeds.items() if name not in self._own})
         taken = {name: found[name] for name in self._between}
         taken.update((name, feeds[name]) for name in self._from_caller)
@@ -91,11 +164,9 @@ class WholeRunner:
 
     @property
     def graph_counts(self) -> dict[str, int]:
-        """What came of the CUDA graphs of the first part."""
         return self._first.graph_counts
 
     def close(self) -> None:
-        """Free the memory of both."""
         self._first.close()
         self._host.close()
 
@@ -129,15 +200,7 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """How an engine is loaded.
-
-    Attributes:
-        contexts: How many calls run at a time.
-        fallback: The model that runs where the engine cannot.
-        key: As the option.
-        allow_unverified: As the option.
-        cuda_graphs: As the option.
-    """
+    """How an engine is loaded."""
 
     contexts: int
     fallback: Path | None
@@ -147,11 +210,7 @@ class LoadSettings:
 
     @classmethod
     def of(cls, contexts: int, fallback: Path | None, options: EngineOptions) -> LoadSettings:
-        """The settings, with what was given of the options of engines.
-
-        Raises:
-            UsageError: One is unknown or wrong.
-        """
+        """The settings, with what was given of the options of engines. Raises UsageError: one is unknown or wrong."""
         known = tuple(EngineOptions.__annotations__)
         for name in options:
             if name not in known:
@@ -171,8 +230,6 @@ class Loaded:
     """What was loaded.
 
     Attributes:
-        name: The file's name.
-        runner: What runs it.
         inputs: What a call gives: the runner's, with the engine's profiles where there is an engine.
         fallback_reason: Why the engine does not run and its model runs in its place; else empty.
     """
@@ -210,11 +267,7 @@ def load(path: Path, settings: LoadSettings) -> Loaded:
 
 
 def _check_tensors(manifest: Manifest, path: Path) -> None:
-    """Check that a manifest's inputs and outputs can be those of an engine.
-
-    Raises:
-        IntegrityError: They cannot.
-    """
+    """Check that a manifest's inputs and outputs can be those of an engine. Raises IntegrityError: they cannot."""
     for item in (*manifest.inputs, *manifest.outputs):
         try:
             known = not spec_of(item).dtype.hasobject
@@ -238,7 +291,6 @@ def _impossible(path: Path, why: str) -> IntegrityError:
 
 
 def _with_host(first: ServingRunner, path: Path, host: HostFiles, contexts: int) -> WholeRunner:
-    """An engine, or its model, with the part for the host behind it."""
     place = path.with_name(host.files[0].name)
     return WholeRunner(first, CpuRunner(load_model(place).model, contexts), host.model_outputs or None)
 
@@ -274,7 +326,6 @@ def _model(path: Path, contexts: int) -> ServingRunner:
 
 
 def _fallback(engine: VerifiedEngine, path: Path, contexts: int, reason: str) -> Loaded:
-    """The model of an engine in its place."""
     artifact = load_model(path)
     manifest = engine.manifest
     runner: ServingRunner = CpuRunner(artifact.model, contexts)
@@ -291,11 +342,7 @@ def _fallback(engine: VerifiedEngine, path: Path, contexts: int, reason: str) ->
 
 
 def _check_model_of(manifest: Manifest, path: Path, sha256: str, model: ServingRunner) -> None:
-    """Check that a model is the one an engine was made from.
-
-    Raises:
-        IntegrityError: It is not.
-    """
+    """Check that a model is the one an engine was made from. Raises IntegrityError: it is not."""
     if manifest.onnx_sha256 and manifest.onnx_sha256 != sha256:
         raise _other(path, "its hash is not the one in the manifest")
     for what, own, built in (

@@ -23,8 +23,6 @@ class Latency:
     Attributes:
         bounds_s: Upper bounds of the buckets; one more without bound follows.
         cumulative: How many replies took at most each bound; last, all of them.
-        sum_s: All seconds together.
-        count: How many replies there were.
     """
 
     bounds_s: tuple[float, ...]
@@ -91,9 +89,6 @@ def histogram(latency: Latency) -> Family:
 
 def exposition(models: Mapping[str, Iterable[Family]]) -> str:
     """The text that Prometheus scrapes, in which all values of a metric stand together.
-
-    Args:
-        models: Metrics by the label ``model`` that they get.
 
     Raises:
         MissingDependencyError: prometheus_client is not installed.

@@ -14,12 +14,7 @@ from trtopt.errors import ClosedError, QueueFullError
 
 @dataclass
 class Turn:
-    """What a call of :meth:`Pool.acquire` has, for :meth:`Pool.end` to give back.
-
-    Attributes:
-        context: Its context.
-        place: Its place in the queue, until it has one.
-    """
+    """What a call of :meth:`Pool.acquire` has, a context or a place in the queue, for :meth:`Pool.end` to give back."""
 
     context: int | None = None
     place: Future[int] | None = None
@@ -132,11 +127,7 @@ class Pool:
             future.set_exception(error())
 
     def close(self, *, drain: bool) -> None:
-        """Refuse new calls, and wait for those that run.
-
-        Args:
-            drain: Whether those that wait run first; else they are refused.
-        """
+        """Refuse new calls, wait for those that run, and with ``drain`` for those that wait, which else are refused."""
         with self._lock:
             self._closed = True
         if not drain:

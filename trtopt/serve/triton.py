@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtopt.config import ShapeMap
-from trtopt.engine.profiles import BATCH_RANGE
+from trtopt.engine.request import BATCH_RANGE
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.report.schema.manifest import EngineTensor
 
@@ -42,20 +42,17 @@ def _lines(message: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in message.items():
         if value is None:
             continue
-        if isinstance(value, Sequence) and not isinstance(value, str) and not any(map(_is_message, value)):
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        if is_list and not any(isinstance(item, Mapping) for item in value):
             yield f"{indent}{name}: [{', '.join(map(_scalar, value))}]"
             continue
-        for item in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
-            if _is_message(item):
+        for item in value if is_list else (value,):
+            if isinstance(item, Mapping):
                 yield f"{indent}{name} {{"
                 yield from _lines(item, indent + "  ")
                 yield f"{indent}}}"
             else:
                 yield f"{indent}{name}: {_scalar(item)}"
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _scalar(value: Any) -> str:
@@ -78,19 +75,9 @@ Runtime = Literal["tensorrt", "onnxruntime"]
 
 CONFIG = "config.pbtxt"
 
-_ONNX_TYPES = {
-    "bool": "TYPE_BOOL",
-    "uint8": "TYPE_UINT8",
-    "uint16": "TYPE_UINT16",
-    "uint32": "TYPE_UINT32",
-    "uint64": "TYPE_UINT64",
-    "int8": "TYPE_INT8",
-    "int16": "TYPE_INT16",
-    "int32": "TYPE_INT32",
-    "int64": "TYPE_INT64",
-    "float16": "TYPE_FP16",
-    "float32": "TYPE_FP32",
-    "float64": "TYPE_FP64",
+_PLAIN_TYPES = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64".split()
+_ONNX_TYPES = {name: f"TYPE_{name.upper()}" for name in _PLAIN_TYPES} | {
+    **{f"float{bits}": f"TYPE_FP{bits}" for bits in (16, 32, 64)},
     "object": "TYPE_STRING",
 }
 _ENGINE_TYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32")
@@ -168,11 +155,7 @@ class ServedModel:
     """A model as Triton is to see it.
 
     Attributes:
-        name: Its name, which is that of its folder.
         runtime: The backend that runs it.
-        inputs: Its inputs; with ``ranges``, one for each optimization profile.
-        outputs: Its outputs.
-        device: What it runs on.
     """
 
     name: str

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from trtopt.engine.backend import TENSORRT_RTX, is_engine
 from trtopt.engine.manifest import load_engine, manifest_path
-from trtopt.engine.profiles import plan_profiles
+from trtopt.engine.request import plan_profiles
 from trtopt.errors import InvalidModelError, TargetError, UsageError
 from trtopt.graph.artifact import input_spec
 from trtopt.report.schema.manifest import EngineTensor, Manifest, ShapeRange
@@ -47,8 +47,6 @@ class RepositoryEntry:
     """A model to write.
 
     Attributes:
-        name: Its name.
-        config: Its ``config.pbtxt``.
         files: What its version holds, by path in there: content, or the file to copy. Empty for an ensemble.
     """
 
@@ -58,11 +56,7 @@ class RepositoryEntry:
 
 
 def check_name(name: str) -> None:
-    """Check the name of a model, which becomes that of a folder.
-
-    Raises:
-        UsageError: It is no plain name.
-    """
+    """Check the name of a model, which becomes that of a folder. Raises UsageError: it is no plain name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
             f"Not a name for a model: {name!r}",
@@ -72,18 +66,10 @@ def check_name(name: str) -> None:
 
 
 def write(repository: Path, entries: Sequence[RepositoryEntry], version: int | None) -> int:
-    """Write models as one version each.
+    """Write models as one version each; returns the version, by default the one after the latest of them all.
 
     A new model appears with its version, a new version with its files, in order, when all are written. A model of the
     same name must have the same configuration already.
-
-    Args:
-        repository: The folder; it is made if it is not there.
-        entries: The models.
-        version: The version; None for the one after the latest of them all.
-
-    Returns:
-        The version.
 
     Raises:
         UsageError: A model of that name has another configuration or that version already, a file cannot be read or
@@ -191,8 +177,6 @@ class TritonModel:
     """A model that was written.
 
     Attributes:
-        name: Its name.
-        path: Its folder.
         backend: ``tensorrt``, ``onnxruntime`` or ``ensemble``.
         files: What its version holds.
     """
@@ -237,9 +221,7 @@ class _Parts:
     """A model, or its two parts, and what to say about it.
 
     Attributes:
-        steps: The models.
         outputs: The outputs of the whole; None where that is not known.
-        notes: What the user should know.
     """
 
     steps: list[_Step]
@@ -249,8 +231,6 @@ class _Parts:
 
 @dataclass(frozen=True)
 class _Step:
-    """A model to be served, and its files."""
-
     model: ServedModel
     files: dict[str, bytes | Path]
 
@@ -282,7 +262,8 @@ def triton(
     """
     settings = _settings(config, options)
     path = Path(model)
-    name = settings.name if settings.name is not None else _stem(path.name)
+    suffix = next((suffix for suffix in _SUFFIXES if path.name.endswith(suffix)), "")
+    name = settings.name if settings.name is not None else path.name.removesuffix(suffix)
     check_name(name)
     if is_engine(path) or os.path.lexists(manifest_path(path)):
         parts = _engine(path, name, settings)
@@ -319,13 +300,7 @@ def _settings(config: TritonConfig | None, options: dict[str, Any]) -> TritonCon
     return dataclasses.replace(config or TritonConfig(), **options)
 
 
-def _stem(name: str) -> str:
-    suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
-    return name.removesuffix(suffix)
-
-
 def _engine(path: Path, name: str, config: TritonConfig) -> _Parts:
-    """An engine and, where the model was cut, the part for the host."""
     engine = load_engine(path, allow_unverified=True)
     if engine.backend == TENSORRT_RTX:
         raise TargetError(
@@ -369,7 +344,6 @@ def _engine_notes(manifest: Manifest) -> list[str]:
 
 
 def _onnx(path: Path, name: str, config: TritonConfig) -> _Parts:
-    """A model and, where it was cut, the part for the host beside it."""
     model = load(path, hash_weights=False).model
     beside = path.with_name(path.name.removesuffix(".onnx") + _HOST_SUFFIX)
     notes: list[str] = []

@@ -125,7 +125,6 @@ def graphs_of(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
 
 
 def _check_versions(proto: onnx.ModelProto, where: str) -> dict[str, int]:
-    """Opset versions by domain."""
     if proto.ir_version < MIN_IR_VERSION:
         raise _invalid(f"The file has IR version {proto.ir_version}; {MIN_IR_VERSION} and later are supported", where)
     if proto.ir_version > onnx.IR_VERSION:
@@ -141,7 +140,6 @@ def _check_versions(proto: onnx.ModelProto, where: str) -> dict[str, int]:
 
 
 def _imports(items: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str, int]:
-    """Imported versions by domain."""
     opsets: dict[str, int] = {}
     for item in items:
         _require_text(item.domain, where)
@@ -318,7 +316,8 @@ def _check_tensor(tensor: onnx.TensorProto, owner: str) -> None:
     elif tensor.HasField("raw_data"):
         found, expected = len(tensor.raw_data), -(-elements * dtype.bitwidth // 8)
     else:
-        field, per_element = _typed_field(dtype)
+        typed = ((field, types[dtype.name]) for field, types in _TYPED_FIELDS.items() if dtype.name in types)
+        field, per_element = next(typed, ("int32_data", 1))
         packed = max(1, 8 // dtype.bitwidth) if field == "int32_data" else 1
         found, expected = len(getattr(tensor, field)), -(-elements * per_element // packed)
     if found != expected:
@@ -327,13 +326,6 @@ def _check_tensor(tensor: onnx.TensorProto, owner: str) -> None:
             where=owner,
             remedy="the file is damaged: " + _EXPORT_AGAIN,
         )
-
-
-def _typed_field(dtype: ir.DataType) -> tuple[str, int]:
-    for field, types in _TYPED_FIELDS.items():
-        if dtype.name in types:
-            return field, types[dtype.name]
-    return "int32_data", 1
 
 
 _MOST_TRIPS = 1 << 30
@@ -365,7 +357,6 @@ def check_loops(model: ir.Model) -> None:
 
 
 def _always(node: ir.Node) -> bool:
-    """Whether the condition of a loop is true before the first trip and after each."""
     body = node.attributes["body"].as_graph()
     first = node.inputs[1] if len(node.inputs) > 1 else None
     begins = first is None or _is_true(first)
@@ -386,7 +377,6 @@ def _scalar(value: ir.Value | None, dtype: ir.DataType) -> int | None:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """The value that Identity nodes pass on."""
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
@@ -396,7 +386,6 @@ def check_external_data(proto: onnx.ModelProto, folder: Path) -> list[Path]:
     """Check every tensor whose data lies in another file.
 
     Args:
-        proto: The parsed model.
         folder: The model's folder, absolute: the only place such files may lie.
 
     Returns:

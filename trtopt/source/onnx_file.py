@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.edit import all_graphs, all_nodes, subgraphs_of
+from trtopt.graph.edit import all_graphs, all_nodes, free_name, subgraphs_of
 from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
@@ -180,7 +180,6 @@ def _drop_constant_inputs(model: ir.Model) -> list[str]:
 
 
 def _sort(model: ir.Model, where: str) -> None:
-    """Sort the nodes of every graph and function."""
     try:
         model.graph.sort()
         for function in model.functions.values():
@@ -192,7 +191,6 @@ def _sort(model: ir.Model, where: str) -> None:
 
 
 def _cycle(model: ir.Model) -> str:
-    """The nodes of one cycle, in words."""
     nodes = list(all_nodes(model.graph))
     before: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
     for node in nodes:
@@ -284,7 +282,6 @@ def _inlined(nodes: Iterable[ir.OperatorIdentifier], sizes: Mapping[ir.OperatorI
 
 
 def _copy_types(source: ir.Model, target: ir.Model) -> None:
-    """Copy dtypes and shapes between two models of the same structure."""
     for from_graph, to_graph in zip(all_graphs(source.graph), all_graphs(target.graph), strict=True):
         for from_node, to_node in zip(from_graph, to_graph, strict=True):
             for from_value, to_value in zip(from_node.outputs, to_node.outputs, strict=True):
@@ -306,9 +303,10 @@ def name_everything(model: ir.Model) -> int:
     wanted = {str(value.name) for value in _values(model) if value.name}
     taken = set(fixed)
     for value in _values(model):
-        if value.name in fixed and _is_border(value, model.graph):
+        is_border = value.graph is model.graph and (value.is_graph_input() or value.is_graph_output())
+        if value.name in fixed and is_border:
             continue
-        name = _free(_clean(str(value.name or "value")), taken, wanted)
+        name = free_name(_UNSAFE.sub("_", str(value.name or "value")), taken, wanted)
         if name != value.name:
             value.name = name
             changed += 1
@@ -316,7 +314,8 @@ def name_everything(model: ir.Model) -> int:
     taken = set()
     for graph in all_graphs(model.graph):
         for node in graph:
-            name = _free(_clean(node.name or f"node_of_{_first_output(node)}"), taken, wanted)
+            first = next((str(value.name) for value in node.outputs if value.name), node.op_type)
+            name = free_name(_UNSAFE.sub("_", node.name or f"node_of_{first}"), taken, wanted)
             if name != node.name:
                 node.name = name
                 changed += 1
@@ -331,25 +330,3 @@ def _values(model: ir.Model) -> list[ir.Value]:
         for node in graph:
             values.update(dict.fromkeys(v for v in node.outputs if v.name or v.uses() or v.is_graph_output()))
     return list(values)
-
-
-def _is_border(value: ir.Value, graph: ir.Graph) -> bool:
-    return value.graph is graph and (value.is_graph_input() or value.is_graph_output())
-
-
-def _first_output(node: ir.Node) -> str:
-    return next((str(value.name) for value in node.outputs if value.name), node.op_type)
-
-
-def _clean(name: str) -> str:
-    return _UNSAFE.sub("_", name)
-
-
-def _free(base: str, taken: set[str], wanted: set[str]) -> str:
-    """``base`` the first time; then the first numbered form that nothing has or is about to keep."""
-    name, number = base, 0
-    while name in taken or (number > 0 and name in wanted):
-        number += 1
-        name = f"{base}_{number}"
-    taken.add(name)
-    return name

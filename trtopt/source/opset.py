@@ -10,7 +10,7 @@ The source of each rule is the operator changelog of ONNX (docs/Changelog.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -28,14 +28,6 @@ class _UnsupportedError(ValueError):
     """The node has no equivalent in the target opset; the message says why."""
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """``convert`` brings a node of a version before ``before`` to at least ``before``."""
-
-    before: int
-    convert: Callable[[ir.Node], None]
-
-
 def convert(graph: ir.Graph, source: int, target: int) -> int:
     """Convert every node of the default domain in ``graph`` and its nested graphs, in place.
 
@@ -43,7 +35,6 @@ def convert(graph: ir.Graph, source: int, target: int) -> int:
     infer them before. ``opset_imports`` is left to the caller.
 
     Args:
-        graph: The graph of a model or of a function.
         source: Its opset, 7 or later.
         target: The opset wanted; nodes are left alone when it is not later than ``source``.
 
@@ -57,10 +48,10 @@ def convert(graph: ir.Graph, source: int, target: int) -> int:
     for node in list(edit.all_nodes(graph)):
         if node.domain != "":
             continue
-        for rule in _RULES.get(node.op_type, ()):
-            if source < rule.before <= target:
+        for before, rule in _RULES.get(node.op_type, ()):
+            if source < before <= target:
                 try:
-                    rule.convert(node)
+                    rule(node)
                 except _UnsupportedError as error:
                     raise InvalidModelError(
                         f"{node.op_type} of opset {source} cannot be converted to opset {target}: {error}",
@@ -99,25 +90,11 @@ def _ints_to_input(node: ir.Node, attribute: str, index: int) -> None:
 
 
 def _numpy_dtype(node: ir.Node) -> np.dtype:
-    """The dtype of a node's first input."""
     value = edit.input_of(node, 0)
     dtype = None if value is None else value.dtype
     if dtype is None:
         raise _UnsupportedError("the type of its input is not known")
     return np.dtype(dtype.numpy())
-
-
-def _rank(node: ir.Node) -> int | None:
-    value = edit.input_of(node, 0)
-    return None if value is None or value.shape is None else len(value.shape)
-
-
-def _axes(node: ir.Node) -> None:
-    _ints_to_input(node, "axes", 1)
-
-
-def _split(node: ir.Node) -> None:
-    _ints_to_input(node, "split", 1)
 
 
 def _split_outputs(node: ir.Node) -> None:
@@ -130,10 +107,11 @@ def _slice(node: ir.Node) -> None:
         _ints_to_input(node, name, index)
 
 
-def _topk(node: ir.Node) -> None:
-    k = edit.int_attribute(node, "k", -1)
-    del node.attributes["k"]
-    _set_input(node, 1, _constant(node, "k", np.asarray([k], dtype=np.int64)))
+def _to_input(node: ir.Node, name: str, index: int, default: np.ndarray) -> None:
+    """An attribute that became an input, of the type and shape of its default."""
+    attribute = node.attributes.pop(name, None)
+    value = default if attribute is None else np.full_like(default, attribute.value)
+    _set_input(node, index, _constant(node, name, value))
 
 
 def _clip(node: ir.Node) -> None:
@@ -154,13 +132,6 @@ def _pad(node: ir.Node) -> None:
     node.attributes.pop("value", None)
     if value != 0.0:
         _set_input(node, 2, _constant(node, "value", np.asarray(value, dtype=_numpy_dtype(node))))
-
-
-def _dropout(node: ir.Node) -> None:
-    """The ratio became an input (opset 12)."""
-    ratio = edit.float_attribute(node, "ratio", 0.5)
-    node.attributes.pop("ratio", None)
-    _set_input(node, 1, _constant(node, "ratio", np.asarray(ratio, dtype=np.float32)))
 
 
 def _batch_norm_9(node: ir.Node) -> None:
@@ -186,9 +157,9 @@ def _softmax(node: ir.Node) -> None:
     """
     value = edit.input_of(node, 0)
     axis = edit.int_attribute(node, "axis", 1)
-    rank = _rank(node)
-    if value is None or rank is None or value.shape is None:
+    if value is None or value.shape is None:
         raise _UnsupportedError("the rank of its input is not known")
+    rank = len(value.shape)
     axis = axis + rank if axis < 0 else axis
     if rank == 0 or axis >= rank:
         raise _UnsupportedError(f"axis {axis} is out of range for rank {rank}")
@@ -221,22 +192,11 @@ def _replace(node: ir.Node, nodes: Sequence[ir.Node]) -> None:
     graph.remove(node, safe=True)
 
 
-def _upsample(node: ir.Node) -> None:
-    """``Upsample`` 7 and 9 is ``Resize`` with asymmetric coordinates; nearest takes the pixel below."""
+def _to_resize(node: ir.Node) -> None:
+    """``Upsample`` 7 and 9, and ``Resize`` 10, are ``Resize`` with asymmetric coordinates."""
+    scales = edit.input_of(node, 1)
     if "scales" in node.attributes:
-        scales: ir.Value | None = _constant(
-            node, "scales", np.asarray(node.attributes["scales"].as_floats(), dtype=np.float32)
-        )
-    else:
-        scales = edit.input_of(node, 1)
-    _to_resize(node, scales)
-
-
-def _resize_10(node: ir.Node) -> None:
-    _to_resize(node, edit.input_of(node, 1))
-
-
-def _to_resize(node: ir.Node, scales: ir.Value | None) -> None:
+        scales = _constant(node, "scales", np.asarray(node.attributes["scales"].as_floats(), dtype=np.float32))
     mode = edit.string_attribute(node, "mode", "nearest")
     attributes: dict[str, str] = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
     if mode == "nearest":
@@ -297,12 +257,6 @@ def _grid_sample(node: ir.Node) -> None:
     node.attributes["mode"] = ir.AttrString("mode", renamed.get(mode, mode))
 
 
-def _dft(node: ir.Node) -> None:
-    axis = edit.int_attribute(node, "axis", 1)
-    node.attributes.pop("axis", None)
-    _set_input(node, 2, _constant(node, "axis", np.asarray(axis, dtype=np.int64)))
-
-
 def _group_norm(node: ir.Node) -> None:
     """Scale and bias had one entry per group; since opset 21 they have one per channel."""
     value = edit.input_of(node, 0)
@@ -317,28 +271,29 @@ def _group_norm(node: ir.Node) -> None:
         _set_input(node, index, _constant(node, label, np.repeat(array, channels // groups)))
 
 
-_RULES: dict[str, tuple[_Rule, ...]] = {
-    "BatchNormalization": (_Rule(9, _batch_norm_9), _Rule(14, _batch_norm_14)),
-    "Clip": (_Rule(11, _clip),),
-    "DFT": (_Rule(20, _dft),),
-    "Dropout": (_Rule(12, _dropout),),
-    "GridSample": (_Rule(20, _grid_sample),),
-    "GroupNormalization": (_Rule(21, _group_norm),),
-    "Hardmax": (_Rule(13, _softmax),),
-    "LogSoftmax": (_Rule(13, _softmax),),
-    "Pad": (_Rule(11, _pad),),
-    "ReduceSum": (_Rule(13, _axes),),
-    "Resize": (_Rule(11, _resize_10), _Rule(13, _resize_13)),
-    "RoiAlign": (_Rule(16, _roi_align),),
-    "Scan": (_Rule(9, _scan),),
-    "Scatter": (_Rule(11, _scatter),),
-    "Slice": (_Rule(10, _slice),),
-    "Softmax": (_Rule(13, _softmax),),
-    "Split": (_Rule(13, _split), _Rule(18, _split_outputs)),
-    "Squeeze": (_Rule(13, _axes),),
-    "TopK": (_Rule(10, _topk),),
-    "Unsqueeze": (_Rule(13, _axes),),
-    "Upsample": (_Rule(10, _upsample),),
-    **{f"Reduce{name}": (_Rule(18, _axes),) for name in _REDUCE_18},
+_AXES_TO_INPUT = partial(_ints_to_input, attribute="axes", index=1)
+_RULES: dict[str, tuple[tuple[int, Callable[[ir.Node], None]], ...]] = {
+    "BatchNormalization": ((9, _batch_norm_9), (14, _batch_norm_14)),
+    "Clip": ((11, _clip),),
+    "DFT": ((20, partial(_to_input, name="axis", index=2, default=np.asarray(1, np.int64))),),
+    "Dropout": ((12, partial(_to_input, name="ratio", index=1, default=np.asarray(0.5, np.float32))),),
+    "GridSample": ((20, _grid_sample),),
+    "GroupNormalization": ((21, _group_norm),),
+    "Hardmax": ((13, _softmax),),
+    "LogSoftmax": ((13, _softmax),),
+    "Pad": ((11, _pad),),
+    "ReduceSum": ((13, _AXES_TO_INPUT),),
+    "Resize": ((11, _to_resize), (13, _resize_13)),
+    "RoiAlign": ((16, _roi_align),),
+    "Scan": ((9, _scan),),
+    "Scatter": ((11, _scatter),),
+    "Slice": ((10, _slice),),
+    "Softmax": ((13, _softmax),),
+    "Split": ((13, partial(_ints_to_input, attribute="split", index=1)), (18, _split_outputs)),
+    "Squeeze": ((13, _AXES_TO_INPUT),),
+    "TopK": ((10, partial(_to_input, name="k", index=1, default=np.asarray([-1], np.int64))),),
+    "Unsqueeze": ((13, _AXES_TO_INPUT),),
+    "Upsample": ((10, _to_resize),),
+    **{f"Reduce{name}": ((18, _AXES_TO_INPUT),) for name in _REDUCE_18},
 }
-"""Rules by operator, in the order of the versions they lead to."""
+"""By operator, in the order of versions: each brings a node of a version before its number to at least that."""

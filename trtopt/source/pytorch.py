@@ -1,4 +1,4 @@
-"""PyTorch modules exported to ONNX by ``torch.export``, and checked against PyTorch before the file is written."""
+"""PyTorch modules exported to ONNX by ``torch.export``, checked against PyTorch first; models in memory as files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, UsageError
@@ -77,7 +78,6 @@ def export(
         inputs: Instead of ``example_inputs``: ``NAME:DTYPE:SHAPE`` each.
         dynamic: ``NAME:AXIS=SYMBOL[:MIN..MAX]`` each.
         opset: The ONNX opset, 18 to 23.
-        on_event: Called with ``start``, ``advance`` and ``end`` of the task ``export``.
 
     Raises:
         UsageError: An argument is wrong.
@@ -127,7 +127,6 @@ def export(
 
 
 def _program_call(program: Any) -> Call:
-    """The call an exported program was made with."""
     if program.example_inputs is None:
         raise UsageError("The exported program has no example inputs", remedy="export the module again")
     args, kwargs = program.example_inputs
@@ -135,7 +134,6 @@ def _program_call(program: Any) -> Call:
 
 
 def _trace(call: Call) -> Any:
-    """The module as an exported program."""
     torch = require("torch", "torch", "export PyTorch models")
     try:
         with _quiet():
@@ -209,3 +207,33 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def as_file(model: Any, folder: Path, example_inputs: Any = None) -> Path:
+    """The model as a file: a path as it is; a model in memory is written to ``folder``.
+
+    Raises:
+        UsageError: It is something else, or a module without example inputs.
+    """
+    if isinstance(model, (str, Path)):
+        return Path(model)
+    path = folder / "model.onnx"
+    if isinstance(model, onnx.ModelProto):
+        onnx.save(model, path)
+    elif isinstance(model, ir.Model):
+        save_model(model, path)
+    elif hasattr(model, "forward"):
+        if example_inputs is None:
+            raise UsageError(
+                "A PyTorch module needs example inputs to be exported",
+                where="example_inputs",
+                remedy="pass a tuple of tensors",
+            )
+        export(model, path, example_inputs=example_inputs)
+    else:
+        raise UsageError(
+            f"A {type(model).__name__} is no model",
+            where="model",
+            remedy="give a path, an ONNX model or a module",
+        )
+    return path

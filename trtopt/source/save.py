@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -39,7 +40,6 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, notes: bool = T
     removed after. A model loaded from ``path`` itself must be loaded again after that.
 
     Args:
-        model: The model.
         path: The ``.onnx`` file to write or replace.
         notes: Whether to write what computes nothing: doc strings, metadata, the producer, the name of the graph.
 
@@ -98,7 +98,8 @@ def _unload(values: list[ir.Value], target: Path) -> None:
     with atomic_path(target.parent / name) as temporary, open(temporary, "wb") as file:
         for chunk in _content(tensors):
             file.write(chunk)
-    offsets = dict(zip(map(id, tensors), _offsets(tensors), strict=True))
+    ends = itertools.accumulate((_padded(tensor.nbytes) for tensor in tensors), initial=0)
+    offsets = dict(zip(map(id, tensors), ends, strict=False))
     for value in values:
         tensor = value.const_value
         if tensor is not None:
@@ -113,23 +114,15 @@ def _unload(values: list[ir.Value], target: Path) -> None:
             )
 
 
-def _offsets(tensors: list[ir.TensorProtocol]) -> list[int]:
-    offsets, end = [], 0
-    for tensor in tensors:
-        offsets.append(end)
-        end += _padded(tensor.nbytes)
-    return offsets
-
-
 def _padded(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 def _content(tensors: list[ir.TensorProtocol]) -> Iterator[bytes | memoryview]:
-    """The data file in pieces. Tensors in files are read, not mapped: mapped pages would count as memory in use."""
+    """The data file in chunks. Tensors in files are read, not mapped: mapped pages would count as memory in use."""
     for tensor in tensors:
         if isinstance(tensor, ir.ExternalTensor):
-            yield from _file_pieces(tensor)
+            yield from _file_chunks(tensor)
         elif tensor.dtype.bitwidth < 8:
             yield tensor.tobytes()
         else:
@@ -139,24 +132,23 @@ def _content(tensors: list[ir.TensorProtocol]) -> Iterator[bytes | memoryview]:
         yield bytes(_padded(tensor.nbytes) - tensor.nbytes)
 
 
-def _file_pieces(tensor: ir.ExternalTensor) -> Iterator[bytes]:
+def _file_chunks(tensor: ir.ExternalTensor) -> Iterator[bytes]:
     left = tensor.nbytes
     with open(tensor.path, "rb") as file:
         file.seek(tensor.offset or 0)
         while left:
-            piece = file.read(min(left, _CHUNK_BYTES))
-            if not piece:
+            chunk = file.read(min(left, _CHUNK_BYTES))
+            if not chunk:
                 raise InvalidModelError(
                     "External data became shorter since the model was loaded",
                     where=tensor.path,
                     remedy="load the model again; do not change its files meanwhile",
                 )
-            left -= len(piece)
-            yield piece
+            left -= len(chunk)
+            yield chunk
 
 
 def _locations(proto: onnx.ModelProto) -> set[str]:
-    """Names of the data files a model refers to."""
     return {
         entry.value for tensor, _ in all_tensors(proto) for entry in tensor.external_data if entry.key == "location"
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import re
@@ -46,7 +45,6 @@ class Call:
 
     Attributes:
         args: Positional arguments; empty where all of them can be given by name.
-        kwargs: Arguments by the names of ``forward``'s parameters.
         dynamic: Axes of tensors among ``kwargs``.
     """
 
@@ -104,7 +102,6 @@ class Call:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether ``value`` is a ``torch.Tensor``."""
     return isinstance(value, require("torch", "torch", "export PyTorch models").Tensor)
 
 
@@ -238,11 +235,7 @@ class DynamicAxis:
     """An input axis of any size within bounds; axes with the same symbol have the same size.
 
     Attributes:
-        name: The input.
-        axis: The axis, from 0.
         symbol: The dimension's name in the ONNX graph.
-        low: Smallest size, or None.
-        high: Largest size, or None.
     """
 
     name: str
@@ -355,8 +348,11 @@ def _import(target: str) -> Any:
             remedy="package.module:attribute, file.py:function, or an exported program file.pt2",
         )
     try:
-        with _current_folder_importable():
+        sys.path.insert(0, folder := str(Path.cwd()))
+        try:
             found: Any = importlib.import_module(module_name)
+        finally:
+            sys.path.remove(folder)
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:
@@ -366,16 +362,6 @@ def _import(target: str) -> Any:
             remedy=f'python -c "from {module_name} import {attribute}" shows the whole error',
         ) from error
     return found
-
-
-@contextlib.contextmanager
-def _current_folder_importable() -> Iterator[None]:
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
 
 
 def _build(target: str, found: Any) -> Any:
@@ -396,11 +382,7 @@ def _build(target: str, found: Any) -> Any:
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
-    """Example inputs by name; see :func:`parse_input`.
-
-    Raises:
-        UsageError: A name is given twice.
-    """
+    """Example inputs by name; see :func:`parse_input`. Raises UsageError: a name is given twice."""
     inputs: dict[str, Any] = {}
     for text in texts:
         name, tensor = parse_input(text)

@@ -13,7 +13,6 @@ def require(module: str, extra: str, why: str) -> ModuleType:
     """Import ``module``, or say which extra of trtopt brings it.
 
     Args:
-        module: The importable name, for example ``"onnxruntime"``.
         extra: The extra of trtopt that installs it, for example ``"cpu"``.
         why: What it is needed for, as the end of "... is needed to".
 

@@ -26,7 +26,6 @@ def load_object(text: str, option: str, kind: str) -> Any:
 
     Args:
         text: For example ``metric.py:top5``; the path may be relative.
-        option: The option it was given to, for messages.
         kind: What NAME should be, for messages.
 
     Raises:

@@ -125,10 +125,9 @@ def open_file(path: Path, what: str, at_most: int | None = None) -> Iterator[Bin
 
 
 def hash_file(path: Path, what: str, *, at_most: int | None = None) -> tuple[int, str]:
-    """The size of a file in bytes, and the SHA-256 of its content as hex; read in pieces.
+    """The size of a file in bytes, and the SHA-256 of its content as hex; read in chunks.
 
     Args:
-        path: The file.
         what: What messages call it.
         at_most: Bytes after which reading may stop, since the file is another one.
 
@@ -157,13 +156,9 @@ def read_file(path: Path, what: str, at_most: int) -> bytes:
 
 
 def open_shared(path: Path, flags: int) -> int:
-    """Open a file in a folder that others write to as well, and give its descriptor.
+    """Open a file in a folder that others write to as well, with flags of :func:`os.open`, and give its descriptor.
 
     A link there may lead anywhere, and a pipe would block: both are refused.
-
-    Args:
-        path: The file.
-        flags: As of :func:`os.open`.
 
     Raises:
         OSError: It cannot be opened, is a link, or no regular file.

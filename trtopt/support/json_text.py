@@ -38,25 +38,13 @@ def decoded(content: bytes) -> Any:
 
 
 def check_count(text: str) -> None:
-    """Refuse JSON of more values than any file has that trtopt reads; nothing is parsed.
-
-    Raises:
-        ValueError: There are more.
-    """
+    """Refuse JSON of more values than any file has that trtopt reads, unparsed. Raises ValueError: there are more."""
     if text.count(",") + text.count("[") + text.count("{") > MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES} values")
 
 
 def check_text(content: bytes, data: Any) -> None:
-    """Refuse half of a surrogate pair in a text.
-
-    Args:
-        content: The JSON, in which such halves are escapes.
-        data: Its value.
-
-    Raises:
-        ValueError: There is one.
-    """
+    """Refuse half of a surrogate pair in the JSON ``content`` of a value ``data``. Raises ValueError: there is one."""
     if _HALF_PAIR.search(content) is None:
         return
     try:
@@ -69,8 +57,6 @@ def converted(content: bytes, kind: type[_T], *, any_text: bool = False) -> _T:
     """The dataclass that was written as JSON, which may hold numbers that are not finite.
 
     Args:
-        content: The JSON.
-        kind: The dataclass.
         any_text: Whether text may be in it that cannot be encoded.
 
     Raises:

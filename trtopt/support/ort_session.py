@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -55,7 +54,6 @@ class OrtSession:
     """A model loaded into ONNX Runtime's CPU provider.
 
     Args:
-        model: The graph; it is not changed.
         outputs: Names of the values to return, which may be intermediate; None for the graph's outputs.
         keep_qdq: Run QuantizeLinear and DequantizeLinear as they stand, instead of moving them and fusing them into
             integer kernels.
@@ -158,9 +156,7 @@ class OrtSession:
     def __enter__(self: _Session) -> _Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -212,18 +208,7 @@ class ServingSession(OrtSession):
     """A session that serves: its threads spin while they wait (ONNX Runtime's default).
 
     Q/DQ runs as it stands, so that a service gets the numbers that verification judged, on every CPU.
-
-    Args:
-        model: The graph; it is not changed.
-        threads: Threads within an operator; that of the caller is one of them.
-
-    Raises:
-        MissingDependencyError: ONNX Runtime is not installed.
-        InvalidModelError: ONNX Runtime cannot load the graph.
     """
-
-    def __init__(self, model: ir.Model, *, threads: int) -> None:
-        super().__init__(model, threads=threads)
 
     def _adjust(self, options: Any) -> None:
         """Keep ONNX Runtime's defaults."""
@@ -234,15 +219,8 @@ class TimedSession(OrtSession):
     Runtime's default).
 
     Args:
-        model: The graph; it is not changed.
-        threads: Threads within an operator.
         profile: The beginning of the path of the file into which ONNX Runtime writes a profile of all runs; None for
-            no profile.
-
-    Raises:
-        MissingDependencyError: ONNX Runtime is not installed.
-        InvalidModelError: ONNX Runtime cannot load the graph.
-    """
+            no profile."""
 
     def __init__(self, model: ir.Model, *, threads: int, profile: Path | None = None) -> None:
         self._profile = profile

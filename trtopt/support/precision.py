@@ -59,14 +59,7 @@ _QUANTIZED_TYPES = {
     Precision.AUTO: (Precision.INT8, Precision.FP8),
 }
 
-PRECISIONS = (
-    Precision.FP32,
-    Precision.TF32,
-    Precision.FP16,
-    Precision.BF16,
-    Precision.INT8,
-    Precision.FP8,
-)
+PRECISIONS = (Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16, Precision.INT8, Precision.FP8)
 """What a graph can be written in."""
 
 MATH_TYPES = tuple(item for item in Precision if item != Precision.AUTO)
@@ -76,12 +69,9 @@ SIXTEEN_BIT_TYPES = (Precision.FP16, Precision.BF16)
 EIGHT_BIT_TYPES = (Precision.INT8, Precision.FP8)
 
 ELEMENT_BYTES: dict[Precision, float] = {
-    Precision.FP32: 4,
-    Precision.TF32: 4,
-    Precision.FP16: 2,
-    Precision.BF16: 2,
-    Precision.FP8: 1,
-    Precision.INT8: 1,
+    **dict.fromkeys((Precision.FP32, Precision.TF32), 4),
+    **dict.fromkeys(SIXTEEN_BIT_TYPES, 2),
+    **dict.fromkeys(EIGHT_BIT_TYPES, 1),
     Precision.FP4: 0.5,
 }
 """Bytes of one element of an operand."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,8 +16,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from trtopt.graph.channels import rules as channel_rules
-from trtopt.graph.channels.links import Block, Count, Dim, Link, Param, Role, size_of
-from trtopt.graph.channels.rules import Rule
+from trtopt.graph.channels.rules import Block, Count, Dim, Link, Param, Role, Rule, size_of
 from trtopt.graph.edit import constant_tensor_of
 
 _MOST_PARTS = 256
@@ -71,7 +70,6 @@ class ChannelGroup:
     """Channels that are the same ones wherever they appear.
 
     Attributes:
-        size: How many channels.
         spans: Where they are; one dim may hold the group more than once.
         nodes: Every node that reads or writes them, the one that made the group known first.
         params: Constants with an entry per channel (of the whole dim, which other groups may share).
@@ -178,10 +176,9 @@ class _Component:
         return len(sizes) == 1 and None not in sizes and whole and all(block.length is None for block in self.blocks)
 
     def _whole(self) -> ChannelGroup:
-        size = size_of(next(iter(self.dims))) or 0
         return ChannelGroup(
-            size,
-            tuple(Span(dim, 0, size, 1) for dim in self.dims),
+            size_of(next(iter(self.dims))) or 0,
+            tuple(Span(dim, 0, size_of(dim) or 0, 1) for dim in self.dims),
             tuple(dict.fromkeys(node for around in self.nodes.values() for node in around)),
             tuple(self.params),
             tuple(self.counts),
@@ -190,9 +187,8 @@ class _Component:
         )
 
     def _refused(self, reason: str) -> ChannelGroup:
-        seed = next(iter(self.dims))
-        spans = tuple(Span(dim, 0, size_of(dim) or 0, 1) for dim in self.dims)
-        return ChannelGroup(size_of(seed) or 0, spans, tuple(self.nodes[seed]), (), (), reason)
+        nodes = tuple(self.nodes[next(iter(self.dims))])
+        return replace(self._whole(), nodes=nodes, params=(), counts=(), reason=reason, outputs=())
 
     def _elements_per_channel(self) -> dict[Dim, int] | None:
         """For each dim, how many elements make one channel; None where links disagree or leave one out."""
@@ -311,14 +307,6 @@ class _Parts:
             for root, spans in on_dim.get(block.dim, {}).items():
                 if any(block.start <= span.start < stop for span in spans):
                     reasons.setdefault(root, block.reason)
-        params: dict[tuple[Dim, int], list[Param]] = {}
-        for param in component.params:
-            for root in on_dim.get(param.dim, ()):
-                params.setdefault(root, []).append(param)
-        counts: dict[tuple[Dim, int], list[Count]] = {}
-        for count in component.counts:
-            for root in on_dim.get(count.dim, ()):
-                counts.setdefault(root, []).append(count)
         outputs = set(component.outputs)
         for root, spans in members.items():
             dims = dict.fromkeys(span.dim for span in spans)
@@ -326,8 +314,8 @@ class _Parts:
                 (spans[0].stop - spans[0].start) // spans[0].each,
                 tuple(spans),
                 tuple(dict.fromkeys(node for dim in dims for node in component.nodes[dim])),
-                tuple(params.get(root, ())),
-                tuple(counts.get(root, ())),
+                tuple(param for param in component.params if root in on_dim.get(param.dim, ())),
+                tuple(count for count in component.counts if root in on_dim.get(count.dim, ())),
                 reasons.get(root, ""),
                 tuple(dim for dim in dims if dim in outputs),
             )

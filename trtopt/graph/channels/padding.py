@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.channels.groups import ChannelGroup
-from trtopt.graph.channels.links import Count, Dim, Param, size_of
+from trtopt.graph.channels.rules import Count, Dim, Param, size_of
 
 
 def padded_size(group: ChannelGroup, extra: int, dim: Dim, number: int) -> int:
@@ -18,15 +18,10 @@ def padded_size(group: ChannelGroup, extra: int, dim: Dim, number: int) -> int:
 
 
 def pad_group(model: ir.Model, group: ChannelGroup, extra: int, recipe: str) -> None:
-    """Add ``extra`` channels to a group that has no reason against it.
+    """Add ``extra`` channels at the end of a group that has no reason against it, in place.
 
-    Every constant that changes is a new one, named after the output of the node that reads it.
-
-    Args:
-        model: Edited.
-        group: A group of this model.
-        extra: Channels to add at the end of the group.
-        recipe: Who asks: nodes that change are marked with it.
+    Every constant that changes is a new one, named after the output of the node that reads it. Nodes that change are
+    marked with ``recipe``.
     """
     names = edit.Names(model)
     by_input: dict[tuple[ir.Node, int], list[Param]] = {}
@@ -190,17 +185,8 @@ def _bound(node: ir.Node, operands: list[float]) -> float | None:
         return first * max(1.0, abs(edit.float_attribute(node, _LINEAR[kind], 1.0))) * 2
     if kind in _KEEPS:
         return _largest(node, operands)
-    rule = {
-        "Add": _add,
-        "Sub": _add,
-        "Sum": _add,
-        "Mul": _mul,
-        "PRelu": _slope,
-        "Div": _div,
-        "Pow": _pow,
-        "Clip": _clip,
-        "Pad": _clip,
-    }
+    rule = {**dict.fromkeys(("Add", "Sub", "Sum"), _add), **dict.fromkeys(("Clip", "Pad"), _clip)}
+    rule |= {"Mul": _mul, "PRelu": _slope, "Div": _div, "Pow": _pow}
     if kind == "Exp":
         return math.exp(first) if first <= 5 else None
     return rule[kind](node, operands) if kind in rule else None

@@ -3,26 +3,120 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.channels.links import (
-    Block,
-    Count,
-    Dim,
-    Link,
-    Param,
-    Role,
-    dims_of_value,
-    rank_of,
-    refused,
-    same,
-    size_of,
-)
+
+
+class Dim(NamedTuple):
+    """One axis of one value; the axis counts from 0."""
+
+    value: ir.Value
+    axis: int
+
+
+class Link(NamedTuple):
+    """``length`` elements of one dim are the same channels as ``other_length`` elements of another.
+
+    The lengths differ where a channel covers several elements on one side: Flatten makes H*W of each.
+    """
+
+    first: Dim
+    second: Dim
+    length: int
+    other_length: int
+    start: int = 0
+    other_start: int = 0
+
+
+@dataclass(frozen=True)
+class Param:
+    """A constant input of a node that has one entry per element of ``dim`` along ``axis``.
+
+    Attributes:
+        axis: The axis of the constant.
+        dim: The channels.
+        kind: ``makes``: rows of weights (or bias) that compute the channel; ``sums``: columns that consume it;
+            ``each``: applied channel by channel.
+        fill: The entry that a channel of zeros gets, so that it stays finite.
+        blocks: ``axis`` holds the first of this many equal parts of ``dim``; the parts are alike.
+    """
+
+    node: ir.Node
+    index: int
+    axis: int
+    dim: Dim
+    kind: Literal["makes", "sums", "each"]
+    fill: float = 0.0
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number in a node that says where channels of ``dim`` begin or end: sizes, starts, ends, group counts.
+
+    Attributes:
+        place: The index of its constant input, or the name of its attribute.
+        number: The element of ``dim`` it stands for.
+    """
+
+    node: ir.Node
+    place: int | str
+    position: int
+    dim: Dim
+    number: int
+
+
+class Block(NamedTuple):
+    """Why these channels have to stay as they are; ``length`` None means the whole dim."""
+
+    dim: Dim
+    reason: str
+    start: int = 0
+    length: int | None = None
+
+
+class Role(NamedTuple):
+    """What one node says about one of its dims."""
+
+    links: tuple[Link, ...] = ()
+    params: tuple[Param, ...] = ()
+    counts: tuple[Count, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+
+def refused(dim: Dim, reason: str) -> Role:
+    """A role that keeps ``dim`` as it is."""
+    return Role(blocks=(Block(dim, reason),))
+
+
+def size_of(dim: Dim) -> int | None:
+    """Elements along the axis; None where that is not a known number."""
+    shape = dim.value.shape
+    if shape is None or dim.axis >= len(shape):
+        return None
+    size = shape[dim.axis]
+    return size if isinstance(size, int) else None
+
+
+def rank_of(value: ir.Value | None) -> int:
+    """How many axes; 0 where that is not known."""
+    return 0 if value is None or value.shape is None else len(value.shape)
+
+
+def same(node: ir.Node, first: ir.Value, second: ir.Value, axis: int) -> Role:
+    """The channels of both values are the same ones."""
+    one, two = Dim(first, axis), Dim(second, axis)
+    size = size_of(one)
+    if size is None or size_of(two) != size:
+        return refused(one, f"the sizes around {node.name} are not known")
+    return Role((Link(one, two, size, size),))
+
 
 Rule = Callable[[ir.Node, Dim], Role]
 """What a node says about a dim of one of its inputs or outputs."""
@@ -133,11 +227,10 @@ def matmul(node: ir.Node, dim: Dim) -> Role:
 def embedding(node: ir.Node, dim: Dim) -> Role:
     """Gather of rows of a constant table."""
     table = _constant_dims(node, 0)
-    indices = dims_of_value(edit.input_of(node, 1))
-    if table is None or indices is None or edit.int_attribute(node, "axis", 0) != 0 or dim.value is not node.outputs[0]:
-        return refused(dim, f"{node.name} (Gather) picks entries of it")
-    axis = dim.axis - len(indices) + 1
-    if axis < 1:
+    indices = edit.dims_of_value(edit.input_of(node, 1))
+    axis = dim.axis - len(indices or ()) + 1
+    is_table = table is not None and indices is not None and edit.int_attribute(node, "axis", 0) == 0
+    if not is_table or dim.value is not node.outputs[0] or axis < 1:
         return refused(dim, f"{node.name} (Gather) picks entries of it")
     return Role(params=(Param(node, 0, axis, dim, "makes"),))
 
@@ -209,10 +302,9 @@ def layer_norm(node: ir.Node, dim: Dim) -> Role:
     rank = rank_of(node.inputs[0])
     default = 1 if node.op_type == "MeanVarianceNormalization" else -1
     axis = edit.int_attribute(node, "axis", default) % max(rank, 1)
-    if node.op_type in ("LayerNormalization", "RMSNormalization") and dim.axis < axis and dim.value is node.inputs[0]:
-        return same(node, dim.value, node.outputs[0], dim.axis)
     if node.op_type in ("LayerNormalization", "RMSNormalization") and dim.axis < axis:
-        return unary(node, dim)
+        is_data = dim.value is node.inputs[0]
+        return same(node, dim.value, node.outputs[0], dim.axis) if is_data else unary(node, dim)
     return refused(dim, f"{node.name} ({node.op_type}) normalizes over it: zeros would change mean and variance")
 
 
@@ -227,11 +319,7 @@ def softmax(node: ir.Node, dim: Dim) -> Role:
 
 def reduced_axes(node: ir.Node) -> set[int] | None:
     """The axes that a reduction names, counted from 0; None where they are not known."""
-    axes = edit.ints_attribute(node, "axes")
-    rank = rank_of(node.inputs[0])
-    if axes is None:
-        array = edit.constant_of(edit.input_of(node, 1))
-        axes = None if array is None else tuple(int(each) for each in array.reshape(-1))
+    axes, rank = edit.axes_of(node), rank_of(node.inputs[0])
     return {axis % rank for axis in axes} if axes and rank else None
 
 
@@ -244,10 +332,7 @@ def reduce(node: ir.Node, dim: Dim) -> Role:
         return refused(dim, f"{node.name} ({node.op_type}) may reduce over it")
     kept = [axis for axis in range(rank) if axis not in reduced]
     keep = edit.int_attribute(node, "keepdims", 1)
-    is_input = dim.value is data
-    if is_input and dim.axis in reduced:
-        return refused(dim, f"{node.name} ({node.op_type}) reduces over it")
-    before = dim.axis if is_input or keep else kept[dim.axis]
+    before = dim.axis if dim.value is data or keep else kept[dim.axis]
     if before in reduced:
         return refused(dim, f"{node.name} ({node.op_type}) reduces over it")
     after = before if keep else kept.index(before)
@@ -370,7 +455,11 @@ def reshape(node: ir.Node, dim: Dim) -> Role:
     if data is None or reads_elsewhere(node, dim.value):
         return refused(dim, f"{node.name} reads its shape from it")
     pair = next(
-        (pair for pair in _axis_pairs(dims_of_value(data) or (), dims_of_value(out) or ()) if _has(pair, node, dim)),
+        (
+            pair
+            for pair in _axis_pairs(edit.dims_of_value(data) or (), edit.dims_of_value(out) or ())
+            if _has(pair, node, dim)
+        ),
         None,
     )
     if pair is None:

@@ -23,8 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.cache.code import entry_key
-from trtopt.cache.entries import Blobs
-from trtopt.cache.folder import CALIBRATION, FORMATS
+from trtopt.cache.folder import CALIBRATION, FORMATS, Blobs
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit

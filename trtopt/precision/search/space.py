@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from trtopt.cache.entries import Lines
-from trtopt.cache.folder import SEARCH
+from trtopt.cache.folder import SEARCH, Lines
 from trtopt.config.budget import ROUNDING, AccuracyBudget
 from trtopt.events import OnEvent
 from trtopt.support.precision import Precision
