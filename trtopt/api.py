@@ -101,11 +101,7 @@ def _run(
     if metric is not None and not callable(metric):
         options, metric = {**options, "metric": metric}, None
     example_inputs = options.pop("example_inputs", None)
-    if config is not None and not isinstance(config, BuildConfig):
-        raise UsageError(
-            "config is not a BuildConfig", where="config", remedy="pass options as keywords: build(m, precision=...)"
-        )
-    config = (config or BuildConfig()).with_options(options)
+    config = BuildConfig.given(config, options, "build(m, precision=...)")
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = as_file(model, Path(folder), example_inputs)
         if path.parent == Path(folder) and config.output is None:

@@ -25,9 +25,8 @@ sys.path += [str(HERE.parents[1] / "tests" / folder) for folder in ("unit", "ui"
 from browser import Page, chromium  # noqa: E402
 from profile_samples import large_profile  # noqa: E402
 
-from trtopt.report.html.profile import profile_html  # noqa: E402
+from trtopt.report.html.profile import layer_data, profile_html  # noqa: E402
 from trtopt.report.html.profile_graph import graph  # noqa: E402
-from trtopt.report.html.profile_layers import layer_data  # noqa: E402
 
 MACHINE = "2-core x86-64, no GPU"
 ANSWERS = {

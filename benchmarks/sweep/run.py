@@ -29,9 +29,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPAT
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 from trtopt.config import BuildConfig  # noqa: E402
-from trtopt.fleet.executor import Executor, LocalExecutor  # noqa: E402
+from trtopt.fleet.executor import (  # noqa: E402
+    Executor,
+    LocalExecutor,
+    Scheduler,
+)
 from trtopt.fleet.plan import Job, check_distinct, job_key, load_plan  # noqa: E402
-from trtopt.fleet.schedule import Scheduler  # noqa: E402
 from trtopt.fleet.store import FolderStore  # noqa: E402
 from trtopt.report.schema.write import environment  # noqa: E402
 

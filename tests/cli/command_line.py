@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import importlib
@@ -15,11 +16,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trtopt.cli.build import parse_arguments
 from trtopt.cli.main import main
-from trtopt.cli.outcome import STOPPED
+from trtopt.cli.options import config_from
+from trtopt.cli.streams import STOPPED
+from trtopt.config import BuildConfig
 from trtopt.hardware.probe import probe
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def parse(command: str, argv: Sequence[str]) -> tuple[argparse.Namespace, BuildConfig]:
+    """The arguments of ``build`` or ``optimize``, and the configuration they make without the matrix of its file."""
+    args = parse_arguments(command, "", "", argv)
+    return args, config_from(args, BuildConfig, command)
 
 
 def environment_in(home: Path, columns: int = 100) -> dict[str, str]:

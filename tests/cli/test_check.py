@@ -215,8 +215,9 @@ def test_the_action_uses_its_inputs_safely() -> None:
 def test_the_commands_of_the_examples_parse(name: str) -> None:
     """Every command is one of trtopt's, with options that it has."""
     yaml = pytest.importorskip("yaml")
+    from command_line import parse
+
     from trtopt.cli import check
-    from trtopt.cli.build import parse
 
     example = yaml.safe_load((ROOT / "examples" / "ci" / name).read_text(encoding="utf-8"))
     jobs = example["jobs"] if "jobs" in example else {key: job for key, job in example.items() if "script" in job}
@@ -227,7 +228,7 @@ def test_the_commands_of_the_examples_parse(name: str) -> None:
     assert {words[1] for words in commands} >= {"analyze", "check", "profile"}
     for words in commands:
         if words[1] in ("build", "optimize"):
-            parse(words[1], "", "", words[2:])
+            parse(words[1], words[2:])
         elif words[1] == "check":
             check._parser().parse(words[2:])
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
@@ -237,7 +238,7 @@ def test_the_commands_of_the_examples_parse(name: str) -> None:
             assert {key for key, item in action["inputs"].items() if item.get("required")} <= set(step["with"])
             check._parser().parse(["r.json", *step["with"].get("thresholds", "").split()])
             options = step["with"].get("options", "").split()
-            parse(step["with"].get("command", "build"), "", "", [step["with"]["model"], *options])
+            parse(step["with"].get("command", "build"), [step["with"]["model"], *options])
         elif "uses" in step:
             assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"])
 

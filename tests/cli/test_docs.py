@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import parse
 from small_models import samples, save_small
 
-from trtopt.cli.build import parse
 from trtopt.config import BuildConfig, field_kinds, flag, options
 from trtopt.config.toml_file import load
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
@@ -75,7 +75,7 @@ def test_a_builder_key_does_what_the_page_says(key: str, values: str, tensorrt: 
 def test_the_example_of_a_configuration_file_is_valid(tmp_path: Path) -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", BUILD, flags=re.DOTALL)
     (tmp_path / "trtopt.toml").write_text(example)
-    args, config = parse("build", "", "", ["model.onnx", "--config", str(tmp_path / "trtopt.toml")])
+    args, config = parse("build", ["model.onnx", "--config", str(tmp_path / "trtopt.toml")])
     assert config.precision == "int8"
     assert config.opt_shapes == ({"input": (8, 3, 224, 224)},)
     assert set(load(Path(args.config), "build")) == set(re.findall(r"^(\w+) =", example, flags=re.MULTILINE))
@@ -88,7 +88,7 @@ def test_the_commands_on_a_page_parse(page: str) -> None:
     assert commands
     for command, rest in commands:
         words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', rest)]
-        parse(command, "", "", words)
+        parse(command, words)
 
 
 @pytest.mark.parametrize("command", ["check", "export", "doctor"])

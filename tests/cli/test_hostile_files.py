@@ -17,8 +17,7 @@ from onnx import TensorProto, helper
 from small_models import save_small, small_model
 
 import trtopt.cli
-from trtopt.cli.outcome import print_error
-from trtopt.cli.streams import safe
+from trtopt.cli.streams import print_error, safe
 from trtopt.errors import InvalidModelError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

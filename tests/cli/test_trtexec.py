@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from command_line import parse
 
 from trtopt.cli import trtexec
-from trtopt.cli.build import parse
 from trtopt.config import BuildConfig, flag, options
 from trtopt.errors import UsageError
 from trtopt.support.precision import PRECISIONS
@@ -32,7 +32,7 @@ def _parse(text: str) -> tuple[BuildConfig, list[str], str, bool]:
     """The configuration, notes, model and verbosity of a command line, which names a model if ``text`` does not."""
     words = text.split()
     has_model = text.startswith("--onnx") or not text.startswith("-")
-    args, config = parse("build", "", "", words if has_model else ["model.onnx", *words])
+    args, config = parse("build", words if has_model else ["model.onnx", *words])
     return config, args.notes, args.model, args.verbose
 
 
@@ -67,7 +67,7 @@ def test_an_alias_means_its_option(old: str, new: str) -> None:
 @pytest.mark.parametrize("old", [row[0] for row in MEANT if "=" in row[0]], ids=lambda text: text)
 def test_an_alias_takes_its_value_after_a_space_too(old: str) -> None:
     name, _, value = old.partition("=")
-    args, config = parse("build", "", "", [*([] if name == "--onnx" else ["model.onnx"]), name, value])
+    args, config = parse("build", [*([] if name == "--onnx" else ["model.onnx"]), name, value])
     assert (config, args.notes, args.model, args.verbose) == _parse(old)
 
 
@@ -167,7 +167,7 @@ def test_every_builder_option_that_an_alias_makes_exists() -> None:
 
 def test_aliases_do_not_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse("build", "", "", ["--help"])
+        parse("build", ["--help"])
     text = capsys.readouterr().out
     assert "--save-onnx" in text
     assert not re.search(r"--[a-z]+[A-Z]", text)

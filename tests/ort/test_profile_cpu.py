@@ -16,13 +16,12 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.cpu import predict_cpu, probe_cpu
-from trtopt.profiling.measured import MeasuredLayer, Measurement
+from trtopt.profiling.measured import MeasuredLayer, Measurement, RunLimits
 from trtopt.profiling.onnxruntime import measure
-from trtopt.profiling.stable import Limits
 from trtopt.roofline.work import Layer
 from trtopt.source.onnx_file import load
 
-QUICK = Limits(warm_up_runs=1, warm_up_seconds=0, min_runs=4, max_runs=4)
+QUICK = RunLimits(warm_up_runs=1, warm_up_seconds=0, min_runs=4, max_runs=4)
 HEADER = '<ir_version: 10, opset_import: ["": 21]>'
 
 

@@ -22,8 +22,8 @@ from trtopt.events import ignore
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import compile
 from trtopt.pipeline.compile import Compilation
-from trtopt.profiling.engine_timing import Timing
-from trtopt.profiling.stable import Samples
+from trtopt.profiling.gpu import InferenceTiming
+from trtopt.profiling.measured import RunTimes
 from trtopt.support.clock import Clock
 
 pytest.importorskip("tensorrt_rtx")
@@ -42,10 +42,10 @@ class Search:
         self.timed = 0
         patch.setattr(compile, "time_engine", self._time)
 
-    def _time(self, engine: bytes, backend: object) -> Timing:
+    def _time(self, engine: bytes, backend: object) -> InferenceTiming:
         self.timed += 1
-        samples = Samples((100.0 if self.timed == 1 else 90.0,) * 3, stable=True)
-        return Timing(samples, samples, 1)
+        samples = RunTimes((100.0 if self.timed == 1 else 90.0,) * 3, stable=True)
+        return InferenceTiming(samples, samples, 1)
 
     def run(self) -> EngineArtifact:
         self.timed = 0

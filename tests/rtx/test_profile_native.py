@@ -22,11 +22,11 @@ from trtopt.engine.build import build_engine
 from trtopt.engine.manifest import load_engine
 from trtopt.errors import TargetError, UsageError
 from trtopt.hardware.probe import probe
-from trtopt.profiling import gpu_session
+from trtopt.profiling import gpu
 from trtopt.profiling.gpu import measure_engine
 
 trt = pytest.importorskip("tensorrt_rtx")
-SOURCES = (run, gpu_session)
+SOURCES = (run, gpu)
 OWNERS = {
     "trt": trt,
     "self.trt": trt,
@@ -95,7 +95,7 @@ def named(node: ast.AST) -> Iterator[str]:
 
 
 def test_the_profiler_keeps_names_and_microseconds() -> None:
-    profiler = gpu_session._profiler(trt)
+    profiler = gpu._profiler(trt)
     assert isinstance(profiler, trt.IProfiler)
     profiler.report_layer_time("conv", 0.25)
     profiler.report_layer_time("copy", 0.001)

@@ -12,7 +12,7 @@ import pytest
 from sweep_nets import write_sweep
 
 from trtopt.fleet.plan import load_plan
-from trtopt.fleet.prepared import receive
+from trtopt.fleet.ray_executor import receive
 from trtopt.fleet.run import execute, prepare
 from trtopt.fleet.task import REPORT, Task
 

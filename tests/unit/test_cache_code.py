@@ -23,7 +23,7 @@ MAKERS = (
     "trtopt.judge",
     "trtopt.pipeline.search",
     "trtopt.precision.observe.calibrate",
-    "trtopt.analysis.sensitivity_stages",
+    "trtopt.analysis.sensitivity",
     "trtopt.profiling.gpu",
     "trtopt.engine.worker",
     "trtopt.fleet.run",
@@ -59,7 +59,7 @@ def changed(copy: Path, file: str) -> set[str]:
     "file",
     [
         *("cli/main.py", "cache/folder.py", "errors.py", "events.py", "support/version.py"),
-        *("report/html/page.py", "report/text/build.py", "report/files/for_tools.py", "report/assets/profile.js"),
+        *("report/html/page.py", "report/text/build.py", "report/files.py", "report/assets/profile.js"),
     ],
 )
 def test_what_shows_or_keeps_answers_ends_none(copy: Path, file: str) -> None:
@@ -69,13 +69,13 @@ def test_what_shows_or_keeps_answers_ends_none(copy: Path, file: str) -> None:
 @pytest.mark.parametrize(
     ("file", "makers"),
     [
-        ("accuracy/compare.py", "search sensitivity_stages gpu run"),
-        ("accuracy/segments.py", "search sensitivity_stages run"),
-        ("precision/observe/statistics.py", "judge search calibrate sensitivity_stages run"),
+        ("accuracy/compare.py", "search sensitivity gpu run"),
+        ("accuracy/segments.py", "search sensitivity run"),
+        ("precision/observe/statistics.py", "judge search calibrate sensitivity run"),
         ("judge/judges.py", "judge search run"),
         ("roofline/gemm.py", "judge search run"),
         ("roofline/constants.toml", "judge search run"),
-        ("hardware/gpus.toml", "judge search gpu run"),
+        ("hardware/gpus.toml", "judge search sensitivity gpu run"),
         ("sparsity/prune.py", "run"),
         ("support/limits.py", "judge search worker run"),
         ("gates/check.py", ""),

@@ -10,8 +10,7 @@ import pytest
 from analysis_samples import HOSTILE
 from rich.console import Console
 
-from trtopt.report.files.for_tools import junit_xml
-from trtopt.report.files.markdown import check_markdown
+from trtopt.report.files import check_markdown, junit_xml
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange
 from trtopt.report.text.check import render
 

@@ -13,8 +13,7 @@ from sweep_samples import result
 
 from trtopt.errors import UsageError
 from trtopt.fleet.executor import LocalExecutor
-from trtopt.fleet.inputs import check_unchanged
-from trtopt.fleet.plan import Job, check_distinct, check_recipes, job_key, load_plan, model_names
+from trtopt.fleet.plan import Job, check_distinct, check_recipes, check_unchanged, job_key, load_plan, model_names
 from trtopt.fleet.ray_executor import _fits
 from trtopt.fleet.store import Entry
 from trtopt.fleet.sweep import Planned, _estimate

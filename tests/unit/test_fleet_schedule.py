@@ -15,10 +15,8 @@ import pytest
 
 from trtopt.config import BuildConfig
 from trtopt.errors import TargetError
-from trtopt.fleet.executor import Ended, LocalExecutor, Lost, Order
-from trtopt.fleet.inputs import Hashes, inputs_of
-from trtopt.fleet.plan import Job
-from trtopt.fleet.schedule import Finished, Scheduler
+from trtopt.fleet.executor import Ended, Finished, LocalExecutor, Lost, Order, Scheduler
+from trtopt.fleet.plan import Hashes, Job, inputs_of
 from trtopt.fleet.task import Outcome, Survey
 
 

@@ -21,7 +21,7 @@ from profile_samples import small_profile
 
 from trtopt.accuracy.sensitivity import Errors
 from trtopt.analysis.analyze import write_page
-from trtopt.analysis.sensitivity_stages import Measured
+from trtopt.analysis.sensitivity import KeptErrors
 from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of
 from trtopt.cache.folder import PRICES, SENSITIVITY, Blobs, damage, files
 from trtopt.config.toml_file import load
@@ -304,13 +304,13 @@ def test_a_forged_cache_of_sensitivities_is_measured_anew(tmp_path: Path, where:
     one = RegionError("r", ("n",), {"y": OutputError(0.5, 3.0, None, None, 0.5)}, 4)
     events: list[Event] = []
     cache = Blobs(SENSITIVITY, tmp_path, events.append, ("sensitivity", "sensitivity cache", "measuring anew"), 1 << 20)
-    value = json.loads(json.dumps(asdict(Measured(Errors({"r": one}, one, 4), ()))))
+    value = json.loads(json.dumps(asdict(KeptErrors(Errors({"r": one}, one, 4), ()))))
 
-    def kept() -> Measured | None:
+    def kept() -> KeptErrors | None:
         cache.store("key", [json.dumps(value).encode()])
-        return cache.load("key", lambda content: converted(bytes(content), Measured))
+        return cache.load("key", lambda content: converted(bytes(content), KeptErrors))
 
-    assert kept() == Measured(Errors({"r": one}, one, 4), ()) and not events
+    assert kept() == KeptErrors(Errors({"r": one}, one, 4), ()) and not events
     holder = value
     for key in where[:-1]:
         holder = holder[key]

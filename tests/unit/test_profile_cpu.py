@@ -10,7 +10,7 @@ import pytest
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.profiling.cpu import predict_cpu
 from trtopt.profiling.join import rank_correlation
-from trtopt.profiling.ort_layers import read_profile
+from trtopt.profiling.onnxruntime import read_profile
 from trtopt.roofline.work import Gemm, Layer, Window, Work
 
 CPU = CpuSpec(

@@ -10,7 +10,7 @@ import pytest
 from trtopt.engine.achieved import is_sparse, uses_tensor_cores
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import find_gpu
-from trtopt.profiling.explain import FAR, PAGES, REASONS, Network, Subject, deviations, findings_of
+from trtopt.profiling.explain import FAR, PAGES, REASONS, LayerInNetwork, Network, deviations, findings_of
 from trtopt.profiling.join import Device, join
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
@@ -44,7 +44,7 @@ def reasons(
     rows, _ = predict([Layer(layer.name, "x", layer.onnx_nodes, work)], A100, timing="profile")
     row = rows[0] if rows else None
     us = measured_us if measured_us is not None else row.predicted_us if row is not None else 1.0
-    subject = Subject(MeasuredLayer(layer, "x", work, us), row, Network(A100, clock_share=clock))
+    subject = LayerInNetwork(MeasuredLayer(layer, "x", work, us), row, Network(A100, clock_share=clock))
     return {item.reason: item.us for item in deviations(subject)}
 
 

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from trtopt.errors import UsageError
 from trtopt.profiling.compare import compare
-from trtopt.report.files.for_tools import profile_trace
-from trtopt.report.files.markdown import comparison_markdown, profile_markdown
+from trtopt.report.files import comparison_markdown, profile_markdown, profile_trace
 from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_profile
 from trtopt.report.schema.write import write_report

@@ -12,16 +12,18 @@ from trtopt.errors import EngineBuildError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks
 from trtopt.profiling.engine_layers import LayerTime
-from trtopt.profiling.engine_timing import Timing, feeds_of, inferences_per_sample
 from trtopt.profiling.gpu import (
+    InferenceTiming,
     accuracy_of,
     conditions,
+    feeds_of,
+    inferences_per_sample,
     inspected,
     layer_times,
     profiled_runs,
     warnings_of,
 )
-from trtopt.profiling.stable import Limits, Samples
+from trtopt.profiling.measured import RunLimits, RunTimes
 from trtopt.support.ort_session import Feeds
 
 
@@ -52,7 +54,7 @@ def test_a_layer_that_a_run_leaves_out_took_no_time_in_it() -> None:
 
 def test_runs_are_kept_from_where_their_sum_stands_still() -> None:
     slow = itertools.chain((10.0 - run for run in range(8)), itertools.repeat(2.0))
-    limits = Limits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=0.0)
+    limits = RunLimits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=0.0)
     runs, stable = profiled_runs(lambda: [("a", next(slow)), ("b", 1.0)], limits)
     assert stable
     assert sum(us for _, us in runs[-1]) == 3.0
@@ -61,14 +63,14 @@ def test_runs_are_kept_from_where_their_sum_stands_still() -> None:
 
 def test_runs_that_drift_are_kept_and_said_to_drift() -> None:
     growing = itertools.count(1.0)
-    limits = Limits(warm_up_runs=2, warm_up_seconds=0.0, min_seconds=0.0, max_runs=20)
+    limits = RunLimits(warm_up_runs=2, warm_up_seconds=0.0, min_seconds=0.0, max_runs=20)
     runs, stable = profiled_runs(lambda: [("a", next(growing))], limits)
     assert not stable
     assert [us for run in runs for _, us in run] == [float(us) for us in range(2 + 5 + 1, 2 + 20 + 1)]
 
 
-def timing(device_us: float, host_us: float, *, stable: bool = True) -> Timing:
-    return Timing(Samples((device_us,) * 3, stable), Samples((host_us,) * 3, stable=True), 34)
+def timing(device_us: float, host_us: float, *, stable: bool = True) -> InferenceTiming:
+    return InferenceTiming(RunTimes((device_us,) * 3, stable), RunTimes((host_us,) * 3, stable=True), 34)
 
 
 LOAD = Clocks(1740.0, 1215.0, 1980.0, 2619.0, 61.0, 412.5, 700.0, ("software power cap", "sync boost"))
@@ -109,7 +111,12 @@ def test_a_good_run_has_no_warnings() -> None:
     ],
 )
 def test_each_weakness_of_a_run_is_a_warning(
-    stream: Timing, graph: Timing | None, refusal: str, layers_stable: bool, load: Clocks, said: list[str]
+    stream: InferenceTiming,
+    graph: InferenceTiming | None,
+    refusal: str,
+    layers_stable: bool,
+    load: Clocks,
+    said: list[str],
 ) -> None:
     (warning,) = warnings_of(stream, graph, refusal, layers_stable=layers_stable, load=load)
     assert [part for part in said if part not in warning] == []

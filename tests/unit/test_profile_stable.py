@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trtopt.profiling.stable import Limits, Samples, spread, timed, until_stable
+from trtopt.profiling.measured import RunLimits, RunTimes, spread, timed, until_stable
 
-AT_ONCE = Limits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=0.0, max_runs=200, max_seconds=1e9)
+AT_ONCE = RunLimits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=0.0, max_runs=200, max_seconds=1e9)
 
 
 class Clock:
@@ -34,14 +34,14 @@ class Clock:
         return run
 
 
-def settle(microseconds: Iterable[float], limits: Limits = AT_ONCE) -> Samples:
+def settle(microseconds: Iterable[float], limits: RunLimits = AT_ONCE) -> RunTimes:
     clock = Clock()
     return until_stable(clock.play(microseconds), limits, clock)
 
 
 def test_equal_times_are_stable_at_the_first_look() -> None:
     found = settle(itertools.repeat(100.0))
-    assert found == Samples((100.0,) * 12, stable=True)  # 16 runs, the first quarter left out
+    assert found == RunTimes((100.0,) * 12, stable=True)  # 16 runs, the first quarter left out
     assert (found.median_us, found.spread_us) == (100.0, 0.0)
 
 
@@ -85,11 +85,11 @@ def test_one_outlier_changes_nothing() -> None:
 
 
 def test_times_of_zero_are_stable() -> None:
-    assert settle(itertools.repeat(0.0)) == Samples((0.0,) * 12, stable=True)
+    assert settle(itertools.repeat(0.0)) == RunTimes((0.0,) * 12, stable=True)
 
 
 def test_the_largest_number_of_runs_is_kept() -> None:
-    limits = Limits(warm_up_runs=3, warm_up_seconds=0.0, min_seconds=0.0, max_runs=40)
+    limits = RunLimits(warm_up_runs=3, warm_up_seconds=0.0, min_seconds=0.0, max_runs=40)
     growing = itertools.count(1.0)
     found = until_stable(lambda: next(growing), limits, lambda: 0.0)
     assert not found.stable
@@ -104,38 +104,38 @@ def test_the_time_limit_ends_it_after_the_run_that_crosses_it() -> None:
 
 def test_one_run_is_made_whatever_the_limits() -> None:
     found = settle([1e6, 2e6], replace(AT_ONCE, max_seconds=0.0))
-    assert found == Samples((1e6,), stable=False)
+    assert found == RunTimes((1e6,), stable=False)
 
 
 def test_short_runs_are_made_for_a_while_at_least() -> None:
-    limits = Limits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=0.05)
+    limits = RunLimits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=0.05)
     found = settle(itertools.repeat(100.0), limits)
     assert found.stable
     assert 500 <= len(found.us) / 0.75 <= 500 * 1.25 + 1  # 0.05 s of 100 us, and the way to the next look
 
 
 def test_runs_too_short_for_that_are_judged_when_there_are_enough() -> None:
-    limits = Limits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=1.0, max_runs=100)
-    assert settle(itertools.repeat(100.0), limits) == Samples((100.0,) * 75, stable=True)
+    limits = RunLimits(warm_up_runs=0, warm_up_seconds=0.0, min_seconds=1.0, max_runs=100)
+    assert settle(itertools.repeat(100.0), limits) == RunTimes((100.0,) * 75, stable=True)
 
 
 def test_few_equal_runs_are_not_yet_stable() -> None:
-    assert settle([1e6] * 10, replace(AT_ONCE, max_seconds=8.0)) == Samples((1e6,) * 6, stable=False)
+    assert settle([1e6] * 10, replace(AT_ONCE, max_seconds=8.0)) == RunTimes((1e6,) * 6, stable=False)
 
 
 def test_the_warm_up_is_not_counted() -> None:
-    limits = Limits(warm_up_runs=5, warm_up_seconds=0.0, min_runs=4, min_seconds=0.0)
-    assert settle([900.0] * 5 + [100.0] * 4, limits) == Samples((100.0,) * 3, stable=True)
+    limits = RunLimits(warm_up_runs=5, warm_up_seconds=0.0, min_runs=4, min_seconds=0.0)
+    assert settle([900.0] * 5 + [100.0] * 4, limits) == RunTimes((100.0,) * 3, stable=True)
 
 
 def test_the_warm_up_lasts_as_long_as_asked_for() -> None:
-    limits = Limits(warm_up_runs=1, warm_up_seconds=0.01, min_runs=4, min_seconds=0.0)
+    limits = RunLimits(warm_up_runs=1, warm_up_seconds=0.01, min_runs=4, min_seconds=0.0)
     assert settle([1000.0] * 10 + [100.0] * 4, limits).median_us == 100.0
 
 
 def test_a_slow_warm_up_ends_with_the_time_limit() -> None:
-    limits = Limits(warm_up_runs=5, warm_up_seconds=0.0, max_seconds=1.0)
-    assert settle([2e6, 3e6], limits) == Samples((3e6,), stable=False)
+    limits = RunLimits(warm_up_runs=5, warm_up_seconds=0.0, max_seconds=1.0)
+    assert settle([2e6, 3e6], limits) == RunTimes((3e6,), stable=False)
 
 
 def test_a_call_is_timed_by_the_given_clock() -> None:

@@ -12,9 +12,8 @@ from analysis_samples import HOSTILE, elementwise
 from profile_samples import bare_profile, hostile_profile, large_profile, profile_of, small_profile
 
 from trtopt.report.html.plots import compared, measured_roofline, scatter
-from trtopt.report.html.profile import profile_html
+from trtopt.report.html.profile import COLUMNS, cells, colorings, ink_on, label, layer_data, profile_html
 from trtopt.report.html.profile_graph import LANE, ROW, graph, links
-from trtopt.report.html.profile_layers import COLUMNS, cells, colorings, ink_on, label, layer_data
 from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
 from trtopt.report.text.format import visible

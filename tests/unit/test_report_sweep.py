@@ -20,13 +20,12 @@ from sweep_samples import failed, report, row
 
 from trtopt.errors import UsageError
 from trtopt.gates.facts import facts_of
-from trtopt.report.files.for_tools import sweep_csv
-from trtopt.report.files.markdown import sweep_markdown
+from trtopt.report.files import sweep_csv, sweep_markdown
 from trtopt.report.html.sweep import html_page
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.sweep import SweepReport, SweepRow, cost_per_million, with_front
 from trtopt.report.schema.write import write_report
-from trtopt.report.text.sweep import Limits, choices_json, choose, render_choices
+from trtopt.report.text.sweep import EngineLimits, choices_json, choose, render_choices
 
 
 def test_the_cost_of_a_million_inferences() -> None:
@@ -49,7 +48,7 @@ def test_the_front_has_what_nothing_beats() -> None:
 def test_predicted_and_measured_times_are_never_compared() -> None:
     assert _front(row("a", latency_us=10.0), row("b", latency_us=1000.0, latency="measured")) == ["a", "b"]
     found = report(row("a", latency_us=10.0), row("b", latency_us=1000.0, latency="measured"))
-    (choice,) = choose(found, Limits())
+    (choice,) = choose(found, EngineLimits())
     assert choice.best is not None and choice.best.key == "b"
     assert choice.others[0][1] == "its time is predicted, others are measured"
 
@@ -63,7 +62,7 @@ def test_without_a_price_the_time_of_an_inference_stands_for_the_cost() -> None:
     """A batch of 8 takes longer than one inference, and less for each: at any price it is the cheaper."""
     rows = row("one", "T4", latency_us=800.0), row("eight", "T4", latency_us=1600.0, batch=8)
     assert _front(*rows) == ["one", "eight"]
-    (choice,) = choose(report(*rows), Limits())
+    (choice,) = choose(report(*rows), EngineLimits())
     assert choice.best is not None and choice.best.key == "eight" and choice.best.on_front
 
 
@@ -119,7 +118,7 @@ def test_the_answer_is_the_cheapest_within_the_limits_and_says_why_no_other() ->
         row("good", "A10", "fp16", latency_us=4000.0, drop=0.01),
         failed("failed"),
     )
-    (choice,) = choose(report(*rows), Limits(latency_ms=5, drop=0.01))
+    (choice,) = choose(report(*rows), EngineLimits(latency_ms=5, drop=0.01))
     assert choice.best is not None and (choice.best.key, choice.by) == ("good", "cost")
     assert {item.key: why for item, why in choice.others} == {
         "slow": "takes 9.00 ms",
@@ -132,25 +131,25 @@ def test_the_answer_is_the_cheapest_within_the_limits_and_says_why_no_other() ->
 
 def test_the_answer_is_the_fastest_where_prices_are_missing_and_none_where_nothing_fits() -> None:
     found = report(row("a", "T4", latency_us=800.0, batch=1), row("b", "L4", latency_us=1600.0, batch=8))
-    (choice,) = choose(found, Limits())
+    (choice,) = choose(found, EngineLimits())
     assert choice.best is not None and (choice.best.key, choice.by) == ("b", "latency")
     assert choice.others[0][1] == "300 % slower"
-    assert choose(found, Limits(latency_ms=0.5))[0].best is None
-    assert choose(found, Limits(), "other") == []
+    assert choose(found, EngineLimits(latency_ms=0.5))[0].best is None
+    assert choose(found, EngineLimits(), "other") == []
 
 
 def test_an_engine_whose_accuracy_nobody_knows_is_within_no_limit_of_it() -> None:
     found = report(row("a", drop=None))
-    assert choose(found, Limits(drop=1.0))[0].others[0][1] == "its accuracy is not known"
+    assert choose(found, EngineLimits(drop=1.0))[0].others[0][1] == "its accuracy is not known"
 
 
 def test_an_unknown_drop_wins_no_tie() -> None:
-    (choice,) = choose(report(row("unknown", drop=None), row("known", drop=0.001)), Limits())
+    (choice,) = choose(report(row("unknown", drop=None), row("known", drop=0.001)), EngineLimits())
     assert choice.best is not None and choice.best.key == "known"
 
 
 def test_a_drop_is_within_its_limit_as_it_is_for_a_build() -> None:
-    (choice,) = choose(report(row("a", drop=0.9 - 0.895)), Limits(drop=0.005))
+    (choice,) = choose(report(row("a", drop=0.9 - 0.895)), EngineLimits(drop=0.005))
     assert choice.best is not None and choice.others == ()
 
 
@@ -165,31 +164,31 @@ def test_a_drop_is_within_its_limit_as_it_is_for_a_build() -> None:
     ],
 )
 def test_what_exceeds_a_limit_by_little_is_told_from_it(drop: float, latency_us: float, why: str) -> None:
-    (choice,) = choose(report(row("a", drop=drop, latency_us=latency_us)), Limits(latency_ms=5, drop=0.01))
+    (choice,) = choose(report(row("a", drop=drop, latency_us=latency_us)), EngineLimits(latency_ms=5, drop=0.01))
     assert [reason for _, reason in choice.others] == [why]
 
 
 def test_where_nothing_fits_the_nearest_is_named_with_all_that_it_exceeds() -> None:
     near = row("near", latency_us=6000.0, drop=0.011)
     found = report(near, row("lossy", latency_us=1000.0, drop=0.2), row("unknown", drop=None, latency_us=5001.0))
-    (choice,) = choose(found, Limits(latency_ms=5, drop=0.01))
+    (choice,) = choose(found, EngineLimits(latency_ms=5, drop=0.01))
     assert choice.best is None and choice.nearest is not None and choice.nearest.key == "near"
     assert choice.others[0][1] == "takes 6.00 ms; accuracy drops by 0.0110"
     assert choices_json([choice])["models"][0]["nearest"]["key"] == "near"
-    assert "nearest: gpu L4, precision fp16" in _shown(found, Limits(latency_ms=5, drop=0.01))
-    assert choose(report(row("a", drop=None)), Limits(drop=0.0))[0].nearest is None
-    assert choose(report(failed("a")), Limits(drop=0.0))[0].nearest is None
-    assert choose(found, Limits(latency_ms=0, drop=0))[0].nearest is not None
+    assert "nearest: gpu L4, precision fp16" in _shown(found, EngineLimits(latency_ms=5, drop=0.01))
+    assert choose(report(row("a", drop=None)), EngineLimits(drop=0.0))[0].nearest is None
+    assert choose(report(failed("a")), EngineLimits(drop=0.0))[0].nearest is None
+    assert choose(found, EngineLimits(latency_ms=0, drop=0))[0].nearest is not None
 
 
 def test_the_answer_says_that_prices_are_missing_where_some_are_there() -> None:
     rows = row("a", "L4"), row("b", "T4", latency_us=800.0)
-    assert "not all of them have a price" in _shown(report(*rows), Limits())
-    assert "price" not in _shown(report(rows[0]), Limits())
-    assert "price" not in _shown(report(*rows, prices={}), Limits())
+    assert "not all of them have a price" in _shown(report(*rows), EngineLimits())
+    assert "price" not in _shown(report(rows[0]), EngineLimits())
+    assert "price" not in _shown(report(*rows, prices={}), EngineLimits())
 
 
-def _shown(found: SweepReport, limits: Limits) -> str:
+def _shown(found: SweepReport, limits: EngineLimits) -> str:
     out = io.StringIO()
     Console(file=out, width=200).print(render_choices(found, choose(found, limits)))
     return out.getvalue()

@@ -92,11 +92,7 @@ def analyze(
         MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` plotly.
         EngineBuildError: The compiler refused the model.
     """
-    if config is not None and not isinstance(config, AnalyzeConfig):
-        raise UsageError(
-            "config is not an AnalyzeConfig", where="config", remedy="pass options as keywords: analyze(m, gpu=...)"
-        )
-    config = (config or AnalyzeConfig()).with_options(options)
+    config = AnalyzeConfig.given(config, options, "analyze(m, gpu=...)")
     if config.html is not None:
         from trtopt.report.html.page import check_html
 
@@ -296,7 +292,6 @@ class _Job:
 
     @functools.cached_property
     def fused(self) -> FusedModel:
-        """The model as kernels."""
         return FusedModel(self.loaded.model, self.values, self.precision)
 
     @property
@@ -310,11 +305,7 @@ def _level(layers: tuple[Layer, ...], gpu: GpuSpec) -> _Level:
 
 
 def check_type(dtype: str, gpu: GpuSpec, where: str) -> None:
-    """Raise when a GPU has no units for a type.
-
-    Raises:
-        UsageError: See above; it names the types the GPU has.
-    """
+    """Raise :class:`UsageError` when a GPU has no units for a type; it names the types the GPU has."""
     has = dict.fromkeys((*precisions_of(gpu), *gpu.tflops))
     if dtype not in has:
         raise UsageError(

@@ -27,8 +27,7 @@ from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.compare import compare
 from trtopt.profiling.join import Device, ModuleOf, join, module_of, module_of_node
 from trtopt.profiling.measured import Measurement
-from trtopt.report.files.for_tools import profile_trace
-from trtopt.report.files.markdown import comparison_markdown, profile_markdown
+from trtopt.report.files import comparison_markdown, profile_markdown, profile_trace
 from trtopt.report.schema.profile import Comparison, ProfileReport
 from trtopt.report.schema.read import read_profile
 from trtopt.report.schema.write import write_report
@@ -73,11 +72,7 @@ def profile(
         MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, plotly.
         EngineBuildError: The compiler refuses the model, or the engine fails to run.
     """
-    if config is not None and not isinstance(config, ProfileConfig):
-        raise UsageError(
-            "config is not a ProfileConfig", where="config", remedy="pass options as keywords: profile(m, backend=...)"
-        )
-    config = (config or ProfileConfig()).with_options(options)
+    config = ProfileConfig.given(config, options, "profile(m, backend=...)")
     if config.html is not None:
         from trtopt.report.html.page import check_html
 
@@ -244,7 +239,9 @@ class _Run:
         engine = load_engine(path, key=self.config.key, allow_unverified=True)
         if engine.manifest is None:
             self.clock.warn("load engine", f"{path} has no manifest: nobody knows whether it is what was built")
-        self._check_backend(engine.backend.name)
+        if self.config.backend not in ("auto", engine.backend.name):
+            what = f"The engine was built by {engine.backend.name}"
+            raise UsageError(what, where=f"--backend {self.config.backend}", remedy="leave it out")
         if probe().gpu is not None:
             self._present()  # a wrong --gpu is refused before the run; without a GPU, the engine says what it is for
         with self.clock.stage("measure"):
@@ -271,12 +268,6 @@ class _Run:
             measurement, source=dataclasses.replace(measurement.source, files={"model": str(path)})
         )
         return join(measurement, Device(self._present()), self._modules(loaded, measurement))
-
-    def _check_backend(self, built_by: str) -> None:
-        if self.config.backend not in ("auto", built_by):
-            raise UsageError(
-                f"The engine was built by {built_by}", where=f"--backend {self.config.backend}", remedy="leave it out"
-            )
 
     def _present(self) -> GpuSpec:
         """The GPU of this machine."""

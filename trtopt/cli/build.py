@@ -1,25 +1,26 @@
-"""``trtopt build``, and what it shares with ``trtopt optimize``."""
+"""``trtopt build``, what it shares with ``trtopt optimize``, and the builds of ``[matrix]`` one after the other."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtopt.cli import trtexec
 from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.outcome import gate
-from trtopt.cli.streams import Listener, own_stdout, say, show
-from trtopt.config import BuildConfig
+from trtopt.cli.streams import Listener, gate, own_stdout, print_error, print_json, print_renderable, say, show
+from trtopt.config import BuildConfig, flag, options
 from trtopt.config.paths import check_files
-from trtopt.config.toml_file import load_matrix
-from trtopt.errors import UsageError
+from trtopt.config.toml_file import MATRIX, MODEL, load_matrix, matrix_word
+from trtopt.errors import TrtoptError, UsageError
+from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
-    pass
-
+    from trtopt.report.schema.build import BuildReport, MatrixBuild
 
 _DESCRIPTION = "Make a TensorRT engine from an ONNX model: rewrite, calibrate, verify, compile, and say what was done."
 _EPILOG = """\
@@ -33,27 +34,13 @@ docs/migrating-from-tensorrt-10.md.
 
 
 def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str]) -> int:
-    """Run ``build`` or ``optimize`` and print its report.
-
-    Args:
-        command: ``build`` or ``optimize``.
-        description: The first lines of ``--help``.
-        epilog: The last lines of ``--help``.
-        argv: The arguments after the command.
-
-    Returns:
-        0, or 7 when a gate failed.
-
-    Raises:
-        TrtoptError: The command failed.
-    """
+    """Run ``build`` or ``optimize`` and print its report; returns 0, or 7 when a gate failed."""
     args = parse_arguments(command, description, epilog, argv)
     for note in args.notes:
         say(f"note: {note}", sys.stderr)
     builds = load_matrix(Path(args.config), command) if args.config is not None else []
     if builds:
         from trtopt import api
-        from trtopt.cli.matrix import run_matrix
 
         return run_matrix(command, args, builds, getattr(api, command))
     config = config_from(args, BuildConfig, command)
@@ -75,22 +62,7 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     return gate(report, config)
 
 
-def parse(command: str, description: str, epilog: str, argv: Sequence[str]) -> tuple[argparse.Namespace, BuildConfig]:
-    """The parsed arguments and the configuration they make, without the matrix of the configuration file.
-
-    Raises:
-        UsageError: An option, the configuration file or a shape is wrong.
-    """
-    args = parse_arguments(command, description, epilog, argv)
-    return args, config_from(args, BuildConfig, command)
-
-
 def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[str]) -> argparse.Namespace:
-    """The parsed arguments.
-
-    Raises:
-        UsageError: An option is wrong.
-    """
     parser = Parser(
         prog=f"trtopt {command}",
         usage=f"trtopt {command} MODEL [options]",
@@ -111,3 +83,119 @@ def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     return run_pipeline("build", _DESCRIPTION, _EPILOG, argv)
+
+
+_SHARED = ("calib_cache", "timing_cache")
+"""Files that builds write one after the other; all others are of one build."""
+
+
+@dataclass(frozen=True)
+class _Build:
+    """One build: what is varied, as names of files have it; the model; the options."""
+
+    varied: dict[str, str]
+    model: str
+    config: BuildConfig
+
+
+def run_matrix(
+    command: str, args: argparse.Namespace, combinations: Sequence[Mapping[str, Any]], make: Callable[..., BuildReport]
+) -> int:
+    """Run every build, whatever becomes of the others, and print a row for each; returns the largest exit code.
+
+    Raises:
+        UsageError: An option is wrong, or builds would write the same file: before the first of them.
+    """
+    builds = [_build(command, args, varied) for varied in combinations]
+    _check_names(builds)
+    for build in builds:
+        trtexec.check_calibration(build.config.calib)
+        check_files(build.model, build.config, args.config, engine=command == "build")
+    done = []
+    for number, build in enumerate(builds, 1):
+        words = ", ".join(f"{axis} {value}" for axis, value in build.varied.items())
+        say(f"build {number} of {len(builds)}: {words}", sys.stderr)
+        done.append(_run(make, build, args))
+    if args.json:
+        from trtopt.report.schema.build import matrix_json
+
+        print_json(matrix_json(done))
+    else:
+        from trtopt.report.text.build import render_matrix
+
+        print_renderable(render_matrix(done))
+    return max(build.exit_code for build in done)
+
+
+def _build(command: str, args: argparse.Namespace, combination: Mapping[str, Any]) -> _Build:
+    """One build; ``{gpu}`` in the name of an output becomes its GPU."""
+    for axis in combination:
+        if getattr(args, axis, None) is not None:
+            what = "MODEL" if axis == MODEL else flag(axis)
+            raise UsageError(
+                f"{what} is given, and varied by the matrix",
+                where=f"{args.config}: [{MATRIX}] {axis}",
+                remedy="leave one out",
+            )
+    model = combination.get(MODEL, args.model)
+    if model is None:
+        raise UsageError(
+            "There is no model",
+            where=f"trtopt {command}",
+            remedy=f'give MODEL, or model = ["model.onnx"] in [{MATRIX}]',
+        )
+    config = config_from(
+        args, BuildConfig, command, {name: item for name, item in combination.items() if name != MODEL}
+    )
+    varied = {axis: matrix_word(Path(item).stem if axis == MODEL else item) for axis, item in combination.items()}
+    names = {"model": matrix_word(Path(model).stem), **varied}
+    outputs = {
+        name: _filled(value, names, name)
+        for name, option in options(BuildConfig).items()
+        if option.path == "output" and (value := getattr(config, name)) is not None
+    }
+    return _Build(varied, model, config.with_options(outputs))
+
+
+def _filled(template: str, names: Mapping[str, str], option: str) -> str:
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in names:
+            remedy = did_you_mean(name, names) or f"choose among {', '.join(f'{{{item}}}' for item in names)}"
+            raise UsageError(f"The matrix does not vary {{{name}}}", where=flag(option), remedy=remedy)
+        return names[name]
+
+    return re.sub(r"\{(\w+)\}", fill, template)
+
+
+def _check_names(builds: Sequence[_Build]) -> None:
+    """Raise where two builds would write the same file."""
+    taken: dict[Path, str] = {}
+    for build in builds:
+        files = {
+            name: Path(value)
+            for name, option in options(BuildConfig).items()
+            if option.path == "output" and name not in _SHARED and (value := getattr(build.config, name)) is not None
+        }
+        files.setdefault("output", Path(build.model).with_suffix(".engine"))
+        for name, path in files.items():
+            if path.absolute() in taken:
+                raise UsageError(
+                    f"Two builds of the matrix would write {path}",
+                    where=flag(name),
+                    remedy=f"name what is varied in it: {'-'.join(f'{{{axis}}}' for axis in build.varied)}",
+                )
+            taken[path.absolute()] = name
+
+
+def _run(make: Callable[..., BuildReport], build: _Build, args: argparse.Namespace) -> MatrixBuild:
+    from trtopt.report.schema.build import MatrixBuild
+
+    try:
+        with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+            report = make(build.model, build.config, on_event=listener)
+    except TrtoptError as error:
+        print_error(error)
+        return MatrixBuild(build.varied, error.exit_code, error.what.partition("\n")[0])
+    code = gate(report, build.config)
+    return MatrixBuild(build.varied, code, "; ".join(report.gate_failures) if code else "", report)

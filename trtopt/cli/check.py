@@ -10,7 +10,6 @@ from pathlib import Path
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import show
 from trtopt.errors import GateError, UsageError
-from trtopt.gates.limits import Limits
 
 _DESCRIPTION = (
     "Judge a report of build, optimize, analyze or profile by thresholds and by a baseline report; or verify an engine "
@@ -45,7 +44,11 @@ def run(argv: Sequence[str]) -> int:
         return _verify(args)
     if args.key is not None:
         raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
-    limits = Limits(
+
+    from trtopt.gates.check import Thresholds, check
+    from trtopt.report.text.check import render
+
+    limits = Thresholds(
         args.max_accuracy_drop,
         args.max_latency_regress,
         dict(args.min_share),
@@ -53,10 +56,6 @@ def run(argv: Sequence[str]) -> int:
         args.max_kernels,
         args.allow_synthetic,
     )
-
-    from trtopt.gates.check import check
-    from trtopt.report.text.check import render
-
     found = check(args.report, baseline=args.baseline, limits=limits, markdown=args.markdown, junit=args.junit)
     show(found, render, as_json=args.json)
     return GateError.exit_code if found.failed else 0

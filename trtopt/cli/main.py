@@ -5,21 +5,47 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import NoReturn
 
-from trtopt.cli import deferred
 from trtopt.cli.options import Parser
-from trtopt.cli.outcome import STOPPED, print_error
-from trtopt.cli.streams import open_streams
+from trtopt.cli.streams import STOPPED, open_streams, print_error
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.support.version import VERSION
 from trtopt.support.words import did_you_mean
+
+_DEFERRED = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
+"""onnx_ir imports sympy, half of its start-up, for arithmetic with symbolic dimensions, which trtopt does not do."""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules as the other finders do; they are loaded when they are first used."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _DEFERRED:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+def _defer_imports() -> None:
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
 
 COMMANDS = {
     "build": "make a TensorRT engine from an ONNX model",
@@ -76,16 +102,9 @@ def entry() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line in this process.
-
-    Args:
-        argv: The arguments without the program's name; None for those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line in this process; returns the exit code."""
     sys.excepthook = _report_bug
-    deferred.install()
+    _defer_imports()
     for number in STOPPED:
         if number == signal.SIGTERM or signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _stop)

@@ -10,19 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from trtopt.config import (
-    GROUPS,
-    AnalyzeConfig,
-    BuildConfig,
-    Config,
-    Option,
-    ProfileConfig,
-    SensitivityConfig,
-    ShapeMap,
-    field_kinds,
-    flag,
-    options,
-)
+from trtopt.config.base import GROUPS, Config, Option, field_kinds, flag, options
+from trtopt.config.commands import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
 from trtopt.errors import UsageError
 from trtopt.support.precision import PRECISIONS, Precision
 from trtopt.support.words import did_you_mean, nearest
@@ -31,9 +20,7 @@ from trtopt.support.words import did_you_mean, nearest
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations whose errors are :class:`UsageError`.
 
-    Args:
-        refused: Options of another tool that users may type, and what to do instead.
-        kwargs: As for ``argparse.ArgumentParser``.
+    ``refused`` are options of another tool that users may type, and what to do instead.
     """
 
     def __init__(self, *, refused: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -42,11 +29,6 @@ class Parser(argparse.ArgumentParser):
         self._refused = dict(refused or {})
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The options of ``argv``.
-
-        Raises:
-            UsageError: An option is unknown, or its value is wrong.
-        """
         for argument in argv:
             name = argument.partition("=")[0]
             if name in self._refused:
@@ -181,12 +163,12 @@ class _SetPrecision(argparse.Action):
         name, spelling = self.const or values, self.option_strings[0]
         given: dict[str, str] = {**getattr(namespace, "spellings", {})}
         for known, other in given.items():
-            is_implied = "fp16" in (name, known) and (name in _IMPLIED_FP16 or known in _IMPLIED_FP16)
+            is_implied = Precision.FP16 in (name, known) and (name in _IMPLIED_FP16 or known in _IMPLIED_FP16)
             if other != spelling and not is_implied:
                 raise argparse.ArgumentError(self, f"not allowed with argument {other}")
         given = {known: other for known, other in given.items() if other != spelling} | {name: spelling}
         namespace.spellings = given
-        namespace.precision = next((known for known in given if known != "fp16"), "fp16")
+        namespace.precision = next((known for known in given if known != Precision.FP16), Precision.FP16)
         notes = getattr(namespace, "notes", [])
         if len(given) == 2 and not any(note.startswith(_FP16_NOTE) for note in notes):
             why = _IMPLIED_FP16[namespace.precision]
@@ -220,12 +202,6 @@ def config_from(
 ) -> _Config:
     """The configuration: the file's values, then those of a build of its matrix, then those of the command line.
 
-    Args:
-        args: The parsed options.
-        config: Its class.
-        command: The table of the file.
-        varied: Values of one build of the matrix.
-
     Raises:
         UsageError: A value, a shape or the configuration file is wrong.
     """
@@ -238,11 +214,7 @@ def config_from(
     values.update((name, value) for name, value in vars(args).items() if name in kinds)
     for name, value in values.items():
         if kinds.get(name) == "shapes":
-            values[name] = _shapes(value)
+            from trtopt.engine.request import parse_shapes
+
+            values[name] = tuple(parse_shapes(text) for text in value)
     return config(**values)
-
-
-def _shapes(texts: Iterable[str]) -> tuple[ShapeMap, ...]:
-    from trtopt.engine.request import parse_shapes
-
-    return tuple(parse_shapes(text) for text in texts)

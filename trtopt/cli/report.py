@@ -124,7 +124,7 @@ def _sweep(found: SweepReport, outputs: dict[str, Path], args: argparse.Namespac
     if not asked:
         show(found, sweep.render, as_json=args.json)
         return
-    choices = sweep.choose(found, sweep.Limits(args.max_latency_ms, args.max_drop), args.model)
+    choices = sweep.choose(found, sweep.EngineLimits(args.max_latency_ms, args.max_drop), args.model)
     if not choices:
         names = dict.fromkeys(row.model for row in found.rows)
         remedy = did_you_mean(str(args.model), names) or f"it has {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Where the command line writes: the report on stdout, progress and warnings on stderr."""
+"""Where the command line writes: the report on stdout; progress, warnings and what it says last on stderr."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
-from trtopt.errors import UsageError
+from trtopt.config import BuildConfig
+from trtopt.errors import GateError, TrtoptError, UsageError
 from trtopt.events import Event
 from trtopt.report.text.format import shorten, visible
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress, TaskID
     from rich.segment import Segment
+
+    from trtopt.report.schema.build import BuildReport
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 """What a terminal acts on, or shows nothing of: control characters but tab and line feed, marks that reverse the
@@ -67,8 +71,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 class Listener:
     """Prints warnings on stderr as they happen and, when stderr is a terminal, progress bars.
 
-    Args:
-        verbose: Print a line when a task starts and when it ends, terminal or not.
+    With ``verbose`` it prints a line when a task starts and when it ends, terminal or not.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -151,20 +154,11 @@ def own_stdout(*, quiet: bool) -> Iterator[None]:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print ``value`` on stdout.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
     _print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def show(report: _T, render: Callable[[_T], RenderableType], *, as_json: bool) -> None:
-    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
+    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it."""
     if as_json:
         print_json(report.to_json_dict())
     else:
@@ -172,11 +166,7 @@ def show(report: _T, render: Callable[[_T], RenderableType], *, as_json: bool) -
 
 
 def print_renderable(renderable: RenderableType) -> None:
-    """Print on stdout, as wide as the terminal; without colours, and 100 columns wide, when it is not one.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
+    """Print on stdout, as wide as the terminal; without colours, and 100 columns wide, when it is not one."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -214,3 +204,37 @@ def _print(text: str) -> None:
         raise UsageError(
             f"Cannot write the report: {error.strerror}", where="stdout", remedy="send it to another file or disk"
         ) from error
+
+
+_WORDS = {"SIGHUP": (129, "hung up"), "SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
+
+STOPPED = {signal.Signals[name]: word for name, word in _WORDS.items() if name in signal.Signals.__members__}
+"""Exit code and last word by signal: the end of the terminal, its interrupt key, a request to end. Windows has no
+SIGHUP."""
+
+
+_LONGEST_ERROR_LINE = 1000
+_MOST_ERROR_LINES = 20
+
+
+def print_error(error: TrtoptError) -> None:
+    """Print what, where and remedy on stderr, within one screen."""
+    cut = _LONGEST_ERROR_LINE
+    lines = [line if len(line) <= cut else f"{line[:cut]} ..." for line in str(error).splitlines()]
+    what = lines[:_MOST_ERROR_LINES]
+    if len(lines) > _MOST_ERROR_LINES:
+        tail = lines[-2:]
+        what = [*lines[: _MOST_ERROR_LINES - 3], f"  ... {len(lines) - _MOST_ERROR_LINES + 1} more lines", *tail]
+    say("error: " + "\n".join(what), sys.stderr)
+
+
+def gate(report: BuildReport, config: BuildConfig) -> int:
+    """Print the gates that failed, unless they are allowed; returns the exit code."""
+    if not report.gate_failures:
+        return 0
+    if config.allow_accuracy_loss:
+        return 0
+    for failure in report.gate_failures:
+        say(f"error: a gate failed: {failure}", sys.stderr)
+    say("  remedy: --allow-accuracy-loss turns failed gates into warnings", sys.stderr)
+    return GateError.exit_code

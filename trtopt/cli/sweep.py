@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from trtopt.fleet.sweep import Progress, SweepPlan
-    from trtopt.report.schema.sweep import SweepReport
 
 _DESCRIPTION = "Build every combination of models, GPUs, precisions, shapes and options, and report on all of them."
 _EPILOG = """\
@@ -50,13 +49,19 @@ def run(argv: Sequence[str]) -> int:
     # Ray sends statistics home unless this says otherwise; whoever set it knows better.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from trtopt.fleet import sweep
+    from trtopt.report.schema.write import write_report
     from trtopt.report.text.sweep import render
 
     where = {"executor": args.executor, "address": args.address, "workers": args.workers}
     if args.dry_run:
         with own_stdout(quiet=True):
             plan = sweep.plan_sweep(args.sweep, **where)
-        _print_plan(plan, as_json=args.json)
+        if args.json:
+            print_json(plan_json(plan))
+            return 0
+        print_renderable(plan_table(plan))
+        for line in plan_lines(plan):
+            say(line)
         return 0
 
     with own_stdout(quiet=args.json), SweepProgress() as shown:
@@ -66,7 +71,9 @@ def run(argv: Sequence[str]) -> int:
             shown.plan(plan)
 
         report = sweep.sweep(args.sweep, **where, yes=args.yes, on_plan=on_plan, on_progress=shown.progress)
-    _write(report, outputs)
+    if "report" in outputs:
+        write_report(report, outputs.pop("report"))
+    sweep.write_sweep(report, **outputs)
     show(report, render, as_json=args.json)
     failed = (row.failure.exit_code if row.failure else 0 for row in report.rows if row.status != "gate")
     return max([0, *failed, *(GateError.exit_code for row in report.rows if row.status == "gate")])
@@ -112,25 +119,6 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("give 1 or more")
     return number
-
-
-def _print_plan(plan: SweepPlan, *, as_json: bool) -> None:
-
-    if as_json:
-        print_json(plan_json(plan))
-        return
-    print_renderable(plan_table(plan))
-    for line in plan_lines(plan):
-        say(line)
-
-
-def _write(report: SweepReport, outputs: dict[str, Path]) -> None:
-    from trtopt.fleet.sweep import write_sweep
-    from trtopt.report.schema.write import write_report
-
-    if "report" in outputs:
-        write_report(report, outputs["report"])
-    write_sweep(report, **{name: path for name, path in outputs.items() if name != "report"})
 
 
 _MOST_ROWS = 24

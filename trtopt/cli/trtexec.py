@@ -18,11 +18,14 @@ from trtopt.support.words import did_you_mean
 
 _CACHE_START = b"TRT-"
 _NOT_TIMED = "the engine is not timed"
-_NO_PRECISION_HINTS = "write the precision into the ONNX model; TensorRT 11 has no such option either"
-_LEAVE_OUT = "leave it out; the builder's default is used"
-_NOT_RUN = "run the engine with the runtime that the report names"
-_NO_DLA = "leave it out; engines are built for GPUs, not for DLA"
-_NO_SAFETY = "leave it out; safety-certified engines are not built"
+_CALIB_SHAPE = "give --calib samples of the shape to calibrate with"
+_TENSORS = "compare intermediate tensors with --compare-tensors"
+
+
+def _all(names: str, word: str) -> dict[str, str]:
+    """The same word for each of the options, named without their dashes."""
+    return {f"--{name}": word for name in names.split()}
+
 
 BUILDER_FLAGS = {
     "--refit": "refit=true",
@@ -34,16 +37,8 @@ BUILDER_FLAGS = {
 """Flags that are one builder option."""
 
 NO_EFFECT = {
-    "--skipInference": _NOT_TIMED,
-    "--buildOnly": _NOT_TIMED,
-    "--useCudaGraph": _NOT_TIMED,
-    "--noDataTransfers": _NOT_TIMED,
-    "--useSpinWait": _NOT_TIMED,
-    "--spinWait": _NOT_TIMED,
-    "--exposeDMA": _NOT_TIMED,
-    "--useManagedMemory": _NOT_TIMED,
-    "--separateProfileRun": _NOT_TIMED,
-    "--threads": _NOT_TIMED,
+    **_all("skipInference buildOnly useCudaGraph noDataTransfers useSpinWait spinWait exposeDMA", _NOT_TIMED),
+    **_all("useManagedMemory separateProfileRun threads", _NOT_TIMED),
     "--stronglyTyped": "every network is strongly typed",
     "--explicitBatch": "every network has an explicit batch dimension",
     "--cpuOnly": "TensorRT for RTX builds without a GPU",
@@ -51,15 +46,7 @@ NO_EFFECT = {
 """Flags that are accepted and change nothing, and why."""
 
 NO_EFFECT_VALUES = {
-    "--iterations": _NOT_TIMED,
-    "--warmUp": _NOT_TIMED,
-    "--duration": _NOT_TIMED,
-    "--sleepTime": _NOT_TIMED,
-    "--idleTime": _NOT_TIMED,
-    "--infStreams": _NOT_TIMED,
-    "--streams": _NOT_TIMED,
-    "--avgRuns": _NOT_TIMED,
-    "--percentile": _NOT_TIMED,
+    **_all("iterations warmUp duration sleepTime idleTime infStreams streams avgRuns percentile", _NOT_TIMED),
     "--useProfile": _NOT_TIMED,
     "--profile": "profiles are numbered in the order of the shape options",
     "--profilingVerbosity": "engines are always built with detailed layer information",
@@ -68,57 +55,41 @@ NO_EFFECT_VALUES = {
 
 REFUSED = {
     "--int4": "use --int8",
-    "--precisionConstraints": _NO_PRECISION_HINTS,
-    "--layerPrecisions": _NO_PRECISION_HINTS,
-    "--layerOutputTypes": _NO_PRECISION_HINTS,
-    "--layerDeviceTypes": _NO_DLA,
-    "--useDLACore": _NO_DLA,
-    "--allowGPUFallback": _NO_DLA,
-    "--buildDLAStandalone": _NO_DLA,
-    "--safe": _NO_SAFETY,
-    "--consistency": _NO_SAFETY,
-    "--restricted": _NO_SAFETY,
+    **_all(
+        "precisionConstraints layerPrecisions layerOutputTypes",
+        "write the precision into the ONNX model; TensorRT 11 has no such option either",
+    ),
+    **_all(
+        "layerDeviceTypes useDLACore allowGPUFallback buildDLAStandalone",
+        "leave it out; engines are built for GPUs, not for DLA",
+    ),
+    **_all("safe consistency restricted", "leave it out; safety-certified engines are not built"),
     "--inputIOFormats": "change the types and layouts of the inputs in the ONNX model",
     "--outputIOFormats": "change the types and layouts of the outputs in the ONNX model",
-    "--minShapesCalib": "give --calib samples of the shape to calibrate with",
-    "--optShapesCalib": "give --calib samples of the shape to calibrate with",
-    "--maxShapesCalib": "give --calib samples of the shape to calibrate with",
-    "--calibProfile": "give --calib samples of the shape to calibrate with",
+    **_all("minShapesCalib optShapesCalib maxShapesCalib calibProfile", _CALIB_SHAPE),
     "--batch": "give the batch size in --opt-shapes",
     "--maxBatch": "give the batch size in --max-shapes",
-    "--loadEngine": _NOT_RUN,
     "--loadInputs": "give the samples to verify on with --eval",
     "--loadRefOutputs": "FP32 outputs of the model are the reference; bound the error with --min-sqnr-db",
-    "--atol": "bound the error with --min-sqnr-db or --max-accuracy-drop",
-    "--rtol": "bound the error with --min-sqnr-db or --max-accuracy-drop",
-    "--exportOutput": _NOT_RUN,
-    "--exportTimes": _NOT_RUN,
-    "--exportProfile": _NOT_RUN,
-    "--dumpOutput": _NOT_RUN,
-    "--dumpProfile": _NOT_RUN,
+    **_all("atol rtol", "bound the error with --min-sqnr-db or --max-accuracy-drop"),
+    **_all(
+        "loadEngine exportOutput exportTimes exportProfile dumpOutput dumpProfile dumpRefit timeDeserialize timeRefit",
+        "run the engine with the runtime that the report names",
+    ),
     "--dumpLayerInfo": "write the layers with --export-layer-info FILE",
-    "--dumpRefit": _NOT_RUN,
-    "--timeDeserialize": _NOT_RUN,
-    "--timeRefit": _NOT_RUN,
     "--refitFromOnnx": "build the engine again from the new model",
     "--weightStreamingBudget": "set the budget in the program that runs the engine",
-    "--markDebug": "compare intermediate tensors with --compare-tensors",
-    "--markUnfusedTensorsAsDebugTensors": "compare intermediate tensors with --compare-tensors",
-    "--saveDebugTensors": "compare intermediate tensors with --compare-tensors",
+    **_all("markDebug markUnfusedTensorsAsDebugTensors saveDebugTensors", _TENSORS),
     "--device": "choose the GPU of this machine with CUDA_VISIBLE_DEVICES, the target with --gpu",
     "--computeCapabilities": "name the target with --gpu",
     "--runtimePlatform": "build on the platform that runs the engine",
-    "--excludeLeanRuntime": _LEAVE_OUT,
     "--stripAllWeights": "use --builder strip_plan=true",
-    "--l2LimitForTiling": _LEAVE_OUT,
-    "--noBuilderCache": _LEAVE_OUT,
-    "--noCompilationCache": _LEAVE_OUT,
-    "--minTiming": _LEAVE_OUT,
-    "--avgTiming": _LEAVE_OUT,
-    "--maxTactics": _LEAVE_OUT,
-    "--directIO": _LEAVE_OUT,
+    **_all(
+        "excludeLeanRuntime l2LimitForTiling noBuilderCache noCompilationCache minTiming avgTiming maxTactics directIO"
+        " preview",
+        "leave it out; the builder's default is used",
+    ),
     "--tacticSources": "use --builder tactic_sources=jit_convolutions or edge_mask_convolutions",
-    "--preview": _LEAVE_OUT,
     "--tempdir": "choose the folder of temporary files with TMPDIR",
     "--setPluginsToSerialize": "deploy the plugin library beside the engine",
 }
@@ -157,11 +128,7 @@ class _WithoutEffect(argparse.Action):
 
 
 def resolve(args: argparse.Namespace) -> None:
-    """Turn ``--noTF32`` and ``--shapes`` into options, as trtexec does: they yield to more precise ones.
-
-    Raises:
-        UsageError: ``--noTF32`` stands beside ``--tf32``.
-    """
+    """Turn ``--noTF32`` and ``--shapes`` into options, as trtexec does: they yield to more precise ones."""
     if args.no_tf32 and getattr(args, "precision", Precision.FP32) == Precision.TF32:
         raise UsageError("--noTF32 contradicts --tf32", where="--noTF32", remedy="leave one of them out")
     if args.no_tf32 and not hasattr(args, "precision"):
@@ -173,11 +140,7 @@ def resolve(args: argparse.Namespace) -> None:
 
 
 def check_calibration(source: str | None) -> None:
-    """Refuse a calibration cache of TensorRT, which ``--calib`` of trtexec takes and which holds no samples.
-
-    Raises:
-        UsageError: It is one.
-    """
+    """Refuse a calibration cache of TensorRT, which ``--calib`` of trtexec takes and which holds no samples."""
     if source is None or not Path(source).is_file():
         return
     try:

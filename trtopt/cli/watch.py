@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trtopt.cli.outcome import STOPPED
+from trtopt.cli.streams import STOPPED
 from trtopt.errors import EngineBuildError, InvalidModelError, ResourceError, TrtoptError, UsageError
 from trtopt.support.files import TEMPORARY
 from trtopt.support.limits import limit_memory
@@ -58,16 +58,9 @@ class CrashedError(TrtoptError):
 
 
 def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run ``work`` in a child of this process.
+    """Run ``work`` in a child of this process, and return its exit code.
 
     The child returns from this function like the parent does, each with the exit code for its ``sys.exit``.
-
-    Args:
-        work: Takes the arguments of the command, and returns the exit code.
-        arguments: Them.
-
-    Returns:
-        The exit code.
 
     Raises:
         TrtoptError: In the parent: the child died, which left nothing but what it had written whole. Or it could not be
@@ -114,10 +107,7 @@ def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
 def death(number: int, trace: str, arguments: Sequence[str]) -> TrtoptError:
     """The error for a process that a signal ended.
 
-    Args:
-        number: The signal.
-        trace: What ``faulthandler`` wrote, which knows more than the signal; may be empty.
-        arguments: Those of the command.
+    ``trace`` is what ``faulthandler`` wrote, which knows more than the signal; it may be empty.
     """
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     command = shlex.join(["trtopt", *arguments])
@@ -174,8 +164,7 @@ def _package(path: str) -> str | None:
 def _wait(child: int, numbers: set[signal.Signals]) -> tuple[int, int]:
     """Wait for the child, pass on requests to stop, and end it by force where it does not follow.
 
-    Returns:
-        Its status, and the first request; 0 without one.
+    Returns its status, and the first request; 0 without one.
     """
     stopped, deadline = 0, float("inf")
     while True:

@@ -6,17 +6,75 @@ import dataclasses
 import math
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtopt.config.batch_sizes import checked_batches, parse_batches
 from trtopt.errors import UsageError
 from trtopt.support.precision import Precision
 from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+LARGEST_BATCH = 1 << 16
+"""Beyond it curves are flat, and most models exceed every GPU's memory."""
+
+MOST_BATCHES = 128
+"""Sizes of one sweep; each takes a shape inference and a prediction of every layer."""
+
+_MOST_DIGITS = 12
+"""Digits of a number that are read: enough to tell that it is out of range."""
+
+
+def parse_batches(text: str, where: str) -> tuple[int, ...]:
+    """Read ``1,2,4``, ``1..256`` or both mixed.
+
+    A range stands for its ends and four sizes per doubling between them (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20,
+    ...): performance is not monotonic in the batch, and powers of two alone would hide its dips.
+
+    Raises:
+        UsageError: It has another form; ``where`` is the option.
+    """
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, dots, last = (word.strip() for word in part.partition(".."))
+        low, high = _number(first), _number(last) if dots else _number(first)
+        if low is None or high is None or low > high:
+            raise UsageError(
+                f"Not a batch size or a range of them: {part.strip()!r}",
+                where=where,
+                remedy="write 1,2,4 or 1..256, the smallest first",
+            )
+        sizes += [low, high, *(size for size in _grid() if low < size < high)]
+    return tuple(sorted(set(sizes)))
+
+
+def checked_batches(sizes: Sequence[int], where: str) -> tuple[int, ...]:
+    """The sizes in increasing order, each once.
+
+    Raises:
+        UsageError: One is below 1 or above :data:`LARGEST_BATCH`, or there are more than :data:`MOST_BATCHES`.
+    """
+    wrong = next((size for size in sizes if not 1 <= size <= LARGEST_BATCH), None)
+    if wrong is not None or len(set(sizes)) > MOST_BATCHES:
+        raise UsageError(
+            f"The batch size {wrong} is out of range" if wrong is not None else "There are too many batch sizes",
+            where=where,
+            remedy=f"give at most {MOST_BATCHES} sizes from 1 to {LARGEST_BATCH}",
+        )
+    return tuple(sorted(set(sizes)))
+
+
+def _number(text: str) -> int | None:
+    return int(text[:_MOST_DIGITS]) if text.isascii() and text.isdecimal() else None
+
+
+def _grid() -> list[int]:
+    """1 to 8, then four evenly spaced sizes per doubling."""
+    octaves = range(1, LARGEST_BATCH.bit_length() - 3)
+    return [*range(1, 9), *((4 + step) << octave for octave in octaves for step in (1, 2, 3, 4))]
+
 
 CALIB_METHODS = ("auto", "max", "percentile", "entropy", "mse")
 BACKENDS = ("auto", "tensorrt", "tensorrt-rtx")
@@ -61,11 +119,29 @@ BUILDER = "builder"
 FILES = "files"
 GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, FILES)
 
+CALIB_HELP = "calibration samples: .npz, .npy, a folder of either, script.py:function, or 'synthetic'"
 REPORT_HELP = "write the report as JSON"
+HTML_HELP = "write the report as one HTML file"
 
 
 def option_field(default: Any, help: str, group: str, **kwargs: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, group, **kwargs)})
+
+
+def switch_field(help: str, group: str, *aliases: str) -> Any:
+    return option_field(False, help, group, aliases=aliases)
+
+
+def file_field(help: str, *aliases: str, group: str = FILES, path: PathKind = "output", metavar: str = "FILE") -> Any:
+    return option_field(None, help, group, aliases=aliases, metavar=metavar, path=path)
+
+
+def samples_field(help: str) -> Any:
+    return option_field(None, help, SAMPLES, metavar="SRC", path="source", words=("synthetic",))
+
+
+def shapes_field(help: str, *aliases: str) -> Any:
+    return option_field((), help, TARGET, aliases=aliases, metavar="S", repeatable=True)
 
 
 @dataclass(frozen=True)
@@ -94,6 +170,19 @@ class Config:
                 object.__setattr__(self, item.name, value)
         tables = isinstance(self.gpus, Mapping) and all(isinstance(table, Mapping) for table in self.gpus.values())
         _expect("gpus", self.gpus, "a mapping of GPU fields by GPU name", tables)
+
+    @classmethod
+    def given(cls, config: object, changes: Mapping[str, Any], call: str) -> Self:
+        """The configuration that a caller from Python gives: ``config``, or the defaults, with ``changes`` by name.
+
+        Raises:
+            UsageError: ``config`` is of another class (the remedy shows ``call``), or as of :meth:`with_options`.
+        """
+        if config is not None and not isinstance(config, cls):
+            article = "an" if cls.__name__[0] in "AEIOU" else "a"
+            remedy = f"pass options as keywords: {call}"
+            raise UsageError(f"config is not {article} {cls.__name__}", where="config", remedy=remedy)
+        return (config or cls()).with_options(changes)
 
     def with_options(self, changes: Mapping[str, Any]) -> Self:
         """A copy with other values of the named options.

@@ -11,18 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trtopt.config import (
-    AnalyzeConfig,
-    BuildConfig,
-    Config,
-    FieldKind,
-    Option,
-    ProfileConfig,
-    SensitivityConfig,
-    checked,
-    field_kinds,
-    options,
-)
+from trtopt.config.base import Config, FieldKind, Option, checked, field_kinds, options
+from trtopt.config.commands import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
 from trtopt.errors import UsageError
 from trtopt.support.files import read_file
 from trtopt.support.words import did_you_mean
@@ -61,10 +51,6 @@ _MOST_BUILDS = 1000
 def load(path: Path, command: str) -> dict[str, Any]:
     """Read the table of ``command`` from a TOML file, and its GPUs.
 
-    Args:
-        path: The file.
-        command: The name of the table: a key of :data:`COMMANDS`.
-
     Returns:
         Values by field name of the command's configuration, checked. Relative paths are made relative to the file's
         folder, ``~`` is the home folder. Shapes are left as tuples of text, as on the command line. ``gpus`` are the
@@ -92,12 +78,7 @@ def load(path: Path, command: str) -> dict[str, Any]:
 
 
 def load_matrix(path: Path, command: str, most: int = _MOST_BUILDS) -> list[dict[str, Any]]:
-    """The combinations of the lists in the table ``[matrix]``, the last list varying fastest.
-
-    Args:
-        path: The file.
-        command: Whose options they are of.
-        most: Combinations it may have.
+    """The combinations of the lists in the table ``[matrix]``, at most ``most``, the last list varying fastest.
 
     Returns:
         Values by field name, checked, paths made relative to the file's folder; the model under ``model``. Empty

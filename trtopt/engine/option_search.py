@@ -35,7 +35,7 @@ AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 NOISE = 0.02
 """Share of the time that a difference has to exceed: medians that stand still agree within it
-(:class:`trtopt.profiling.stable.Limits`)."""
+(:class:`trtopt.profiling.measured.Limits`)."""
 
 Options = tuple[str, ...]
 """``KEY=VALUE`` in the order of :data:`AXES`; an option that is not there has the builder's default."""

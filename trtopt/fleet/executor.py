@@ -1,4 +1,4 @@
-"""Who runs jobs: what the scheduler asks of an executor, and the executor of this machine."""
+"""Who runs jobs and when: what the scheduler asks of an executor, the executor of this machine, the scheduler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -19,8 +20,7 @@ import msgspec
 
 from trtopt.engine.process import START
 from trtopt.errors import TargetError, UsageError
-from trtopt.fleet.inputs import check_unchanged
-from trtopt.fleet.plan import Job
+from trtopt.fleet.plan import Job, check_unchanged
 from trtopt.fleet.task import EXECUTE, Outcome, Survey, survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support.files import TEMPORARY
@@ -29,7 +29,7 @@ from trtopt.support.version import IMPORT_ROOT
 _START = (
     START
     + "os.environ.update(OMP_NUM_THREADS='{threads}', OPENBLAS_NUM_THREADS='{threads}', TMPDIR=sys.argv[3]); "
-    + "from trtopt.fleet.worker import main; main(sys.argv[2], {threads}, sys.argv[3])"
+    + "from trtopt.fleet.task import main; main(sys.argv[2], {threads}, sys.argv[3])"
 )
 """Threads of matrix products are read from the environment when numpy is loaded."""
 
@@ -47,14 +47,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Order:
-    """A job given to an executor.
-
-    Attributes:
-        number: Its number.
-        job: What to do.
-        folder: Where its files go, on this machine.
-        again: Whether its worker was lost before.
-    """
+    """A job given to an executor: where its files go on this machine, and whether its worker was lost before."""
 
     number: int
     job: Job
@@ -97,7 +90,7 @@ class Executor(Protocol):
         """End all workers, whatever they are at."""
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Processes of this machine, each of which runs one job after the other; a new one where one was lost.
 
     Considered were ``concurrent.futures`` and joblib's loky, which give up all jobs when one process crashes, and
@@ -124,11 +117,9 @@ class LocalExecutor:
 
     @property
     def workers(self) -> int:
-        """As of :class:`Executor`."""
         return self._count
 
     def survey(self, places: Iterable[str]) -> dict[str, Survey]:
-        """As of :class:`Executor`."""
         here = survey()
         for place in places:
             if place and place != here.gpu:
@@ -141,26 +132,21 @@ class LocalExecutor:
         return dict.fromkeys(places, here)
 
     def at_once(self, place: str) -> int:
-        """As of :class:`Executor`."""
         return self._count
 
     def slots(self, place: str) -> int:
-        """As of :class:`Executor`."""
         return self._count
 
     def submit(self, order: Order) -> None:
-        """As of :class:`Executor`."""
         self._orders.put(order)
         if len(self._loops) < self._count:  # no more of them than jobs
             self._loops.append(threading.Thread(target=self._loop, daemon=True))
             self._loops[-1].start()
 
     def wait(self) -> Sequence[Ended]:
-        """As of :class:`Executor`."""
         return [self._ended.get()]
 
     def close(self) -> None:
-        """As of :class:`Executor`."""
         self._closed.set()
         for process in list(self._processes):
             process.kill()
@@ -238,3 +224,91 @@ def available_cores() -> int:
     """The cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+_LOST_EXIT_CODE = 6
+"""As of a compiler that crashed in ``trtopt build``."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that ended: its number, what came of it, the folder of its files, and how often it was started."""
+
+    number: int
+    outcome: Outcome
+    folder: Path
+    attempts: int
+
+
+@dataclass
+class Scheduler:
+    """Runs jobs on an executor.
+
+    Attributes:
+        executor: Who runs them.
+        retries: How often a job whose worker was lost is started again.
+        scratch: Makes the folder of a job's files, gone after ``on_end``.
+        on_end: Told of every job that ended, in the order in which they did.
+        on_lost: Told of every worker that was lost: the job's number, why, and whether it is started again.
+        on_start: Told of every job that is given to the executor.
+    """
+
+    executor: Executor
+    retries: int
+    scratch: Callable[[], contextlib.AbstractContextManager[Path]]
+    on_end: Callable[[Finished], None]
+    on_lost: Callable[[int, str, bool], None]
+    on_start: Callable[[int], None]
+    _given: dict[int, tuple[Job, contextlib.ExitStack, Path]] = field(default_factory=dict)
+    _attempts: Counter[int] = field(default_factory=Counter)
+
+    def run(self, jobs: Mapping[int, Job]) -> None:
+        """Run jobs by their number until all have ended. No more are given out than the executor has use for.
+
+        What ``on_end`` raises ends the sweep; jobs that ended before are not lost.
+        """
+        waiting: dict[str, deque[int]] = {}
+        for number, job in jobs.items():
+            waiting.setdefault(job.place, deque()).append(number)
+        running: Counter[str] = Counter()
+        try:
+            while any(waiting.values()) or self._given:
+                for place, numbers in waiting.items():
+                    free = self.executor.slots(place) - running[place] if numbers else 0
+                    for _ in range(min(free, len(numbers))):
+                        number = numbers.popleft()
+                        running[place] += 1
+                        self._submit(number, jobs[number])
+                for number, ended in self.executor.wait():
+                    place = jobs[number].place
+                    running[place] -= 1
+                    if self._again(number, ended):
+                        waiting[place].appendleft(number)
+        finally:
+            for _, stack, _ in self._given.values():
+                stack.close()
+
+    def _submit(self, number: int, job: Job) -> None:
+        stack = contextlib.ExitStack()
+        folder = stack.enter_context(self.scratch())
+        self._given[number] = (job, stack, folder)
+        self._attempts[number] += 1
+        self.on_start(number)
+        self.executor.submit(Order(number, job, folder, again=self._attempts[number] > 1))
+
+    def _again(self, number: int, ended: Outcome | Lost) -> bool:
+        """Take what came of a job; whether it has to be started again."""
+        _, stack, folder = self._given.pop(number)
+        attempts = self._attempts[number]
+        with stack:
+            if isinstance(ended, Lost):
+                again = attempts <= self.retries
+                self.on_lost(number, ended.reason, again)
+                if again:
+                    return True
+                times = "once" if attempts == 1 else f"{attempts} times"
+                remedy = "look at the memory of that machine, or run fewer jobs at once (--workers)"
+                failure = Failure(f"The worker was lost {times}", ended.reason, remedy, _LOST_EXIT_CODE)
+                ended = Outcome(0.0, "", failure)
+            self.on_end(Finished(number, ended, folder, attempts))
+        return False

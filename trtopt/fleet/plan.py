@@ -1,4 +1,4 @@
-"""The jobs of a sweep, each with the key that its results are kept under."""
+"""A sweep's file: settings, prices, and jobs, each with what it reads and the key that its results are kept under."""
 
 from __future__ import annotations
 
@@ -6,26 +6,253 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
 from trtopt.config import BuildConfig, field_kinds, flag, options
-from trtopt.config.toml_file import GPUS, MATRIX, MODEL, load, load_matrix, load_plain, matrix_word
+from trtopt.config.paths import source_file
+from trtopt.config.toml_file import (
+    GPUS,
+    MATRIX,
+    MODEL,
+    PRICES,
+    SWEEP,
+    load,
+    load_matrix,
+    load_plain,
+    matrix_word,
+    path_in,
+)
 from trtopt.engine.backend import TENSORRT, backend_of_rules
 from trtopt.engine.options import parse_builder_options
 from trtopt.engine.request import parse_shapes
-from trtopt.errors import TargetError, UsageError
-from trtopt.fleet.inputs import Hashes, Input, inputs_of
-from trtopt.fleet.settings import Settings, load_settings
+from trtopt.errors import InvalidModelError, TargetError, UsageError
 from trtopt.fleet.task import Task
-from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, choose_gpu
+from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, choose_gpu, find_gpu, normalized
 from trtopt.hardware.user import gpu_table
 from trtopt.pipeline.manifest import chosen_options
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.rewrite.registry import pack_hashes, select
+from trtopt.source.check import check_external_data
+from trtopt.support.files import open_file
 from trtopt.support.precision import Precision
+from trtopt.support.words import did_you_mean
+
+_CHUNK_BYTES = 4 << 20
+_ARRAYS = (".npz", ".npy")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file by its name within its folder; ``stamp`` is its size and modification time when it was hashed."""
+
+    name: str
+    path: Path
+    sha256: str
+    stamp: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one option names, ``model`` or a field of :class:`~trtopt.config.BuildConfig`.
+
+    ``files`` are the file itself first, then those that belong to it; ``sha256`` is of their names and contents.
+    """
+
+    option: str
+    path: Path
+    function: str
+    files: tuple[InputFile, ...]
+    sha256: str
+
+    def value(self, folder: Path | None = None) -> str:
+        """What the option is given: the path here, or where the files lie in ``folder``."""
+        path = self.path if folder is None else (folder if self.path.is_dir() else folder / self.files[0].name)
+        return f"{path}:{self.function}" if self.function else str(path)
+
+
+class Hashes:
+    """Hashes of files, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, InputFile] = {}
+        self.inputs: dict[tuple[str, str], Input] = {}
+        """What options name, by option and value: many jobs share them."""
+
+    def file(self, path: Path, name: str, what: str) -> InputFile:
+        if path not in self._known:
+            stamp, digest = stamp_of(path, what), hashlib.sha256()
+            with open_file(path, what) as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+            self._known[path] = InputFile(name, path, digest.hexdigest(), stamp)
+        return self._known[path]
+
+
+def stamp_of(path: Path, what: str) -> tuple[int, int]:
+    """Size in bytes and modification time in nanoseconds."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UsageError(
+            f"{what} cannot be read: {error.strerror}", where=str(path), remedy="check the path"
+        ) from error
+    return found.st_size, found.st_mtime_ns
+
+
+def check_unchanged(inputs: Iterable[Input]) -> None:
+    """Raise where a file is not the one that was hashed when the sweep was planned.
+
+    Raises:
+        UsageError: See above.
+    """
+    for item in (file for found in inputs for file in found.files):
+        if stamp_of(item.path, "An input") != item.stamp:
+            raise UsageError(
+                "The file changed since the sweep was planned", where=str(item.path), remedy="start the sweep again"
+            )
+
+
+def inputs_of(model: Path, config: BuildConfig, hashes: Hashes) -> tuple[Input, ...]:
+    """Everything a job reads: the model with its weights, samples, scripts, plugins.
+
+    Of a script only the file itself is known: modules and data that it reads are not.
+
+    Raises:
+        UsageError: A file cannot be read.
+    """
+    found = [_known(MODEL, str(model), hashes)]
+    for name, option in options(BuildConfig).items():
+        value = getattr(config, name)
+        if (option.path not in ("source", "file") and name != "calib_cache") or not value:
+            continue
+        for item in (value,) if isinstance(value, str) else value:
+            if item not in option.words:
+                found.append(_known(name, item, hashes))
+    return tuple(found)
+
+
+def _known(option: str, value: str, hashes: Hashes) -> Input:
+    if (option, value) not in hashes.inputs:
+        hashes.inputs[option, value] = _input(option, value, hashes)
+    return hashes.inputs[option, value]
+
+
+def _input(option: str, value: str, hashes: Hashes) -> Input:
+    what = "The model" if option == MODEL else f"The file of {flag(option)}"
+    path = source_file(value).absolute()
+    function = value.rpartition(":")[2] if str(path) != str(Path(value).absolute()) else ""
+    folder = path if path.is_dir() else path.parent
+    paths = _model_files(path) if option == MODEL else _files(path)
+    files = tuple(hashes.file(item, str(item.relative_to(folder)), what) for item in paths)
+    named = [function, *((file.name, file.sha256) for file in files)]
+    return Input(option, path, function, files, hashlib.sha256(json.dumps(named).encode()).hexdigest())
+
+
+def _files(path: Path) -> list[Path]:
+    path = path.absolute()
+    if not path.is_dir():
+        return [path]
+    return sorted(item for item in path.iterdir() if item.suffix in _ARRAYS and item.name[0] != "." and item.is_file())
+
+
+def _model_files(path: Path) -> list[Path]:
+    """The model and the files of its weights; what is wrong with it is for the build to say."""
+    path = path.absolute()
+    stamp_of(path, "The model")
+    try:
+        return [path, *check_external_data(onnx.load(path, load_external_data=False), path.parent)]
+    except (OSError, DecodeError, InvalidModelError):
+        return [path]
+
+
+_RELATIVE_URL = re.compile(r"(?:^|::)(?:file|local)://(?!/)")
+"""One that fsspec would take from the current folder."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``[sweep]`` and ``[prices]`` say.
+
+    Attributes:
+        store: Folder or fsspec URL that keeps results.
+        workers: Builds at once in processes of this machine; 0 for one on each core.
+        limit: Jobs from which ``--yes`` is needed.
+        retries: How often a job whose worker was lost is started again.
+        on_gpu: Whether every job runs on a machine that has its GPU.
+        measure: Whether engines are timed there; implies ``on_gpu``.
+        currency: What prices are in.
+        prices: What an hour of a GPU costs, by the GPU's name in trtopt's table.
+    """
+
+    store: str = "sweep-store"
+    workers: int = 0
+    limit: int = 200
+    retries: int = 2
+    on_gpu: bool = False
+    measure: bool = False
+    currency: str = "USD"
+    prices: dict[str, float] = field(default_factory=dict)
+
+
+def load_settings(path: Path, gpus: tuple[GpuSpec, ...]) -> Settings:
+    """The settings of a sweep's file; a relative store is in the file's folder, ``~`` is the home folder.
+
+    Raises:
+        UsageError: A key is unknown, a value has the wrong type, the store is a relative URL or in no home folder,
+            or a price is of no known GPU.
+    """
+    found = load_plain(path, SWEEP)
+    known = {item.name: item for item in dataclasses.fields(Settings) if item.name != PRICES}
+    for key, value in found.items():
+        where = f"{path}: [{SWEEP}] {key}"
+        if key not in known:
+            remedy = did_you_mean(key, known) or "see docs/sweep.md"
+            raise UsageError(f"Unknown setting {key!r}", where=where, remedy=remedy)
+        _check(key, known[key].default, value, where)
+    settings = Settings(**found, prices=_prices(path, gpus))
+    return dataclasses.replace(settings, store=_place(settings.store, path))
+
+
+def _place(store: str, path: Path) -> str:
+    """The store as a path from the root, or its URL."""
+    where = f"{path}: [{SWEEP}] store"
+    if _RELATIVE_URL.search(store):
+        remedy = "write file:/// and the whole path; or the path alone, which is relative to this file"
+        raise UsageError("The file:// URL is relative", where=where, remedy=remedy)
+    return store if "://" in store else path_in(path, store, where)
+
+
+def _check(key: str, default: Any, value: Any, where: str) -> None:
+    if type(value) is not type(default):
+        kind = {bool: "true or false", int: "a whole number", str: "a text"}[type(default)]
+        raise UsageError(f"{key} must be {kind}, not {value!r}", where=where, remedy="see docs/sweep.md")
+    if (isinstance(value, int) and value < 0) or value == "":
+        raise UsageError(f"{key} is {value!r}", where=where, remedy="see docs/sweep.md")
+
+
+def _prices(path: Path, gpus: tuple[GpuSpec, ...]) -> dict[str, float]:
+    prices: dict[str, float] = {}
+    for name, value in load_plain(path, PRICES).items():
+        where = f"{path}: [{PRICES}] {name}"
+        try:
+            gpu = PORTABLE if normalized(name) == PORTABLE else find_gpu(name, gpus).name
+        except UsageError as error:
+            raise UsageError(error.what, where=where, remedy=error.remedy) from error
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise UsageError(f"{value!r} is no price", where=where, remedy="give what one hour costs, such as 0.71")
+        if gpu in prices:
+            raise UsageError(f"{gpu} has two prices", where=where, remedy="leave one out")
+        prices[gpu] = float(value)
+    return prices
+
 
 BUILD = "build"
 """The table of the options of every job."""
@@ -71,15 +298,10 @@ class Job:
         return ", ".join(f"{axis} {value}" for axis, value in self.varied.items()) or self.model
 
     def named(self, option: str) -> list[Input]:
-        """The inputs of an option."""
         return [item for item in self.inputs if item.option == option]
 
     def task(self, folders: Mapping[str, Path] | None = None) -> Task:
-        """What its worker is asked, with the inputs' paths where they lie.
-
-        Args:
-            folders: The folder of each input by its hash; None where the paths are those here.
-        """
+        """What its worker is asked; ``folders`` are those of the inputs by hash, None where they lie as here."""
         default = BuildConfig()
         changed = {
             item.name: getattr(self.config, item.name)
@@ -151,8 +373,6 @@ def model_names(paths: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Made:
-    """What jobs are made of."""
-
     path: Path
     given: Mapping[str, Any]
     settings: Settings
@@ -161,7 +381,6 @@ class _Made:
     hashes: Hashes
 
     def job(self, varied: Mapping[str, Any]) -> Job:
-        """The job of a combination."""
         values = {**self.given, **varied}
         model = str(values.pop(MODEL))
         config, gpu = self._config(values, self.names[model], varied)
@@ -213,14 +432,9 @@ def _at(path: Path, option: str, varied: Container[str]) -> Iterator[None]:
 
 
 def check_recipes(path: Path, jobs: Sequence[Job], packs: Mapping[str, str]) -> None:
-    """Raise where a job names a recipe that there is not.
+    """Raise where a job names a recipe that there is not; ``packs`` are others' packs of recipes where jobs run.
 
     Where others' packs are installed the job finds out: which recipes they have is known by running their code.
-
-    Args:
-        path: The sweep's file.
-        jobs: The jobs.
-        packs: Others' packs of recipes where jobs run.
 
     Raises:
         UsageError: See above.
@@ -234,11 +448,7 @@ def check_recipes(path: Path, jobs: Sequence[Job], packs: Mapping[str, str]) -> 
 def job_key(job: Job, code: str, backend_version: str, packs: Mapping[str, str]) -> str:
     """The SHA-256, hex, of what the results depend on: contents of files, options, code; no names of files.
 
-    Args:
-        job: The job.
-        code: A hash of the code of trtopt on the machine it runs on.
-        backend_version: Of the compiler there.
-        packs: Hashes of the packs of recipes there, trtopt's own apart.
+    ``code``, ``backend_version`` and ``packs`` (of recipes, trtopt's own apart) are those of the machine it runs on.
     """
     parts = {
         "format": _FORMAT,
@@ -254,11 +464,7 @@ def job_key(job: Job, code: str, backend_version: str, packs: Mapping[str, str])
 
 
 def check_distinct(jobs: Sequence[Job], keys: Sequence[str]) -> None:
-    """Raise where two jobs would write the same entry of the store.
-
-    Raises:
-        UsageError: See above.
-    """
+    """Raise :class:`UsageError` where two jobs would write the same entry of the store."""
     first: dict[str, Job] = {}
     for job, key in zip(jobs, keys, strict=True):
         if key in first:

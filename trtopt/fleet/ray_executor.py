@@ -3,33 +3,165 @@
 A job for a GPU asks for Ray's resource ``accelerator_type:LABEL``, which Ray gives every node with a GPU it knows
 (``L4``, ``A100``, ``GeForce-RTX-4090``), and one GPU. Inputs are put into Ray's object store once, by the process that
 runs the sweep, and written once on every machine into a folder that is removed at the end; results come back as bytes,
-and only that process writes to the store of the sweep.
+and only that process writes to the store of the sweep. On the nodes, where trtopt is installed, Ray calls
+:func:`prepare`, :func:`run` and :func:`clean` by their names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import re
 import secrets
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+import filelock
+
+from trtopt.cache.folder import PRICES, SEARCH, Lines, make_cache_folder
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
-from trtopt.fleet import ray_task
-from trtopt.fleet.executor import Ended, Lost, Order, available_cores
-from trtopt.fleet.inputs import Input, check_unchanged
-from trtopt.fleet.task import EXECUTE, Outcome, Survey
+from trtopt.events import ignore
+from trtopt.fleet.executor import Ended, Executor, Lost, Order, available_cores
+from trtopt.fleet.plan import Input, check_unchanged
+from trtopt.fleet.task import EXECUTE, KINDS, PREPARE, Outcome, Survey, Task, survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._lazy import require
-from trtopt.support.files import open_file
+from trtopt.support.files import TEMPORARY, atomic_path, atomic_write, open_file
+from trtopt.support.ort_session import share_cores
 from trtopt.support.version import VERSION
+
+
+def receive(prepared: Mapping[str, bytes], task: Task) -> None:
+    """Put what the other machine left into this one's cache. What fails there, the job does anew."""
+    with contextlib.suppress(UsageError):
+        folder = make_cache_folder(task.options.get("cache_dir"))
+        for name, content in prepared.items():
+            kind, _, file = name.partition("/")
+            with contextlib.suppress(OSError, ValueError, UsageError):
+                if kind not in KINDS or Path(file).name != file:
+                    continue
+                if kind in (PRICES, SEARCH):  # prices of one GPU are in one file, which other jobs add to meanwhile
+                    Lines(kind, folder, ignore, Path(file).stem).merge(content)
+                else:  # also in the place of statistics that a job of another precision collected: they hold less
+                    (folder / kind).mkdir(exist_ok=True)
+                    atomic_write(folder / kind / file, content)
+
+
+INPUTS = "{inputs}"
+"""Stands in a task for the folder of the inputs, which each machine chooses."""
+
+Parts = Mapping[str, list[tuple[str, list[Any]]]]
+"""The files of each input by its hash: name, and references to the parts of the content."""
+
+
+def prepare(task: Task, inputs: Parts, folder: str) -> dict[str, bytes]:
+    """Do what of a job needs no GPU: arguments as of :func:`run`, result as of ``trtopt.fleet.run.prepare``."""
+    share_cores(1)
+    try:
+        root = _received(inputs, folder)
+    except (UsageError, OSError):
+        return {}
+    with _temporary_files_in(root):
+        prepared: dict[str, bytes] = resolve_name(PREPARE)(_placed(task, root))
+        return prepared
+
+
+def run(
+    function: str, task: Task, inputs: Parts, folder: str, prepared: Mapping[str, bytes]
+) -> tuple[Outcome, dict[str, bytes]]:
+    """Run a job; returns what came of it, and the contents of its files by name.
+
+    Args:
+        function: What runs it, ``module:function``.
+        task: The job.
+        inputs: What it reads.
+        folder: The name of the sweep's folder for inputs, on every machine.
+        prepared: What :func:`prepare` gave; empty where it was not called.
+    """
+    share_cores(1)
+    execute = resolve_name(function)
+    try:
+        root = _received(inputs, folder)
+    except (UsageError, OSError) as error:
+        failure = Failure(f"The inputs cannot be written: {error}", tempfile.gettempdir(), "make room there", 2)
+        return Outcome(0.0, "", failure), {}
+    receive(prepared, task)
+    with _temporary_files_in(root), tempfile.TemporaryDirectory(prefix=TEMPORARY) as results:
+        outcome = execute(_placed(task, root), Path(results))
+        files = sorted(path for path in Path(results).iterdir() if path.is_file())
+        return outcome, {path.name: path.read_bytes() for path in files}
+
+
+def clean(folder: str) -> None:
+    """Remove the inputs, and what jobs that were ended left, from this machine."""
+    shutil.rmtree(Path(tempfile.gettempdir(), folder), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Where Python makes temporary files: who is killed leaves them where ``clean`` looks."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _placed(task: Task, root: Path) -> Task:
+    """The task with the folder of this machine in its paths."""
+
+    def place(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(INPUTS, str(root), 1) if value.startswith(INPUTS) else value
+        return tuple(map(place, value)) if isinstance(value, tuple) else value
+
+    options = {name: place(value) for name, value in task.options.items()}
+    return dataclasses.replace(task, model=place(task.model), options=options)
+
+
+def _received(inputs: Parts, folder: str) -> Path:
+    """The folder of the inputs on this machine, with those of a job in it; each is fetched once."""
+    root = Path(tempfile.gettempdir(), folder)
+    root.mkdir(mode=0o700, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
+        raise UsageError("The folder is somebody else's", where=str(root), remedy="start the sweep again")
+    for key, files in inputs.items():
+        target = root / key
+        with filelock.FileLock(root / f"{key}.lock"):
+            if not target.exists():
+                _fetch(files, target)
+    return root
+
+
+def _fetch(files: list[tuple[str, list[Any]]], target: Path) -> None:
+    """Write the files of an input; the folder gets its name when all of them are there."""
+    ray = require("ray", "ray", "fetch inputs")
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, parts in files:
+        path = partial / name
+        if partial.resolve() not in path.resolve().parents:
+            raise UsageError("An input lies outside of its folder", where=name, remedy="start the sweep again")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary, open(temporary, "wb") as file:
+            for part in parts:
+                file.write(ray.get(part))
+    partial.rename(target)
+
 
 _RESOURCE = "accelerator_type:"
 _SHARE = 0.001
@@ -55,7 +187,7 @@ class _Given:
     prepared: Any
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """The nodes of a Ray cluster.
 
     Args:
@@ -80,8 +212,8 @@ class RayExecutor:
         self._labels: dict[str, str] = {}
         self._cpus: dict[str, int] = {}
         _connect(self._ray, address, workers or available_cores())
-        self._run = self._ray.remote(ray_task.run)
-        self._prepare = self._ray.remote(ray_task.prepare)
+        self._run = self._ray.remote(run)
+        self._prepare = self._ray.remote(prepare)
 
     def survey(self, places: Iterable[str]) -> dict[str, Survey]:
         """As of :class:`~trtopt.fleet.executor.Executor`.
@@ -91,7 +223,7 @@ class RayExecutor:
         """
         nodes = self._nodes()
         found = {}
-        ask = self._ray.remote(ray_task.look)
+        ask = self._ray.remote(survey)
         for place in places:
             self._labels[place] = self._label(place, nodes)
             # It takes no CPU and no GPU: on a busy cluster it would wait for hours.
@@ -115,23 +247,17 @@ class RayExecutor:
         return found
 
     def at_once(self, place: str) -> int:
-        """As of :class:`~trtopt.fleet.executor.Executor`."""
         return self._cpus.get(place, 0)
 
     def slots(self, place: str) -> int:
-        """As of :class:`~trtopt.fleet.executor.Executor`.
-
-        What runs there at once, as many in Ray's queue, and for a GPU what all CPUs can prepare meanwhile.
-        """
+        """What runs there at once, as many in Ray's queue, and for a GPU what all CPUs can prepare meanwhile."""
         return 2 * max(self.at_once(place), 1) + (self.at_once("") if place else 0)
 
     @property
     def workers(self) -> int:
-        """Jobs that run at once."""
         return sum(int(node["Resources"].get("CPU", 0)) for node in self._nodes())
 
     def submit(self, order: Order) -> None:
-        """As of :class:`~trtopt.fleet.executor.Executor`."""
         job = order.job
         if self._cpus.get(job.place) == 0:
             self._stranded.append((order.number, _gone(job.place)))
@@ -142,7 +268,7 @@ class RayExecutor:
             failed = Failure(error.what, error.where, error.remedy, error.exit_code)
             self._stranded.append((order.number, Outcome(0.0, "", failed)))
             return
-        folders = {item.sha256: Path(ray_task.INPUTS, item.sha256) for item in job.inputs}
+        folders = {item.sha256: Path(INPUTS, item.sha256) for item in job.inputs}
         # A job that lost its worker should not come to the same node again where there is another.
         strategy = "SPREAD" if order.again else "DEFAULT"
         task, options = job.task(folders), {"num_cpus": 1, "max_retries": 0, "scheduling_strategy": strategy}
@@ -155,7 +281,7 @@ class RayExecutor:
         self._given[reference] = _Given(order.number, order.folder, job.place, prepared)
 
     def wait(self) -> Sequence[Ended]:
-        """As of :class:`~trtopt.fleet.executor.Executor`; jobs whose GPU left the cluster fail."""
+        """Jobs that ended since; those whose GPU left the cluster fail."""
         while True:
             if self._stranded:
                 ended, self._stranded = self._stranded, []
@@ -167,7 +293,7 @@ class RayExecutor:
             self._strand()
 
     def close(self) -> None:
-        """As of :class:`~trtopt.fleet.executor.Executor`; the folders of inputs are removed."""
+        """End all jobs; the folders of inputs are removed."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             tasks = [*self._given, *(given.prepared for given in self._given.values() if given.prepared is not None)]
             for reference in tasks:
@@ -230,7 +356,9 @@ class RayExecutor:
         if not place:
             return ""
         with_gpu = [node["Resources"] for node in nodes if node["Resources"].get("GPU", 0) >= 1]
-        labels: set[str] = {name.removeprefix(_RESOURCE) for found in with_gpu for name in found if _is_type(name)}
+        labels: set[str] = {
+            name.removeprefix(_RESOURCE) for found in with_gpu for name in found if name.startswith(_RESOURCE)
+        }
         fitting = [label for label in labels if _fits(label, place)]
         if not fitting:
             raise TargetError(
@@ -260,22 +388,17 @@ class RayExecutor:
 
     def _clean(self) -> None:
         strategy = require("ray.util.scheduling_strategies", "ray", "clean up").NodeAffinitySchedulingStrategy
-        clean = self._ray.remote(ray_task.clean)
+        task = self._ray.remote(clean)
         done = [
-            clean.options(num_cpus=0, scheduling_strategy=strategy(node["NodeID"], soft=False)).remote(self._folder)
+            task.options(num_cpus=0, scheduling_strategy=strategy(node["NodeID"], soft=False)).remote(self._folder)
             for node in self._nodes()
         ]
         self._ray.wait(done, num_returns=len(done), timeout=_CLEANS_S)
 
 
 def _gone(place: str) -> Outcome:
-    """A job that no node is left for."""
     what = f"No node of the cluster has {f'the GPU {place}' if place else 'a CPU'} any more"
     return Outcome(0.0, "", Failure(what, "Ray", "add such a node and start the sweep again", TargetError.exit_code))
-
-
-def _is_type(resource: str) -> bool:
-    return resource.startswith(_RESOURCE)
 
 
 def _fits(label: str, gpu: str) -> bool:
@@ -289,11 +412,6 @@ def _words(name: str) -> list[str]:
 
 
 def _connect(ray: Any, address: str | None, cpus: int) -> None:
-    """Connect to a cluster, or start one.
-
-    Raises:
-        MissingDependencyError: It cannot be reached.
-    """
     if address is not None and address != "auto":
         _check_address(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -311,12 +429,7 @@ def _connect(ray: Any, address: str | None, cpus: int) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Ask in advance: Ray itself waits for two minutes, and then ends the process.
-
-    Raises:
-        UsageError: It is no address.
-        MissingDependencyError: Nobody answers, or it is not Ray.
-    """
+    """Ask in advance: Ray itself waits for two minutes, and then ends the process."""
     host, colon, port = address.rpartition(":")
     if "://" in address or not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         remedy = "give host:port of the head node (6379 unless it was changed), or auto"

@@ -20,8 +20,7 @@ from trtopt.config import BuildConfig, ProfileConfig
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
 from trtopt.errors import TrtoptError
-from trtopt.fleet.prepared import KINDS
-from trtopt.fleet.task import PROFILE, REPORT, Outcome, Task
+from trtopt.fleet.task import KINDS, PROFILE, REPORT, Outcome, Task
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._script import is_script
@@ -31,12 +30,7 @@ _BUG = 1
 
 
 def execute(task: Task, folder: Path) -> Outcome:
-    """Build, and time where that is asked for.
-
-    Args:
-        task: The job.
-        folder: Gets the engine, its manifest and the report; an empty one.
-    """
+    """Build into ``folder``, an empty one, and time the engine where that is asked for."""
     began = time.perf_counter()
     failure: Failure | None = None
     try:

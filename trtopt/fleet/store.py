@@ -62,25 +62,13 @@ class Store(Protocol):
     """A place for results."""
 
     def check(self) -> None:
-        """Raise where nothing can be written.
-
-        Raises:
-            UsageError: See above.
-        """
+        """Raise :class:`UsageError` where nothing can be written."""
 
     def entry(self, key: str) -> Entry | None:
-        """The entry of a job; None where there is none, or not all of it.
-
-        Raises:
-            UsageError: What is far away cannot be asked.
-        """
+        """The entry of a job; None where there is none, or not all of it. Asking what is far away may fail."""
 
     def scratch(self) -> contextlib.AbstractContextManager[Path]:
-        """A folder for the files of one job, gone afterwards.
-
-        Raises:
-            UsageError: It cannot be made.
-        """
+        """A folder for the files of one job, gone afterwards."""
 
     def commit(self, key: str, folder: Path, result: Result) -> None:
         """Keep the files in ``folder``. Where a whole entry is there by now, that one stays.
@@ -120,14 +108,14 @@ def _said(error: Exception, url: str) -> str:
     return text
 
 
-class FolderStore:
+class FolderStore(Store):
     """A folder of this machine, or one that is mounted."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
     def check(self) -> None:
-        """As of :class:`Store`; makes the folder, and removes what killed sweeps left there a day ago."""
+        """Makes the folder, and removes what killed sweeps left there a day ago."""
         try:
             self._root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -142,7 +130,7 @@ class FolderStore:
                     shutil.rmtree(left, ignore_errors=True)
 
     def entry(self, key: str) -> Entry | None:
-        """As of :class:`Store`; every file is hashed."""
+        """Every file is hashed."""
         folder = self._folder(key)
         try:
             found = _entry(folder / ENTRY, key)
@@ -156,7 +144,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """As of :class:`Store`; in the store, so that keeping it is one rename."""
+        """In the store, so that keeping it is one rename."""
         folder = self._root / f".{secrets.token_hex(8)}.partial"
         try:
             folder.mkdir()
@@ -168,7 +156,6 @@ class FolderStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, key: str, folder: Path, result: Result) -> None:
-        """As of :class:`Store`: the folder is renamed."""
         _seal(folder, key, result)
         target, refused = self._folder(key), OSError()
         for _ in range(_TRIES):
@@ -187,14 +174,13 @@ class FolderStore:
         raise _refused(str(target), refused.strerror or str(refused)) from refused
 
     def location(self, key: str, name: str) -> str:
-        """As of :class:`Store`."""
         return str(self._folder(key) / _checked_name(name))
 
     def _folder(self, key: str) -> Path:
         return self._root / _checked_key(key)
 
 
-class RemoteStore:
+class RemoteStore(Store):
     """What fsspec reaches: ``s3://bucket/sweeps``, ``gs://``, ``file://``, ``memory://``, ...
 
     The hash of a file is checked when it is written, afterwards its size only: asking for the hash of what is far away
@@ -213,7 +199,6 @@ class RemoteStore:
         self._url, self._shown = url, shown(url.rstrip("/"))
 
     def check(self) -> None:
-        """As of :class:`Store`: writes a file and removes it."""
         name = f"{self._root.rstrip('/')}/.{secrets.token_hex(8)}.partial"
         with self._writing():
             self._fs.makedirs(self._root, exist_ok=True)
@@ -221,7 +206,7 @@ class RemoteStore:
             self._fs.rm_file(name)
 
     def entry(self, key: str) -> Entry | None:
-        """As of :class:`Store`; sizes are checked, not hashes."""
+        """Sizes are checked, not hashes."""
         place = self._place(key, ENTRY)
         try:
             if self._fs.size(place) > _MOST_ENTRY_BYTES:
@@ -240,7 +225,6 @@ class RemoteStore:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """As of :class:`Store`; on this machine."""
         try:
             folder = tempfile.TemporaryDirectory(prefix=TEMPORARY)
         except OSError as error:
@@ -249,7 +233,7 @@ class RemoteStore:
             yield Path(name)
 
     def commit(self, key: str, folder: Path, result: Result) -> None:
-        """As of :class:`Store`: the checksummed file is sent last."""
+        """The checksummed file is sent last."""
         entry = _seal(folder, key, result)
         if self.entry(key) is not None:
             return
@@ -259,7 +243,6 @@ class RemoteStore:
                 self._fs.put_file(str(folder / name), self._place(key, name))
 
     def location(self, key: str, name: str) -> str:
-        """As of :class:`Store`."""
         return f"{self._shown}/{_checked_key(key)}/{_checked_name(name)}"
 
     @contextlib.contextmanager
@@ -292,12 +275,6 @@ def _seal(folder: Path, key: str, result: Result) -> Entry:
 
 
 def _entry(path: Path, key: str) -> Entry:
-    """Read the checksummed file of an entry.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is that of another job, or wrong.
-    """
     found = converted(bytes(read_checksummed(path, _FORM, key, _MOST_ENTRY_BYTES)), Entry, any_text=True)
     for name in found.files:
         _checked_name(name)

@@ -4,26 +4,108 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from trtopt.accuracy.metric import drop_of
 from trtopt.config import DEFAULT_ACCURACY_DROP
+from trtopt.engine.backend import BACKENDS
 from trtopt.errors import MissingDependencyError, UsageError
-from trtopt.fleet.executor import Executor, LocalExecutor
-from trtopt.fleet.plan import Job, check_distinct, check_recipes, job_key, load_plan
-from trtopt.fleet.results import result_of, row_of
-from trtopt.fleet.schedule import Finished, Scheduler
-from trtopt.fleet.settings import Settings
+from trtopt.fleet.executor import Executor, Finished, LocalExecutor, Scheduler
+from trtopt.fleet.plan import Job, Settings, check_distinct, check_recipes, job_key, load_plan
 from trtopt.fleet.store import Entry, Store, open_store, shown
-from trtopt.fleet.task import Survey
-from trtopt.report.schema.sweep import Failure, SweepReport, SweepRow, with_front
+from trtopt.fleet.task import PROFILE, REPORT, Survey
+from trtopt.report.schema.build import AccuracyRecord, BuildReport
+from trtopt.report.schema.profile import ProfileReport
+from trtopt.report.schema.read import read_profile, read_report
+from trtopt.report.schema.sweep import Failure, Result, Status, SweepReport, SweepRow, cost_per_million, with_front
 from trtopt.report.schema.write import environment
 from trtopt.support.files import atomic_write, check_outputs
+
+
+def result_of(folder: Path, seconds: float) -> Result:
+    """What a finished job left in a folder.
+
+    Raises:
+        UsageError: Its report is not there, or wrong.
+    """
+    report = read_report(folder / REPORT)
+    if not isinstance(report, BuildReport):
+        raise UsageError("The report is not that of a build", where=str(folder / REPORT), remedy="run the job again")
+    measured = read_profile(folder / PROFILE) if (folder / PROFILE).exists() else None
+    engine = report.engine
+    written = bool(engine is not None and (folder / f"model{BACKENDS[engine.backend].suffix}").exists())
+    measure, drop = _drop(report.accuracy)
+    latency = _measured_us(measured)
+    if latency is None and report.analysis is not None:
+        latency = report.analysis.totals.predicted_us
+    return Result(
+        model_sha256=str(report.model["sha256"]),
+        seconds=round(seconds, 3),
+        measure=measure,
+        drop=drop,
+        verified="" if report.accuracy is None else report.accuracy.verified,
+        latency_us=latency,
+        latency="predicted" if measured is None else "measured",
+        batch=_batch(report),
+        engine=f"model{BACKENDS[engine.backend].suffix}" if engine is not None and written else "",
+        engine_bytes=0 if engine is None else engine.bytes,
+        engine_sha256="" if engine is None else engine.sha256,
+        kernels=0 if engine is None else engine.kernels,
+        failures=() if written else report.gate_failures,
+    )
+
+
+def row_of(job: Job, key: str, entry: Entry | None, price: float | None, location: str) -> SweepRow:
+    """A row with what the store has of a job.
+
+    ``entry`` is None where it has nothing, ``price`` is that of an hour of its GPU, ``location`` where its engine is.
+    """
+    found = None if entry is None else entry.result
+    status: Status = "failed" if found is None else ("gate" if found.failures else "done")
+    cost = None
+    if found is not None and found.engine and price is not None and found.latency_us is not None:
+        cost = cost_per_million(found.latency_us, found.batch, price)
+    engine = location if found is not None and found.engine else ""
+    return SweepRow(key, job.varied, job.model, job.gpu, job.precision, status, found, engine=engine, cost=cost)
+
+
+def _drop(accuracy: AccuracyRecord | None) -> tuple[str, float | None]:
+    """What accuracy is measured by, and its drop; the engine's own outputs count where it ran."""
+    if accuracy is None:
+        return "", None
+    metric = accuracy.product_metric
+    if metric is not None and math.isfinite(metric.drop):
+        return metric.name.replace("\\", "/").rpartition("/")[2], metric.drop
+    outputs = accuracy.engine or accuracy.outputs
+    found = [drop_of(item) for name, item in outputs.items() if name not in accuracy.host_outputs]
+    if not found:
+        return "", None
+    measure, drop = max(found, key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+    return measure, drop if math.isfinite(drop) else None
+
+
+def _measured_us(report: ProfileReport | None) -> float | None:
+    if report is None:
+        return None
+    return report.totals.measured_us if report.totals.end_to_end_us is None else report.totals.end_to_end_us
+
+
+def _batch(report: BuildReport) -> int:
+    """The first dimension of the first input at the optimum; 1 where it has none."""
+    inputs = report.model["inputs"]
+    first: dict[str, Any] = inputs[0] if inputs else {"name": ""}
+    profiles = () if report.engine is None else report.engine.profiles
+    shape = profiles[0].get(str(first["name"]), {}).get("opt") if profiles else None
+    shape = shape or first.get("shape") or [1]
+    return shape[0] if isinstance(shape[0], int) and shape[0] > 0 else 1
+
 
 ExecutorName = Literal["local", "ray"]
 
@@ -39,15 +121,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep would do.
+    """What a sweep would do: all jobs, how many run at once, and who runs them.
 
-    Attributes:
-        path: Its file.
-        settings: What its table ``[sweep]`` says.
-        jobs: All of them.
-        workers: Jobs that run at once.
-        executor: ``local`` or ``ray``.
-        estimate_s: What the missing jobs would take; None where nothing in the store says.
+    ``estimate_s`` is what the missing jobs would take; None where nothing in the store says.
     """
 
     path: Path
@@ -65,16 +141,9 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Progress:
-    """Something that happened to a job.
+    """What happened to a job, numbered from 0: it was given to the executor, its worker was lost, or it ended.
 
-    Attributes:
-        kind: It was given to the executor, its worker was lost, or it ended.
-        number: Of the job, from 0.
-        job: The job.
-        row: Of its report, where it ended.
-        text: Why its worker was lost.
-        seconds: What it took, where it ended.
-        node: The machine it ran on.
+    ``row`` is of its report, and ``seconds`` what it took, where it ended; ``text`` says why its worker was lost.
     """
 
     kind: Literal["start", "lost", "end"]
@@ -296,8 +365,7 @@ def write_sweep(
         UsageError: A file cannot be written.
         MissingDependencyError: ``html`` needs plotly.
     """
-    from trtopt.report.files.for_tools import sweep_csv
-    from trtopt.report.files.markdown import sweep_markdown
+    from trtopt.report.files import sweep_csv, sweep_markdown
 
     named = {"html": html, "markdown": markdown, "csv": csv}
     check_outputs({f"--{name}": Path(value) for name, value in named.items() if value is not None}, {})

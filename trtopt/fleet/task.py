@@ -1,20 +1,33 @@
-"""What a job is asked, what comes of it, and what the machine has that it runs on."""
+"""What a job is asked, what comes of it, what the machine has that it runs on, and the process of a local worker."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NoReturn
 
 from trtopt.cache.code import code_hash
+from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY
 from trtopt.engine.backend import BACKENDS, installed_version
 from trtopt.hardware.probe import present_gpu
 from trtopt.report.schema.sweep import Failure
 from trtopt.rewrite.registry import pack_hashes
+from trtopt.support.ort_session import share_cores
 from trtopt.support.precision import Precision
 from trtopt.support.version import VERSION
 
 REPORT, PROFILE = "report.json", "profile.json"
 """Files of a result, beside the engine and its manifest."""
+
+KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
+"""The kinds of cached files that a job may take from another machine."""
 
 EXECUTE, PREPARE = "trtopt.fleet.run:execute", "trtopt.fleet.run:prepare"
 """What runs a job, and what does the part of it that needs no GPU: ``module:function``, loaded where it runs."""
@@ -42,13 +55,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it; the files are in the folder.
-
-    Attributes:
-        seconds: From its start to its end.
-        node: The machine.
-        failure: None where it was built, or a gate failed.
-    """
+    """What came of it; the files are in the folder. ``failure``: None where it was built, or a gate failed."""
 
     seconds: float
     node: str
@@ -73,3 +80,28 @@ def survey() -> Survey:
     versions = {name: installed_version(backend) for name, backend in BACKENDS.items()}
     code = code_hash("trtopt.fleet.run", "trtopt_recipes")
     return Survey(VERSION, code, versions, "" if gpu is None else gpu.name, pack_hashes())
+
+
+def main(function: str, threads: int, temporary: str) -> NoReturn:
+    """Run jobs, one on each line of standard input, an answer on each line of standard output, until input ends."""
+    share_cores(threads)
+    execute = resolve_name(function)
+    # What native libraries and users' metrics print is no answer, and what they read no order.
+    answers, orders = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(2, 1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(orders, lines, temporary), daemon=True).start()
+    while True:
+        order = json.loads(lines.get())
+        outcome = execute(Task(**order["task"]), Path(order["folder"]))
+        answers.write(json.dumps(asdict(outcome)) + "\n")
+        answers.flush()
+
+
+def _read(orders: Iterable[str], lines: queue.SimpleQueue[str], temporary: str) -> None:
+    for line in orders:
+        lines.put(line)
+    shutil.rmtree(temporary, ignore_errors=True)
+    os._exit(0)  # whoever asked is gone, also in the middle of a build

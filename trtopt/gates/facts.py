@@ -45,7 +45,7 @@ class ModelIdentity:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelFacts:
     """A kernel: of an engine, predicted, or measured.
 
     Attributes:
@@ -97,7 +97,7 @@ class Facts:
     share_of: str = "flop"
     all_shares: bool = True
     kernels: int | None = None
-    layers: tuple[Kernel, ...] = ()
+    layers: tuple[KernelFacts, ...] = ()
     bytes: int | None = None
     output_names: tuple[str, ...] = ()
     outputs: Mapping[str, OutputAccuracy] | None = None
@@ -109,11 +109,7 @@ class Facts:
 
 
 def facts_of(report: Report, path: Path) -> Facts:
-    """What a report says.
-
-    Args:
-        report: As it was read.
-        path: Its file, for messages.
+    """What a report says; ``path`` is its file, for messages.
 
     Raises:
         UsageError: Its model is no model.
@@ -139,7 +135,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         known = precision.requested if precision.requested in EIGHT_BIT_TYPES else EIGHT_BIT
         shares, share_of = {known: precision.int8_flop_share}, "flop in the graph"
     allowed = report.config.get("allow_accuracy_loss") is True
-    layers: tuple[Kernel, ...] = ()
+    layers: tuple[KernelFacts, ...] = ()
     if found is not None:
         layers = tuple(_predicted(row) for row in found.layers)
     elif engine is not None:
@@ -210,7 +206,6 @@ def _name(gpu: Mapping[str, object] | None) -> str:
 
 
 def _optimum(engine: EngineRecord) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of the first profile's optimum."""
     if not engine.profiles:
         return None
     return {name: tuple(shapes.get("opt", ())) for name, shapes in engine.profiles[0].items()}
@@ -240,16 +235,16 @@ def _shares(parts: Sequence[tuple[str, float]]) -> dict[str, float] | None:
     return found
 
 
-def _predicted(row: LayerRow) -> Kernel:
+def _predicted(row: LayerRow) -> KernelFacts:
     signature = (row.kind, row.flop) if row.flop else (row.op, row.bytes)
-    return Kernel(row.name, row.onnx_nodes, row.dtype, row.predicted_us, signature)
+    return KernelFacts(row.name, row.onnx_nodes, row.dtype, row.predicted_us, signature)
 
 
-def _compiled(layer: LayerInfo) -> Kernel:
+def _compiled(layer: LayerInfo) -> KernelFacts:
     shapes = tuple(tensor.shape for tensor in layer.outputs)
-    return Kernel(layer.name, layer.onnx_nodes, math_dtype(layer), None, (layer.type, shapes))
+    return KernelFacts(layer.name, layer.onnx_nodes, math_dtype(layer), None, (layer.type, shapes))
 
 
-def _measured(layer: ProfileLayer) -> Kernel:
+def _measured(layer: ProfileLayer) -> KernelFacts:
     shapes = tuple(tensor.shape for tensor in layer.outputs)
-    return Kernel(layer.name, layer.onnx_nodes, precision_of(layer), layer.measured_us, (layer.type, shapes))
+    return KernelFacts(layer.name, layer.onnx_nodes, precision_of(layer), layer.measured_us, (layer.type, shapes))

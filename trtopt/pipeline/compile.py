@@ -27,7 +27,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import probe
 from trtopt.judge.target import BuildTarget
 from trtopt.precision.fp16.network_io import formats, parse_io
-from trtopt.profiling.engine_timing import time_engine
+from trtopt.profiling.gpu import time_engine
 from trtopt.source.save import save_model
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY

@@ -26,7 +26,7 @@ _WEIGHT = re.compile(r"[^ ]+\.weight$")
 """A part of a fused layer's name that is a parameter of PyTorch."""
 
 
-class Layer(Protocol):
+class NamedLayer(Protocol):
     """What is aligned."""
 
     @property
@@ -38,7 +38,7 @@ class Layer(Protocol):
         """Names of the ONNX nodes it computes."""
 
 
-_Layer = TypeVar("_Layer", bound=Layer)
+_Layer = TypeVar("_Layer", bound=NamedLayer)
 
 
 def aligned(
@@ -51,13 +51,7 @@ def aligned(
 
     Layers that share parameters (in the names of fused layers) or nodes, directly or through others, belong together;
     layers without either by their names. What is left on both sides is aligned in its order where ``signature`` is
-    equal.
-
-    Args:
-        before: The layers of one engine, in its order.
-        after: Those of the other.
-        signature: What tells a layer where its names do not.
-        fits: Whether layers that share names can be the same: exporters number nodes anew when a model changes.
+    equal. Layers that share names belong together where ``fits``: exporters number nodes anew when a model changes.
     """
     left: tuple[list[_Layer], list[_Layer]] = ([], [])
     for group in _grouped(before, after):
@@ -115,11 +109,11 @@ def _grouped(before: Sequence[_Layer], after: Sequence[_Layer]) -> list[tuple[li
     return list(groups.values())
 
 
-def _weights(layer: Layer) -> list[str]:
+def _weights(layer: NamedLayer) -> list[str]:
     return [part for part in layer.name.split(" + ") if _WEIGHT.match(part)]
 
 
-def _keys(layer: Layer, by_weight: _Union, owners: Mapping[str, set[str]]) -> list[str]:
+def _keys(layer: NamedLayer, by_weight: _Union, owners: Mapping[str, set[str]]) -> list[str]:
     """What a layer is known by: its parameters; its nodes, but for those that layers of other parameters have too,
     where the same name is of another node; else its name."""
     weights = [f"weight {by_weight.root(name)}" for name in _weights(layer)]
@@ -142,13 +136,8 @@ def compare(before: ProfileReport, after: ProfileReport, names: tuple[str, str] 
     changes. Layers without nodes (reformats) are aligned by name. What is left on both sides is aligned in its order by
     what layers do and by the sizes of inputs, outputs and weights.
 
-    Args:
-        before: The profile compared against.
-        after: The other.
-        names: What to call the reports.
-
     Raises:
-        UsageError: They have next to nothing in common: they are of different networks.
+        UsageError: They have next to nothing in common: they are of different networks. It calls them ``names``.
     """
     found = aligned(before.layers, after.layers, _signature, _fits)
     regions = [_region(old, new, how) for old, new, how in found]
@@ -192,12 +181,13 @@ def _shared(regions: Sequence[ComparedRegion], side: str) -> float:
     """Share of one side's time in layers that both have; copies of equal size are no sign of one network."""
     total = math.fsum(getattr(item, side).measured_us for item in regions)
     both = [item for item in regions if item.before.layers and item.after.layers]
-    known = [item for item in both if item.aligned == "nodes" or not _is_copy(item)]
+    known = [
+        item
+        for item in both
+        if item.aligned == "nodes"
+        or not all("reformat" in name.lower() for name in (*item.before.layers, *item.after.layers))
+    ]
     return math.fsum(getattr(item, side).measured_us for item in known) / total if total else 1.0
-
-
-def _is_copy(region: ComparedRegion) -> bool:
-    return all("reformat" in name.lower() for name in (*region.before.layers, *region.after.layers))
 
 
 def _region(before: Sequence[ProfileLayer], after: Sequence[ProfileLayer], how: Alignment) -> ComparedRegion:

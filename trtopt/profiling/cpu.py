@@ -21,7 +21,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from trtopt.hardware.cpu import CpuSpec
-from trtopt.profiling.ort_layers import Run, read_profile
+from trtopt.profiling.onnxruntime import Run, read_profile
 from trtopt.report.schema.analysis import LayerRow, limiter_of
 from trtopt.roofline.work import Layer, Work
 from trtopt.support.files import TEMPORARY
@@ -113,9 +113,6 @@ def probe_cpu(threads: int) -> CpuSpec:
     - Memory: ``Neg`` of FP32 vectors, 4 bytes read and 4 written per element. The rate of the caches is the best of all
       sizes, that of the DRAM belongs to the largest; ``cache_bytes`` is the last size nearer (by ratio) to the former.
     - A node: a chain of ``Neg`` of one element, without and with profiling.
-
-    Args:
-        threads: Threads within an operator.
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.

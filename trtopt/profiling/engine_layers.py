@@ -51,7 +51,7 @@ class _UntoldError(Exception):
 
 
 def layer_work(info: LayerInfo, entry: Any) -> Work | None:
-    """The work of one layer.
+    """The work of one layer; None for layers that run no kernel, and for those that do not tell enough.
 
     Bytes are those of all tensors and weights listed, as they lie in memory (vectorized formats pad the channels). The
     type of the arithmetic and of the sums comes from the operands and the tactic's name. What moves bytes counts one
@@ -60,9 +60,6 @@ def layer_work(info: LayerInfo, entry: Any) -> Work | None:
     Args:
         info: The layer, as :func:`~trtopt.engine.layers.read_layer` reads the entry.
         entry: The entry of the inspector's list ``Layers``.
-
-    Returns:
-        None for layers that run no kernel, and for those that do not tell enough.
     """
     if not isinstance(entry, Mapping) or not info.is_kernel or not info.inputs or not info.outputs:
         return None
@@ -289,11 +286,7 @@ _SHOWN_NAMES, _NAME_WIDTH = 3, 80
 class LayerTime:
     """What a profiler says of a layer, in microseconds of one inference; exact, so that sums are.
 
-    Attributes:
-        name: The layer's name, as the engine has it.
-        average_us: Mean.
-        median_us: Median; None where only the mean is known.
-        spread_us: Median absolute deviation; None where the runs are not known.
+    The median is None where only the mean is known, the spread (median absolute deviation) where the runs are not.
     """
 
     name: str

@@ -48,7 +48,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LayerInNetwork:
     """A layer, its prediction (None without one), and the network it is of."""
 
     layer: MeasuredLayer
@@ -100,7 +100,6 @@ _QDQ = re.compile(r"(?:de)?quantizelinear", re.IGNORECASE)
 _REFORMAT = re.compile(r"^reformat|reformatting copynode", re.IGNORECASE)
 _FIRST_LAYER = re.compile(r"first_layer|r\d+s\d+c4")
 _WIDE = "Float"
-_LOOK = "look at the kernel's name, formats and sizes in the report"
 _PACKED = re.compile(r"channel % (\d+) == 0|(four|eight|sixteen|thirty-two) wide", re.IGNORECASE)
 
 
@@ -108,7 +107,7 @@ Why = Iterator[tuple[float, str, str]]
 """Microseconds a reason accounts for, what is so, and what to do."""
 
 
-def deviations(subject: Subject) -> tuple[Deviation, ...]:
+def deviations(subject: LayerInNetwork) -> tuple[Deviation, ...]:
     """Every reason that holds for a layer, the most time first."""
     if subject.layer.measured_us <= 0:
         return ()
@@ -118,7 +117,7 @@ def deviations(subject: Subject) -> tuple[Deviation, ...]:
     return tuple(sorted(found, key=lambda item: -item.us))
 
 
-def no_tensor_core(subject: Subject) -> Why:
+def no_tensor_core(subject: LayerInNetwork) -> Why:
     """A matrix product that does not run on Tensor Cores.
 
     What:
@@ -154,7 +153,7 @@ def no_tensor_core(subject: Subject) -> Why:
         yield us, f"{work.dtype.upper()} product on CUDA cores: kernel {layer.info.tactic}", remedy
 
 
-def reformat_copy(subject: Subject) -> Why:
+def reformat_copy(subject: LayerInNetwork) -> Why:
     """A kernel that only changes a tensor's format or type.
 
     What:
@@ -179,7 +178,7 @@ def reformat_copy(subject: Subject) -> Why:
         yield subject.layer.measured_us, f"copy from {before or '?'} to {after or '?'}", remedy
 
 
-def unfused_qdq(subject: Subject) -> Why:
+def unfused_qdq(subject: LayerInNetwork) -> Why:
     """A quantizer or dequantizer that is a kernel of its own.
 
     What:
@@ -201,7 +200,7 @@ def unfused_qdq(subject: Subject) -> Why:
         yield subject.layer.measured_us, f"only quantizes: {', '.join(names[:3])}", remedy
 
 
-def misaligned_channels(subject: Subject) -> Why:
+def misaligned_channels(subject: LayerInNetwork) -> Why:
     """A product whose rows are no multiples of 16 bytes.
 
     What:
@@ -223,7 +222,7 @@ def misaligned_channels(subject: Subject) -> Why:
             yield us, message, "pad the channels: recipe misaligned-channels of `trtopt build`"
 
 
-def padded_input(subject: Subject) -> Why:
+def padded_input(subject: LayerInNetwork) -> Why:
     """A first layer that computes channels the image does not have.
 
     What:
@@ -246,7 +245,7 @@ def padded_input(subject: Subject) -> Why:
         yield 0.0, f"{channels} input channels are computed as at least 4: {kernel}", remedy
 
 
-def tail_wave(subject: Subject) -> Why:
+def tail_wave(subject: LayerInNetwork) -> Why:
     """Thread blocks that do not fill the GPU to the end.
 
     What:
@@ -268,7 +267,7 @@ def tail_wave(subject: Subject) -> Why:
         yield min(us, subject.layer.measured_us), message, "try other batch sizes: `trtopt analyze --batch-sweep`"
 
 
-def launch_bound(subject: Subject) -> Why:
+def launch_bound(subject: LayerInNetwork) -> Why:
     """A kernel that is over about as soon as it has started.
 
     What:
@@ -292,7 +291,7 @@ def launch_bound(subject: Subject) -> Why:
         yield min(time.latency_us, subject.layer.measured_us), message, "a larger batch, or fewer kernels"
 
 
-def wide_tensors(subject: Subject) -> Why:
+def wide_tensors(subject: LayerInNetwork) -> Why:
     """A layer that reads or writes FP32 between layers of fewer bits.
 
     What:
@@ -322,7 +321,7 @@ def wide_tensors(subject: Subject) -> Why:
         yield min(us, subject.layer.measured_us), f"FP32 tensors among {network.narrow.upper()} layers: {names}", remedy
 
 
-def low_clock(subject: Subject) -> Why:
+def low_clock(subject: LayerInNetwork) -> Why:
     """The GPU ran below the clock of its datasheet.
 
     What:
@@ -341,7 +340,7 @@ def low_clock(subject: Subject) -> Why:
         yield subject.layer.measured_us * (1 - share), message, remedy
 
 
-Rule = Callable[[Subject], Why]
+Rule = Callable[[LayerInNetwork], Why]
 
 REASONS: dict[Reason, Rule] = {
     "no-tensor-core": no_tensor_core,
@@ -379,7 +378,7 @@ _MEASURED_ONLY: tuple[Reason, ...] = ("no-tensor-core", "low-clock", "reformat-c
 """Reasons that explain a difference to the prediction, which knows the others."""
 
 
-def _against_prediction(subject: Subject, found: Sequence[Deviation]) -> Iterator[Deviation]:
+def _against_prediction(subject: LayerInNetwork, found: Sequence[Deviation]) -> Iterator[Deviation]:
     """How far a layer is from its prediction, beyond what its other reasons explain."""
     if subject.row is None or subject.row.predicted_us <= 0:
         return
@@ -396,7 +395,9 @@ def _against_prediction(subject: Subject, found: Sequence[Deviation]) -> Iterato
     explained = sum(item.us for item in found if item.reason in _MEASURED_ONLY)
     left = measured - predicted - explained
     if left >= LEAST_US:
-        yield Deviation("slower-than-predicted", left, text, _LOOK)
+        yield Deviation(
+            "slower-than-predicted", left, text, "look at the kernel's name, formats and sizes in the report"
+        )
 
 
 def _is_reformat(layer: MeasuredLayer) -> bool:
@@ -440,11 +441,7 @@ _WHAT: dict[Reason, str] = {
 
 
 def findings_of(layers: Sequence[ProfileLayer]) -> tuple[Finding, ...]:
-    """A finding for each reason that some layers have, by what could be won, the largest first.
-
-    Args:
-        layers: All layers of the profile.
-    """
+    """A finding for each reason that some layers have, by what could be won, the largest first."""
     total = math.fsum(layer.measured_us for layer in layers)
     found = [_finding(reason, layers, total) for reason in _WHAT]
     return tuple(sorted((item for item in found if item is not None), key=lambda item: -item.gain_us))
@@ -459,13 +456,9 @@ def _finding(reason: Reason, layers: Sequence[ProfileLayer], total: float) -> Fi
     measured = math.fsum(layer.measured_us for layer, _ in hits)
     severity: Severity = "warning" if gain > _WORTH_A_WARNING * total else "hint" if gain > 0 else "info"
     remedies = list(dict.fromkeys(item.remedy for _, item in hits))
-    listed = "; ".join(_line(layer, item) for layer, item in hits[:_LISTED])
+    listed = "; ".join(f"{shorten(layer.name, _NAME)}: {item.message}" for layer, item in hits[:_LISTED])
     more = f"; and {len(hits) - _LISTED} more" if len(hits) > _LISTED else ""
     share = f", {measured:.1f} us ({percent(measured / total)})" if total else ""
     message = f"{count(len(hits), 'layer')}{share}: {_WHAT[reason]}. {listed}{more}"
     nodes = tuple(dict.fromkeys(name for layer, _ in hits for name in (layer.onnx_nodes or (layer.name,))))
     return Finding(reason, severity, nodes, message, "; ".join(remedies[:_REMEDIES]), gain)
-
-
-def _line(layer: ProfileLayer, item: Deviation) -> str:
-    return f"{shorten(layer.name, _NAME)}: {item.message}"

@@ -14,7 +14,6 @@ import reprlib
 import statistics
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal, DecimalException
 from pathlib import Path
 from typing import Any, Literal
@@ -74,24 +73,8 @@ def ingest(layer_info: Path, layer_profile: Path, times: Path | None = None) -> 
         runs=runs,
         launching="single run" if runs == 1 else "profile",
     )
-    whole = _Times() if times is None else _read_times(times)
-    return Measurement(
-        source,
-        layers,
-        whole.end_to_end_us,
-        whole.spread_us,
-        whole.host_us,
-        warnings=notes,
-    )
-
-
-@dataclass(frozen=True)
-class _Times:
-    """One inference without profiling, in microseconds."""
-
-    end_to_end_us: float | None = None
-    spread_us: float | None = None
-    host_us: float | None = None
+    end_to_end_us, spread_us, host_us = (None, None, None) if times is None else _read_times(times)
+    return Measurement(source, layers, end_to_end_us, spread_us, host_us, warnings=notes)
 
 
 def _load(path: Path, form: _Form) -> Any:
@@ -201,8 +184,9 @@ def _version(data: Mapping[str, Any]) -> str:
     return "8.6 to 10" if any("Metadata" in entry for entry in entries) else "8.2 to 8.5"
 
 
-def _read_times(path: Path) -> _Times:
-    """Medians of a run: GPU time, and the time on the host to enqueue, which TensorRT 7.0 does not write."""
+def _read_times(path: Path) -> tuple[float, float, float | None]:
+    """Medians of a run, microseconds: GPU time, its deviation, and the time on the host to enqueue, which TensorRT 7.0
+    does not write."""
     compute: list[Decimal] = []
     enqueue: list[tuple[Decimal, Decimal]] = []
     for number, record in enumerate(_load(path, "times")):
@@ -218,4 +202,4 @@ def _read_times(path: Path) -> _Times:
     middle = statistics.median(compute)
     spread = statistics.median(abs(value - middle) for value in compute)
     fine = [taken for start, taken in enqueue if start < _FINE_MS] or [taken for _, taken in enqueue]
-    return _Times(float(middle), float(spread), float(statistics.median(fine)) if fine else None)
+    return float(middle), float(spread), float(statistics.median(fine)) if fine else None

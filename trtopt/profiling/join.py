@@ -17,7 +17,7 @@ from trtopt.errors import UsageError
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.cpu import predict_cpu
-from trtopt.profiling.explain import Network, Subject, deviations, findings_of, network_of
+from trtopt.profiling.explain import LayerInNetwork, Network, deviations, findings_of, network_of
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.profile import Launching, ProfileLayer, ProfileReport, ProfileTotals
@@ -75,11 +75,7 @@ ModuleOf = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Device:
-    """What a network was measured on.
-
-    Attributes:
-        spec: The GPU or the CPU.
-    """
+    """What a network was measured on."""
 
     spec: GpuSpec | CpuSpec
 
@@ -89,7 +85,7 @@ class Device:
         Raises:
             UsageError: The GPU has no units for the type of a layer's arithmetic.
         """
-        works = [_layer(layer) for layer in layers]
+        works = [Layer(item.info.name, item.op, item.info.onnx_nodes, item.work) for item in layers]
         if isinstance(self.spec, CpuSpec):
             return list(predict_cpu(works, self.spec))
         try:
@@ -110,18 +106,9 @@ class Device:
         """The GPU; None for a CPU."""
         return self.spec if isinstance(self.spec, GpuSpec) else None
 
-    def to_json_dict(self) -> dict[str, Any]:
-        """Its fields."""
-        return dataclasses.asdict(self.spec)
-
 
 def join(measurement: Measurement, device: Device, module: ModuleOf = module_of) -> ProfileReport:
-    """The report of a measurement.
-
-    Args:
-        measurement: What was measured.
-        device: What it was measured on.
-        module: Says which module a node came from; by default from the node's name alone.
+    """The report of a measurement; ``module`` says which module a node came from, by default from its name alone.
 
     Raises:
         UsageError: The GPU has no units for the type of a layer's arithmetic: the profile is of another one.
@@ -133,7 +120,7 @@ def join(measurement: Measurement, device: Device, module: ModuleOf = module_of)
     pairs = zip(measurement.layers, rows, strict=True)
     layers = tuple(_joined(layer, row, device, network, module) for layer, row in pairs)
     return ProfileReport(
-        gpu=device.to_json_dict(),
+        gpu=dataclasses.asdict(device.spec),
         source=measurement.source,
         layers=layers,
         totals=_totals(measurement, layers, device),
@@ -142,10 +129,6 @@ def join(measurement: Measurement, device: Device, module: ModuleOf = module_of)
         warnings=(*measurement.warnings, *_impossible(layers, device)),
         environment=environment(),
     )
-
-
-def _layer(layer: MeasuredLayer) -> Layer:
-    return Layer(layer.info.name, layer.op, layer.info.onnx_nodes, layer.work)
 
 
 def _joined(
@@ -171,7 +154,7 @@ def _joined(
         ratio=us / row.predicted_us if row is not None and runs and row.predicted_us > 0 else None,
         math_share=work.flop / us / device.peak_flop_per_us(work) if work is not None and runs else None,
         bandwidth_share=work.bytes / us / (device.spec.bandwidth_gbs * 1e3) if work is not None and runs else None,
-        deviation=deviations(Subject(layer, row, network)),
+        deviation=deviations(LayerInNetwork(layer, row, network)),
     )
 
 
@@ -224,10 +207,7 @@ def _clock_share(conditions: Mapping[str, Any], gpu: GpuSpec | None) -> float:
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's rank correlation of two equally long sequences; equal values share their mean rank.
-
-    Returns:
-        None below three pairs, or where one side is constant.
+    """Spearman's of two sequences; None below three pairs, or where one side is constant.
 
     Raises:
         ValueError: The lengths differ.
@@ -242,7 +222,7 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def _centred_ranks(values: Sequence[float]) -> np.ndarray:
-    """Ranks less their mean."""
+    """Ranks less their mean; equal values share their mean rank."""
     _, position, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
     found: np.ndarray = ranks[position] - (len(values) + 1) / 2

@@ -18,6 +18,7 @@ from trtopt.report.html.page import (
     findings,
     first_rows,
     name,
+    numbers,
     page,
     quiet,
     scroll,
@@ -57,10 +58,7 @@ _NO_SUM = "Gains are predicted one by one and do not add up. <code>trtopt explai
 def html(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = None) -> str:
     """The page of an analysis: one file of about 5 MB, without any request to the network.
 
-    Args:
-        analysis: What was found.
-        gpu: The GPU it is about.
-        l2_bandwidth_gbs: The bandwidth of its L2 in GB/s, drawn as a second roof; None leaves it out.
+    The bandwidth of the L2 (GB/s) is drawn as a second roof; None leaves it out.
 
     Raises:
         MissingDependencyError: plotly is not installed.
@@ -215,24 +213,11 @@ def _assumptions(analysis: Analysis, gpu: GpuSpec) -> str:
 def layer_table(layers: Sequence[LayerRow], total_us: float) -> str:
     """The layers, the slowest first."""
     columns = [
-        Column("layer"),
-        Column("operator", "operator"),
-        Column("type", "short"),
-        Column("time", "number"),
-        Column("share", "number"),
-        Column("limited by", "short"),
-        Column("arithmetic", "number"),
-        Column("memory", "number"),
-        Column("FLOP", "number"),
-        Column("bytes", "number"),
-        Column("FLOP/byte", "number"),
-        Column("m×n×k", "short"),
-        Column("tile", "short"),
-        Column("tiles", "number"),
-        Column("waves", "number"),
-        Column("tiles used", "number"),
-        Column("waves used", "number"),
-        Column("aligned", "number"),
+        *(Column("layer"), Column("operator", "operator"), Column("type", "short")),
+        *(*numbers("time", "share"), Column("limited by", "short")),
+        *numbers("arithmetic", "memory", "FLOP", "bytes", "FLOP/byte"),
+        *(Column("m×n×k", "short"), Column("tile", "short")),
+        *numbers("tiles", "waves", "tiles used", "waves used", "aligned"),
     ]
     rows = [_layer_cells(layer, total_us) for layer in layers]
     return table(columns, rows, style="layers", sorted_by=3)
@@ -274,14 +259,7 @@ def _computed(layer: LayerRow) -> str:
 
 def level_table(analysis: Analysis) -> str:
     """The levels side by side."""
-    columns = [
-        Column("level"),
-        Column("layers", "number"),
-        Column("time", "number"),
-        *(Column(word, "number") for word in LIMITERS.values()),
-        Column("FLOP", "number"),
-        Column("bytes", "number"),
-    ]
+    columns = [Column("level"), *numbers("layers", "time", *LIMITERS.values(), "FLOP", "bytes")]
     rows = []
     for summary in analysis.levels:
         proxy = "" if summary.proxy is None else f' <span class="pill warning">PROXY: {text(summary.proxy)}</span>'
@@ -302,7 +280,7 @@ def level_table(analysis: Analysis) -> str:
 
 def batch_table(analysis: Analysis, points: Sequence[BatchPoint]) -> str:
     """The points of the batch sweep."""
-    columns = [Column(title, "number") for title in ("batch", "latency", "throughput", "activations")]
+    columns = numbers("batch", "latency", "throughput", "activations")
     rows = [
         [
             Cell(str(point.batch)),
@@ -319,12 +297,8 @@ def batch_table(analysis: Analysis, points: Sequence[BatchPoint]) -> str:
 def sparsity_table(layers: Sequence[SparseLayer]) -> str:
     """Where 2:4 pays and where not, in the order given."""
     columns = [
-        Column("gain", "number"),
-        Column("dense", "number"),
-        Column("sparse", "number"),
-        Column("2:4 as it is", "short"),
-        Column("why, or why not", "text"),
-        Column("nodes", "nodes"),
+        *(*numbers("gain", "dense", "sparse"), Column("2:4 as it is", "short")),
+        *(Column("why, or why not", "text"), Column("nodes", "nodes")),
     ]
     rows = []
     for layer in layers:

@@ -56,17 +56,14 @@ def page(
 ) -> str:
     """A whole page of about 5 MB, without any request to the network.
 
-    Args:
-        title: Its title, as plain text.
-        sections: HTML.
-        styles: Style sheets, as files of ``assets``.
-        libraries: Scripts that run before the sections are read, likewise; plotly's is always one.
-        scripts: Scripts that run when the sections stand, likewise.
+    ``title`` is plain text, ``sections`` are HTML. Style sheets and scripts are files of ``assets``: ``libraries`` run
+    before the sections are read (plotly's is always one), ``scripts`` when they stand.
 
     Raises:
         MissingDependencyError: plotly is not installed.
     """
-    before = "\n".join(f"<script>{script}</script>" for script in (_plotly_script(), *map(_asset, libraries)))
+    plotly: str = _plotly("plotly.offline").get_plotlyjs()
+    before = "\n".join(f"<script>{script}</script>" for script in (plotly, *map(_asset, libraries)))
     after = "\n".join(f"<script>{_asset(name)}</script>" for name in scripts)
     return f"""<!doctype html>
 <html lang="en">
@@ -90,21 +87,12 @@ def page(
 
 
 def check_html() -> None:
-    """Raise early, before any work, when a page cannot be written.
-
-    Raises:
-        MissingDependencyError: plotly is not installed.
-    """
+    """Raise :class:`MissingDependencyError` early, before any work, when plotly is not installed."""
     _plotly("plotly.io")
 
 
 def _plotly(module: str) -> Any:
     return require(module, "report", "draw the plots of an HTML report")
-
-
-def _plotly_script() -> str:
-    script: str = _plotly("plotly.offline").get_plotlyjs()
-    return script
 
 
 def drawing() -> Draw:
@@ -132,6 +120,11 @@ class Column:
     style: str = ""
 
 
+def numbers(*titles: str) -> list[Column]:
+    """Columns of numbers."""
+    return [Column(title, "number") for title in titles]
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell: its HTML, and the value it is sorted by where that is not its text."""
@@ -154,14 +147,10 @@ def name(value: str, most: int = _NAME) -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, style: str, sorted_by: int | None) -> str:
-    """A table whose headings sort it.
+    """A table of the class ``style`` whose headings sort it.
 
-    Args:
-        columns: The columns.
-        rows: The cells.
-        style: The table's class.
-        sorted_by: The column it is sorted by already, the largest first; None when it stays as it is and cannot be
-            sorted.
+    ``sorted_by`` is the column it is sorted by already, the largest first; None when it stays as it is and cannot be
+    sorted.
     """
     heads = []
     for index, column in enumerate(columns):
@@ -238,11 +227,8 @@ def assumptions(device: Mapping[str, Any], values: Mapping[str, Any], more: str)
 def finding_table(findings: Sequence[Finding], total_us: float) -> str:
     """The findings, in the order given: the largest gain first."""
     columns = [
-        Column("gain", "number"),
-        Column("of the time", "number"),
-        Column("rule", "short"),
-        Column("what, and what to do", "text"),
-        Column("nodes", "nodes"),
+        *(*numbers("gain", "of the time"), Column("rule", "short")),
+        *(Column("what, and what to do", "text"), Column("nodes", "nodes")),
     ]
     rows = []
     for finding in findings:
@@ -267,11 +253,9 @@ def _nodes(nodes: Sequence[str]) -> str:
 
 
 def split_bar(parts: Sequence[tuple[str, str, float, str]], total: float) -> str:
-    """A bar in parts, and its key.
+    """A bar in parts, and its key; a total of 0 shows no bar.
 
-    Args:
-        parts: Class of the colour, words, value, and value in words.
-        total: What the whole bar stands for; 0 shows no bar.
+    The parts are class of the colour, words, value, and value in words.
     """
     if not total:
         return ""

@@ -47,8 +47,6 @@ class Point:
     """A layer in a plot.
 
     Attributes:
-        x: Where.
-        y: Where.
         us: The time that its area stands for.
         limiter: What bounds its predicted time: the colour.
         hover: What is shown beside the pointer, in the tags that plotly takes, all else escaped.
@@ -74,10 +72,10 @@ def under_roofs(
     strong: Iterable[str],
     l2_bandwidth_gbs: float | None = None,
 ) -> Figure:
-    """A roofline plot.
+    """A roofline plot: flop per byte against TFLOP/s.
 
     Args:
-        points: Flop per byte against TFLOP/s.
+        points: The layers.
         tflops: Peaks of the device by type, 1e12 operations per second.
         bandwidth_gbs: Its memory bandwidth in GB/s.
         strong: Types whose ceilings are drawn stronger.
@@ -129,7 +127,6 @@ def _rate(tflops: float) -> str:
 
 
 def _ceiling_label(name: str, value: float) -> dict[str, Any]:
-    """A label over the right end of a ceiling."""
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": math.log10(value), "yanchor": "bottom"}
     return {**place, "text": f"{escape(name)} {_rate(value)}", "showarrow": False, "font": {"size": 11}, "borderpad": 0}
 
@@ -203,11 +200,7 @@ def decades(title: str, low: float, high: float) -> dict[str, Any]:
 
 
 def base_layout(*, height: int) -> dict[str, Any]:
-    """What all plots share: axes, colours, legend.
-
-    Args:
-        height: In pixels.
-    """
+    """What all plots share: axes, colours, legend; the height is in pixels."""
     axis = {"gridcolor": "rgba(128,128,128,0.22)", "zeroline": False, "automargin": True, "fixedrange": False}
     return {
         "template": "none",
@@ -445,9 +438,7 @@ def scatter(layers: Sequence[ProfileLayer]) -> Figure:
 def measured_roofline(layers: Sequence[ProfileLayer], device: Mapping[str, Any]) -> Figure:
     """The rates that the layers achieved, under the peaks and the bandwidth of the device.
 
-    Args:
-        layers: The layers.
-        device: ``ProfileReport.gpu``: ``tflops`` by type and ``bandwidth_gbs``.
+    ``device`` is ``ProfileReport.gpu``: ``tflops`` by type and ``bandwidth_gbs``.
     """
     points, types = [], set()
     for index in measured_placed(layers)[:MOST_POINTS]:

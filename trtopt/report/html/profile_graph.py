@@ -35,13 +35,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Edge:
-    """A layer reads what another wrote.
-
-    Attributes:
-        source: Index of the layer that wrote.
-        target: Index of the layer that reads.
-        bends: Points the line passes between the two.
-    """
+    """A layer reads what another wrote (indices); ``bends`` are the points the line passes between the two."""
 
     source: int
     target: int
@@ -144,14 +138,10 @@ def _across(rows: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[dict[
 
 
 def _spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
-    """Centres of boxes side by side, as near as can be to where they are wanted.
+    """Centres of boxes side by side, as near as can be to where they are wanted, in rising order.
 
-    Least squares under the given order, in which narrow ones yield: with the distances taken off it is isotonic
-    regression, solved by pooling adjacent violators.
-
-    Args:
-        wanted: Where each would be, rising.
-        widths: How much room each takes: 1 or less.
+    Least squares under the given order, in which narrow ones (of a width of 1 or less) yield: with the distances taken
+    off it is isotonic regression, solved by pooling adjacent violators.
     """
     offsets = [0.0]
     for left, right in itertools.pairwise(widths):
@@ -170,12 +160,9 @@ def _spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Rows folded into columns of equal height.
+    """Rows folded into columns of ``height`` rows.
 
-    Attributes:
-        height: Rows of a column.
-        starts: By column, the lane of its left edge in the whole.
-        shifts: By column, what is added to a lane of :func:`_across`.
+    By column, ``starts`` has the lane of its left edge, ``shifts`` what is added to a lane of :func:`_across`.
     """
 
     height: int

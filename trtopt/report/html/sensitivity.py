@@ -12,6 +12,7 @@ from trtopt.report.html.page import (
     description,
     drawing,
     name,
+    numbers,
     page,
     quiet,
     scroll,
@@ -58,9 +59,8 @@ def _regions(found: Sensitivity, draw: Draw) -> str:
     order = {step.region: index for index, step in enumerate(found.growth)}
     in_order = sorted(found.regions, key=lambda region: order.get(region.region, len(order)))
     columns = (
-        *(Column("first node"), Column("reads"), Column("nodes", "number"), Column("SQNR", "number")),
-        *(Column("same class", "number"), Column("noise", "number"), Column("flop", "number")),
-        *(Column("worst output"), Column("samples", "number")),
+        *(Column("first node"), Column("reads"), *numbers("nodes", "SQNR", "same class", "noise", "flop")),
+        *(Column("worst output"), *numbers("samples")),
     )
     rows = [_cells(region, share) for region, share in zip(found.regions, noise_shares(found.regions), strict=True)]
     body = scroll(table(columns, rows, style="layers", sorted_by=5))

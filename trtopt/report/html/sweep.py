@@ -12,6 +12,7 @@ from trtopt.report.html.page import (
     description,
     drawing,
     name,
+    numbers,
     page,
     quiet,
     scroll,
@@ -32,9 +33,7 @@ _MOST_PLOTS = 30
 def html_page(report: SweepReport, *, drop: float) -> str:
     """The page: the engine to take and a plot for each model, every job in a table, what failed.
 
-    Args:
-        report: The sweep.
-        drop: The largest drop of accuracy of an engine to take, 0.01 = one point.
+    ``drop`` is the largest drop of accuracy of an engine to take, 0.01 = one point.
 
     Raises:
         MissingDependencyError: plotly is not installed.
@@ -51,7 +50,7 @@ def html_page(report: SweepReport, *, drop: float) -> str:
 
 def _head(report: SweepReport, drop: float) -> str:
     models = list(dict.fromkeys(row.model for row in report.rows))
-    choices = forms.choose(report, forms.Limits(drop=drop))
+    choices = forms.choose(report, forms.EngineLimits(drop=drop))
     boxes = "".join(_tile(report, choice, drop) for choice in choices[:_MOST_PLOTS])
     lines = (line.replace("*:", "front:", 1) for line in forms.notes(report) if not line.startswith("warning:"))
     notes = "".join(quiet(text(line)) for line in lines)
@@ -151,8 +150,8 @@ def _hover(report: SweepReport, row: SweepRow) -> str:
 def _table(report: SweepReport) -> str:
     axes = forms.axes_of(report.rows)
     columns = [Column(axis) for axis in axes]
-    columns += [Column(title, "number") for title in ("drop", "latency", "size", "kernels", "batch")]
-    columns += [Column(f"{report.currency} per million", "number")] if forms.has_costs(report.rows) else []
+    columns += numbers("drop", "latency", "size", "kernels", "batch")
+    columns += numbers(f"{report.currency} per million") if forms.has_costs(report.rows) else []
     columns += [Column("front"), Column("", "text")]
     body = table(columns, [_cells(report, row, axes) for row in report.rows], style="jobs", sorted_by=len(columns))
     body = body.replace('<table class="jobs">', '<table class="jobs" id="jobs">', 1)

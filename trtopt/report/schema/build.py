@@ -142,12 +142,12 @@ class AccuracyRecord:
     Attributes:
         samples: Samples compared.
         source: ``eval``, ``calibration`` or ``synthetic``: where the samples came from.
-        verified: ``onnx-only`` when only the graph's FP32 twin ran, ``engine`` when the engine itself ran.
+        verified: ``onnx-only`` when only the graph's FP32 emulation ran, ``engine`` when the engine itself ran.
         outputs: By output name; then the tensors between the parts of a model whose end runs on the host.
         engine: Likewise with the engine's own outputs, where it can run.
         tensors: By tensor name in graph order, when intermediate tensors were asked for.
         first_bad: Of those, the one where the error enters; None when there is none, or they were not asked for.
-        metric: The metric on the FP32 model and on the graph's FP32 twin.
+        metric: The metric on the FP32 model and on the graph's FP32 emulation.
         host_outputs: Of ``outputs``, those the host computes from the tensors between: gates judge these instead.
         engine_metric: The metric on the FP32 model and on the engine; None where the engine did not run, and where the
             metric could not be measured on it.

@@ -152,10 +152,8 @@ class Manifest:
 
 
 def with_digest(fields: Mapping[str, Any]) -> bytes:
-    """The content of a manifest file: ``fields`` as JSON, and last their hash, so that damage is noticed.
-
-    Args:
-        fields: :meth:`Manifest.to_json_dict`.
+    """The content of a manifest file: ``fields`` (:meth:`Manifest.to_json_dict`) as JSON, and last their hash, so that
+    damage is noticed.
     """
     body = json.dumps(fields, indent=1, allow_nan=False)
     seal = hashlib.sha256(body.encode()).hexdigest()

@@ -100,12 +100,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def converted(value: Any, kind: type[_T], path: Path) -> _T:
-    """A part of a report as ``kind``.
-
-    Args:
-        value: JSON values.
-        kind: A dataclass, or another type that msgspec knows.
-        path: The report.
+    """A part of a report, JSON values, as a dataclass or another type that msgspec knows.
 
     Raises:
         UsageError: A field is wrong or missing.
@@ -134,7 +129,9 @@ def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) ->
     found = converted(with_infinities(data, kind), kind, path)
     if isinstance(found, profile.ProfileReport):
         converted(dict(found.gpu), _Device, path)
-        _check_times(found, path)
+        for index, layer in enumerate(found.layers):
+            if not 0 <= layer.measured_us < _LONGEST_US:
+                raise _wrong_field(f"{layer.measured_us} is no time - at `$.layers[{index}].measured_us`", path)
         _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
     if isinstance(found, analysis.Analysis):
         _check_rows(found.layers, path)
@@ -178,12 +175,6 @@ def _check_rows(rows: Sequence[analysis.LayerRow], path: Path) -> None:
             raise _wrong_field(f"a figure is negative or too large - at `$.layers[{index}]`", path)
 
 
-def _check_times(report: profile.ProfileReport, path: Path) -> None:
-    for index, layer in enumerate(report.layers):
-        if not 0 <= layer.measured_us < _LONGEST_US:
-            raise _wrong_field(f"{layer.measured_us} is no time - at `$.layers[{index}].measured_us`", path)
-
-
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
@@ -192,9 +183,7 @@ def _hints(kind: type) -> dict[str, Any]:
 def with_infinities(value: Any, kind: Any) -> Any:
     """JSON values with what is not finite where null stands for it.
 
-    Args:
-        value: What a report or a manifest holds.
-        kind: The dataclass it is of, or another type; what does not fit is left for the conversion to refuse.
+    What does not fit ``kind``, the dataclass they are of, is left for the conversion to refuse.
     """
     if isinstance(value, dict) and isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = _hints(kind)

@@ -40,7 +40,7 @@ class RegionRecord:
         kept: Whether it was rewritten.
         reason: Why not; empty when kept.
         before: The cost of the kernels that compute one place; None where it could not be judged.
-        after: That, changed by what the rewrite changes in the piece of the network around the place.
+        after: That, changed by what the rewrite changes in the subgraph around the place.
     """
 
     nodes: tuple[str, ...]

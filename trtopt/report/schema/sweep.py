@@ -135,10 +135,7 @@ class SweepReport:
 def cost_per_million(latency_us: float, batch: int, price_per_hour: float) -> float:
     """What a million inferences cost on a GPU that does nothing else, one run after the other.
 
-    Args:
-        latency_us: Microseconds of one run.
-        batch: Inferences of one run.
-        price_per_hour: Of the GPU.
+    ``latency_us`` is of one run, ``batch`` its inferences, and the price that of an hour of the GPU.
     """
     runs = 1e6 / batch
     return price_per_hour / _SECONDS_PER_HOUR * runs * latency_us * 1e-6

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.build import Achieved, BuildReport, EngineRecord, MatrixBuild, OutputAccuracy
+from trtopt.report.schema.build import BuildReport, EngineRecord, MatrixBuild, OutputAccuracy
 from trtopt.report.text.decisions import (
     builder_section,
     guard_section,
@@ -164,10 +164,7 @@ def _steps(report: BuildReport) -> list[RenderableType]:
 
 
 def _refused(report: BuildReport) -> list[RenderableType]:
-    groups = _grouped(
-        (f"{step.name}: {refusal.reason}", refusal.node) for step in report.steps for refusal in step.refusals
-    )
-    return _groups(groups, "node")
+    return _groups((f"{step.name}: {item.reason}", item.node) for step in report.steps for item in step.refusals)
 
 
 def _precision(report: BuildReport) -> list[RenderableType]:
@@ -175,7 +172,12 @@ def _precision(report: BuildReport) -> list[RenderableType]:
     body: list[RenderableType] = []
     if record.achieved:
         rows = [
-            (dtype, str(share.layers), percent(share.flop_share), _time_share(share))
+            (
+                dtype,
+                str(share.layers),
+                percent(share.flop_share),
+                "" if share.time_share is None else percent(share.time_share),
+            )
             for dtype, share in sorted(record.achieved.items(), key=lambda item: -item[1].flop_share)
         ]
         headers = ("type of the engine's kernels", "kernels", "of the flop", "of the predicted time")
@@ -204,23 +206,17 @@ def _precision(report: BuildReport) -> list[RenderableType]:
     return body
 
 
-def _time_share(share: Achieved) -> str:
-    return "" if share.time_share is None else percent(share.time_share)
-
-
-def _kept(report: BuildReport) -> list[RenderableType]:
-    return _groups(_grouped((f"{kept.dtype}: {kept.reason}", kept.node) for kept in report.precision.kept), "node")
-
-
 def _engine(report: BuildReport) -> list[RenderableType]:
     engine = report.engine
     if engine is None:
         return []
+    took = seconds_text(engine.build_seconds)
+    origin = f"from the cache, {took} of building saved" if engine.cached else f"built in {took}"
     rows = [
         ("kernels", str(engine.kernels)),
         ("activations", f"{bytes_text(engine.activation_bytes)} read and written per run"),
         ("weights", f"{bytes_text(engine.weight_bytes)} read per run"),
-        ("file", f"{bytes_text(engine.bytes)}, {_origin(engine)}"),
+        ("file", f"{bytes_text(engine.bytes)}, {origin}"),
     ]
     found = report.analysis
     if found is not None:
@@ -241,11 +237,6 @@ def _engine(report: BuildReport) -> list[RenderableType]:
         nodes = count(len(engine.unclaimed_nodes), "ONNX node")
         rows.append(("not seen", f"{nodes} that no layer names: {some(engine.unclaimed_nodes)}"))
     return [pairs(rows)]
-
-
-def _origin(engine: EngineRecord) -> str:
-    seconds = seconds_text(engine.build_seconds)
-    return f"from the cache, {seconds} of building saved" if engine.cached else f"built in {seconds}"
 
 
 def _profiles(engine: EngineRecord) -> Iterable[str]:
@@ -338,17 +329,13 @@ def _time(report: BuildReport) -> list[RenderableType]:
     return [line(", ".join(f"{name} {seconds_text(s)}" for name, s in stages) + f"; total {seconds_text(total)}")]
 
 
-def _grouped(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _groups(items: Iterable[tuple[str, str]]) -> list[RenderableType]:
+    """Nodes by reason, a line each: how many, why, which; the most frequent reason first."""
     groups: dict[str, list[str]] = {}
-    for key, node in items:
-        groups.setdefault(key, []).append(node)
-    return groups
-
-
-def _groups(groups: dict[str, list[str]], noun: str) -> list[RenderableType]:
-    """Each group as one line: how many, why, which; the largest first."""
+    for reason, node in items:
+        groups.setdefault(reason, []).append(node)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    rows = [(count(len(nodes), noun), f"{reason} ({some(nodes, 2)})") for reason, nodes in ordered[:_MOST_ROWS]]
+    rows = [(count(len(nodes), "node"), f"{reason} ({some(nodes, 2)})") for reason, nodes in ordered[:_MOST_ROWS]]
     if not rows:
         return []
     left = f"and {len(ordered) - _MOST_ROWS} more reasons, in the JSON report"
@@ -366,7 +353,10 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Sparsity", lambda report: sparsity_section(report.sparsity)),
     ("Refused", _refused),
     ("Precision achieved", _precision),
-    ("Kept in a wider type", _kept),
+    (
+        "Kept in a wider type",
+        lambda report: _groups((f"{kept.dtype}: {kept.reason}", kept.node) for kept in report.precision.kept),
+    ),
     ("Engine", _engine),
     ("Builder options", lambda report: builder_section(report.engine.builder_search if report.engine else ())),
     ("Host", _host),

@@ -129,9 +129,7 @@ def render(found: CheckReport) -> Group:
 def render_engine(manifest: Manifest, *, key: str | None) -> Group:
     """What an engine was built by and for, and what of it was checked.
 
-    Args:
-        manifest: Its manifest, which it fits.
-        key: The public key that the manifest is signed with; None where signatures were not looked at.
+    ``key`` is the public key that the manifest is signed with; None where signatures were not looked at.
     """
     asked, achieved = manifest.precision.requested, manifest.precision.achieved
     layers = ", ".join(f"{share.layers} layers {dtype}" for dtype, share in achieved.items())

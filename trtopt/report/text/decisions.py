@@ -104,7 +104,13 @@ def guard_section(report: BuildReport) -> list[RenderableType]:
         rows.append(("in 16-bit", f"{whole} predicted"))
     groups = _equal_records(report.guard)
     cells = [
-        (_verdict(items[0]), some(items[0].nodes, 1), str(len(items)), _guard_change(items[0])) for items in groups
+        (
+            items[0].dtype.upper() if items[0].kept else "16-bit",
+            some(items[0].nodes, 1),
+            str(len(items)),
+            _guard_change(items[0]),
+        )
+        for items in groups
     ]
     body: list[RenderableType] = [
         pairs(rows),
@@ -126,10 +132,6 @@ def _equal_records(records: tuple[GuardRecord, ...]) -> list[list[GuardRecord]]:
 def _saved(items: list[GuardRecord]) -> float:
     first = items[0]
     return len(items) * (first.before_us - first.after_us) if first.before_us and first.after_us else 0.0
-
-
-def _verdict(record: GuardRecord) -> str:
-    return record.dtype.upper() if record.kept else "16-bit"
 
 
 def _guard_change(record: GuardRecord) -> str:

@@ -64,13 +64,9 @@ def left_out_text(number: int, noun: str, where: str = "") -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int = 3) -> Table:
-    """A table without lines.
+    """A table without lines; ``right`` are the columns aligned to the right, ``gap`` is the space between columns.
 
-    Args:
-        headers: The columns' headings.
-        rows: The cells: plain text, in which nothing is taken for markup.
-        right: The indices of the columns that are aligned to the right.
-        gap: Spaces between columns.
+    The cells are plain text, in which nothing is taken for markup.
     """
     from rich.table import Table
 
@@ -161,11 +157,7 @@ def visible(text: str) -> str:
 def shorten(text: str, width: int, *, mark: str = "...", measure: Callable[[str], int] = len) -> str:
     """``text`` within ``width``, cut in the middle: the ends of a layer's name say most.
 
-    Args:
-        text: Any text.
-        width: At most this wide; at least ``mark`` and two more.
-        mark: What stands for the part left out.
-        measure: The width of a text; characters unless told otherwise.
+    ``mark`` stands for the part left out. ``width``, as ``measure`` says it, is that of ``mark`` and two more at least.
     """
     if measure(text) <= width:
         return text
@@ -179,12 +171,7 @@ def shorten(text: str, width: int, *, mark: str = "...", measure: Callable[[str]
 
 
 def time_text(microseconds: float, *, micro: str = "u") -> str:
-    """A time to three digits: ``3.25 us``, ``12.3 ms``, ``1.20 s``.
-
-    Args:
-        microseconds: The time.
-        micro: How the unit's prefix is written.
-    """
+    """A time to three digits: ``3.25 us``, ``12.3 ms``, ``1.20 s``; ``micro`` is the unit's prefix."""
     for size, unit in ((1.0, f"{micro}s"), (1e3, "ms")):
         if abs(microseconds) < 999.5 * size:
             return f"{_three(microseconds / size)} {unit}"

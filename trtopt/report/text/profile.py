@@ -94,13 +94,9 @@ def _prediction(found: ProfileTotals) -> str:
 
 
 def layer_rows(report: ProfileReport, most: int, width: int, line: str) -> Rows:
-    """The slowest layers.
+    """The slowest layers, ``most`` at most, their names within ``width``.
 
-    Args:
-        report: The profile.
-        most: How many at most.
-        width: Of a name.
-        line: What stands between a name and why the layer takes longer than it could.
+    ``line`` stands between a name and why the layer takes longer than it could.
     """
     total = report.totals.measured_us
     cells = []

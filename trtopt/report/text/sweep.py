@@ -114,7 +114,7 @@ def failures(report: SweepReport) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     """What an engine must keep: milliseconds of one run, and the drop of accuracy, 0.01 = one point. None: any."""
 
     latency_ms: float | None = None
@@ -131,8 +131,8 @@ class Choice:
             is none.
         by: What it is best in: ``cost`` or ``latency``.
         others: The jobs that are not it, and why.
-        nearest: Where none is within the limits, the engine that exceeds one by the smallest factor;
-            None where there is no engine of which all is known that a limit asks for.
+        nearest: Where none is within the limits, the engine that exceeds one by the smallest factor; None where there
+            is no engine of which all is known that a limit asks for.
     """
 
     model: str
@@ -142,14 +142,8 @@ class Choice:
     nearest: SweepRow | None = None
 
 
-def choose(report: SweepReport, limits: Limits, model: str | None = None) -> list[Choice]:
-    """Which engine to take for each model.
-
-    Args:
-        report: The sweep.
-        limits: What it must keep.
-        model: The only model to answer for; None for all.
-    """
+def choose(report: SweepReport, limits: EngineLimits, model: str | None = None) -> list[Choice]:
+    """Which engine to take for each model, or for one of them."""
     names = list(dict.fromkeys(row.model for row in report.rows if model in (None, row.model)))
     return [_choice(name, [row for row in report.rows if row.model == name], limits) for name in names]
 
@@ -171,7 +165,7 @@ def choices_json(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-def _choice(model: str, rows: Sequence[SweepRow], limits: Limits) -> Choice:
+def _choice(model: str, rows: Sequence[SweepRow], limits: EngineLimits) -> Choice:
     out = {row.key: reason for row in rows if (reason := _excluded(row, limits))}
     within = [row for row in rows if row.key not in out]
     kinds = {row.result.latency for row in within if row.result is not None}
@@ -190,7 +184,7 @@ def _is_measured(row: SweepRow) -> bool:
     return row.result is not None and row.result.latency == "measured"
 
 
-def _nearest(rows: Sequence[SweepRow], limits: Limits) -> SweepRow | None:
+def _nearest(rows: Sequence[SweepRow], limits: EngineLimits) -> SweepRow | None:
     def excess(value: float, limit: float | None) -> float:
         if limit is None:
             return 0.0
@@ -224,7 +218,7 @@ def _behind(row: SweepRow, best: SweepRow, by: str) -> str:
     return f"{percent(mine / least - 1)} {worse}" if least else worse
 
 
-def _excluded(row: SweepRow, limits: Limits) -> str:
+def _excluded(row: SweepRow, limits: EngineLimits) -> str:
     """Why a job is out; empty where it is not."""
     found = row.result
     if found is None or not row.engine:

@@ -1,0 +1,269 @@
+"""The options of every command that takes a model, each once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtopt.config.base import (
+    BACKENDS,
+    BUILDER,
+    CALIB_HELP,
+    CALIB_METHODS,
+    FILES,
+    HTML_HELP,
+    PRECISION,
+    REPORT_HELP,
+    REWRITES,
+    SAMPLES,
+    TARGET,
+    Config,
+    ShapeMap,
+    file_field,
+    flag,
+    option_field,
+    samples_field,
+    shapes_field,
+    switch_field,
+)
+from trtopt.errors import UsageError
+from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
+
+
+@dataclass(frozen=True)
+class BuildConfig(Config):
+    """The options of ``trtopt build`` and ``trtopt optimize``.
+
+    ``precision=None`` means the command's default: FP16 for ``build``, the types the model has for ``optimize``. Paths
+    may be given as ``pathlib.Path`` and are kept as strings; one profile's shapes may be given as a mapping without a
+    tuple around it.
+
+    Raises:
+        UsageError: A value has the wrong type, is out of range, or is not among the choices.
+    """
+
+    output: str | None = file_field(
+        "file to write: the engine (default: MODEL.rtx.engine or MODEL.engine), or the ONNX file of optimize",
+        "--saveEngine",
+    )
+    precision: Precision | None = option_field(
+        None,
+        "precision written into the graph (default of build: fp16)",
+        PRECISION,
+        choices=(*PRECISIONS, Precision.AUTO),
+    )
+    calib: str | None = samples_field(CALIB_HELP)
+    calib_method: str = option_field(
+        "auto", "how a tensor's INT8 range is chosen from its statistics", SAMPLES, choices=CALIB_METHODS
+    )
+    calib_cache: str | None = file_field(
+        "file that keeps the calibration statistics; or a calibration cache of TensorRT, to take INT8 ranges from",
+        group=SAMPLES,
+    )
+    eval: str | None = samples_field("samples to verify on (default: the calibration samples)")
+    metric: str | None = option_field(
+        None,
+        "FILE.py:FUNCTION called with run(feeds) -> outputs, or top1, agreement, sqnr; higher is better",
+        SAMPLES,
+        metavar="METRIC",
+        path="source",
+        words=("top1", "agreement", "sqnr"),
+    )
+    max_accuracy_drop: float | None = option_field(
+        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
+    )
+    min_sqnr_db: float | None = option_field(
+        None, "fail (exit code 7) when an output's SQNR is below X dB", SAMPLES, metavar="X"
+    )
+    allow_accuracy_loss: bool = switch_field("report failed gates as warnings, exit code 0", SAMPLES)
+    compare_tensors: bool = switch_field(
+        "compare intermediate tensors too, to name the layer where the error enters", SAMPLES
+    )
+    keep_all_int8: bool = switch_field("keep every 8-bit region, also where it makes the engine slower", PRECISION)
+    sparse: bool = switch_field(
+        "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
+    )
+    sparse_all: bool = switch_field("prune every layer that can be 2:4, whether a gain is predicted or not", PRECISION)
+    recipes: str = option_field(
+        "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
+    )
+    strict_recipes: bool = switch_field("fail (exit code 5) when a recipe fails instead of rolling it back", REWRITES)
+    backend: str = option_field("auto", "compiler", TARGET, choices=BACKENDS)
+    min_shapes: tuple[ShapeMap, ...] = shapes_field(
+        "smallest shapes, name:1x3x224x224,other:1x77; repeat for several profiles", "--minShapes"
+    )
+    opt_shapes: tuple[ShapeMap, ...] = shapes_field(
+        "shapes to optimize for; alone, they make the profile static", "--optShapes"
+    )
+    max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes", "--maxShapes")
+    io: tuple[str, ...] = option_field(
+        (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
+    )
+    builder: tuple[str, ...] = option_field(
+        (), "builder option (the keys are in docs/build.md)", BUILDER, metavar="KEY=VALUE", repeatable=True
+    )
+    plugins: tuple[str, ...] = option_field(
+        (),
+        "shared library with TensorRT plugins",
+        BUILDER,
+        aliases=("--staticPlugins", "--dynamicPlugins"),
+        metavar="LIB",
+        repeatable=True,
+        path="file",
+    )
+    timing_cache: str | None = file_field(
+        "timing cache file of the builder (default: one in the cache, per GPU and version)",
+        "--timingCacheFile",
+        group=BUILDER,
+    )
+    error_on_timing_cache_miss: bool = switch_field(
+        "fail where a kernel's time is not in the timing cache", BUILDER, "--errorOnTimingCacheMiss"
+    )
+    cache_dir: str | None = file_field(
+        "folder of the cache: engines, statistics, searches (default: ~/.cache/trtopt)", path="folder", metavar="DIR"
+    )
+    cache_gb: float | None = option_field(
+        None, "what the cache may take, in GB (default: 10); what was used longest ago goes first", FILES, metavar="GB"
+    )
+    no_cache: bool = switch_field("build the engine anew, and keep neither it nor the times of kernels", FILES)
+    save_onnx: str | None = file_field("write the optimized ONNX model")
+    sign: str | None = file_field(
+        "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
+    )
+    report: str | None = file_field(REPORT_HELP)
+    export_layer_info: str | None = file_field("write the engine's fused layers as JSON", "--exportLayerInfo")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_accuracy_drop is not None and self.max_accuracy_drop < 0:
+            raise UsageError(
+                "The largest accuracy drop is negative",
+                where=flag("max_accuracy_drop"),
+                remedy="give a number from 0 on; the drop is baseline - optimized",
+            )
+        if self.cache_gb is not None and self.cache_gb < 0:
+            raise UsageError(
+                "The size of the cache is negative", where=flag("cache_gb"), remedy="give a number of GB from 0 on"
+            )
+
+
+@dataclass(frozen=True)
+class AnalyzeConfig(Config):
+    """The options of ``trtopt analyze``.
+
+    ``precision=None`` means FP16, or the types the model has where it already carries 16-bit types or Q/DQ. Batch sizes
+    may be given as text, as on the command line, or as integers.
+
+    Raises:
+        UsageError: As of :class:`BuildConfig`.
+    """
+
+    precision: Precision | None = option_field(
+        None, "precision to predict (default: fp16, or the model's own 16-bit and INT8)", PRECISION, choices=PRECISIONS
+    )
+    shapes: tuple[ShapeMap, ...] = shapes_field(
+        "input shapes, name:1x3x224x224,other:1x77 (default: 8 on a dynamic first axis)", "--opt-shapes", "--optShapes"
+    )
+    compile: bool = switch_field("compile with TensorRT for RTX and predict the layers of the engine too", TARGET)
+    sparse: bool = switch_field(
+        "say for each layer whether 2:4 structured sparsity pays, and which weights are 2:4 already", TARGET
+    )
+    batch_sweep: tuple[int, ...] = option_field(
+        (),
+        "batch sizes to predict: 1,2,4 or 1..256 (a range: its ends, and four sizes per doubling)",
+        TARGET,
+        metavar="LIST",
+    )
+    latency_budget_ms: float | None = option_field(
+        None,
+        "name the batch of the sweep with the highest throughput within MS milliseconds",
+        TARGET,
+        aliases=("--latency-budget",),
+        metavar="MS",
+    )
+    report: str | None = file_field(REPORT_HELP)
+    html: str | None = file_field(HTML_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = flag("latency_budget_ms")
+        if self.latency_budget_ms is not None and self.latency_budget_ms <= 0:
+            raise UsageError("The latency budget is not positive", where=where, remedy="give milliseconds above 0")
+        if self.latency_budget_ms is not None and not self.batch_sweep:
+            what = "A latency budget needs batch sizes to choose from"
+            raise UsageError(what, where=where, remedy="add --batch-sweep 1..256")
+
+
+@dataclass(frozen=True)
+class SensitivityConfig(Config):
+    """The options of ``trtopt sensitivity``.
+
+    Raises:
+        UsageError: As of :class:`BuildConfig`.
+    """
+
+    precision: Precision = option_field(
+        Precision.INT8, "8-bit type (default: int8)", PRECISION, choices=EIGHT_BIT_TYPES
+    )
+    calib: str | None = samples_field(CALIB_HELP)
+    calib_method: str = option_field(
+        "auto", "how a tensor's INT8 range is chosen from its statistics", SAMPLES, choices=CALIB_METHODS
+    )
+    eval: str | None = samples_field("samples to measure errors on (default: the calibration samples)")
+    cache_dir: str | None = file_field(
+        "folder for cached statistics and errors (default: ~/.cache/trtopt)",
+        group=SAMPLES,
+        path="folder",
+        metavar="DIR",
+    )
+    backend: str = option_field("auto", "compiler whose placement rules choose the regions", TARGET, choices=BACKENDS)
+    report: str | None = file_field(REPORT_HELP)
+    html: str | None = file_field(HTML_HELP)
+
+
+ONNXRUNTIME = "onnxruntime"
+PROFILE_BACKENDS = ("auto", "tensorrt", "tensorrt-rtx", ONNXRUNTIME)
+
+
+@dataclass(frozen=True)
+class ProfileConfig(Config):
+    """The options of ``trtopt profile``.
+
+    Raises:
+        UsageError: As of :class:`BuildConfig`; or one of ``layer_info`` and ``layer_profile`` is there without the
+            other.
+    """
+
+    layer_info: str | None = file_field("the engine's layers, as trtexec --exportLayerInfo wrote them", path="file")
+    layer_profile: str | None = file_field("their times, as trtexec --exportProfile wrote them", path="file")
+    times: str | None = file_field(
+        "times of whole inferences, as trtexec --exportTimes wrote them (.json or .json.gz)", path="file"
+    )
+    key: str | None = file_field(
+        "public key (Ed25519, PEM) that the engine's manifest has to be signed with", path="file"
+    )
+    backend: str = option_field(
+        "auto",
+        "what runs the network: an engine's own runtime on this machine's GPU, or ONNX Runtime on its CPU",
+        TARGET,
+        choices=PROFILE_BACKENDS,
+    )
+    shapes: tuple[ShapeMap, ...] = shapes_field(
+        "input shapes to run at, name:1x3x224x224,other:1x77 (default: 8 on a dynamic first axis; an engine's optimum)",
+        "--opt-shapes",
+        "--optShapes",
+    )
+    report: str | None = file_field(REPORT_HELP)
+    html: str | None = file_field(HTML_HELP)
+    markdown: str | None = file_field("write the report as Markdown, for a pull request")
+    trace: str | None = file_field("write the layers as a trace for chrome://tracing or Perfetto")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair = {name: getattr(self, name) for name in ("layer_info", "layer_profile")}
+        missing = [name for name, value in pair.items() if value is None]
+        if len(missing) == 1:
+            what = "Layers and their times come in two files"
+            raise UsageError(what, where=flag(next(iter(pair.keys() - missing))), remedy=f"give {flag(missing[0])} too")
+        if self.times is not None and missing:
+            what = "Times of whole inferences need the layers too"
+            raise UsageError(what, where="--times", remedy="give --layer-info and --layer-profile")
