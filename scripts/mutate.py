@@ -44,6 +44,7 @@ import coverage
 PACKAGES = ("trtopt", "recipes")
 MOST_TESTS = 15
 LIMIT_SECONDS = 60.0
+LONG_STATEMENT = 40
 COMPARISONS: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -302,10 +303,21 @@ def same_place(row: Mapping[str, Any], candidates: Sequence[Mutation]) -> tuple[
     statement, before = row["statement"], row["before"]
     alike = [m for m in candidates if m.kind == row["kind"]]
     in_function = [m for m in alike if m.function.rpartition(".")[2] == name]
+    # A short statement, such as ``if graph is None:``, stands in many functions.
+    near = [
+        m
+        for m in alike
+        if Path(m.file).name == Path(row["file"]).name
+        or quick_ratio(m.function.rpartition(".")[2], name) >= 0.6
+        or (m.statement == statement and len(statement) >= LONG_STATEMENT)
+    ]
 
     def closeness(mutation: Mutation) -> float:
         """How much of the names and texts is equal; the same ordinal and file decide between equals."""
-        pairs = ((mutation.statement, statement), (mutation.before, before), (mutation.function, row["function"]))
+        functions = mutation.function, row["function"]
+        if not all("." in function for function in functions):  # a method may have become a function
+            functions = mutation.function.rpartition(".")[2], name
+        pairs = ((mutation.statement, statement), (mutation.before, before), functions)
         score = sum(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs) / len(pairs)
         same = bool(mutation.ordinal == row["ordinal"]), Path(mutation.file).name == Path(row["file"]).name
         return score + 0.01 * same[0] + 0.005 * same[1]
@@ -313,9 +325,9 @@ def same_place(row: Mapping[str, Any], candidates: Sequence[Mutation]) -> tuple[
     steps: tuple[tuple[str, Sequence[Mutation], float], ...] = (
         ("same", [m for m in in_function if m.identity == identity(row) and m.before == before], 0.0),
         ("same statement", [m for m in in_function if m.statement == statement and m.before == before], 0.0),
-        ("function renamed", [m for m in alike if m.statement == statement and m.before == before], 0.6),
+        ("function renamed", [m for m in near if m.statement == statement and m.before == before], 0.0),
         ("statement changed", in_function, 0.75),
-        ("similar", [m for m in alike if quick_ratio(m.statement, statement) >= 0.75], 0.75),
+        ("similar", [m for m in near if quick_ratio(m.statement, statement) >= 0.75], 0.75),
     )
     for how, found, least in steps:
         best = max(found, key=closeness, default=None)
