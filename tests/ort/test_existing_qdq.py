@@ -159,3 +159,26 @@ def test_sensitivity_says_that_a_model_is_quantized_already(tmp_path: Path) -> N
     with pytest.raises(InvalidModelError) as caught:
         sensitivity(tmp_path / "m.onnx", cache_dir=str(tmp_path))
     assert caught.value.where == "it is quantized already" and "before it was quantized" in caught.value.remedy
+
+
+@pytest.mark.parametrize("behind", ["", "Reshape"])
+def test_a_network_of_unsigned_pixels_gives_the_same_integers(tmp_path: Path, behind: str) -> None:
+    """Unsigned inputs and outputs with a zero point become plain arithmetic, also behind what moves integers."""
+    end = "q = Reshape(y, flat)" if behind else "q = Identity(y)"
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (uint8[2,3,4,4] x) => (uint8[2,48] q)'
+        " <float step = {0.05}, uint8 middle = {128}, float wide = {0.04}, uint8 low = {90}, int64[2] flat = {2, 48}> {"
+        " f = DequantizeLinear(x, step, middle) r = LeakyRelu(f) y = QuantizeLinear(r, wide, low) " + end + " }"
+    )
+    if not behind:
+        text = text.replace("uint8[2,48] q", "uint8[2,3,4,4] q")
+    path = tmp_path / "pixels.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    model = load(path).model
+    found = canonicalize_qdq(model, "tensorrt-rtx")
+    assert found is not None
+    pixels = RNG.integers(0, 256, (2, 3, 4, 4), dtype=np.uint8)
+    after = run(found.model, x=pixels)
+    assert after.dtype == np.uint8 and np.array_equal(after, run(model, x=pixels))
+    types = {node.op_type for node in found.model.graph}
+    assert {"Cast", "Sub", "Mul"} <= types or behind

@@ -81,3 +81,15 @@ def test_a_metric_that_the_engine_cannot_run_leaves_the_drop_to_its_outputs(monk
     assert failure.startswith("engine output y: 1 - top-1 agreement = 1")
     (warning,) = clock.warnings
     assert "cannot be measured on the engine" in warning and "outside of the engine's profile" in warning
+    assert record.product_metric is record.metric, "the graph's is what there is"
+
+
+def test_a_metric_that_fails_on_the_engine_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does on the graph: nothing may hide that the engine gives what the metric cannot take."""
+
+    def root(run: Run) -> float:
+        total = float(run({"x": SCORES[:1]})[0].sum())
+        return float("nan") if total < 0 else total
+
+    with pytest.raises(UsageError, match="nan"):
+        verified(monkeypatch, root, Clock(ignore))

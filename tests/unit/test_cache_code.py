@@ -148,14 +148,14 @@ SCRIPT = (
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     (tmp_path / "metric.py").write_text(SCRIPT)
-    (tmp_path / "helpers.py").write_text("def late():\n    import deep; import far\n")
-    for name in ("losses/__init__", "losses/part", "deep", "far", "other", "os_path"):
+    (tmp_path / "helpers.py").write_text("def late():\n    import deep; import far\n    from bare import part\n")
+    for name in ("losses/__init__", "losses/part", "bare/part", "deep", "far", "other", "os_path"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").write_text("raise SystemExit('it is not run')\n")
     return tmp_path / "metric.py"
 
 
-@pytest.mark.parametrize("name", ["metric", "helpers", "deep", "far", "losses/__init__", "losses/part"])
+@pytest.mark.parametrize("name", ["metric", "helpers", "deep", "far", "losses/__init__", "losses/part", "bare/part"])
 def test_a_module_that_a_script_imports_counts(script: Path, name: str) -> None:
     before = script_hash(f"{script}:f")
     file = script.parent / f"{name}.py"

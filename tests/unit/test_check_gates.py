@@ -442,3 +442,21 @@ def test_the_json_says_whether_it_passed() -> None:
     value = found.to_json_dict()
     assert value["schema"] == "trtopt.check/1" and value["passed"] is False
     assert {"name": "kernels", "verdict": "failed"}.items() <= value["gates"][-1].items()
+
+
+def test_a_metric_of_the_graph_alone_is_judged_with_the_outputs_of_the_engine() -> None:
+    """Reports of engines that ran, from before the metric was measured on them, or where it could not be."""
+    metric = MetricRecord("top1", 0.95, 0.80, 0.15)
+    bad = {"scores": OutputAccuracy(3.0, 0.5, 9.0, 0.2)}
+    after = facts(metric=metric, metric_ran=False, outputs=bad)
+    assert {"accuracy:top1", "accuracy:scores"} <= set(failed(after, facts()))
+    assert "accuracy:scores" not in judged(facts(metric=metric, outputs=bad), facts())
+
+
+def test_facts_of_an_engine_without_a_metric_of_its_own_have_the_graphs() -> None:
+    report = full_report()
+    assert report.accuracy is not None
+    metric = MetricRecord("top1", 0.95, 0.80, 0.15)
+    ran = dataclasses.replace(report.accuracy, engine=report.accuracy.outputs, metric=metric, engine_metric=None)
+    found = facts_of(dataclasses.replace(report, accuracy=ran), "r.json")
+    assert found.metric == metric and not found.metric_ran

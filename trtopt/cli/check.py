@@ -49,12 +49,12 @@ def run(argv: Sequence[str]) -> int:
     from trtopt.report.text.check import render
 
     limits = Thresholds(
-        args.max_accuracy_drop,
-        args.max_latency_regress,
-        dict(args.min_share),
-        args.max_bytes,
-        args.max_kernels,
-        args.allow_synthetic,
+        max_accuracy_drop=args.max_accuracy_drop,
+        max_latency_regress=args.max_latency_regress,
+        min_share=dict(args.min_share),
+        max_bytes=args.max_bytes,
+        max_kernels=args.max_kernels,
+        allow_synthetic=args.allow_synthetic,
     )
     found = check(args.report, baseline=args.baseline, limits=limits, markdown=args.markdown, junit=args.junit)
     show(found, render, as_json=args.json)

@@ -262,11 +262,14 @@ def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
 
 
 def _accuracy(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
-    """By the metric, else by output; against FP32 where a threshold is given, and against the baseline."""
+    """By the metric, and by output where it was not measured on what was made; against FP32 where a threshold is given,
+    and against the baseline."""
     after, before, asked = pair.after, pair.before, limits.max_accuracy_drop
     lost = pair.layers(lambda change: -widened(change))
     if after.metric is not None:
         yield from _by_metric(pair, limits, lost)
+        if not after.metric_ran:
+            yield from (gate for name in after.outputs or () for gate in _by_output(name, pair, limits, lost))
     elif before is not None and before.metric is not None:
         yield _missing(
             f"accuracy:{before.metric.name}", f"accuracy, {before.metric.name}", asked, "the report has no metric"

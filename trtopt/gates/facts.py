@@ -82,6 +82,7 @@ class Facts:
         output_names: The model's outputs.
         outputs: Accuracy by output, against FP32; for outputs that the host computes, the tensors they come from.
         metric: The metric.
+        metric_ran: Whether it was measured on what was made; False where an engine ran and only its graph has a metric.
         accuracy_samples: How many samples accuracy was measured on, which, and what ran.
         own_failures: The gates of the build that failed.
         allowed: Those that ``--allow-accuracy-loss`` made warnings.
@@ -102,6 +103,7 @@ class Facts:
     output_names: tuple[str, ...] = ()
     outputs: Mapping[str, OutputAccuracy] | None = None
     metric: MetricRecord | None = None
+    metric_ran: bool = True
     accuracy_samples: str = ""
     own_failures: tuple[str, ...] | None = None
     allowed: tuple[str, ...] = ()
@@ -155,6 +157,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         output_names=_outputs(report),
         outputs=None if accuracy is None else _judged(accuracy),
         metric=None if accuracy is None else accuracy.product_metric,
+        metric_ran=accuracy is not None and (accuracy.engine is None or accuracy.engine_metric is not None),
         accuracy_samples=""
         if accuracy is None
         else f"{accuracy.samples} samples ({accuracy.source}, {accuracy.verified})",

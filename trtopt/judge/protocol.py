@@ -203,5 +203,5 @@ def _price_of(item: Mapping[str, Any]) -> tuple[str, Priced] | None:
         total = Cost(int(kernels), int(syncs), int(moved), float(time))
         of = tuple((frozenset(map(str, nodes)), int(moved), float(time)) for nodes, moved, time in item["of"])
         return str(item["key"]), Priced(total, of)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None

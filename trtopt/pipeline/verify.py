@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.accuracy.compare import (
@@ -151,14 +152,36 @@ def verify_engine(
     return replace(record, verified="engine", engine=outputs, engine_metric=metric)
 
 
+class _Watched:
+    """An engine that keeps its refusal of what it was fed, which a metric may wrap in an error of its own."""
+
+    def __init__(self, engine: Runner) -> None:
+        self.output_names, self._engine = engine.output_names, engine
+        self.refused: UsageError | None = None
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        try:
+            return self._engine.run(feeds)
+        except UsageError as error:
+            self.refused = error
+            raise
+
+
 def _measured_on_engine(
     metric: Metric, job: Verification, engine: Runner, outputs: Mapping[str, OutputAccuracy], clock: Clock
 ) -> MetricRecord | None:
-    """The metric of an engine; None, with a warning, where the engine does not take what the metric feeds it."""
+    """The metric of an engine; None, with a warning, where the engine does not take what the metric feeds it.
+
+    Raises:
+        UsageError: The metric itself fails, or is no number.
+    """
+    run = _Watched(engine)
     try:
-        return _measured(metric, job, engine, outputs)
-    except UsageError as error:
-        what = f"the metric {metric.name} cannot be measured on the engine: {error.what}"
+        return _measured(metric, job, run, outputs)
+    except UsageError:
+        if run.refused is None:
+            raise
+        what = f"the metric {metric.name} cannot be measured on the engine: {run.refused.what}"
         clock.warn("verify engine", f"{what}; its outputs are judged in its place")
         return None
 

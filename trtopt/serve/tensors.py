@@ -311,7 +311,8 @@ class InputChecker:
             raise UsageError(
                 f"The input {name!r} cannot be read without a copy: {' '.join(str(error).split())[:200]}",
                 where=name,
-                remedy="give what is contiguous and needs no gradient (torch: tensor.detach().contiguous())",
+                remedy="give what is contiguous, needs no gradient and has a type of NumPy "
+                "(torch: tensor.detach().contiguous())",
             ) from error
 
     def _check_gpu(self, name: str, number: int) -> None:

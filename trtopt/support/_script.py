@@ -90,12 +90,11 @@ def script_hash(text: str) -> str:
 
 
 def _imported(source: bytes, folder: Path) -> Iterator[Path]:
-    """The modules in a folder, and all of its packages, whose names are in the import statements of a file."""
+    """The modules in a folder, and in its folders, whose names are in the import statements of a file."""
     for statement in _IMPORTS.findall(source.replace(b"\\\n", b" ")):
         for word in set(_WORD.findall(statement.decode(errors="replace"))):
             yield folder / f"{word}.py"
-            if (folder / word / "__init__.py").is_file():
-                yield from (folder / word).rglob("*.py")
+            yield from (folder / word).rglob("*.py")
 
 
 def script_line(error: BaseException, path: Path) -> str:
