@@ -22,24 +22,34 @@ from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 PROFILES = Path(__file__).parents[3] / "shared" / "profiles"
 
+TABLES = {
+    "a100_sxm": "A100-SXM4-80GB",
+    "h100_sxm": "H100-SXM5-80GB",
+    "rtx_pro_6000_server": "RTX-PRO-6000-BW-Server",
+}
+"""Tables of matrix products, and the GPU each was measured on."""
+
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured kernel: its work, its time in microseconds, and the group that is left out as a whole."""
+    """One measured kernel: its work, its time in microseconds, the group that is left out as a whole, and the work of
+    the kernel beside it that was timed with it."""
 
     work: Work
     measured_us: float
     group: str
+    beside: Work | None = None
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Measured kernels of one GPU, and how they were timed."""
+    """Measured kernels of one GPU, how they were timed, and how many tensors the timed operator makes."""
 
     name: str
     gpu: GpuSpec
     samples: tuple[Sample, ...]
     timing: Timing = "graph"
+    tensors: int = 1
 
 
 def gemm_table(name: str, gpu: str) -> Dataset:
@@ -78,7 +88,7 @@ def deepbench(kind: Literal["gemm", "conv"]) -> Dataset:
         Sample(read(row, "fp32" if "FP32" in row["sheet"] else "fp16"), float(row[column]) * 1e3, f"{kind} {index}")
         for index, row in enumerate(rows)
     ]
-    return Dataset(f"deepbench {kind}", find_gpu("V100"), tuple(samples), "profile")
+    return Dataset(f"deepbench {kind}", find_gpu("V100"), tuple(samples), "repeated")
 
 
 def _deepbench_product(row: dict[str, str], dtype: Precision) -> Work:

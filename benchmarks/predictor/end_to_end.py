@@ -149,16 +149,17 @@ def fitted_share(rows: Sequence[Latency], gpu: GpuSpec, constants: Constants) ->
     return float(found.x[0])
 
 
-def share_from_mlperf(name: str, known: tuple[str, float], constants: Constants) -> float:
+def share_from_mlperf(name: str, constants: Constants, known: tuple[str, Constants, float]) -> float:
     """The share of its clock a card sustains, from its throughput over that of a card whose share is known.
 
     Args:
         name: The card.
-        known: The other card and its share.
-        constants: Those of both.
+        constants: Its constants.
+        known: The other card, its constants and its share.
     """
     row = Latency("", (0, 0), "bert large", "INT8", _MLPERF_LENGTH, _MLPERF_BATCH, 0.0)
-    wanted = predict([row], find_gpu(known[0]), constants, known[1])[0] * MLPERF[known[0]] / MLPERF[name]
+    other, *of_other = known
+    wanted = predict([row], find_gpu(other), *of_other)[0] * MLPERF[other] / MLPERF[name]
     found: Any = brentq(lambda share: predict([row], find_gpu(name), constants, share)[0] - wanted, 0.1, 1.0)
     return float(found)
 

@@ -9,27 +9,34 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 
-from data import Dataset, deepbench, gemm_table, tensorrt_layers
+from attention_fit import with_attention
+from data import TABLES, Dataset, deepbench, gemm_table, tensorrt_layers
 from end_to_end import GPUS, MLPERF_DATA, fitted_share, latest, published, share_from_mlperf
-from fitting import FAMILY_FIELDS, FIELDS, LAYER_FIELDS, PRODUCT_FIELDS, START, TIMING_FIELDS, Measured, fit, log_mean
+from fitting import (
+    FAMILY_FIELDS,
+    FIELDS,
+    FIRM,
+    LAYER_FIELDS,
+    LOOSE,
+    MEDIUM,
+    PRODUCT_FIELDS,
+    START,
+    STIFF,
+    TIMING_FIELDS,
+    Measured,
+    fit,
+    log_mean,
+)
+from norms_fit import with_rows
+from quantized_fit import all_quantized_constants
 
 from trtopt.hardware.spec import find_gpu
-from trtopt.roofline.constants import GENERIC, Constants
+from trtopt.roofline.constants import GENERIC, Constants, Fit, set_for
 
 OUT = Path(__file__).parents[2] / "trtopt" / "roofline" / "constants.toml"
-
-TABLES = {
-    "a100_sxm": "A100-SXM4-80GB",
-    "h100_sxm": "H100-SXM5-80GB",
-    "rtx_pro_6000_server": "RTX-PRO-6000-BW-Server",
-}
-"""Tables of matrix products, and the GPU each was measured on."""
-
-LOOSE, MEDIUM, FIRM, STIFF = 0.001, 0.003, 0.03, 2.0
-"""How strongly constants are held to where they start: for tables of thousands of products; for hundreds of
-kernels of all kinds; for a few engines; for what is carried over to a GPU that was never measured."""
 
 _MOST = 3000
 
@@ -86,20 +93,25 @@ def all_constants() -> dict[str, tuple[str, str, Constants]]:
         on_laptop,
     )
     found["V100-SXM2-16GB"] = ("7.0", "DeepBench: matrix products and convolutions of V100", on_v100)
-    return found
+    found["T4"] = ("7.5", f"{found[GENERIC][1]}; streams and rows: NeuSight's timings of T4", shared)
+    complete = with_rows({name: constants for name, (_, _, constants) in found.items()})
+    complete = all_quantized_constants(with_attention(complete))
+    return {name: (capability, data, complete[name]) for name, (capability, data, _) in found.items()}
 
 
-def low_power_shares(constants: Constants) -> dict[str, tuple[float, str]]:
+def low_power_shares(fits: Sequence[Fit]) -> dict[str, tuple[float, str]]:
     """The share of its clock that each measured low-power card sustains, and the data it is from.
 
     Args:
-        constants: Those of these cards, whose architectures no other data is of: the generic ones.
+        fits: The sets; each card has the one that holds for its architecture.
     """
+    sets = {fit.name: fit.constants for fit in fits}
+    on = {name: sets[set_for(find_gpu(name).compute_capability, fits)] for name in ("T4", "L4")}
     rows = latest([row for row in published() if GPUS[row.gpu] == "T4"])
-    t4 = fitted_share(rows, find_gpu("T4"), constants)
+    t4 = fitted_share(rows, find_gpu("T4"), on["T4"])
     release = ".".join(map(str, rows[0].release))
     on_t4 = f"{len(rows)} latencies of BERT base and large in TensorRT {release} (demo/BERT of NVIDIA/TensorRT)"
-    return {"T4": (t4, on_t4), "L4": (share_from_mlperf("L4", ("T4", t4), constants), MLPERF_DATA)}
+    return {"T4": (t4, on_t4), "L4": (share_from_mlperf("L4", on["L4"], ("T4", on["T4"], t4)), MLPERF_DATA)}
 
 
 def main() -> None:
@@ -108,13 +120,14 @@ def main() -> None:
         "# Constants of the performance model, written by benchmarks/predictor/fit.py; constants.py explains them.",
         f"# Fitted {datetime.date.today().isoformat()} to what others measured: NVIDIA/TensorRT b8b46f213c3f",
         "# (layers of A100), fuzzylabs/edge-vision-power-estimation 6d8ac68acf65 (layers of RTX 3060 Laptop),",
-        "# ai-dynamo/aiconfigurator 095f58a51c4c (matrix products), baidu-research/DeepBench da81ba782073 (V100).",
+        "# ai-dynamo/aiconfigurator 095f58a51c4c (matrix products), baidu-research/DeepBench da81ba782073 (V100),",
+        "# sitar-lab/NeuSight 6945927d9afc (streams and rows: A100 40GB and T4).",
     ]
     found = all_constants()
     for name, (capability, data, constants) in found.items():
         lines += ["", "[[fit]]", f'name = "{name}"', f'compute_capability = "{capability}"', f'data = "{data}"']
         lines += [f"{field} = {getattr(constants, field):.6g}" for field in FIELDS]
-    for name, (share, data) in low_power_shares(found[GENERIC][2]).items():
+    for name, (share, data) in low_power_shares([Fit(name, *values) for name, values in found.items()]).items():
         capability = find_gpu(name).compute_capability
         lines += ["", "[[low_power]]", f'name = "{name}"', f'compute_capability = "{capability}"']
         lines += [f"sustained_share = {share:.6g}", f'data = "{data}"']

@@ -14,7 +14,8 @@ from scipy.optimize import least_squares
 
 from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import Constants
-from trtopt.roofline.layer import launch_us
+from trtopt.roofline.layer import is_sustained, launch_us
+from trtopt.roofline.work import Work
 
 Array = NDArray[np.float64]
 
@@ -30,18 +31,39 @@ SHARES = {
     "pointwise_share": 1.0,
     "layout_share": 1.0,
     "narrow_share": 1.0,
+    "attention_share": 1.0,
+    "softmax_share": 1.0,
+    "lone_query_share": 1.0,
     "winograd_gain": 4.0,
+    "fp8_share": 1.0,
+    "block_share": 1.0,
+    "stream_share": 1.0,
+    "reread_share": 1.0,
 }
 """Constants that have an upper limit by what they mean; the rest are positive."""
 
 TIMING_FIELDS = ("profiled_us", "single_run_us")
-FAMILY_FIELDS = FIELDS[FIELDS.index("conv_share") :]
+ATTENTION_FIELDS = FIELDS[FIELDS.index("replay_us") : FIELDS.index("decode_bytes") + 1]
+"""The constants of attention, and of how its measured kernels were timed (``attention_fit.py``)."""
+
+QUANTIZED_FIELDS = ("fp8_us", "fp8_share", "block_share", "dequant_cycles")
+"""The constants of products with 8-bit and 4-bit operands or narrow weights (``quantized_fit.py``)."""
+
+ROW_FIELDS = ("stream_share", "event_us", "reread_share", "row_cycles", "row_load_cycles")
+"""The constants of streams and of rows (``norms_fit.py``)."""
+
+_OWN_FITS = (*ATTENTION_FIELDS, *QUANTIZED_FIELDS, *ROW_FIELDS)
+KERNEL_FIELDS = tuple(name for name in FIELDS if name not in _OWN_FITS)
+"""The constants that products, convolutions and the layers of engines say something about."""
+
+FAMILY_FIELDS = KERNEL_FIELDS[KERNEL_FIELDS.index("conv_share") :]
 """The constants of kernels other than plain products."""
 
-PRODUCT_FIELDS = tuple(name for name in FIELDS if name not in (*TIMING_FIELDS, *FAMILY_FIELDS, "misaligned_share"))
+_OTHERS = (*TIMING_FIELDS, *FAMILY_FIELDS, "misaligned_share")
+PRODUCT_FIELDS = tuple(name for name in KERNEL_FIELDS if name not in _OTHERS)
 """The constants that tables of matrix products say something about; all their rows are aligned."""
 
-LAYER_FIELDS = tuple(name for name in FIELDS if name != "misaligned_share")
+LAYER_FIELDS = tuple(name for name in KERNEL_FIELDS if name != "misaligned_share")
 """The constants that a few engines say something about; a classifier of 1000 outputs is their only misaligned layer."""
 
 START = Constants(
@@ -49,10 +71,17 @@ START = Constants(
     fill_bytes=300.0, step_cycles=15.0, sm_bytes_per_clock=50.0, wave_smoothing=0.5, split_us=2.0, split_traffic=0.5,
     dram_share=0.85, ramp_us=1.5, l2_bytes_per_clock=30.0, l2_share=0.25, norm=3.0, power=0.02, power_us=200.0,
     misaligned_share=0.9, conv_share=0.9, tap_bytes=16.0, pointwise_share=0.8, layout_share=0.6, narrow_share=0.3,
-    cuda_core_share=0.5, winograd_gain=2.0,
+    cuda_core_share=0.5, winograd_gain=2.0, replay_us=8.0, attention_share=0.55, head_loss=0.1, softmax_share=0.7,
+    block_cycles=4000.0, lone_block=2.0, decode_cycles=7000.0, lone_query_share=0.25, decode_bytes=20.0,
+    fp8_us=1.0, fp8_share=0.95, block_share=0.75, dequant_cycles=0.01,
+    stream_share=0.85, event_us=20.0, reread_share=0.5, row_cycles=5000.0, row_load_cycles=800.0,
 )  # fmt: skip
 """Where every fit starts, and what it is held to where the data say nothing: round numbers of the right size."""
 
+
+LOOSE, MEDIUM, FIRM, STIFF = 0.001, 0.003, 0.03, 2.0
+"""How strongly constants are held to where they start: for tables of thousands of products; for hundreds of
+kernels of all kinds; for a few engines; for what is carried over to a GPU that was never measured."""
 
 SOFT = 0.05
 """Relative error from which on a kernel counts linearly."""
@@ -68,6 +97,9 @@ class Measured:
     batch: Batch
     measured_us: Array
     dataset: Dataset
+    beside: Batch
+    has_beside: NDArray[np.bool_]
+    groups: tuple[str, ...]
 
     @staticmethod
     def of(dataset: Dataset, groups: Iterable[str] | None = None, most: int | None = None) -> Measured:
@@ -77,19 +109,33 @@ class Measured:
         if most is not None and len(samples) > most:
             chosen = np.random.default_rng(0).choice(len(samples), most, replace=False)
             samples = [samples[index] for index in sorted(chosen)]
-        batch = Batch.of([sample.work for sample in samples], dataset.gpu)
-        return Measured(batch, np.array([sample.measured_us for sample in samples]), dataset)
+        works = [sample.work for sample in samples]
+        beside = [sample.beside for sample in samples if sample.beside is not None]
+        has_beside = np.array([sample.beside is not None for sample in samples], dtype=bool)
+        measured = np.array([sample.measured_us for sample in samples])
+        names = tuple(sample.group for sample in samples)
+        return Measured(_batch(works, dataset), measured, dataset, _batch(beside, dataset), has_beside, names)
 
     def predict(self, constants: Constants) -> Array:
         """Predicted microseconds, the launch included."""
         latency = launch_us(self.dataset.gpu, constants, timing=self.dataset.timing)
-        return np.asarray(self.batch.predict(constants).total + latency)
+        latency += (self.dataset.tensors - 1) * constants.event_us
+        total = self.batch.predict(constants).total + latency
+        if self.has_beside.any():
+            launch = launch_us(self.dataset.gpu, constants)
+            total[self.has_beside] += self.beside.predict(constants).total + launch
+        return np.asarray(total)
+
+
+def _batch(works: list[Work], dataset: Dataset) -> Batch:
+    warm, sustained = dataset.timing == "replay", is_sustained(dataset.timing)
+    return Batch.of(works, dataset.gpu, warm=warm, sustained=sustained)
 
 
 def fit(
     parts: Sequence[Measured],
     start: Constants = START,
-    fields: Sequence[str] = FIELDS,
+    fields: Sequence[str] = KERNEL_FIELDS,
     hold: float = 0.05,
     sum_weight: float = SUM_WEIGHT,
 ) -> Constants:

@@ -20,8 +20,10 @@ from trtopt.config.toml_file import load
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.options import parse_builder_options
 from trtopt.errors import TargetError, TrtoptError, UsageError
+from trtopt.hardware.spec import BEST_KNOWN
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.manifest import DIGEST, Manifest
+from trtopt.roofline.constants import GENERIC, fit_for
 from trtopt.support.precision import PRECISIONS, Precision
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -148,3 +150,10 @@ def test_the_page_of_recipes_is_what_the_recipes_say() -> None:
     spec.loader.exec_module(module)
     text = module.PAGE.read_text(encoding="utf-8")
     assert module.page(text) == text, "run scripts/recipe_docs.py"
+
+
+def test_the_page_of_gpus_says_what_each_compute_capability_stands_for() -> None:
+    page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
+    for capability, name in BEST_KNOWN.items():
+        constants = fit_for("", capability).name.replace(GENERIC, "the mean of all")
+        assert f"| `{capability}`, `sm_{capability.replace('.', '')}` | {name} | {constants} |" in page

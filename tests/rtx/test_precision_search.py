@@ -58,15 +58,13 @@ def searched(folder: Path, budget: float, metric: Metric | None = None) -> Searc
 
 
 def test_the_fastest_type_within_the_budget_is_chosen(folder: Path) -> None:
-    """FP8 is the fastest here, and the least accurate; INT8 follows in both."""
+    """INT8 is the fastest here; FP8 is slower and less accurate, so that it is no point of the front."""
     wide = searched(folder, 0.9)
-    assert [point.name for point in wide.pareto] == ["fp8", "int8", "fp16"]
-    assert [point.chosen for point in wide.pareto] == [True, False, False]
-    drops = {point.name: point.drop for point in wide.pareto}
-    # The search aims at half the budget or more: twice a point's drop takes it in.
-    narrow = searched(folder, min(2 * drops["int8"], 0.99 * drops["fp8"]))
-    assert next(point.name for point in narrow.pareto if point.chosen) == "int8"
-    assert narrow.reached and narrow.resumed
+    assert [point.name for point in wide.pareto] == ["int8", "fp16"]
+    assert [point.chosen for point in wide.pareto] == [True, False]
+    narrow = searched(folder, 0.5 * wide.pareto[0].drop)
+    assert next(point.name for point in narrow.pareto if point.chosen) == "fp16"
+    assert narrow.resumed
 
 
 def share_within(distance: float) -> Metric:
@@ -86,8 +84,6 @@ def test_a_python_metric_does_not_get_the_answers_of_another(folder: Path) -> No
     """Both are of one name, in one file, and 1 in FP32; what they look at is not in their code."""
     anything = searched(folder, 0.1, share_within(np.inf))
     nothing = searched(folder, 0.1, share_within(0.0))
-    assert [next(point.name for point in found.pareto if point.chosen) for found in (anything, nothing)] == [
-        "fp8",
-        "fp16",
-    ]
+    chosen = [next(point.name for point in found.pareto if point.chosen) for found in (anything, nothing)]
+    assert chosen == ["int8", "fp16"]
     assert not nothing.reached and not nothing.resumed

@@ -16,7 +16,9 @@ from trtopt.engine.layers import parse_inspector_json
 from trtopt.engine.work import EngineWork, layers_of_engine
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
+from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
+from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.roofline.work import Gemm, Layer, Work
 
@@ -425,3 +427,21 @@ def test_a_published_engine_of_tensorrt_8_adds_up_to_its_graph(folder: str, dtyp
     assert (block.kind, block.gemm, block.dtype) == ("conv", Gemm(m=32 * 56 * 56, n=64, k=576), dtype)
     assert block.accumulate_fp16 is half_sums
     assert not found.notes
+
+
+def test_streams_that_wait_and_copies_are_layers_of_their_own() -> None:
+    """One each, whatever their number; a signal is the other end of a wait, and host arithmetic takes no GPU time."""
+    model = parse("g (float16[4] x) => (float16[4] y) { y = Relu(x) }")
+    relu = kernel("k", "y", [tensor("x", 4)], [tensor("y", 4)])
+    idle = [
+        host(each, [], []) for each in ("signal", "wait", "wait", "ShapeHostToDevice", "copy", "memset", "shape_call")
+    ]
+    found = by_name(count(model, idle[0], relu, *idle[1:]))
+    assert {name: (work.kind, work.steps) for name, work in found.items() if name != "k"} == {
+        "stream syncs": ("sync", 2),
+        "host copies": ("copy", 2),
+    }
+    gpu = find_gpu("L4")
+    relu_us, sync_us, copy_us = (layer_time(found[name], gpu).predicted_us for name in found)
+    assert 0.5 < sync_us / 2 < copy_us / 2 < relu_us
+    assert list(by_name(count(model, relu))) == ["k"]

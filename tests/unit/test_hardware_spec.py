@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
 from trtopt.errors import UsageError
-from trtopt.hardware.spec import all_gpus, find_gpu
+from trtopt.hardware.spec import BEST_KNOWN, SHORT_NAMES, UNITS, all_gpus, clock_mhz, find_gpu, normalized
 
 TABLE = Path(__file__).parents[3] / "shared" / "gpu_specs.csv"
 
@@ -36,6 +37,17 @@ TABLE = Path(__file__).parents[3] / "shared" / "gpu_specs.csv"
         ("H100 NVL", "H100-NVL-94GB"),
         ("A10", "A10"),
         ("A100-PCIe-40", "A100-PCIe-40GB"),
+        ("RTX 4070", "RTX-4070"),
+        ("RTX 4070 Ti", "RTX-4070-Ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX-4070-Ti-Super"),
+        ("3060", "RTX-3060-12GB"),
+        ("A6000", "RTX-A6000"),
+        ("Jetson AGX Orin", "Jetson-AGX-Orin-64GB"),
+        ("Jetson Orin Nano", "Jetson-Orin-Nano-8GB"),
+        ("Orin NX 8GB", "Jetson-Orin-NX-8GB"),
+        ("H20", "H20-96GB"),
+        ("A2", "A2"),
+        ("DGX Spark", "GB10"),
     ],
 )
 def test_a_gpu_is_found_by_the_names_people_use(asked: str, found: str) -> None:
@@ -47,16 +59,44 @@ def test_every_gpu_is_found_by_its_own_name() -> None:
         assert find_gpu(gpu.name.lower().replace("-", " ")) is gpu
 
 
+@pytest.mark.parametrize("capability", sorted({gpu.compute_capability for gpu in all_gpus()}))
+def test_a_compute_capability_is_a_name_of_the_best_known_gpu_that_has_it(capability: str) -> None:
+    digits = capability.replace(".", "")
+    for asked in (capability, f"sm_{digits}", f"sm{digits}", f"SM {capability}"):
+        found = find_gpu(asked)
+        assert (found.name, found.compute_capability) == (BEST_KNOWN[capability], capability)
+
+
+@pytest.mark.parametrize("asked", ["89", "sm_61", "8.4", "sm_8"])
+def test_other_numbers_are_no_compute_capability(asked: str) -> None:
+    with pytest.raises(UsageError):
+        find_gpu(asked)
+
+
+def test_short_names_are_names_of_gpus_of_the_table() -> None:
+    assert {*SHORT_NAMES.values(), *BEST_KNOWN.values()} <= {gpu.name for gpu in all_gpus()}
+
+
 def test_an_ambiguous_name_lists_the_candidates() -> None:
     with pytest.raises(UsageError, match="A100-SXM4-40GB, A100-SXM4-80GB"):
         find_gpu("A100-SXM4")
 
 
-@pytest.mark.parametrize("name", ["RTX 4099", "", "quantum"])
-def test_an_unknown_name_is_a_usage_error_that_names_the_table(name: str) -> None:
+@pytest.mark.parametrize("name", ["RTX 4099", "", "quantum", "RTX 5050", "sm_61"])
+def test_an_unknown_name_is_a_usage_error_with_the_five_nearest_and_where_to_look(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_gpu(name)
-    assert "RTX-4090" in caught.value.remedy
+    near, _, rest = caught.value.remedy.removeprefix("did you mean ").partition("?")
+    names = re.split(", | or ", near)
+    assert len(set(names)) == 5 and set(names) <= {gpu.name for gpu in all_gpus()}
+    for word in ("trtopt gpu list", "portable", "[gpu.NAME]"):
+        assert word in rest
+
+
+def test_a_table_of_few_gpus_names_those() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_gpu("B200", [find_gpu("T4"), find_gpu("L4")])
+    assert re.match(r"did you mean (T4 or L4|L4 or T4)\?", caught.value.remedy)
 
 
 def test_an_unknown_name_gets_the_nearest_first() -> None:
@@ -67,23 +107,49 @@ def test_an_unknown_name_gets_the_nearest_first() -> None:
 
 def test_rates_follow_from_units_and_clock() -> None:
     """Rate = SMs x clock x multiply-adds per clock x 2, within the rounding of datasheets."""
-    units = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16_acc32", "int8": "int8", "fp8": "fp8_acc32"}
     for gpu in all_gpus():
-        for dtype, unit in units.items():
-            if dtype not in gpu.tflops or unit not in gpu.fma_per_clock_per_sm:
-                continue
-            clock = gpu.clock_cuda_mhz if dtype == "fp32" else gpu.clock_tensor_mhz
-            rate = gpu.sm * clock * 1e6 * gpu.fma_per_clock_per_sm[unit] * 2 / 1e12
-            assert rate == pytest.approx(gpu.tflops[dtype], rel=0.035), (gpu.name, dtype)
+        for dtype, unit in UNITS.items():
+            if dtype in gpu.tflops and unit in gpu.fma_per_clock_per_sm:
+                rate = gpu.sm * clock_mhz(gpu, dtype) * 1e6 * gpu.fma_per_clock_per_sm[unit] * 2 / 1e12
+                assert rate == pytest.approx(gpu.tflops[dtype], rel=0.03), (gpu.name, dtype)
+
+
+GENERATIONS = {
+    "7": r"V100|T4|RTX-20\d\d|TITAN",
+    "8.0": r"A100|A30",
+    "8.6": r"A2|A10|A16|A40|RTX-30\d\d|RTX-A\d",
+    "8.7": r"Jetson-.*Orin",
+    "8.9": r"L4|RTX-40\d\d|RTX-.*-Ada$",
+    "9": r"H100|H20|GH200",
+    "10": r"G?B[23]00",
+    "11": r"Jetson-.*Thor",
+    "12": r"RTX-50[5-9]0|RTX-PRO|GB10$",
+}
+"""How the names of a generation begin; :data:`L2_MIB` has its smallest and largest L2 cache."""
+L2_MIB = {"7": (3, 6), "8.0": (24, 40), "8.6": (2, 6), "8.7": (2, 4), "8.9": (12, 96), "9": (50, 60)}
+L2_MIB |= {"10": (120, 130), "11": (32, 32), "12": (24, 128)}
 
 
 def test_every_gpu_has_a_source_and_plausible_numbers() -> None:
-    assert len({gpu.name for gpu in all_gpus()}) == len(all_gpus()) >= 31
+    assert len({normalized(gpu.name) for gpu in all_gpus()}) == len(all_gpus()) >= 90
     for gpu in all_gpus():
+        major = gpu.compute_capability.split(".")[0]
+        key = gpu.compute_capability if major == "8" else major
+        assert re.match(GENERATIONS[key], gpu.name), gpu.name
+        low, high = L2_MIB[key]
+        assert low <= gpu.l2_mib <= high, gpu.name
         assert gpu.source
-        assert 10 <= gpu.sm <= 256
-        assert 100 <= gpu.bandwidth_gbs <= 10000
-        assert gpu.compute_capability in {"7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "11.0", "12.0"}
+        assert 8 <= gpu.sm <= 256 and 500 <= gpu.clock_tensor_mhz <= gpu.clock_cuda_mhz <= 2700, gpu.name
+        assert 50 <= gpu.bandwidth_gbs <= 10000 and 6 <= gpu.memory_gb <= 300 and 10 <= gpu.tdp_w <= 1400, gpu.name
+
+
+def test_units_of_a_generation_are_those_of_its_chips() -> None:
+    """Beside the rates: TF32 from Ampere on, FP8 from Ada on, FP4 from Blackwell on (NVIDIA's white papers)."""
+    since = {"tf32": 8.0, "fp8_acc32": 8.9, "fp4": 10.0}
+    unknown = {("Jetson-AGX-Thor-T5000", "tf32")}
+    for gpu in all_gpus():
+        units = {unit for unit, first in since.items() if float(gpu.compute_capability) >= first}
+        assert {unit for unit in units if (gpu.name, unit) not in unknown} == since.keys() & gpu.fma_per_clock_per_sm
 
 
 @pytest.mark.shared
@@ -100,8 +166,9 @@ def test_the_table_holds_every_number_that_was_collected() -> None:
     }
     with open(TABLE, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["gpu"] for row in rows] == [gpu.name for gpu in all_gpus()]
-    for row, gpu in zip(rows, all_gpus(), strict=True):
+    by_name = {gpu.name: gpu for gpu in all_gpus()}
+    for row in rows:
+        gpu = by_name[row["gpu"]]
         assert gpu.compute_capability == row["cc"]
         assert gpu.sparse_2_4 == (row["sparse2to4"] == "yes")
         for column, field in plain.items():

@@ -9,7 +9,7 @@ import pytest
 
 from trtopt.hardware.spec import all_gpus, find_gpu
 from trtopt.roofline.batch import WINOGRAD_SAVING
-from trtopt.roofline.constants import GENERIC, Fit, all_fits, constants_for, fit_for
+from trtopt.roofline.constants import CARRIED_OVER, GENERIC, Fit, all_fits, constants_for, fit_for, set_for
 from trtopt.roofline.peaks import L2_PORT_BYTES
 
 FITS = {fit.name: fit for fit in all_fits()}
@@ -41,8 +41,8 @@ AT_MOST = {
         ("H200-SXM-141GB", "H100-SXM5-80GB"),
         ("RTX-3090", "RTX-3060-Laptop"),
         ("V100-SXM2-32GB", "V100-SXM2-16GB"),
-        ("T4", GENERIC),
-        ("RTX-4090", GENERIC),
+        ("T4", "T4"),
+        ("RTX-4090", "RTX-PRO-6000-BW-Server"),
     ],
 )
 def test_a_gpu_gets_its_own_set_else_its_architectures_else_the_generic_one(gpu: str, expected: str) -> None:
@@ -54,10 +54,32 @@ def test_a_gpu_gets_its_own_set_else_its_architectures_else_the_generic_one(gpu:
 
 @pytest.mark.parametrize(
     ("compute_capability", "expected"),
-    [("8.7", "RTX-3060-Laptop"), ("10.0", "H100-SXM5-80GB"), ("12.1", "RTX-PRO-6000-BW-Server"), ("13.0", GENERIC)],
+    [
+        ("7.2", "V100-SXM2-16GB"),
+        ("7.5", "T4"),
+        ("8.7", "RTX-3060-Laptop"),
+        ("8.9", "RTX-PRO-6000-BW-Server"),
+        ("10.0", "H100-SXM5-80GB"),
+        ("10.3", "H100-SXM5-80GB"),
+        ("11.0", "H100-SXM5-80GB"),
+        ("12.1", "RTX-PRO-6000-BW-Server"),
+        ("13.0", GENERIC),
+    ],
 )
 def test_a_gpu_of_a_users_own_gets_the_set_of_its_architecture(compute_capability: str, expected: str) -> None:
     assert fit_for("somebody's GPU", compute_capability) is FITS[expected]
+
+
+def test_every_compute_capability_of_the_table_is_measured_or_has_a_rule_with_a_reason() -> None:
+    measured = {fit.compute_capability for fit in all_fits()}
+    assert {gpu.compute_capability for gpu in all_gpus()} <= measured | set(CARRIED_OVER)
+    for source, reason in CARRIED_OVER.values():
+        assert source in measured | {GENERIC} and reason
+
+
+def test_a_set_of_its_own_comes_before_what_carries_over() -> None:
+    own = dataclasses.replace(FITS[GENERIC], name="mine", compute_capability="8.9")
+    assert set_for("8.9", (*all_fits(), own)) == "mine"
 
 
 def test_every_gpu_of_the_table_has_constants() -> None:

@@ -48,7 +48,7 @@ def test_large_products_take_large_tiles_and_thin_ones_flat_tiles() -> None:
 
 def test_a_sum_is_split_only_where_the_output_leaves_the_gpu_empty() -> None:
     for gpu in all_gpus():
-        assert tiling_of(product(64, 64, 2**17), gpu).tiles >= 16, gpu.name  # one block without a split
+        assert tiling_of(product(64, 64, 2**17), gpu).tiles >= min(16, gpu.sm), gpu.name  # 1 without a split
         full = tiling_of(product(8192, 8192, 4096), gpu)
         assert full.tiles * full.tile_m * full.tile_n == 8192 * 8192, gpu.name
 

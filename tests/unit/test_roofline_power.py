@@ -62,15 +62,25 @@ def test_a_jetson_keeps_the_clock_of_its_power_mode() -> None:
     assert sustained_share(orin) == 1
 
 
-def test_a_low_power_card_sustains_what_one_of_its_architecture_does() -> None:
-    own = dataclasses.replace(find_gpu("L4"), name="own", sm=32, tdp_w=50)
-    assert sustained_share(own) == sustained_share(find_gpu("L4"))
+def test_a_low_power_card_sustains_as_many_sms_times_mhz_per_watt_as_one_of_its_architecture() -> None:
+    l4 = find_gpu("L4")
+    half = dataclasses.replace(l4, name="own", tdp_w=l4.tdp_w / 2)
+    assert sustained_share(half) == pytest.approx(sustained_share(l4) / 2)
+    assert sustained_share(dataclasses.replace(half, sm=l4.sm // 2)) == pytest.approx(sustained_share(l4))
+
+
+@pytest.mark.parametrize("name", ["A2", "RTX A2000", "RTX 2000 Ada"])
+def test_a_card_of_few_sms_for_its_power_keeps_its_clock(name: str) -> None:
+    assert find_gpu(name).tdp_w <= SLOT_POWER_W
+    assert sustained_share(find_gpu(name)) == 1
 
 
 def test_a_low_power_card_of_an_architecture_never_measured_lies_between_those_that_were() -> None:
     own = dataclasses.replace(find_gpu("A10"), name="own", tdp_w=SLOT_POWER_W)
-    shares = [entry.sustained_share for entry in low_power()]
-    assert min(shares) < sustained_share(own) < max(shares)
+    as_turing, as_ada = (
+        sustained_share(dataclasses.replace(own, compute_capability=entry.compute_capability)) for entry in low_power()
+    )
+    assert as_turing < sustained_share(own) < as_ada
     assert sustained_share(dataclasses.replace(own, tdp_w=SLOT_POWER_W + 1)) == 1
 
 

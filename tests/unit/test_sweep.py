@@ -13,7 +13,8 @@ from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
-from trtopt.roofline.layer import layer_time
+from trtopt.report.schema.analysis import totals_of
+from trtopt.roofline.layer import layer_time, predict
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.sweep import KNEE, BatchSweeper, batch_axis
@@ -90,6 +91,8 @@ def test_a_point_is_the_prediction_of_a_network_exported_at_that_batch(batch: st
         sum(layer_time(layer.work, exported.gpu).predicted_us for layer in layers if layer.work)
     )
     assert point.throughput == pytest.approx(16 / point.predicted_us * 1e6)
+    totals = totals_of(predict(layers, exported.gpu)[0])
+    assert (point.low_us, point.high_us) == pytest.approx((totals.low_us, totals.high_us))
     assert point == exported.sweep((16,)).points[0]
 
 

@@ -35,6 +35,7 @@ from trtopt.report.schema.analysis import (
     Sparsity,
     Totals,
     Uncosted,
+    rank,
     totals_of,
 )
 from trtopt.report.schema.write import write_report
@@ -251,7 +252,7 @@ class _Run:
         base: Precision = Precision.TF32 if self.config.precision == Precision.TF32 else Precision.FP32
         expected = layers_of_graph(compiled.model, compiled.shapes, GraphTypes(base=base))
         gaps = compare_levels(expected, compiled.layers, self.gpu)
-        return tuple(sorted((*findings, *gaps), key=lambda item: -item.gain_us))
+        return tuple(sorted((*findings, *gaps), key=rank))
 
     def _sparsity(self, job: _Job, level: _Level) -> Sparsity | None:
         """What 2:4 is worth in the layers of the ONNX level: to TensorRT, or to the compiler that was asked for."""

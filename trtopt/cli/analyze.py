@@ -45,5 +45,5 @@ def run(argv: Sequence[str]) -> int:
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         analysis = analyze(args.model, config, on_event=listener)
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
-    show(analysis, lambda found: render(found, GpuSpec(**found.gpu)), as_json=args.json)
+    show(analysis, lambda found: render(found, GpuSpec(**{**found.gpu, "calibration": None})), as_json=args.json)
     return 0

@@ -85,7 +85,8 @@ def _list(gpus: Sequence[GpuSpec]) -> None:
     print_renderable(table(headers, rows, right=(1, 2, 3, 4, 5)))
     print(
         "\nRates are dense, in 1e12 operations per second. 'build here': TensorRT for RTX builds for that GPU on any"
-        "\nmachine; the others are built with TensorRT on the GPU itself. 'portable' stands for Ampere and later."
+        "\nmachine; the others are built with TensorRT on the GPU itself. 'portable' stands for Ampere and later, and a"
+        "\ncompute capability ('8.9', 'sm_89') for the best-known GPU that has it."
     )
 
 
@@ -94,6 +95,7 @@ def _show(gpu: GpuSpec) -> None:
     from rich.text import Text
 
     from trtopt.hardware.spec import UNITS, precisions_of, ridge_flop_per_byte
+    from trtopt.report.text.calibration import calibration_lines
 
     rows = [
         ("name", gpu.name),
@@ -110,6 +112,7 @@ def _show(gpu: GpuSpec) -> None:
     rows.append(("precisions", ", ".join(precisions_of(gpu))))
     rows.append(("backends", ", ".join(backends(gpu))))
     rows.append(("source", gpu.source))
+    rows += [("calibrated", text) for text in calibration_lines(dataclasses.asdict(gpu))]
     fma = gpu.fma_per_clock_per_sm
     rates = [
         (

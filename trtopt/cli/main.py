@@ -62,6 +62,7 @@ COMMANDS = {
     "recipe": "list and explain the graph rewrites",
     "explain": "explain a rule of analyze",
     "gpu": "list and show the GPUs an engine can be built for",
+    "calibrate-gpu": "fit the predictions for a GPU to layers measured on it",
     "doctor": "say what this installation can do, and test it",
 }
 WATCHED = ("build", "optimize", "analyze", "sensitivity", "profile", "export", "doctor")
@@ -161,7 +162,7 @@ def _run(argv: list[str]) -> int:
             where="trtopt",
             remedy=did_you_mean(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}",
         )
-    return int(importlib.import_module(f"trtopt.cli.{name}").run(argv[1:]))
+    return int(importlib.import_module(f"trtopt.cli.{name.replace('-', '_')}").run(argv[1:]))
 
 
 def _top_parser() -> Parser:

@@ -21,8 +21,9 @@ from trtopt.graph.cost import graphs_with_counts
 from trtopt.graph.edit import constant_tensor_of, is_op
 from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
-from trtopt.roofline.node_work import READ_AS_WRITTEN, GraphTypes, sums_in_fp16, work_of_node
-from trtopt.roofline.work import LARGEST_ALIGNMENT, Gemm, Kind, Layer, Work
+from trtopt.roofline.node_work import POOLS, READ_AS_WRITTEN, GraphTypes, sums_in_fp16, work_of_node
+from trtopt.roofline.row_work import rows_of
+from trtopt.roofline.work import LARGEST_ALIGNMENT, AttentionSizes, Gemm, Kind, Layer, Work
 from trtopt.support.precision import MATH_TYPES, Precision
 
 _SEPARATORS = re.compile(r" \+ | \|\| |, |\.\.\.|PWN\(|\{ForeignNode\[|\]\}|[()]")
@@ -324,7 +325,30 @@ def layers_of_engine(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shape
     lost = [name for name in claims.lost if counter.flop_of(name)]
     if lost:
         notes.append(f"no layer of the engine computes {', '.join(lost[:5])}{' ...' if lost[5:] else ''}")
-    return EngineWork(counter.layers(), tuple(notes))
+    return EngineWork((*counter.layers(), *_without_kernel(mine, trips)), tuple(notes))
+
+
+_WITHOUT_KERNEL: Mapping[str, tuple[str, Kind]] = {
+    "wait": ("stream syncs", "sync"),
+    "copy": ("host copies", "copy"),
+    "ShapeHostToDevice": ("host copies", "copy"),
+    "ShapeDeviceToHost": ("host copies", "copy"),
+}
+"""Layer types that run no kernel and yet take time, with the name and the kind that they are counted under. A
+``signal`` is the other end of a ``wait``."""
+
+
+def _without_kernel(layers: Sequence[LayerInfo], trips: Sequence[int | None]) -> list[Layer]:
+    """All waits of streams, and all copies between host and GPU, as one layer each."""
+    counts: dict[tuple[str, Kind], int] = {}
+    for layer, times in zip(layers, trips, strict=True):
+        if layer.type in _WITHOUT_KERNEL:
+            key = _WITHOUT_KERNEL[layer.type]
+            counts[key] = counts.get(key, 0) + (times or 1)
+    return [
+        Layer(name, kind, (), Work(kind, 0, 0, 0, 0, Precision.FP32, steps=steps))
+        for (name, kind), steps in counts.items()
+    ]
 
 
 class _Counter:
@@ -386,12 +410,15 @@ class _Counter:
             return self._product(replace(base, weight_bytes=weights), kernel, kind, share.gemm)
         products = {node: work for node, work in known.items() if work.gemm is not None}
         if not products:
-            return base
+            pooled = any(is_op(node, *POOLS) for node in owned)
+            return replace(base, rows=rows_of(owned, self.shapes), pooled=pooled)
         largest = max(products, key=lambda node: products[node].flop)
         shaped = products[largest]
         gemm = self._merged(list(products), largest)
-        kind = "attention" if kernel.kind == "mha" else shaped.kind
-        return replace(self._product(base, kernel, kind, gemm), window=shaped.window)
+        if kernel.kind == "mha":
+            attention = _attention(list(products.values()))
+            return replace(self._product(base, kernel, "attention", gemm), attention=attention)
+        return replace(self._product(base, kernel, shaped.kind, gemm), window=shaped.window)
 
     def _product(self, base: Work, kernel: LayerInfo, kind: Kind, gemm: Gemm) -> Work:
         uses_tf32 = base.dtype == Precision.FP32 and (self.tf32 or Precision.TF32 in kernel.tactic)
@@ -459,6 +486,17 @@ class _Counter:
                 split[index] = split.get(index, 0) + part
             shares.update((index, _Share(node.op_type, flop, gemms.get(index))) for index, flop in split.items())
         return shares
+
+
+def _attention(products: Sequence[Work]) -> AttentionSizes | None:
+    """The sizes of a fused attention from its products: one operator Attention, or that of the scores and that of V."""
+    scores, *others = products
+    if not others or scores.gemm is None:
+        return scores.attention
+    values = others[0].gemm
+    if len(others) > 1 or values is None or values.k != scores.gemm.n:
+        return None
+    return AttentionSizes(scores.gemm.m, values.k, scores.gemm.k, values.n, scores.gemm.batch, scores.gemm.batch)
 
 
 def _works(model: ir.Model, shapes: Shapes) -> dict[str, Work | None]:

@@ -15,7 +15,7 @@ _QUERY = "name,compute_cap,memory.total,driver_version"
 _TIMEOUT_S = 20
 _VARIANT = re.compile(
     r"nvidia|geforce|tesla|quadro|jetson|agx|gpu|nvgpu|per|pcie|sxm\d?|nvl|hbm\d?e?|\d+gb|t5000|"
-    r"blackwell|workstation|server|edition"
+    r"blackwell|workstation|server|edition|generation|ac"
 )
 """Words of a name that say which variant of a model it is, not which model."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.resources
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +30,47 @@ SHORT_NAMES = {
     "A100": "A100-SXM4-80GB",
     "H100": "H100-SXM5-80GB",
     "H200": "H200-SXM-141GB",
+    "H20": "H20-96GB",
     "GH200": "GH200-96GB",
     "RTX PRO 6000": "RTX-PRO-6000-BW-WS",
+    "RTX PRO 6000 Max-Q": "RTX-PRO-6000-BW-Max-Q",
+    "RTX A2000": "RTX-A2000-6GB",
+    "RTX 3060": "RTX-3060-12GB",
+    "RTX 3080": "RTX-3080-10GB",
+    "RTX 4060 Ti": "RTX-4060-Ti-8GB",
+    "RTX 5060 Ti": "RTX-5060-Ti-8GB",
+    "DGX Spark": "GB10",
     "Orin": "Jetson-AGX-Orin-64GB",
+    "AGX Orin": "Jetson-AGX-Orin-64GB",
+    "Orin NX": "Jetson-Orin-NX-16GB",
+    "Orin Nano": "Jetson-Orin-Nano-8GB",
+    "Orin Nano Super": "Jetson-Orin-Nano-8GB-Super",
     "Thor": "Jetson-AGX-Thor-T5000",
 }
-"""Short names that several GPUs could have, and the one that is meant."""
+"""Short names that several GPUs could have, and the one that is meant: of GeForce and RTX cards that differ in memory
+the one with less, on which a model that fits, fits everywhere."""
+
+BEST_KNOWN = {
+    "7.0": "V100-SXM2-16GB",
+    "7.5": "T4",
+    "8.0": "A100-SXM4-80GB",
+    "8.6": "A10",
+    "8.7": "Jetson-AGX-Orin-64GB",
+    "8.9": DEFAULT_GPU,
+    "9.0": "H100-SXM5-80GB",
+    "10.0": "B200",
+    "10.3": "B300",
+    "11.0": "Jetson-AGX-Thor-T5000",
+    "12.0": "RTX-5090",
+    "12.1": "GB10",
+}
+"""The GPU that a compute capability stands for as a name (``8.9``, ``sm_89``): the one of it most rented or sold for
+inference, as clouds, MLPerf Inference and published TensorRT figures have it; of 8.6 the data-centre card, since A10
+is in every large cloud, and of 12.0 the GeForce card, since most of them are."""
+
+_NEAREST = 5
+_CAPABILITY = re.compile(r"(?:sm)?(\d+)\.(\d)|sm(\d+)(\d)")
+"""A compute capability as users write it, without case and underscores."""
 
 
 UNITS = {
@@ -49,6 +85,41 @@ UNITS = {
 
 _BF16_SINCE = 8
 """The first major compute capability whose Tensor Cores take BF16 (Ampere), at the rate of FP16."""
+
+
+@dataclass(frozen=True)
+class GpuCalibration:
+    """How a GPU differs from what the performance model knows of it, from layers measured on it (``calibrate-gpu``).
+
+    Attributes:
+        clock: Factor on the clock that it sustains: on all arithmetic and on the L2 cache.
+        launch: Factor on what every kernel costs before it does anything, and on what timing it costs.
+        bandwidth: Factor on the share of the DRAM bandwidth that kernels reach, and on that of the L2 cache that stays
+            resident.
+        attention: Factor on the rate of the products of fused attention.
+        layers: Layers that they were fitted to.
+        error_before: Mean absolute relative error of a layer without them.
+        error_after: The same with factors fitted to other layers.
+        date: Of the fit, as ``2026-11-22``.
+        driver: The driver's version; empty where it is not known.
+    """
+
+    clock: float = 1.0
+    launch: float = 1.0
+    bandwidth: float = 1.0
+    attention: float = 1.0
+    layers: int = 0
+    error_before: float = 0.0
+    error_after: float = 0.0
+    date: str = ""
+    driver: str = ""
+
+
+FACTORS = ("clock", "launch", "bandwidth", "attention")
+"""The factors of a :class:`GpuCalibration`."""
+
+LARGEST_FACTOR = 2.5
+"""A factor lies between its inverse and this: what is further off is another GPU."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +141,7 @@ class GpuSpec:
         tflops: 1e12 operations per second by ``fp32``, ``tf32``, ``fp16``, ``fp8``, ``int8``, ``fp4``; likewise.
         sparse_2_4: Whether 2:4 structured sparsity doubles the Tensor Core rates.
         source: Where the numbers come from.
+        calibration: What measured layers say of it; None where none were given.
     """
 
     name: str
@@ -85,6 +157,7 @@ class GpuSpec:
     tflops: dict[str, float] = field(hash=False)
     sparse_2_4: bool
     source: str
+    calibration: GpuCalibration | None = None
 
 
 def gpu_of(fields: Mapping[str, Any], where: str) -> GpuSpec:
@@ -105,7 +178,10 @@ def gpu_of(fields: Mapping[str, Any], where: str) -> GpuSpec:
         gpu = msgspec.convert(fields, GpuSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"The report has a wrong GPU: {error}", where=where, remedy=remedy) from error
+    figures: tuple[float, ...]
     figures = (gpu.sm, gpu.clock_cuda_mhz, gpu.clock_tensor_mhz, gpu.memory_gb, gpu.bandwidth_gbs, gpu.l2_mib)
+    if gpu.calibration is not None:
+        figures += tuple(getattr(gpu.calibration, name) for name in FACTORS)
     if not all(figure > 0 for figure in (*figures, *gpu.tflops.values())):
         raise UsageError("The report has a wrong GPU: a figure is not above zero", where=where, remedy=remedy)
     if Precision.FP32 not in gpu.tflops:
@@ -122,8 +198,11 @@ def all_gpus() -> tuple[GpuSpec, ...]:
 
 
 def find_gpu(name: str, gpus: Sequence[GpuSpec] | None = None) -> GpuSpec:
-    """The GPU a user means: its name without regard to case, spaces, dashes and underscores, a short name, or the
-    beginning of exactly one name.
+    """The GPU a user means.
+
+    A name is matched without regard to case, spaces, dashes, underscores and the vendor's words, in this order: the
+    whole name; a short name (:data:`SHORT_NAMES`), both also without ``RTX``; a compute capability
+    (:data:`BEST_KNOWN`); the beginning of exactly one name; a part of exactly one.
 
     Args:
         name: What the user wrote.
@@ -134,11 +213,11 @@ def find_gpu(name: str, gpus: Sequence[GpuSpec] | None = None) -> GpuSpec:
     """
     wanted = normalized(name)
     exact = {normalized(gpu.name): gpu for gpu in (all_gpus() if gpus is None else gpus)}
-    short = {normalized(alias): target for alias, target in SHORT_NAMES.items()}
-    if wanted in exact:
-        return exact[wanted]
-    if wanted in short:
-        return exact[normalized(short[wanted])]
+    short = {normalized(alias): exact.get(normalized(target)) for alias, target in SHORT_NAMES.items()}
+    whole = {alias: gpu for alias, gpu in short.items() if gpu is not None} | exact
+    for key in (wanted, f"rtx{wanted}", normalized(BEST_KNOWN.get(_capability(wanted), ""))):
+        if key in whole:
+            return whole[key]
     matches = [gpu for key, gpu in exact.items() if wanted and key.startswith(wanted)]
     matches = matches or [gpu for key, gpu in exact.items() if len(wanted) >= 3 and wanted in key]
     if len(matches) == 1:
@@ -146,13 +225,25 @@ def find_gpu(name: str, gpus: Sequence[GpuSpec] | None = None) -> GpuSpec:
     if matches:
         candidates = ", ".join(gpu.name for gpu in matches)
         raise UsageError(f"Several GPUs are called {name!r}: {candidates}", where="--gpu", remedy="name one of them")
-    close = difflib.get_close_matches(wanted, exact, n=3)
-    hint = f"did you mean {' or '.join(exact[key].name for key in close)}? " if close else ""
+    *others, last = _nearest(wanted, whole)
     raise UsageError(
         f"No GPU is called {name!r}",
         where="--gpu",
-        remedy=f"{hint}There are: portable, {', '.join(gpu.name for gpu in exact.values())}",
+        remedy=f"did you mean {', '.join(others)} or {last}? 'trtopt gpu list' names all, 'portable' stands for every "
+        "GPU from Ampere on, and a table [gpu.NAME] in the file of --config describes one of your own",
     )
+
+
+def _capability(wanted: str) -> str:
+    """``8.9`` of ``8.9``, ``sm8.9`` and ``sm89``; nothing of any other name."""
+    found = _CAPABILITY.fullmatch(wanted)
+    return ".".join(part for part in found.groups() if part is not None) if found else ""
+
+
+def _nearest(wanted: str, gpus: Mapping[str, GpuSpec]) -> list[str]:
+    """The names of the GPUs whose names or short names are most like ``wanted``, best first."""
+    keys = difflib.get_close_matches(wanted, gpus, n=len(gpus), cutoff=0.0)
+    return list(dict.fromkeys(gpus[key].name for key in keys))[:_NEAREST]
 
 
 def choose_gpu(name: str | None, gpus: Sequence[GpuSpec], present: GpuSpec | None) -> GpuSpec | None:
@@ -224,6 +315,6 @@ def gpus_of(compute_capability: str) -> tuple[GpuSpec, ...]:
 def normalized(name: str) -> str:
     """``name`` without case, spaces, dashes, underscores and the vendor's words."""
     lowered = name.lower()
-    for word in ("nvidia", "geforce", "tesla"):
+    for word in ("nvidia", "geforce", "tesla", "jetson"):
         lowered = lowered.replace(word, "")
     return "".join(character for character in lowered if character not in " -_\t")

@@ -9,11 +9,25 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trtopt.errors import UsageError
-from trtopt.hardware.spec import PORTABLE, SHORT_NAMES, UNITS, GpuSpec, all_gpus, clock_mhz, normalized
+from trtopt.hardware.spec import (
+    FACTORS,
+    LARGEST_FACTOR,
+    PORTABLE,
+    SHORT_NAMES,
+    UNITS,
+    GpuCalibration,
+    GpuSpec,
+    all_gpus,
+    clock_mhz,
+    normalized,
+)
 from trtopt.support.precision import Precision
 from trtopt.support.words import did_you_mean
 
 _BASE = "base"
+CALIBRATION = "calibration"
+"""The field that ``trtopt calibrate-gpu`` writes; it is of one GPU, and none that builds on it has it."""
+
 _REMEDY = "see docs/gpus.md"
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -32,6 +46,14 @@ _KEYS = {
     "fma_per_clock_per_sm": (*UNITS.values(), "fp16_acc16"),
     "tflops": tuple(UNITS),
 }
+
+_CALIBRATION_RANGES = {
+    **dict.fromkeys(FACTORS, (1 / LARGEST_FACTOR, LARGEST_FACTOR)),
+    "layers": (1, 10**9),
+    "error_before": (0, 10**9),
+    "error_after": (0, 10**9),
+}
+_CALIBRATION_TEXTS = ("date", "driver")
 
 _RATE_TOLERANCE = 0.05
 """How far a rate may be from 2 x multiply-adds x SMs x clock: datasheets round clocks and rates."""
@@ -91,7 +113,7 @@ class _Reader:
                 raise self._error(f"There is no GPU {asked!r} to build on", _BASE, near or "see trtopt gpu list")
             return found
         same = gpus.get(normalized(self.name))
-        missing = [key for key in known if key not in self.table and key not in _KEYS]
+        missing = [key for key in known if key not in self.table and key not in (*_KEYS, CALIBRATION)]
         if same is None and [key for key in missing if key != "source"]:
             raise self._error(f"Fields are missing: {', '.join(missing)}", "", f"give them, or {_BASE} = a GPU like it")
         return same
@@ -128,11 +150,29 @@ class _Reader:
             else {},
             sparse_2_4=sparse,
             source=source,
+            calibration=self._calibration(),
         )
         self._settle(plain, units, rates)
         if Precision.FP32 not in plain.tflops:
             raise self._error("The rate of FP32 is not known", "tflops", "give tflops = { fp32 = ... } at least")
         return plain
+
+    def _calibration(self) -> GpuCalibration | None:
+        """What ``trtopt calibrate-gpu`` wrote; None without it."""
+        if CALIBRATION not in self.table:
+            return None
+        table, remedy = self.table[CALIBRATION], "run trtopt calibrate-gpu again, or remove the table"
+        if not isinstance(table, Mapping):
+            raise self._error(f"{CALIBRATION} is no table", CALIBRATION, remedy)
+        for key in (*table, *_CALIBRATION_RANGES, "date"):
+            value, (low, high) = table.get(key), _CALIBRATION_RANGES.get(key, (0, 0))
+            if key in _CALIBRATION_TEXTS:
+                good = isinstance(value, str) and value.isprintable()
+            else:
+                good = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+            if not good or (key == "layers" and not isinstance(value, int)):
+                raise self._error(f"{key} is {value!r}", CALIBRATION, remedy)
+        return GpuCalibration(**table)
 
     @staticmethod
     def _scale(dtype: str, base: GpuSpec, numbers: Mapping[str, float]) -> float:

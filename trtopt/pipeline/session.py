@@ -194,7 +194,7 @@ class _Run:
         analysis = self._predicted(built, target)
         return BuildReport(
             model=self._inputs.loaded.to_json_dict(),
-            gpu={"name": target.gpu_name, "compute_capability": capability},
+            gpu={"name": target.gpu_name, "compute_capability": capability} | _calibration(target),
             steps=built.final.artifact.steps,
             calibration=lowered.calibration,
             precision=_precision(built, target, analysis),
@@ -233,6 +233,12 @@ class _Run:
             return None if engine is None else engine.record
         path = self._outputs.named["engine"]
         return replace(engine.record, path=str(path), manifest=str(manifest_path(path)))
+
+
+def _calibration(target: BuildTarget) -> dict[str, object]:
+    """The field of the report's GPU that says that its predictions are calibrated, where they are."""
+    found = None if target.gpu is None else target.gpu.calibration
+    return {} if found is None else {"calibration": dataclasses.asdict(found)}
 
 
 def _precision(built: _Built, target: BuildTarget, analysis: EngineAnalysis | None) -> PrecisionRecord:

@@ -21,7 +21,8 @@ from trtopt.errors import UsageError
 from trtopt.profiling.measured import MeasuredLayer
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.report.text.format import count
-from trtopt.roofline.work import Gemm, Window, Work, alignment_of, sparse_work
+from trtopt.roofline.rows import RowSizes
+from trtopt.roofline.work import AttentionSizes, Gemm, Window, Work, alignment_of, sparse_work
 from trtopt.support.precision import ELEMENT_BYTES, TENSORRT_TYPES, Precision
 
 _TF32 = re.compile(r"tf32|_s1688")
@@ -228,7 +229,8 @@ def _attention_layer(info: LayerInfo, moved: tuple[int, int, int]) -> Work:
         *moved,
         dtype,
         accumulates_fp16(info.tactic, "attention", dtype),
-        max(products, key=lambda product: product.flop),
+        products[0],
+        attention=AttentionSizes(queries, keys, size, values, batch, batch),
         alignment_bytes=alignment_of(size, values, dtype=dtype),
     )
 
@@ -245,8 +247,19 @@ def _moving_layer(info: LayerInfo, entry: Mapping[str, Any], moved: tuple[int, i
         rows = [shape[axis] * BITS[item.dtype] // 8 for shape, item in zip(shapes, (data, out), strict=True)]
         alignment = alignment_of(*rows, dtype=Precision.INT8)
         return Work("layout", math.prod(out.shape), read, weights, write, Precision.FP32, alignment_bytes=alignment)
-    window = math.prod(_sizes(entry, "WindowSize", None, 1)) if "WindowSize" in entry else 1
-    return Work("memory", math.prod(out.shape) * window, read, weights, write, _math_type(info))
+    pooled = "WindowSize" in entry
+    window = math.prod(_sizes(entry, "WindowSize", None, 1)) if pooled else 1
+    dtype = _math_type(info)
+    return Work("memory", math.prod(out.shape) * window, read, weights, write, dtype, rows=_rows(info), pooled=pooled)
+
+
+def _rows(info: LayerInfo) -> RowSizes | None:
+    """The rows of a reduction, whose shapes tell them. Those of softmax and norms are not told: the axis is hidden."""
+    data, out = info.inputs[0].shape, info.outputs[0].shape
+    count = math.prod(out)
+    if "reduc" not in info.type.lower() or not count or math.prod(data) % count:
+        return None
+    return RowSizes(count, math.prod(data) // count, passes=1)
 
 
 def _stored_bytes(tensor: TensorInfo) -> int:

@@ -77,21 +77,45 @@ def ingest(layer_info: Path, layer_profile: Path, times: Path | None = None) -> 
     return Measurement(source, layers, end_to_end_us, spread_us, host_us, warnings=notes)
 
 
+def form_of(path: Path) -> Literal["layer info", "layer profile", "report"]:
+    """What a file of measured layers is: one of the two that trtexec writes, or a report of trtopt.
+
+    Raises:
+        UsageError: It cannot be read, or is neither.
+    """
+    data = _data(path, "layer profile")
+    if isinstance(data, dict) and isinstance(data.get("schema"), str):
+        return "report"
+    found = _form_of(data)
+    if found is None or found == "times":
+        raise UsageError(
+            "The file holds no measured layers",
+            where=str(path),
+            remedy="give what trtexec --exportLayerInfo and --exportProfile or trtopt profile --report wrote",
+        )
+    return found
+
+
 def _load(path: Path, form: _Form) -> Any:
     """The JSON of a file that has the form it should have."""
-    text = _text(path, form)
-    try:
-        data = _parse(text, form)
-    except (ValueError, RecursionError, DecimalException) as error:
-        at_end = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) - 1
-        what = "ends too early" if at_end or "Unterminated" in str(error) else f"is no JSON: {error}"
-        raise UsageError(f"The {form} {what}", where=str(path), remedy=f"export it again ({_OPTIONS[form]})") from error
+    data = _data(path, form)
     found = _form_of(data)
     if found != form:
         is_what = f"holds the {found}" if found else f"is not what trtexec {_OPTIONS[form]} writes"
         remedy = f"give it as --{found.replace(' ', '-')}" if found else f"export it with {_OPTIONS[form]}=FILE"
         raise UsageError(f"The file given as {form} {is_what}", where=str(path), remedy=remedy)
     return data
+
+
+def _data(path: Path, form: _Form) -> Any:
+    """The JSON of a file."""
+    text = _text(path, form)
+    try:
+        return _parse(text, form)
+    except (ValueError, RecursionError, DecimalException) as error:
+        at_end = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) - 1
+        what = "ends too early" if at_end or "Unterminated" in str(error) else f"is no JSON: {error}"
+        raise UsageError(f"The {form} {what}", where=str(path), remedy=f"export it again ({_OPTIONS[form]})") from error
 
 
 def _text(path: Path, form: _Form) -> str:

@@ -19,7 +19,7 @@ from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.cpu import predict_cpu
 from trtopt.profiling.explain import LayerInNetwork, Network, deviations, findings_of, network_of
 from trtopt.profiling.measured import MeasuredLayer, Measurement
-from trtopt.report.schema.analysis import LayerRow
+from trtopt.report.schema.analysis import LayerRow, range_of_rows
 from trtopt.report.schema.profile import Launching, ProfileLayer, ProfileReport, ProfileTotals
 from trtopt.report.schema.write import environment
 from trtopt.report.text.format import count
@@ -155,6 +155,7 @@ def _joined(
         math_share=work.flop / us / device.peak_flop_per_us(work) if work is not None and runs else None,
         bandwidth_share=work.bytes / us / (device.spec.bandwidth_gbs * 1e3) if work is not None and runs else None,
         deviation=deviations(LayerInNetwork(layer, row, network)),
+        work=None if work is None else dataclasses.asdict(work),
     )
 
 
@@ -163,10 +164,12 @@ def _totals(measurement: Measurement, layers: Sequence[ProfileLayer], device: De
     both = [(us, row.predicted_us) for us, row in pairs if us > 0]
     total = math.fsum(layer.measured_us for layer in layers)
     end = measurement.end_to_end_us
-    in_graph = None
+    in_graph, graph_range = None, None
+    known = range_of_rows(row for us, row in pairs if us > 0) if both else None
     ran = [layer for layer in measurement.layers if layer.measured_us > 0]
     if device.gpu is not None and all(layer.work is not None for layer in ran):
-        in_graph = math.fsum(row.predicted_us for row in device.rows(ran, "graph") if row is not None)
+        rows = [row for row in device.rows(ran, "graph") if row is not None]
+        in_graph, graph_range = math.fsum(row.predicted_us for row in rows), range_of_rows(rows)
     return ProfileTotals(
         measured_us=total,
         predicted_us=math.fsum(predicted for _, predicted in both),
@@ -178,6 +181,10 @@ def _totals(measurement: Measurement, layers: Sequence[ProfileLayer], device: De
         predicted_end_to_end_us=in_graph,
         mean_error=sum(abs(predicted / us - 1) for us, predicted in both) / len(both) if both else None,
         rank_correlation=rank_correlation([us for us, _ in both], [predicted for _, predicted in both]),
+        low_us=known[0] if known else None,
+        high_us=known[1] if known else None,
+        predicted_end_to_end_low_us=graph_range[0] if graph_range else None,
+        predicted_end_to_end_high_us=graph_range[1] if graph_range else None,
     )
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtopt.hardware.spec import GpuSpec
+from trtopt.roofline.attention import Attentions, AttentionTimes, attention_times
 from trtopt.roofline.constants import Constants, sustained_share
 from trtopt.roofline.gemm import Array, Chip, Products, TileChoice, choose, memory_time
 from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate, sparse_speed
+from trtopt.roofline.quantized import MainLoop, main_loop_share
+from trtopt.roofline.row_times import RowArrays
 from trtopt.roofline.work import Work
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
@@ -80,6 +83,8 @@ class Batch:
         speed: Factor on the rate where zeros of a 2:4 weight are skipped, [kernels].
         product: Index of each kernel among the products, -1 for those that are none, [kernels].
         sizes: m, n, k, batch of the product of one step, and taps, [products] each.
+        compute_capability: Of the GPU.
+        rows: What normalizations, softmax and reductions do per row, [kernels] each.
     """
 
     works: tuple[Work, ...]
@@ -94,20 +99,27 @@ class Batch:
     speed: Array
     product: np.ndarray[tuple[int], np.dtype[np.intp]]
     sizes: tuple[Array, Array, Array, Array, Array]
+    compute_capability: str
+    rows: RowArrays
 
     @staticmethod
-    def of(works: Sequence[Work], gpu: GpuSpec) -> Batch:
+    def of(works: Sequence[Work], gpu: GpuSpec, *, warm: bool = False, sustained: bool = True) -> Batch:
         """The arrays of ``works``.
+
+        Args:
+            works: What the kernels have to do.
+            gpu: The GPU.
+            sustained: Whether they are part of a load without a pause, which a low-power card slows its clock for.
 
         Raises:
             UsageError: The GPU has no units for the type of one of them, or for its 2:4 weight.
         """
-        gemms = [(work.gemm, work) for work in works if work.gemm is not None and work.kind != "depthwise"]
-        is_product = np.array([work.gemm is not None and work.kind != "depthwise" for work in works], dtype=bool)
+        gemms = [(work.gemm, work) for work in works if work.gemm is not None and _is_product(work)]
+        is_product = np.array([_is_product(work) for work in works], dtype=bool)
         return Batch(
             works=tuple(works),
-            chip=Chip(gpu.sm, gpu.clock_tensor_mhz, gpu.bandwidth_gbs * 1e3, gpu.l2_mib * 2**20),
-            sustained_share=sustained_share(gpu),
+            chip=Chip(gpu.sm, gpu.clock_tensor_mhz, gpu.bandwidth_gbs * 1e3, gpu.l2_mib * 2**20, warm),
+            sustained_share=sustained_share(gpu) if sustained else 1.0,
             fp32_rate=cuda_core_rate(gpu),
             flop=_array(work.flop for work in works),
             moved=_array(_moved_per_step(work) for work in works),
@@ -123,12 +135,19 @@ class Batch:
                 _array(gemm.batch for gemm, _ in gemms),
                 _array(_taps(work) for _, work in gemms),
             ),
+            compute_capability=gpu.compute_capability,
+            rows=RowArrays.of(
+                [(work.rows, ELEMENT_BYTES[work.dtype]) for work in works], gpu.sm, gpu.compute_capability
+            ),
         )
 
     def predict(self, c: Constants) -> Times:
         """The times of all kernels."""
         share = _array(_bandwidth_share(work, c) for work in self.works)
-        memory = memory_time(self.moved / share, self._slowed(), c) * self.steps
+        moved = self.moved + self.rows.reread(self.chip.l2_bytes, c)
+        memory = memory_time(moved / share, self._slowed(), c) * self.steps
+        memory = (memory**c.norm + (self._waiting(c) * self.steps) ** c.norm) ** (1 / c.norm)
+        memory += self.rows.between(self._slowed(), c) * self.steps
         arithmetic = self.flop / (self.fp32_rate * self.sustained_share * c.cuda_core_share)
         total = (arithmetic**c.norm + memory**c.norm) ** (1 / c.norm)
         chosen = None
@@ -139,8 +158,27 @@ class Batch:
             arithmetic[rows], memory[rows] = chosen.math * steps + beside, chosen.memory * steps
             total[rows] = chosen.time * steps + beside
         least_math, least_memory = self._least(rows)
+        fused = np.array([work.attention is not None for work in self.works], dtype=bool)
+        if fused.any():
+            found, steps = self._attentions(fused, c), self.steps[fused]
+            arithmetic[fused], memory[fused] = found.math * steps, found.memory * steps
+            total[fused], least_math[fused] = found.time * steps, found.least_math * steps
         total = np.maximum(total, np.maximum(least_math, least_memory))
         return Times(arithmetic, memory, total, least_math, least_memory, chosen, self.product)
+
+    def _attentions(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], c: Constants) -> AttentionTimes:
+        works = [work for work in self.works if work.attention is not None]
+        found = Attentions.of(works, self.moved[rows], self.rate[rows])
+        slowed = replace(found, rate=found.rate * self.sustained_share)
+        times = attention_times(slowed, self._slowed(), c, self.compute_capability)
+        return replace(times, least_math=times.least_math * self.sustained_share)
+
+    def _waiting(self, c: Constants) -> Array:
+        """What rows wait for, and no less than all that they read takes from the L2 cache."""
+        chip, rows = self._slowed(), self.rows
+        again = rows.again()
+        cached = np.where(again > 0, self.moved + again, 0.0) / (c.l2_bytes_per_clock * chip.clock * chip.sm)
+        return np.maximum(rows.waiting(chip.clock, c), cached)
 
     def _slowed(self) -> Chip:
         """The GPU at the clock it sustains."""
@@ -148,7 +186,7 @@ class Batch:
 
     def _products(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], c: Constants) -> tuple[TileChoice, Array]:
         """The choice for each product, and the time of what a recurrent layer does before its first step."""
-        works = [work for work in self.works if work.gemm is not None and work.kind != "depthwise"]
+        works = [work for work in self.works if _is_product(work)]
         m, n, k, batch, taps = self.sizes
         element = _array(ELEMENT_BYTES[work.dtype] for work in works)
         per_tap = np.where([work.dtype == Precision.FP32 for work in works], 1.0, c.tap_bytes / element)
@@ -161,7 +199,9 @@ class Batch:
         beside = np.where(recurrent, np.maximum(flop - own * steps, 0.0) / (rate * c.peak_share), 0.0)
         extra = np.where(recurrent, 1.0, np.maximum(flop / (own * steps), 1.0))
         speed = self.speed[rows]
-        products = Products(m, n, padded, batch, element, self.moved[rows], rate, family * gain, extra, speed)
+        products = Products(
+            m, n, padded, batch, element, self.moved[rows], rate, family * gain, extra, speed, MainLoop.of(works)
+        )
         return choose(products, self._slowed(), c), beside
 
     def _least(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[Array, Array]:
@@ -173,13 +213,18 @@ class Batch:
         return arithmetic, memory
 
 
+def _is_product(work: Work) -> bool:
+    """Whether a kernel is timed as tiles of a matrix product."""
+    return work.gemm is not None and work.kind != "depthwise" and work.attention is None
+
+
 def _array(values: Iterable[float]) -> Array:
     return np.fromiter(values, dtype=np.float64)
 
 
 def _family_share(work: Work, c: Constants) -> float:
     """Rate of a family of kernels. A convolution of very few channels is padded to whole vectors instead."""
-    share = c.conv_share if work.kind == "conv" else 1.0
+    share = main_loop_share(work, c) * (c.conv_share if work.kind == "conv" else 1.0)
     vectors = work.gemm is None or work.gemm.k // _taps(work) * ELEMENT_BYTES[work.dtype] >= _VECTOR_BYTES
     if work.dtype != Precision.FP32 and vectors and work.alignment_bytes < _VECTOR_BYTES:
         share *= c.misaligned_share
@@ -187,6 +232,8 @@ def _family_share(work: Work, c: Constants) -> float:
 
 
 def _bandwidth_share(work: Work, c: Constants) -> float:
+    if work.kind == "memory" and not work.pooled:
+        return c.stream_share / c.dram_share
     if work.kind != "layout":
         return c.pointwise_share
     return c.narrow_share if work.alignment_bytes < _VECTOR_BYTES else c.layout_share

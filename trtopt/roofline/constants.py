@@ -11,10 +11,11 @@ import functools
 import importlib.resources
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.hardware.spec import GpuSpec
+from trtopt.hardware.spec import GpuCalibration, GpuSpec, find_gpu
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,6 +59,26 @@ class Constants:
         narrow_share: Likewise, of those, when a row is shorter than 16 bytes: images of three channels.
         cuda_core_share: Share of the FP32 peak that arithmetic outside of products reaches.
         winograd_gain: Gain of Winograd's algorithm over a direct 3x3 or 5x5 convolution in FP32.
+        replay_us: What timing a CUDA graph of one call adds: the gap between two replays.
+        attention_share: Share of the peak that the products of an attention reach with heads of 64, by ``mma.sync``.
+        head_loss: How that share falls with the size of a head: the exponent of its inverse.
+        softmax_share: Share of the exponentials' time that no product hides.
+        block_cycles: Cycles in which a block of queries starts, loads its Q and writes its result.
+        lone_block: How many times as slow a block of 64 queries is alone on its SM as beside others.
+        decode_cycles: The same as ``block_cycles`` for a block that streams K and V for one query of several heads.
+        lone_query_share: The same for one head, over that.
+        decode_bytes: Bytes per cycle that such a block streams.
+        fp8_us: What is left over of a launch where the time of a kernel is a difference: that of FP8 products with the
+            kernels that quantize their input, less that of these.
+        fp8_share: Rate of the main loop of a product of FP8 or FP4 operands, of ``peak_share``.
+        block_share: Rate of the main loop of FP8 with scales per block of k, of that with a scale per tensor.
+        dequant_cycles: Cycles in which an SM turns an element of a narrow weight into 16 bits, in each tile.
+        stream_share: Share of the DRAM bandwidth that a large element-wise kernel reaches.
+        event_us: What events around a launch outside of a graph add, for each tensor that the operator makes.
+        reread_share: Share of the L2 cache that rows in flight may fill before half of what is read again misses it.
+        row_cycles: Cycles per row in which a block of a kernel of PyTorch loads nothing: its threads' sums and
+            exponentials.
+        row_load_cycles: Cycles of a load that the next one waits for.
     """
 
     launch_us: float
@@ -87,6 +108,24 @@ class Constants:
     narrow_share: float
     cuda_core_share: float
     winograd_gain: float
+    replay_us: float
+    attention_share: float
+    head_loss: float
+    softmax_share: float
+    block_cycles: float
+    lone_block: float
+    decode_cycles: float
+    lone_query_share: float
+    decode_bytes: float
+    fp8_us: float
+    fp8_share: float
+    block_share: float
+    dequant_cycles: float
+    stream_share: float
+    event_us: float
+    reread_share: float
+    row_cycles: float
+    row_load_cycles: float
 
 
 @dataclass(frozen=True)
@@ -162,34 +201,108 @@ def _fit(entry: dict[str, Any]) -> Fit:
     return Fit(entry["name"], entry["compute_capability"], entry["data"], values)
 
 
+CARRIED_OVER = {
+    "7.2": ("7.0", "the same SM (Volta)"),
+    "7.5": (
+        GENERIC,
+        "between two that were measured: Tensor Cores and GDDR6 as 8.6 has them, no asynchronous copies, as 7.0",
+    ),
+    "8.7": ("8.6", "an L2 cache of a few MiB and a narrow memory, of the same generation"),
+    "8.9": (
+        "12.0",
+        "GDDR behind an L2 cache of tens of MiB, an SM with as much shared memory and L1, and Tensor Cores of the same "
+        "rates, fed by warps (mma.sync)",
+    ),
+    "10.0": (
+        "9.0",
+        "HBM behind an L2 cache in two parts, and Tensor Cores that work beside the warps (TMA, wgmma, tcgen05)",
+    ),
+    "10.3": ("9.0", "as 10.0"),
+    "11.0": (
+        "9.0",
+        "Tensor Cores of 10.0, whose rate per SM is eight times that of 12.0: an SM of another architecture could not "
+        "load their operands",
+    ),
+    "12.1": ("12.0", "the same SM (PTX family sm_120f)"),
+}
+"""Compute capabilities without a set of their own: the one whose set holds for them, and why (NVIDIA's architecture
+white papers, the tables of compute capabilities of the CUDA programming guide, PTX ISA). What carries over is what the
+constants describe: how Tensor Cores are fed, how the L2 cache and the memory answer. SMs, clock, bandwidth and size of
+the L2 cache are the GPU's own.
+
+Turing: BERT on a T4, FP16 and INT8, its clock fitted to the other network, is predicted to 6.2 and 7.2 % with the mean
+of all, 4.9 and 6.1 % with the set of 8.6, 6.3 and 5.7 % with that of 7.0: a point apart, while without a fitted clock
+the mean is the nearest of the three, by 4 points and more. The others were chosen by their reasons. What speaks for
+them: the sets of 8.6 and 12.0, of warps and GDDR, predict each other's measurements better than that of 9.0 does
+(layers of an RTX 3060 Laptop: 15.7 % with the set of 12.0, 17.6 % with that of 9.0; products of an RTX PRO 6000: 14.9 %
+with that of 8.6, 16.7 % with that of 9.0). Nothing measured on Ada, Jetson or data-centre Blackwell chose one. Any
+other capability gets the mean of all."""
+
+
 @functools.cache
 def fit_for(name: str, compute_capability: str) -> Fit:
-    """The constants for a GPU: its own, else those of its architecture, else the generic ones."""
+    """The constants for a GPU: its own, else those of its architecture, else of the one that carries over
+    (:data:`CARRIED_OVER`), else the generic ones."""
     by_name = {fit.name: fit for fit in all_fits()}
-    if name in by_name:
-        return by_name[name]
-    architecture = _ARCHITECTURE.get(compute_capability, compute_capability)
-    same = [fit for fit in all_fits() if fit.compute_capability == architecture]
-    return same[0] if same else by_name[GENERIC]
+    return by_name[name if name in by_name else set_for(compute_capability, all_fits())]
 
 
-_ARCHITECTURE = {"8.7": "8.6", "10.0": "9.0", "12.1": "12.0"}
-"""Compute capabilities that were never measured, and the measured one of the same family."""
+def set_for(compute_capability: str, fits: Sequence[Fit]) -> str:
+    """The name of the set, of ``fits``, that holds for GPUs of a compute capability."""
+    measured = {fit.compute_capability: fit.name for fit in reversed(fits)}
+    source, _ = CARRIED_OVER.get(compute_capability, (GENERIC, ""))
+    return measured.get(compute_capability) or measured.get(source, GENERIC)
 
 
 def constants_for(gpu: GpuSpec) -> Constants:
-    """The constants for a GPU (see :func:`fit_for`)."""
-    return fit_for(gpu.name, gpu.compute_capability).constants
+    """The constants for a GPU (see :func:`fit_for`), as its calibration changes them."""
+    constants = fit_for(gpu.name, gpu.compute_capability).constants
+    return constants if gpu.calibration is None else calibrated(constants, gpu.calibration)
+
+
+def calibrated(constants: Constants, found: GpuCalibration) -> Constants:
+    """The constants with the factors of a calibration, but for that of the clock (:func:`sustained_share`).
+
+    A share of the bandwidth may then be above 1, for small tensors that a cache holds: what no kernel can beat
+    (:attr:`trtopt.roofline.batch.Times.bound`) is not scaled.
+    """
+    scaled = {name: getattr(constants, name) * found.launch for name in _LAUNCH}
+    scaled |= {name: getattr(constants, name) * found.bandwidth for name in _BANDWIDTH}
+    scaled["l2_share"] = min(constants.l2_share * found.bandwidth, 1.0)
+    scaled["attention_share"] = min(constants.attention_share * found.attention, 1.0)
+    return dataclasses.replace(constants, **scaled)
+
+
+_LAUNCH = ("launch_us", "launch_cycles", "profiled_us", "single_run_us")
+"""What a profile of layers cannot tell from one another."""
+
+_BANDWIDTH = ("dram_share", "stream_share")
 
 
 def sustained_share(gpu: GpuSpec) -> float:
     """Share of its clock that a GPU sustains within its power limit (see :class:`LowPower`).
 
+    Power grows with SMs x clock; what an architecture sustains of that per watt was measured on one card. Others are
+    scaled from it, so that a card with few SMs for its power (A2, RTX A2000) keeps its clock; that was measured on
+    none of them.
+
     Returns:
-        For a card of at most :data:`SLOT_POWER_W`, what was measured on one of its architecture, else the mean of what
-        was measured; 1 for any other GPU.
+        For a card of at most :data:`SLOT_POWER_W`, what that leaves of its clock, at most 1: by the card measured of
+        its architecture, else by the mean of those measured; 1 for any other GPU. Times the factor of its calibration,
+        which may be above 1.
     """
+    return _uncalibrated_share(gpu) * (1.0 if gpu.calibration is None else gpu.calibration.clock)
+
+
+def _uncalibrated_share(gpu: GpuSpec) -> float:
     if gpu.tdp_w > SLOT_POWER_W or gpu.compute_capability in _MODULES:
         return 1.0
-    shares = {entry.compute_capability: entry.sustained_share for entry in low_power()}
-    return shares.get(gpu.compute_capability, statistics.fmean(shares.values()))
+    per_watt = {entry.compute_capability: _sustained_per_watt(entry) for entry in low_power()}
+    sustained = per_watt.get(gpu.compute_capability, statistics.fmean(per_watt.values())) * gpu.tdp_w
+    return min(1.0, sustained / (gpu.sm * gpu.clock_tensor_mhz))
+
+
+def _sustained_per_watt(entry: LowPower) -> float:
+    """SMs x MHz that a measured card sustains per watt."""
+    gpu = find_gpu(entry.name)
+    return entry.sustained_share * gpu.sm * gpu.clock_tensor_mhz / gpu.tdp_w

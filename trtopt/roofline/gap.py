@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.schema.analysis import Finding
+from trtopt.report.schema.analysis import Finding, is_noise, range_of_sum, rank
 from trtopt.report.text.format import count
 from trtopt.roofline.constants import constants_for
+from trtopt.roofline.intervals import range_of
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.work import Layer, Work
 
@@ -107,8 +108,11 @@ def compare_levels(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer],
         after = _sum((layer for region in group for layer in region.engine), times)
         excess = after.us - before.us
         if excess > SMALLEST_EXCESS * before.us and excess > SMALLEST_SHARE * total:
-            findings.append(_finding(group, before, after, times))
-    return tuple(sorted(findings, key=lambda item: -item.gain_us))
+            works = [layer.work for region in group for layer in region.engine if layer.work is not None]
+            low_high = range_of_sum((work.kind, times[work], *range_of(work, times[work], gpu)) for work in works)
+            finding = _finding(group, before, after, times)
+            findings.append(replace(finding, within_noise=is_noise(finding.gain_us, low_high)))
+    return tuple(sorted(findings, key=rank))
 
 
 def regions(onnx_layers: Sequence[Layer], engine_layers: Sequence[Layer]) -> list[GapRegion]:

@@ -9,7 +9,8 @@ the length of its part of the sum:
     move   = bytes / bandwidth + ramp                                     DRAM, or L2 for what fits
     time   = (busy^p + move^p)^(1/p) + cost of the split
 
-where area_share rises with the area, and speed is 2 for a 2:4 weight and else 1.
+where area_share rises with the area, and speed is 2 for a 2:4 weight and else 1. What kernels of 8-bit and 4-bit
+operands do otherwise is in :mod:`trtopt.roofline.quantized`.
 
 Arrays broadcast over [products, tiles, splits], so that fitting the constants and predicting with them is one code.
 The shape of the model follows NVIDIA's "Matrix Multiplication Background User's Guide" (tiles, waves, their
@@ -27,6 +28,7 @@ import numpy.typing as npt
 
 from trtopt.roofline.constants import Constants
 from trtopt.roofline.peaks import L2_PORT_BYTES
+from trtopt.roofline.quantized import MainLoop
 from trtopt.roofline.work import Gemm
 
 Array = npt.NDArray[np.float64]
@@ -56,12 +58,15 @@ class Chip:
         clock: Cycles per microsecond.
         bandwidth: DRAM bytes per microsecond.
         l2_bytes: Size of the L2 cache.
+        warm: Whether all that a kernel reads was read just before, as when one kernel is timed again and again: what
+            fits into the L2 cache then comes from there.
     """
 
     sm: int
     clock: float
     bandwidth: float
     l2_bytes: float
+    warm: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Products:
         share: Factor on that rate for the family of kernels, Winograd's saving included.
         extra: Arithmetic of the kernel, over that of the product: what is fused into it (1 when nothing is).
         speed: Factor on the rate of the main loop: above 1 where Tensor Cores skip the zeros of a 2:4 weight.
+        loop: What their main loops are bound to by the types of the operands.
     """
 
     m: Array
@@ -88,6 +94,7 @@ class Products:
     share: Array
     extra: Array
     speed: Array
+    loop: MainLoop
 
 
 @dataclass(frozen=True)
@@ -128,11 +135,18 @@ def choose(products: Products, chip: Chip, c: Constants) -> TileChoice:
     reduced = c.split_traffic * split * m * n * batch * 4 / (L2_PORT_BYTES * chip.clock * chip.sm)
     time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + np.where(split > 1, c.split_us + reduced, 0.0)
     time = np.where((split == 1) | (blocks <= _MOST_SPLIT_ROUNDS * chip.sm), time, np.inf)
+    time = np.where(_exists(products.loop, tile_m, tile_n, split), time, np.inf)
     best = time.reshape(len(time), -1).argmin(axis=1)
     at_tile, at_split = np.unravel_index(best, (len(TILES), len(SPLITS)))
     picked = (np.arange(len(time)), at_tile, at_split)
     math = busy[picked] * (full_rounds / rounds)[picked]
     return TileChoice(time[picked], math, memory[:, 0, 0], at_tile, split[picked[0], 0, at_split].astype(np.intp))
+
+
+def _exists(loop: MainLoop, tile_m: Array, tile_n: Array, split: Array) -> npt.NDArray[np.bool_]:
+    """Which pairs of tile and split there is a kernel for."""
+    large = (tile_m >= _rows(loop.least_m)) & (tile_n >= _rows(loop.least_n))
+    return np.asarray(large & (split <= _rows(loop.most_split)))
 
 
 def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip: Chip, c: Constants) -> Array:
@@ -141,7 +155,9 @@ def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip
     rate = _rows(products.rate) / chip.sm
     area = tile[0] * tile[1]
     math = 2 * area * part * (area + c.half_area) / (rate * _rows(products.speed) * share * c.peak_share * area)
-    load = (tile[0] + tile[1]) * part * element / (c.sm_bytes_per_clock * chip.clock)
+    loop = products.loop
+    math = math + _rows(loop.dequantized) * tile[1] * part * c.dequant_cycles / chip.clock
+    load = (tile[0] * element + tile[1] * _rows(loop.weight_bytes)) * part / (c.sm_bytes_per_clock * chip.clock)
     steps = part * element / _K_STEP_BYTES * c.step_cycles / chip.clock
     return np.maximum(math, load) + steps + 2 * area * c.fill_bytes / element / rate
 
@@ -149,10 +165,12 @@ def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip
 def memory_time(moved: Array, chip: Chip, c: Constants) -> Array:
     """Microseconds to move bytes: L2 for what fits into its usable share, DRAM else, with a ramp for small sizes.
 
-    The residency falls off with the third power of the size, so that no size is a cliff.
+    The residency falls off with the third power of the size, so that no size is a cliff; with the eighth where a kernel
+    reads again what it read before: the least recently used goes first, so that little is left beyond the cache's size.
     """
     dram = c.dram_share * chip.bandwidth
-    resident = 1 / (1 + (moved / (c.l2_share * chip.l2_bytes)) ** 3)
+    share, sharpness = (1.0, 8) if chip.warm else (c.l2_share, 3)
+    resident = 1 / (1 + (moved / (share * chip.l2_bytes)) ** sharpness)
     l2 = c.l2_bytes_per_clock * chip.clock * chip.sm
     return moved * ((1 - resident) / dram + resident / l2) + c.ramp_us * moved / (moved + c.ramp_us * dram)
 

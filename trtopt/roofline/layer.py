@@ -12,10 +12,18 @@ from trtopt.report.schema.analysis import LayerRow, Limiter, Uncosted, limiter_o
 from trtopt.roofline.batch import Batch, Times
 from trtopt.roofline.constants import Constants, constants_for
 from trtopt.roofline.gemm import TILES, Tiling, tiling
+from trtopt.roofline.intervals import range_of
 from trtopt.roofline.work import Layer, Work
 
-Timing = Literal["graph", "profile", "single run"]
-"""A launch in a captured CUDA graph; each layer timed by itself, averaged over many runs; the same in one run."""
+Timing = Literal["graph", "profile", "single run", "repeated", "events", "replay", "difference"]
+"""A launch in a captured CUDA graph; each layer timed by itself, averaged over many runs; the same in one run; one
+kernel again and again, as DeepBench does, which costs what a profile costs; events around one that is launched without
+a graph; a graph of one call, replayed again and again on the same data; the difference of such graphs with and without
+the kernel."""
+
+_ALONE: tuple[Timing, ...] = ("repeated", "events")
+"""Timings of so little work, or with such pauses, that a low-power card keeps the clock of its datasheet: in NeuSight's
+timings T4 waits as many of its cycles per load as A100 does (766 and 673)."""
 
 _AT_ONCE = 1024
 """Kernels predicted together: bounds the memory of the arrays."""
@@ -61,14 +69,27 @@ def layer_times(
     works: Sequence[Work], gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph"
 ) -> tuple[PredictedTime, ...]:
     """Predict the times of kernels with given constants, together: many times as fast as one by one. See
-    :func:`layer_time`."""
+    :func:`layer_time`.
+
+    A stream that waits for another costs the part of a launch that does not depend on the clock: in a CUDA graph events
+    are edges, and the kernel behind one starts when the GPU's front end has seen the end of the other branch. A copy of
+    a few bytes is a node of the graph and costs what a launch costs. Neither was measured: no published profile of an
+    engine has streams.
+    """
     latency = launch_us(gpu, constants, timing=timing)
     found: list[PredictedTime] = []
     for start in range(0, len(works), _AT_ONCE):
         chunk = works[start : start + _AT_ONCE]
-        times = Batch.of(chunk, gpu).predict(constants)
-        found += (_layer_time(index, work, times, latency * work.steps, gpu) for index, work in enumerate(chunk))
+        times = Batch.of(chunk, gpu, warm=timing == "replay", sustained=is_sustained(timing)).predict(constants)
+        for index, work in enumerate(chunk):
+            each = constants.launch_us if work.kind == "sync" else latency
+            found.append(_layer_time(index, work, times, each * work.steps, gpu))
     return tuple(found)
+
+
+def is_sustained(timing: Timing) -> bool:
+    """Whether kernels follow each other without a pause (see :class:`trtopt.roofline.constants.LowPower`)."""
+    return timing not in _ALONE
 
 
 def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph") -> float:
@@ -76,6 +97,12 @@ def launch_us(gpu: GpuSpec, constants: Constants, *, timing: Timing = "graph") -
     launch = constants.launch_us + constants.launch_cycles / gpu.clock_tensor_mhz
     if timing == "graph":
         return launch
+    if timing == "events":
+        return launch + constants.event_us
+    if timing == "difference":
+        return launch + constants.fp8_us
+    if timing == "replay":
+        return launch + constants.replay_us
     return launch + constants.profiled_us + (constants.single_run_us if timing == "single run" else 0.0)
 
 
@@ -104,13 +131,14 @@ def predict(
             unknown.setdefault(layer.op, []).extend(layer.onnx_nodes or (layer.name,))
     distinct = list(dict.fromkeys(layer.work for layer in layers if layer.work is not None))
     times = dict(zip(distinct, layer_times(distinct, gpu, constants_for(gpu), timing=timing), strict=True))
-    rows = tuple(_row(layer, layer.work, times[layer.work]) for layer in layers if layer.work is not None)
+    rows = tuple(_row(layer, layer.work, times[layer.work], gpu) for layer in layers if layer.work is not None)
     return rows, tuple(Uncosted(op, tuple(nodes)) for op, nodes in unknown.items())
 
 
-def _row(layer: Layer, work: Work, time: PredictedTime) -> LayerRow:
+def _row(layer: Layer, work: Work, time: PredictedTime, gpu: GpuSpec) -> LayerRow:
     """The report's row of a layer."""
     gemm, shape = work.gemm, time.tiling
+    low_us, high_us = range_of(work, time.predicted_us, gpu)
     return LayerRow(
         name=layer.name,
         op=layer.op,
@@ -132,4 +160,6 @@ def _row(layer: Layer, work: Work, time: PredictedTime) -> LayerRow:
         memory_us=time.memory_us,
         latency_us=time.latency_us,
         predicted_us=time.predicted_us,
+        low_us=low_us,
+        high_us=high_us,
     )

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from trtopt.graph import cost
 from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, ints_attribute, is_op
 from trtopt.graph.products import Product, Shapes, heads_of, products_of, shape_of_input, shape_of_output
-from trtopt.roofline.work import Gemm, Kind, Window, Work, alignment_of
+from trtopt.roofline.row_work import rows_of
+from trtopt.roofline.work import AttentionSizes, Gemm, Kind, Window, Work, alignment_of
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 PRODUCT_KINDS: dict[str, Kind] = {
@@ -33,6 +34,9 @@ QUANTIZABLE = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 READ_AS_WRITTEN = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split"})
 """Operators that read of their first input only what they write."""
+
+POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+"""Operators that slide a window over their input."""
 
 _DEVICE_INPUTS = {
     "Clip": 1, "CumSum": 1, "Expand": 1, "OneHot": 1, "Pad": 1, "Reshape": 1, "Resize": 1, "STFT": 1, "Slice": 1,
@@ -105,11 +109,34 @@ def quantized_inputs(node: ir.Node, precision: GraphTypes) -> Precision | None:
 
 def dequantized(value: ir.Value | None) -> ir.Value | None:
     """The quantized tensor a value is made of by a DequantizeLinear, through views and transposes; None without one."""
+    node = _dequantizer(value)
+    return None if node is None else node.inputs[0]
+
+
+def _dequantizer(value: ir.Value | None) -> ir.Node | None:
     node = None if value is None else value.producer()
     while node is not None and is_op(node, "Transpose", *cost.VIEWS):
         first = node.inputs[0]
         node = None if first is None else first.producer()
-    return node.inputs[0] if node is not None and is_op(node, "DequantizeLinear") else None
+    return node if node is not None and is_op(node, "DequantizeLinear") else None
+
+
+def narrow_weight(node: ir.Node, precision: GraphTypes) -> tuple[int, int]:
+    """How the weight of a matrix product is quantized.
+
+    Returns:
+        The bits of its elements where a kernel turns them into the type of the activations (a DequantizeLinear of a
+        constant, and activations that are not quantized), else 0; and the elements that share a scale, 0 where a whole
+        tensor or channel does.
+    """
+    source = _dequantizer(input_of(node, 1)) if is_op(node, "Gemm", "MatMul") else None
+    if source is None:
+        return 0, 0
+    block, stored = int_attribute(source, "block_size", 0), source.inputs[0]
+    weight_only = quantized_inputs(node, precision) is None and constant_tensor_of(stored) is not None
+    if not weight_only or stored is None or stored.dtype is None:
+        return 0, block
+    return int(stored.dtype.bitwidth), block
 
 
 def work_of_node(node: ir.Node, shapes: Shapes, precision: GraphTypes) -> Work | None:
@@ -151,16 +178,21 @@ def shaped(node: ir.Node, shapes: Shapes, precision: GraphTypes, flop: int, move
     if not products:
         dtype = precision.math_type(node.inputs)
         if node.op_type != "Transpose":
-            return Work("memory", flop, *moved, dtype=dtype)
+            reduced, pooled = rows_of([node], shapes), is_op(node, *POOLS)
+            return Work("memory", flop, *moved, dtype=dtype, rows=reduced, pooled=pooled)
         names = [str(value.name) for value in (*node.inputs, *node.outputs) if value is not None]
         rows = [shape[-1] for shape in map(shapes.get, names) if shape]
         return Work("layout", flop, *moved, dtype=dtype, alignment_bytes=alignment_of(*rows, dtype=dtype))
     dtype = product_type(node, precision)
     kind = PRODUCT_KINDS[node.op_type]
     largest = products[-1] if kind == "recurrent" else max(products, key=lambda product: product.flop)
+    attention = _attention(node, shapes)
+    if attention is not None:
+        largest = products[0]
     window = window_of(node, shapes) if kind == "conv" else None
     if window is not None and window.group > 1 and _channels(node, shapes)[0] == window.group:
         kind = "depthwise"
+    weight_bits, scale_block = narrow_weight(node, precision)
     return Work(
         kind,
         flop,
@@ -169,9 +201,21 @@ def shaped(node: ir.Node, shapes: Shapes, precision: GraphTypes, flop: int, move
         accumulate_fp16=sums_in_fp16(kind, dtype),
         gemm=Gemm(largest.m, largest.n, largest.k, largest.batch),
         window=window,
+        attention=attention,
         steps=largest.steps,
         alignment_bytes=alignment_of(*_rows(node, shapes, largest), dtype=dtype),
+        weight_bits=weight_bits,
+        scale_block=scale_block,
     )
+
+
+def _attention(node: ir.Node, shapes: Shapes) -> AttentionSizes | None:
+    sizes = heads_of(node, shapes) if is_op(node, "Attention") else None
+    if sizes is None:
+        return None
+    heads, kv_heads = sizes.batch * sizes.heads, sizes.batch * sizes.kv_heads
+    causal = bool(int_attribute(node, "is_causal", 0))
+    return AttentionSizes(sizes.queries, sizes.keys, sizes.key_size, sizes.value_size, heads, kv_heads, causal)
 
 
 def sums_in_fp16(kind: Kind, dtype: Precision) -> bool:

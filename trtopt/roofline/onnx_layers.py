@@ -15,7 +15,8 @@ from trtopt.roofline.clusters import FusedKernel
 from trtopt.roofline.flow import Flow
 from trtopt.roofline.fuse import kernels_of
 from trtopt.roofline.node_work import GraphTypes, read, shaped, written
-from trtopt.roofline.work import Layer, Work, alignment_of
+from trtopt.roofline.row_work import rows_of
+from trtopt.roofline.work import AttentionSizes, Layer, Work, alignment_of
 
 
 def layers_of_graph(model: ir.Model, shapes: Shapes, precision: GraphTypes) -> tuple[Layer, ...]:
@@ -101,11 +102,17 @@ def _work(flow: Flow, kernel: FusedKernel, traffic: KernelTraffic) -> Work | Non
         return None
     flop = sum(flop for flop in flops if flop is not None)
     work = shaped(kernel.main, flow.shapes, flow.precision, flop, moved)
+    if work.kind == "memory":
+        return replace(work, rows=rows_of(kernel.nodes, flow.shapes))
     if not kernel.is_attention or work.gemm is None:
         return work
     second = next((found for node in reversed(kernel.nodes) if (found := products_of(node, flow.shapes))), ())
-    rows = (work.gemm.k, second[0].n if second else 0)
-    return replace(work, kind="attention", alignment_bytes=alignment_of(*rows, dtype=work.dtype))
+    if not second:
+        return work
+    gemm, value_size = work.gemm, second[0].n
+    attention = AttentionSizes(gemm.m, gemm.n, gemm.k, value_size, gemm.batch, gemm.batch)
+    alignment = alignment_of(gemm.k, value_size, dtype=work.dtype)
+    return replace(work, kind="attention", attention=attention, alignment_bytes=alignment)
 
 
 class KernelTraffic:

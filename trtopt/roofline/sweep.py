@@ -15,8 +15,9 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import GpuSpec
-from trtopt.report.schema.analysis import BatchPoint, BatchSweep
+from trtopt.report.schema.analysis import BatchPoint, BatchSweep, range_of_sum
 from trtopt.roofline.constants import constants_for
+from trtopt.roofline.intervals import range_of
 from trtopt.roofline.layer import layer_times
 from trtopt.roofline.memory import peak_memory
 from trtopt.roofline.node_work import GraphTypes
@@ -29,6 +30,10 @@ KNEE = 0.9
 _DYNAMIC = "export the model with a dynamic batch, such as trtopt export --dynamic NAME:0=batch"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+_Part = tuple[str, float, float, float]
+"""Kind, predicted time and range of a kernel, as :func:`range_of_sum` takes them."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class BatchSweeper:
         Raises:
             UsageError: The model cannot run at a batch size: it is fixed in the graph.
         """
-        times: dict[Work, float] = {}
+        times: dict[Work, _Part] = {}
         found = []
         on_event(Event("start", "batch sweep", total=len(batches)))
         for batch in batches:
@@ -129,17 +134,19 @@ class BatchSweeper:
         chosen = max(within, key=lambda point: point.throughput).batch if within else None
         return BatchSweep(points, knee, budget_us, chosen)
 
-    def _point(self, batch: int, times: dict[Work, float]) -> BatchPoint:
+    def _point(self, batch: int, times: dict[Work, _Part]) -> BatchPoint:
         model, values = self.at_batch(batch)
         fused = FusedModel(model, values, self.precision)
         works = [layer.work for layer in fused.layers() if layer.work is not None]
         new = [work for work in dict.fromkeys(works) if work not in times]
         found = layer_times(new, self.gpu, constants_for(self.gpu))
-        times.update((work, time.predicted_us) for work, time in zip(new, found, strict=True))
-        total = sum(times[work] for work in works)
+        for work, us in zip(new, (time.predicted_us for time in found), strict=True):
+            times[work] = (work.kind, us, *range_of(work, us, self.gpu))
+        total = sum(times[work][1] for work in works)
+        low, high = range_of_sum(times[work] for work in works)
         memory = peak_memory(fused, self.gpu)
         throughput = batch / (total * 1e-6) if total else 0.0
-        return BatchPoint(batch, total, throughput, memory.activation_bytes, memory.fits)
+        return BatchPoint(batch, total, throughput, memory.activation_bytes, memory.fits, low, high)
 
     def at_batch(self, batch: int) -> tuple[ir.Model, Shapes]:
         """The model and the shapes of its values at another batch.

@@ -10,12 +10,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trtopt.roofline.rows import RowSizes
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
-Kind = Literal["gemm", "conv", "depthwise", "attention", "recurrent", "layout", "memory"]
+Kind = Literal["gemm", "conv", "depthwise", "attention", "recurrent", "layout", "memory", "sync", "copy"]
 """Which kernel does the work: a matrix product; a convolution (also transposed or grouped) as an implicit one; a
 convolution with one input channel per group, on CUDA cores; fused attention; a recurrent layer, step by step; a change
-of layout (a transposition, a reformat); everything else that is bound by what it moves."""
+of layout (a transposition, a reformat); everything else that is bound by what it moves. And what runs no kernel: a
+stream that waits for another, and a copy of a few bytes between host and GPU."""
 
 LARGEST_ALIGNMENT = 128
 """Bytes from which on more alignment is worth nothing: a line of the cache."""
@@ -61,6 +63,32 @@ class Window:
 
 
 @dataclass(frozen=True)
+class AttentionSizes:
+    """What a fused attention computes: softmax(Q K^T) V, the scores never leaving the chip.
+
+    Attributes:
+        queries: Rows of Q per head.
+        keys: Rows of K and V per head, those of a cache included.
+        size: Elements of a head of Q and K.
+        value_size: Elements of a head of V and of the result.
+        heads: Query heads, times the batch.
+        kv_heads: Heads of K and V, times the batch: fewer where queries share them.
+        causal: Whether a query sees no key that comes after it (the last query sees the last key). An arbitrary mask
+            that is added to the scores skips nothing.
+        window: Keys up to its own that a query sees, with a causal mask; 0: all.
+    """
+
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    heads: int
+    kv_heads: int
+    causal: bool = False
+    window: int = 0
+
+
+@dataclass(frozen=True)
 class Work:
     """What one kernel has to do.
 
@@ -75,11 +103,18 @@ class Work:
         accumulate_fp16: Whether FP16 products are summed in FP16: a higher peak on GeForce GPUs.
         gemm: The sizes of the (largest) matrix product; None for work bound by memory.
         window: What a convolution slides over its input.
+        attention: The sizes of a fused attention; ``gemm`` is then its score product. A linear attention has none.
         steps: Sequential steps, each as large as ``gemm``: the time steps of a recurrent layer.
         alignment_bytes: The largest power of two, at most 128, that divides the length in bytes of the contiguous rows
             the kernel reads and writes (channels, or k and n of a product).
         sparse: Whether the weight of its product is 2:4 and the kernel skips the zeros; ``weight_bytes`` are then those
             of the compressed weight (see :func:`sparse_work`).
+        weight_bits: Bits of an element of the weight where it is narrower than the operands of the arithmetic, and
+            turned into their type in the main loop (weight-only quantization); 0 where it is as wide.
+        scale_block: Elements along k that share a scale (16 in NVFP4, 128 in block FP8); 0 for a scale per tensor or
+            channel, or none.
+        rows: The rows that a normalization, a softmax or a reduction works on; None for other kernels.
+        pooled: Whether windows slide over its input: pooling reads its input more often than a stream does.
     """
 
     kind: Kind
@@ -91,9 +126,14 @@ class Work:
     accumulate_fp16: bool = False
     gemm: Gemm | None = None
     window: Window | None = None
+    attention: AttentionSizes | None = None
     steps: int = 1
     alignment_bytes: int = 128
     sparse: bool = False
+    weight_bits: int = 0
+    scale_block: int = 0
+    rows: RowSizes | None = None
+    pooled: bool = False
 
     @property
     def bytes(self) -> int:

@@ -21,6 +21,7 @@ from trtopt.report.html.page import (
     numbers,
     page,
     quiet,
+    quiet_lines,
     scroll,
     section,
     split_bar,
@@ -28,7 +29,7 @@ from trtopt.report.html.page import (
     text,
     tiles,
 )
-from trtopt.report.schema.analysis import Analysis, BatchPoint, LayerRow, SparseLayer
+from trtopt.report.schema.analysis import Analysis, BatchPoint, LayerRow, SparseLayer, Totals
 from trtopt.report.text.analysis import (
     BACKENDS,
     LEVELS,
@@ -45,7 +46,17 @@ from trtopt.report.text.analysis import (
     sparsity_text,
     tile_text,
 )
-from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, visible
+from trtopt.report.text.calibration import calibration_lines
+from trtopt.report.text.format import (
+    bytes_text,
+    count,
+    flop_text,
+    page_time,
+    percent,
+    predicted_text,
+    range_text,
+    visible,
+)
 from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
@@ -86,7 +97,7 @@ def _head(analysis: Analysis, gpu: GpuSpec) -> str:
     needed = memory.weight_bytes + memory.activation_bytes
     fits = "fits" if memory.fits else "DOES NOT FIT"
     figures = (
-        ("predicted time", page_time(totals.predicted_us), count(len(analysis.layers), "layer")),
+        ("predicted time", page_time(totals.predicted_us), f"{count(len(analysis.layers), 'layer')}{_range(totals)}"),
         ("arithmetic", flop_text(totals.flop), achieved),
         ("memory traffic", bytes_text(totals.bytes), moved),
         ("device memory", bytes_text(needed), f"{fits} in {bytes_text(memory.device_bytes)}"),
@@ -95,10 +106,16 @@ def _head(analysis: Analysis, gpu: GpuSpec) -> str:
     lacking = [] if memory.fits else [f"Weights and activations exceed the memory of {gpu.name} by {over}."]
     return (
         f"<header><h1>{text(model_name(analysis))} on {text(gpu.name)}, {text(analysis.precision)}</h1>"
-        f'<p class="quiet">Predicted, not measured, from the {text(levels_text(analysis))}.</p></header>'
+        f'<p class="quiet">Predicted, not measured, from the {text(levels_text(analysis))}.</p>'
+        f"{quiet_lines(calibration_lines(analysis.gpu))}</header>"
         f"{banners(proxies(analysis), ' loud')}{banners(lacking, ' bad loud')}{banners(analysis.warnings)}"
         f"{tiles(figures)}"
     )
+
+
+def _range(totals: Totals) -> str:
+    low_high = range_text(totals.predicted_us, totals.low_us, totals.high_us)
+    return f"; 80 % of such kernels were within {low_high}" if low_high else ""
 
 
 def _time(analysis: Analysis) -> str:
@@ -214,7 +231,7 @@ def layer_table(layers: Sequence[LayerRow], total_us: float) -> str:
     """The layers, the slowest first."""
     columns = [
         *(Column("layer"), Column("operator", "operator"), Column("type", "short")),
-        *(*numbers("time", "share"), Column("limited by", "short")),
+        *(*numbers("time", "share", "80 %"), Column("limited by", "short")),
         *numbers("arithmetic", "memory", "FLOP", "bytes", "FLOP/byte"),
         *(Column("m×n×k", "short"), Column("tile", "short")),
         *numbers("tiles", "waves", "tiles used", "waves used", "aligned"),
@@ -232,6 +249,7 @@ def _layer_cells(layer: LayerRow, total_us: float) -> list[Cell]:
         Cell(text(layer.dtype)),
         Cell(page_time(layer.predicted_us), layer.predicted_us),
         Cell(percent(share), share),
+        Cell(range_text(layer.predicted_us, layer.low_us, layer.high_us), layer.high_us or 0.0),
         Cell(f'<i class="dot c-{layer.limiter}"></i>{LIMITERS[layer.limiter]}', layer.limiter),
         Cell(page_time(layer.math_us), layer.math_us),
         Cell(page_time(layer.memory_us), layer.memory_us),
@@ -269,7 +287,7 @@ def level_table(analysis: Analysis) -> str:
             [
                 Cell(LEVELS[summary.level] + proxy),
                 Cell(str(summary.kernels)),
-                Cell(page_time(totals.predicted_us)),
+                Cell(predicted_text(totals, micro="µ")),
                 *limiters,
                 Cell(flop_text(totals.flop)),
                 Cell(bytes_text(totals.bytes)),
@@ -284,7 +302,7 @@ def batch_table(analysis: Analysis, points: Sequence[BatchPoint]) -> str:
     rows = [
         [
             Cell(str(point.batch)),
-            Cell(page_time(point.predicted_us)),
+            Cell(predicted_text(point, micro="µ")),
             Cell(f"{point.throughput:,.0f}/s"),
             Cell(bytes_text(point.activation_bytes)),
             Cell(f"<b>{batch_notes(analysis, point)}</b>"),

@@ -19,7 +19,7 @@ from typing import Any
 
 from trtopt.report.html.plots import Figure
 from trtopt.report.schema.analysis import Finding
-from trtopt.report.text.analysis import by_gain
+from trtopt.report.text.analysis import NOISE, by_gain
 from trtopt.report.text.format import NO_MORE, page_time, percent, shorten, visible
 from trtopt.support._lazy import require
 
@@ -173,6 +173,11 @@ def section(title: str, *pieces: str) -> str:
     return f"<section><h2>{title}</h2>{''.join(pieces)}</section>"
 
 
+def quiet_lines(texts: Iterable[str]) -> str:
+    """A paragraph of small print for each text."""
+    return "".join(f'<p class="quiet">{text(each)}</p>' for each in texts)
+
+
 def quiet(note: str) -> str:
     """A remark, as HTML."""
     return f'<p class="quiet">{note}</p>'
@@ -233,13 +238,14 @@ def finding_table(findings: Sequence[Finding], total_us: float) -> str:
     rows = []
     for finding in findings:
         share = finding.gain_us / total_us if total_us else 0.0
+        message = text(finding.message) + (f"; {NOISE}" if finding.within_noise else "")
         gain = f'<span class="gain">−{page_time(finding.gain_us)}</span>' if finding.gain_us > 0 else "–"
         rows.append(
             [
                 Cell(gain, finding.gain_us),
                 Cell(percent(share) if finding.gain_us > 0 else "", share),
                 Cell(f'<span class="pill {finding.severity}">{text(finding.rule)}</span>', finding.rule),
-                Cell(f'{text(finding.message)}<br><span class="remedy">→ {text(finding.remedy)}</span>'),
+                Cell(f'{message}<br><span class="remedy">→ {text(finding.remedy)}</span>'),
                 Cell(_nodes(finding.nodes)),
             ]
         )

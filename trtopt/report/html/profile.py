@@ -32,6 +32,7 @@ from trtopt.report.html.page import (
     numbers,
     page,
     quiet,
+    quiet_lines,
     section,
     table,
     text,
@@ -43,8 +44,19 @@ from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport
 from trtopt.report.text.analysis import LIMITERS, product_text, tile_text
-from trtopt.report.text.format import bytes_text, count, decibels, flop_text, page_time, percent, shorten, visible
-from trtopt.report.text.profile import headline
+from trtopt.report.text.calibration import calibration_lines
+from trtopt.report.text.format import (
+    bytes_text,
+    count,
+    decibels,
+    flop_text,
+    page_time,
+    percent,
+    range_text,
+    shorten,
+    visible,
+)
+from trtopt.report.text.profile import bracketed, headline
 from trtopt.support.precision import Precision
 from trtopt.support.version import VERSION
 
@@ -377,7 +389,8 @@ def _head(report: ProfileReport) -> str:
     files = ", ".join(f"{text(kind)} {name(PurePath(file).name, 60)}" for kind, file in report.source.files.items())
     return (
         f"<header><h1>{text(profile_name(report))} on {text(report.gpu['name'])}</h1>"
-        f'<p class="quiet">{text(headline(report))}: {files}</p></header>'
+        f'<p class="quiet">{text(headline(report))}: {files}</p>'
+        f"{quiet_lines(calibration_lines(report.gpu))}</header>"
         f"{banners(report.warnings)}{tiles(_tiles(report))}"
     )
 
@@ -404,7 +417,10 @@ def _tiles(report: ProfileReport) -> list[tuple[str, str, str]]:
         return found
     whole = totals.predicted_end_to_end_us
     note = f"for layers measured at {page_time(totals.compared_us)}"
-    note += "" if whole is None else f"; end to end {page_time(whole)}"
+    low_high = range_text(totals.predicted_us, totals.low_us, totals.high_us)
+    note += f"; 80 % of such kernels were within {low_high}" if low_high else ""
+    ends = totals.predicted_end_to_end_low_us, totals.predicted_end_to_end_high_us
+    note += "" if whole is None else f"; end to end {bracketed(whole, *ends, micro='µ')}"
     found.append(("predicted", page_time(totals.predicted_us), note))
     if totals.mean_error is not None:
         found.append(("mean error", percent(totals.mean_error), f"of the prediction, over {count(len(both), 'layer')}"))

@@ -7,7 +7,8 @@ microseconds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,6 +47,9 @@ class LayerRow:
         memory_us: Time of moving the bytes alone.
         latency_us: The launch.
         predicted_us: All of it, idle SMs included.
+        low_us: The least that ``predicted_us`` may stand for: 80 % of the measured kernels of its kind lay between this
+            and ``high_us`` (:mod:`trtopt.roofline.intervals`). None where nothing tells, as on a CPU.
+        high_us: The most.
     """
 
     name: str
@@ -68,6 +72,8 @@ class LayerRow:
     memory_us: float
     latency_us: float
     predicted_us: float
+    low_us: float | None = None
+    high_us: float | None = None
 
     def __post_init__(self) -> None:
         # Of a report that is read back: what shows a layer relies on it.
@@ -98,6 +104,7 @@ class Finding:
         message: What is so, with the figures.
         remedy: What to change.
         gain_us: Predicted microseconds won by the remedy; 0 when none can be predicted.
+        within_noise: Whether that is less than half of the range of the predicted times of the layers it is won in.
     """
 
     rule: str
@@ -106,17 +113,21 @@ class Finding:
     message: str
     remedy: str
     gain_us: float
+    within_noise: bool = False
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over layers. ``by_limiter`` and ``by_kind`` split ``predicted_us``."""
+    """Sums over layers. ``by_limiter`` and ``by_kind`` split ``predicted_us``; ``low_us`` and ``high_us`` are its range
+    (:func:`range_of_sum`), None where that of a layer is not known."""
 
     flop: int
     bytes: int
     predicted_us: float
     by_limiter: dict[str, float]
     by_kind: dict[str, float]
+    low_us: float | None = None
+    high_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,13 +152,15 @@ class Memory:
 @dataclass(frozen=True)
 class BatchPoint:
     """One batch size of a sweep. ``throughput`` is in samples per second; ``fits`` says whether weights and activations
-    fit the GPU's memory."""
+    fit the GPU's memory; ``low_us`` and ``high_us`` are the range of ``predicted_us``, as in :class:`Totals`."""
 
     batch: int
     predicted_us: float
     throughput: float
     activation_bytes: int
     fits: bool = True
+    low_us: float | None = None
+    high_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -242,13 +255,60 @@ def totals_of(rows: Sequence[LayerRow]) -> Totals:
     for row in rows:
         by_limiter[row.limiter] = by_limiter.get(row.limiter, 0.0) + row.predicted_us
         by_kind[row.kind] = by_kind.get(row.kind, 0.0) + row.predicted_us
+    found = range_of_rows(rows)
     return Totals(
         flop=sum(row.flop for row in rows),
         bytes=sum(row.bytes for row in rows),
         predicted_us=sum(row.predicted_us for row in rows),
         by_limiter=by_limiter,
         by_kind=by_kind,
+        low_us=None if found is None else found[0],
+        high_us=None if found is None else found[1],
     )
+
+
+def range_of_rows(rows: Iterable[LayerRow]) -> tuple[float, float] | None:
+    """The range of the sum of layers' predicted times (:func:`range_of_sum`); None where that of one is not known."""
+    parts = []
+    for row in rows:
+        if row.low_us is None or row.high_us is None:
+            return None
+        parts.append((row.kind, row.predicted_us, row.low_us, row.high_us))
+    return range_of_sum(parts)
+
+
+def is_noise(gain_us: float, low_high: tuple[float, float] | None) -> bool:
+    """Whether a gain is less than half of the range of the predicted time of the layers it is won in; not where no
+    range is known."""
+    return low_high is not None and gain_us < (low_high[1] - low_high[0]) / 2
+
+
+_SEVERITIES = ("error", "warning", "hint", "info")
+
+
+def rank(finding: Finding) -> tuple[bool, bool, float, int]:
+    """By what findings are sorted: those with a gain, the largest first, then those whose gain is inside the noise of
+    the model, then those without; of equal gains, the more severe first."""
+    order = _SEVERITIES.index(finding.severity)
+    return finding.gain_us <= 0, finding.within_noise, -finding.gain_us, order
+
+
+def range_of_sum(parts: Iterable[tuple[str, float, float, float]]) -> tuple[float, float]:
+    """The range of a sum of predicted times.
+
+    Errors of kernels of one kind are taken as fully correlated, those of different kinds as independent: distances from
+    the prediction are summed within a kind; across kinds the root of the sum of their squares counts, separately
+    down and up.
+
+    Args:
+        parts: By kernel its kind, predicted_us, low_us and high_us.
+    """
+    total, down, up = 0.0, dict[str, float](), dict[str, float]()
+    for kind, predicted, low, high in parts:
+        total += predicted
+        down[kind] = down.get(kind, 0.0) + predicted - low
+        up[kind] = up.get(kind, 0.0) + high - predicted
+    return total - math.hypot(*down.values()), total + math.hypot(*up.values())
 
 
 @dataclass(frozen=True)

@@ -166,8 +166,8 @@ class AccuracyRecord:
 
     @property
     def product_metric(self) -> MetricRecord | None:
-        """The metric of what was made: of the engine where it ran, else of the graph."""
-        return self.metric if self.engine is None else self.engine_metric
+        """The metric of what was made: of the engine where it was measured there, else of the graph."""
+        return self.engine_metric or self.metric
 
 
 @dataclass(frozen=True)
@@ -262,8 +262,11 @@ class BuildReport:
         result: dict[str, Any] = {"schema": self.schema, **plain(dataclasses.asdict(self))}
         found, plain_fp16 = self.analysis, self._fp16()
         baseline = None if plain_fp16 is None else plain_fp16.predicted_us
+        times = ("predicted_us", "low_us", "high_us")
         prediction = (
-            None if found is None else {"predicted_us": found.totals.predicted_us, "baseline_fp16_us": baseline}
+            None
+            if found is None
+            else {**{name: getattr(found.totals, name) for name in times}, "baseline_fp16_us": baseline}
         )
         pareto = None if self.search is None else result["search"]["pareto"]
         result.update(pareto=pareto, prediction=prediction)

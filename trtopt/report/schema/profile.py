@@ -79,6 +79,7 @@ class ProfileLayer:
         math_share: Achieved share of the device's peak arithmetic in the layer's type; None without a prediction.
         bandwidth_share: Achieved share of its memory bandwidth; above 1 for what stays in a cache.
         deviation: Why it takes longer than it could, the most time first.
+        work: What it has to do, the fields of :class:`trtopt.roofline.work.Work`; None where that is not known.
     """
 
     name: str
@@ -99,6 +100,7 @@ class ProfileLayer:
     math_share: float | None = None
     bandwidth_share: float | None = None
     deviation: tuple[Deviation, ...] = ()
+    work: Mapping[str, Any] | None = None
 
     @property
     def predicted_us(self) -> float | None:
@@ -113,6 +115,7 @@ class ProfileTotals:
     Attributes:
         measured_us: Sum of the measured times of all layers.
         predicted_us: Sum of the predictions.
+        low_us, high_us: Its range, as in :class:`~trtopt.report.schema.analysis.Totals`.
         compared_us: Sum of the measured times of the layers that have a prediction.
         end_to_end_us: Median time of one inference without profiling, on the device; None where it is not known.
         end_to_end_spread_us: Median absolute deviation of that.
@@ -120,6 +123,7 @@ class ProfileTotals:
         profiling_overhead_us: ``measured_us - end_to_end_us``: what timing each layer by itself adds.
         predicted_end_to_end_us: Prediction of one inference in a captured CUDA graph; None for a CPU, and where a layer
             that ran has no prediction.
+        predicted_end_to_end_low_us, predicted_end_to_end_high_us: Its range.
         mean_error: Mean of |predicted / measured - 1| over the layers with both.
         rank_correlation: Spearman's, of predicted and measured times; None below three layers.
     """
@@ -134,6 +138,10 @@ class ProfileTotals:
     predicted_end_to_end_us: float | None = None
     mean_error: float | None = None
     rank_correlation: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    predicted_end_to_end_low_us: float | None = None
+    predicted_end_to_end_high_us: float | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from trtopt.errors import UsageError
+from trtopt.hardware.spec import GpuCalibration
 from trtopt.report.schema import analysis, build, profile, sweep
 from trtopt.report.schema.decisions import CurvePoint, ParetoPoint, SearchRecord, SearchStep, SparsityBudget
 from trtopt.report.schema.steps import Cost
@@ -50,6 +51,9 @@ _NOT_FINITE: dict[type, float] = {
 }
 """What null stands for in a number of these records: JSON has no word for what is not finite."""
 
+_ROUNDING = 1e-9
+"""Share of a sum of many times that their order may change."""
+
 _Rate = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 
 
@@ -60,6 +64,14 @@ class _Device:
     name: str
     tflops: Annotated[dict[str, _Rate], msgspec.Meta(min_length=1)]
     bandwidth_gbs: _Rate
+    calibration: GpuCalibration | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calibrated:
+    """What the forms of a build show of its GPU's predictions."""
+
+    calibration: GpuCalibration | None = None
 
 
 _T = TypeVar("_T")
@@ -133,8 +145,13 @@ def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) ->
             if not 0 <= layer.measured_us < _LONGEST_US:
                 raise _wrong_field(f"{layer.measured_us} is no time - at `$.layers[{index}].measured_us`", path)
         _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
+    if isinstance(found, build.BuildReport) and found.gpu is not None:
+        converted(found.gpu, _Calibrated, path)
     if isinstance(found, analysis.Analysis):
         _check_rows(found.layers, path)
+        for name, totals in (("totals", found.totals), *((item.level, item.totals) for item in found.levels)):
+            if not _is_in_range(totals):
+                raise _wrong_field(f"the range of a time does not hold it - at `$.{name}`", path)
     if isinstance(found, sweep.SweepReport):
         _check_sweep(found, path)
     return found
@@ -167,12 +184,20 @@ def _is_possible(row: sweep.SweepRow) -> bool:
     return all(0 <= figure < _LONGEST_US for figure in figures)
 
 
+def _is_in_range(found: analysis.LayerRow | analysis.Totals) -> bool:
+    low = found.predicted_us if found.low_us is None else found.low_us
+    high = found.predicted_us if found.high_us is None else found.high_us
+    return 0 <= low <= found.predicted_us * (1 + _ROUNDING) and found.predicted_us * (1 - _ROUNDING) <= high < math.inf
+
+
 def _check_rows(rows: Sequence[analysis.LayerRow], path: Path) -> None:
     """Check the figures of layers, which are drawn on logarithmic axes."""
     for index, row in enumerate(rows):
         figures = (row.math_us, row.memory_us, row.latency_us, row.predicted_us, row.arithmetic_intensity)
         if min(row.flop, row.bytes) < 0 or not all(0 <= figure < _LONGEST_US for figure in figures):
             raise _wrong_field(f"a figure is negative or too large - at `$.layers[{index}]`", path)
+        if not _is_in_range(row):
+            raise _wrong_field(f"the range of a time does not hold it - at `$.layers[{index}]`", path)
 
 
 @functools.cache

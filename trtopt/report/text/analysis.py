@@ -17,7 +17,9 @@ from trtopt.report.schema.analysis import (
     SparseLayer,
     Sparsity,
     Totals,
+    rank,
 )
+from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import (
     bytes_text,
     count,
@@ -27,6 +29,8 @@ from trtopt.report.text.format import (
     list_lines,
     pairs,
     percent,
+    predicted_text,
+    range_text,
     sections,
     shorten,
     some_names,
@@ -52,6 +56,10 @@ _NAME = 40
 _LEAST_NAME, _MOST_NAME = 16, 60
 _OTHER_COLUMNS = 74
 """Columns the table of layers needs beside the name."""
+_RANGE_COLUMNS = 16
+"""Columns that their ranges need; left out where the terminal is narrower than :data:`_WIDE`."""
+_WIDE = 110
+NOISE = "the gain is inside the model's noise"
 _BAR = 24
 
 
@@ -130,11 +138,10 @@ def tile_text(layer: LayerRow, *, times: str = "x") -> str:
 
 
 def by_gain(findings: Sequence[Finding]) -> list[Finding]:
-    """The largest gain first; of equal gains, the more severe first.
+    """The findings in the order of :func:`~trtopt.report.schema.analysis.rank`.
 
     Findings that say the same of different nodes become one, with all the nodes and the sum of the gains.
     """
-    order = ("error", "warning", "hint", "info")
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.rule, finding.severity, finding.message, finding.remedy), []).append(finding)
@@ -143,10 +150,11 @@ def by_gain(findings: Sequence[Finding]) -> list[Finding]:
             group[0],
             nodes=tuple(node for finding in group for node in finding.nodes),
             gain_us=sum(finding.gain_us for finding in group),
+            within_noise=all(finding.within_noise for finding in group),
         )
         for group in groups.values()
     ]
-    return sorted(merged, key=lambda finding: (-finding.gain_us, order.index(finding.severity)))
+    return sorted(merged, key=rank)
 
 
 def slowest(layers: Sequence[LayerRow]) -> list[LayerRow]:
@@ -230,7 +238,7 @@ def _predicted(analysis: Analysis, gpu: GpuSpec) -> list[RenderableType]:
     needed = memory.weight_bytes + memory.activation_bytes
     fits = "fits" if memory.fits else "DOES NOT FIT"
     rows = [
-        ("time", f"{time_text(totals.predicted_us)} in {count(len(analysis.layers), 'layer')}"),
+        ("time", f"{predicted_text(totals)} in {count(len(analysis.layers), 'layer')}"),
         ("arithmetic", f"{flop_text(totals.flop)}, {achieved}"),
         ("traffic", f"{bytes_text(totals.bytes)}, {moved}"),
         (
@@ -241,6 +249,7 @@ def _predicted(analysis: Analysis, gpu: GpuSpec) -> list[RenderableType]:
     ]
     if memory.activation_bytes:
         rows.append(("", f"activations peak at {shorten(visible(memory.peak_node), _NAME)}"))
+    rows += [("calibrated", text) for text in calibration_lines(analysis.gpu)]
     if memory.fits:
         return [pairs(rows)]
     return [pairs(rows), line(f"the GPU lacks {bytes_text(needed - memory.device_bytes)} of memory", "bold red")]
@@ -277,7 +286,9 @@ class _LayerTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.cells import cell_len
 
-        width = min(max(options.max_width - _OTHER_COLUMNS, _LEAST_NAME), _MOST_NAME)
+        wide = options.max_width >= _WIDE and any(layer.low_us is not None for layer in self.layers)
+        others = _OTHER_COLUMNS + (_RANGE_COLUMNS if wide else 0)
+        width = min(max(options.max_width - others, _LEAST_NAME), _MOST_NAME)
         rows = []
         for layer in self.layers:
             tile = tile_text(layer)
@@ -290,11 +301,13 @@ class _LayerTable:
                     f"{tile} {layer.waves}w" if tile else "",
                     layer.limiter,
                     time_text(layer.predicted_us),
+                    *([range_text(layer.predicted_us, layer.low_us, layer.high_us)] if wide else []),
                     percent(layer.predicted_us / self.total_us) if self.total_us else "",
                 )
             )
-        headers = ("layer", "op", "type", "m x n x k", "tile, waves", "limiter", "time", "share")
-        yield _table(headers, rows, right=(6, 7))
+        spans = ("80 %",) if wide else ()
+        heads = ("layer", "op", "type", "m x n x k", "tile, waves", "limiter", "time", *spans, "share")
+        yield _table(heads, rows, right=range(6, len(heads)))
 
 
 def _findings(analysis: Analysis) -> list[RenderableType]:
@@ -309,7 +322,8 @@ def _findings(analysis: Analysis) -> list[RenderableType]:
 def _finding(finding: Finding) -> tuple[str, str]:
     gain = f"-{time_text(finding.gain_us)}" if finding.gain_us > 0 else finding.severity
     where = f" ({some_names(finding.nodes, 2)})" if finding.nodes else ""
-    return gain, f"{finding.rule}: {visible(finding.message)}{where}\n> {visible(finding.remedy)}"
+    noise = f"; {NOISE}" if finding.within_noise else ""
+    return gain, f"{finding.rule}: {visible(finding.message)}{where}{noise}\n> {visible(finding.remedy)}"
 
 
 def _sparsity(analysis: Analysis) -> list[RenderableType]:
@@ -348,7 +362,7 @@ def _batches(analysis: Analysis) -> list[RenderableType]:
     rows = [
         (
             str(point.batch),
-            time_text(point.predicted_us),
+            predicted_text(point),
             f"{point.throughput:,.0f}/s",
             bytes_text(point.activation_bytes),
             batch_notes(analysis, point),
@@ -385,7 +399,7 @@ def _levels(analysis: Analysis) -> list[RenderableType]:
         (
             LEVELS[summary.level],
             str(summary.kernels),
-            time_text(summary.totals.predicted_us),
+            predicted_text(summary.totals),
             flop_text(summary.totals.flop),
             bytes_text(summary.totals.bytes),
             f"PROXY: {visible(summary.proxy)}" if summary.proxy is not None else "",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.report.schema.build import BuildReport, EngineRecord, MatrixBuild, OutputAccuracy
+from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.decisions import (
     builder_section,
     guard_section,
@@ -23,6 +24,7 @@ from trtopt.report.text.format import (
     line,
     pairs,
     percent,
+    predicted_text,
     seconds_text,
     sections,
     shorten,
@@ -121,6 +123,7 @@ def _result(report: BuildReport) -> list[RenderableType]:
     else:
         rows.append(("target", gpu))
     rows.append(("judge", judge_text(report.judge)))
+    rows += [("calibrated", text) for text in calibration_lines(report.gpu)]
     rows += [("written", path) for path in files_written(report)]
     return [pairs(rows)]
 
@@ -226,7 +229,7 @@ def _engine(report: BuildReport) -> list[RenderableType]:
             if slowest
             else ""
         )
-        rows.append(("predicted", f"{time_text(found.totals.predicted_us)} on {found.gpu}{most}"))
+        rows.append(("predicted", f"{predicted_text(found.totals)} on {found.gpu}{most}"))
         rows += [("no cost known", f"{item.op}: {some(item.nodes)}, in no sum") for item in found.uncosted]
     rows += [("profile" if index == 0 else "", text) for index, text in enumerate(_profiles(engine))]
     if engine.ignored_options:

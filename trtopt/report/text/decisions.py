@@ -61,6 +61,7 @@ def recipes_section(report: BuildReport) -> list[RenderableType]:
     before, after = report.rewriting.before, report.rewriting.after
     if before is not None and after is not None:
         body.append(pairs([("without recipes", _cost_text(before)), ("with recipes", _cost_text(after))]))
+        body += _noise(report, before, after.predicted_us)
     if rows:
         body.append(table(("recipe", "where", "kernels", "bytes", "predicted"), rows, right=(2, 3, 4)))
     return body
@@ -99,9 +100,11 @@ def guard_section(report: BuildReport) -> list[RenderableType]:
     kept = sum(record.kept for record in report.guard)
     rows = [("8-bit", f"{kept} of {count(len(report.guard), 'region')}")]
     plain = report.sixteen_bit
+    noise: list[RenderableType] = []
     if plain is not None:
         whole = f"{count(plain.kernels, 'kernel')}, {bytes_text(plain.bytes)}, {time_text(plain.predicted_us)}"
         rows.append(("in 16-bit", f"{whole} predicted"))
+        noise = [] if report.analysis is None else _noise(report, plain, report.analysis.totals.predicted_us)
     groups = _equal_records(report.guard)
     cells = [
         (
@@ -114,9 +117,29 @@ def guard_section(report: BuildReport) -> list[RenderableType]:
     ]
     body: list[RenderableType] = [
         pairs(rows),
+        *noise,
         table(("type", "such as", "times", "predicted, kernels, bytes"), cells[:_MOST_ROWS]),
     ]
     return [*body, *_more(len(cells) - _MOST_ROWS)]
+
+
+def _noise(report: BuildReport, before: Cost, after_us: float) -> list[RenderableType]:
+    """A line that says that a gain is smaller than half of the range of the engine's predicted time, as shares.
+
+    What is kept was compared by one model, whose errors are mostly the same on both sides; so it stays."""
+    found = report.analysis
+    gain_us = before.predicted_us - after_us
+    if found is None or not 0 < gain_us < math.inf or not found.totals.predicted_us:
+        return []
+    totals = found.totals
+    if totals.low_us is None or totals.high_us is None:
+        return []
+    low, high = (bound / totals.predicted_us - 1 for bound in (totals.low_us, totals.high_us))
+    gain = gain_us / before.predicted_us
+    if gain >= (high - low) / 2:
+        return []
+    what = f"the gain of {percent(gain)} is inside the model's noise of {100 * low:.0f} to {100 * high:+.0f} %"
+    return [line(what, "yellow")]
 
 
 def _equal_records(records: tuple[GuardRecord, ...]) -> list[list[GuardRecord]]:

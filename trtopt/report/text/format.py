@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -176,6 +176,31 @@ def time_text(microseconds: float, *, micro: str = "u") -> str:
         if abs(microseconds) < 999.5 * size:
             return f"{_three(microseconds / size)} {unit}"
     return f"{_three(microseconds / 1e6)} s"
+
+
+class Prediction(Protocol):
+    """A predicted time and its range, in microseconds; None for a range that is not known."""
+
+    @property
+    def predicted_us(self) -> float: ...
+    @property
+    def low_us(self) -> float | None: ...
+    @property
+    def high_us(self) -> float | None: ...
+
+
+def predicted_text(found: Prediction, *, micro: str = "u") -> str:
+    """A predicted time and its range: ``179 us, 150 to 210``; the time alone where no range is known."""
+    low_high = range_text(found.predicted_us, found.low_us, found.high_us)
+    return time_text(found.predicted_us, micro=micro) + (f", {low_high}" if low_high else "")
+
+
+def range_text(microseconds: float, low: float | None, high: float | None) -> str:
+    """The range of a time in the unit that :func:`time_text` gives it: ``150 to 210``; empty where it is not known."""
+    if low is None or high is None:
+        return ""
+    size = next((size for size in (1.0, 1e3) if abs(microseconds) < 999.5 * size), 1e6)
+    return f"{_three(low / size)} to {_three(high / size)}"
 
 
 def page_time(microseconds: float) -> str:

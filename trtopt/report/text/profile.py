@@ -15,6 +15,7 @@ from trtopt.report.schema.profile import (
     precision_of,
     slowest,
 )
+from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import (
     Rows,
     count,
@@ -24,6 +25,7 @@ from trtopt.report.text.format import (
     list_lines,
     pairs,
     percent,
+    range_text,
     sections,
     shorten,
     some,
@@ -70,7 +72,8 @@ def totals(report: ProfileReport) -> list[tuple[str, str]]:
     if found.end_to_end_us is not None:
         spread = "" if found.end_to_end_spread_us is None else f" ± {time_text(found.end_to_end_spread_us)}"
         predicted = found.predicted_end_to_end_us
-        after = "" if predicted is None else f" measured, {time_text(predicted)} predicted"
+        low_high = found.predicted_end_to_end_low_us, found.predicted_end_to_end_high_us
+        after = "" if predicted is None else f" measured, {bracketed(predicted, *low_high)} predicted"
         rows.append(("one inference", f"{time_text(found.end_to_end_us)}{spread}{after}"))
     if found.profiling_overhead_us is not None:
         rows.append(("timing each layer adds", time_text(found.profiling_overhead_us)))
@@ -79,14 +82,21 @@ def totals(report: ProfileReport) -> list[tuple[str, str]]:
     if found.mean_error is not None:
         rank = "" if found.rank_correlation is None else f", rank correlation {found.rank_correlation:.2f}"
         rows.append(("prediction", f"mean error {percent(found.mean_error)} a layer{rank}"))
+    rows += [("calibrated", text) for text in calibration_lines(report.gpu)]
     return rows
+
+
+def bracketed(predicted_us: float, low_us: float | None, high_us: float | None, *, micro: str = "u") -> str:
+    """A predicted time and its range within a sentence: ``179 us (150 to 210)``."""
+    low_high = range_text(predicted_us, low_us, high_us)
+    return time_text(predicted_us, micro=micro) + (f" ({low_high})" if low_high else "")
 
 
 def _prediction(found: ProfileTotals) -> str:
     """The sum of the predictions, beside what these layers took where that is not all."""
     if not found.compared_us:
         return ", nothing predicted"
-    text = f"{time_text(found.predicted_us)} predicted"
+    text = f"{bracketed(found.predicted_us, found.low_us, found.high_us)} predicted"
     left = found.measured_us - found.compared_us
     if left < LEAST_CHANGE_US:
         return f", {text}"

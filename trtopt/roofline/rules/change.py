@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 
-from trtopt.roofline.work import Gemm, Work, alignment_of
+from trtopt.roofline.work import AttentionSizes, Gemm, Work, alignment_of
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 _REMEMBERED = 4096
@@ -46,12 +46,23 @@ def resized(work: Work, *, m: int | None = None, n: int | None = None, k: int | 
     changed = dataclasses.replace(
         work,
         gemm=new,
+        attention=_with_sizes(work.attention, new),
         flop=_scaled(work.flop, new.m * new.n * new.k, old.m * old.n * old.k),
         read_bytes=read,
         weight_bytes=_scaled(work.weight_bytes, new.n * new.k, old.n * old.k),
         write_bytes=_scaled(work.write_bytes, new.m * new.n, old.m * old.n),
     )
     return dataclasses.replace(changed, alignment_bytes=_alignment(work, changed))
+
+
+def _with_sizes(attention: AttentionSizes | None, scores: Gemm) -> AttentionSizes | None:
+    """The attention with the sizes of its score product changed."""
+    if attention is None:
+        return None
+    kv_heads = attention.kv_heads * scores.batch // attention.heads
+    return dataclasses.replace(
+        attention, queries=scores.m, keys=scores.n, size=scores.k, heads=scores.batch, kv_heads=kv_heads
+    )
 
 
 def _scaled(count: int, by: int, of: int) -> int:
@@ -96,9 +107,14 @@ def at_batch(work: Work, batch: int, now: int) -> Work:
         if gemm.m * rows % of_rows or gemm.batch * count % of_count:
             return work
         gemm = Gemm(gemm.m * rows // of_rows, gemm.n, gemm.k, gemm.batch * count // of_count)
+    reduced = work.rows
+    if reduced is not None and reduced.count % now == 0:
+        reduced = dataclasses.replace(reduced, count=reduced.count // now * batch)
     return dataclasses.replace(
         work,
         gemm=gemm,
+        attention=None if gemm is None else _with_sizes(work.attention, gemm),
+        rows=reduced,
         flop=_scaled(work.flop, batch, now),
         read_bytes=_scaled(work.read_bytes, batch, now),
         write_bytes=_scaled(work.write_bytes, batch, now),

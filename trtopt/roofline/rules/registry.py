@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from trtopt.report.schema.analysis import Finding
+from trtopt.report.schema.analysis import Finding, LayerRow, is_noise, range_of_rows, rank
 from trtopt.roofline import gap
 from trtopt.roofline.rules import batch, early, precision, quantization, sizes, structure
 from trtopt.roofline.rules.subject import Proposal, Subject
@@ -73,22 +73,21 @@ PAGES[gap.RULE] = _COMPILER_GAP.rstrip()
 NO_GAIN_US = 0.05
 """A predicted gain below this is none: it is within the printed digit."""
 
-_ORDER = ("error", "warning", "hint", "info")
-
 
 def advise(subject: Subject) -> tuple[Finding, ...]:
     """Everything the rules find, by gain, the largest first; without gain: warnings, hints, information.
 
     A gain is the predicted time of the layers named less what they are predicted to take after the remedy. Within a
     finding each layer counts once; remedies of different rules for one layer are alternatives, so gains of different
-    findings do not add up.
+    findings do not add up. Gains inside the noise of the model come after the others.
     """
-    findings = [_finding(name, item) for name, rule in RULES.items() for item in rule(subject)]
-    return tuple(sorted(findings, key=lambda item: (-item.gain_us, _ORDER.index(item.severity))))
+    findings = [_finding(name, item, subject.row) for name, rule in RULES.items() for item in rule(subject)]
+    return tuple(sorted(findings, key=rank))
 
 
-def _finding(rule: str, item: Proposal) -> Finding:
+def _finding(rule: str, item: Proposal, rows: Mapping[str, LayerRow]) -> Finding:
     gain = sum(item.gains.values())
     won = gain >= NO_GAIN_US
     severity = item.severity if won or item.severity in ("hint", "info") else "hint"
-    return Finding(rule, severity, item.nodes, item.message, item.remedy, gain if won else 0.0)
+    noise = won and is_noise(gain, range_of_rows(rows[name] for name in item.gains if name in rows))
+    return Finding(rule, severity, item.nodes, item.message, item.remedy, gain if won else 0.0, noise)

@@ -1,0 +1,104 @@
+"""The measured products of 8 and 4 bits, and the kernels that quantize their inputs (folder `profiles/gemm-8bit`)."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+from dataclasses import dataclass
+
+from data import PROFILES, Dataset, Sample, product
+
+from trtopt.hardware.spec import find_gpu
+from trtopt.roofline.layer import Timing
+from trtopt.roofline.work import Gemm, Work
+from trtopt.support.precision import ELEMENT_BYTES, Precision
+
+_RESULT_BYTES = 2
+"""Bytes of an element of the input before it is quantized, and of the result: BF16 or FP16."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a row of the tables is quantized.
+
+    Attributes:
+        dtype: The type of the arithmetic.
+        weight_bits, scale_block: As in :class:`~trtopt.roofline.work.Work`.
+        scale_bytes: Of one scale of a block.
+        quantizes: Whether the timed call quantizes its input first, in a kernel of its own.
+        column: The column of the time.
+        timing: How it was timed.
+    """
+
+    dtype: Precision
+    weight_bits: int = 0
+    scale_block: int = 0
+    scale_bytes: int = 0
+    quantizes: bool = False
+    column: str = "latency_ms"
+    timing: Timing = "graph"
+
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes of an element of the input, its share of the scales included."""
+        return ELEMENT_BYTES[self.dtype] + (self.scale_bytes / self.scale_block if self.scale_block else 0)
+
+
+FORMATS = {
+    "fp8": Format(Precision.FP8, column="gemm_only_ms", timing="difference"),
+    "fp8_block": Format(Precision.FP8, scale_block=128, scale_bytes=4, quantizes=True),
+    "nvfp4": Format(Precision.FP4, scale_block=16, scale_bytes=1, quantizes=True),
+    "int8_wo": Format(Precision.FP16, weight_bits=8, timing="single run"),
+    "int4_wo": Format(Precision.FP16, weight_bits=4, timing="single run"),
+    "sq": Format(Precision.INT8, timing="single run"),
+}
+"""By their names in the tables. FP8 is the product alone."""
+
+
+def quantized_table(name: str, gpu: str, format_name: str, floor_us: float = 0.0, least_m: int = 0) -> Dataset:
+    """The products of one format from ``floor_us`` microseconds and ``least_m`` rows on; a group is a pair (n, k)."""
+    item = FORMATS[format_name]
+    with gzip.open(PROFILES / "gemm-8bit" / f"gemm_8bit_{name}.csv.gz", "rt") as file:
+        rows = [row for row in csv.DictReader(file) if row["gemm_dtype"] == format_name]
+    samples = []
+    for row in rows:
+        m, n, k, time = int(row["m"]), int(row["n"]), int(row["k"]), float(row[item.column]) * 1e3
+        if m >= least_m and time >= max(floor_us, 1e-3):
+            before = quantize(Gemm(m, n, k), item) if item.quantizes else None
+            samples.append(Sample(quantized_product(m, n, k, item), time, f"{n}x{k}", before))
+    return Dataset(f"{name} {format_name}", find_gpu(gpu), tuple(samples), item.timing)
+
+
+def quantized_product(m: int, n: int, k: int, item: Format) -> Work:
+    """The product without the kernel that quantizes its input; its result has 16 bits."""
+    per_weight = item.weight_bits / 8 if item.weight_bits else item.operand_bytes
+    return dataclasses.replace(
+        product(m, n, k, item.dtype),
+        read_bytes=int(m * k * item.operand_bytes),
+        weight_bytes=int(k * n * per_weight),
+        write_bytes=m * n * _RESULT_BYTES,
+        weight_bits=item.weight_bits,
+        scale_block=item.scale_block,
+    )
+
+
+def quantize(gemm: Gemm, item: Format) -> Work:
+    """The kernel that quantizes the input [m, k] of a product: largest value and scale of each block."""
+    elements = gemm.m * gemm.k
+    written = int(elements * item.operand_bytes)
+    return Work("memory", 2 * elements, elements * _RESULT_BYTES, 0, written, Precision.BF16)
+
+
+def quantize_table(name: str, gpu: str, column: str, floor_us: float = 0.0) -> Dataset:
+    """The kernels of dynamic FP8 quantization: ``compute_scale_ms`` or ``scale_matrix_ms``; a group is a k."""
+    with gzip.open(PROFILES / "gemm-8bit" / f"quantize_fp8_{name}.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    samples = []
+    for row in rows:
+        work = quantize(Gemm(int(row["m"]), 1, int(row["k"])), FORMATS["fp8"])
+        time = float(row[column]) * 1e3
+        if time >= max(floor_us, 1e-3):
+            written = 0 if column == "compute_scale_ms" else work.write_bytes
+            samples.append(Sample(dataclasses.replace(work, write_bytes=written), time, row["k"]))
+    return Dataset(f"{name} {column}", find_gpu(gpu), tuple(samples))

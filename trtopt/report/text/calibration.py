@@ -1,0 +1,50 @@
+"""Calibrations in words and as a terminal shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trtopt.report.text.format import count, line, pairs, percent, sections, visible
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from trtopt.report.schema.calibration import CalibrationReport
+
+_FACTORS = {
+    "clock": "clock that it sustains",
+    "launch": "launch of a kernel",
+    "bandwidth": "memory bandwidth",
+    "attention": "rate of attention",
+}
+
+
+def calibration_lines(gpu: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """One line that says that predictions use a calibration, from a report's ``gpu``; none where they use none."""
+    found = None if gpu is None else gpu.get("calibration")
+    if gpu is None or found is None:
+        return ()
+    errors = f"{percent(found['error_before'])} -> {percent(found['error_after'])}"
+    return (
+        f"predictions for {visible(str(gpu.get('name', '?')))} use a calibration of {visible(found['date'])} from"
+        f" {count(found['layers'], 'layer')}: error on layers left out {errors}",
+    )
+
+
+def render(report: CalibrationReport) -> Group:
+    """The calibration, to be printed by a ``rich`` console."""
+    found = report.calibration
+    layers = f"{found.layers}, {count(report.kernels, 'different kernel')}"
+    if report.zero_time:
+        layers += f"; {report.zero_time} of zero time left out"
+    if report.unknown:
+        layers += f"; {report.unknown} of unknown work left out"
+    rows = [
+        ("GPU", visible(report.gpu)),
+        ("layers", layers),
+        *((words, f"x {getattr(found, name):.3f}") for name, words in _FACTORS.items()),
+        ("layers left out", f"error {percent(found.error_before)} -> {percent(found.error_after)}"),
+        ("written", f'[gpu."{visible(report.name)}"] in {visible(report.output)}' if report.written else "nothing"),
+    ]
+    return sections([line(f"Calibration of {visible(report.gpu)}", "bold")], [("", [pairs(rows)])])
