@@ -458,5 +458,12 @@ def test_facts_of_an_engine_without_a_metric_of_its_own_have_the_graphs() -> Non
     assert report.accuracy is not None
     metric = MetricRecord("top1", 0.95, 0.80, 0.15)
     ran = dataclasses.replace(report.accuracy, engine=report.accuracy.outputs, metric=metric, engine_metric=None)
-    found = facts_of(dataclasses.replace(report, accuracy=ran), "r.json")
+    found = facts_of(dataclasses.replace(report, accuracy=ran), Path("r.json"))
     assert found.metric == metric and not found.metric_ran
+
+
+def test_waits_between_streams_are_no_kernels() -> None:
+    analysis = full_analysis()
+    sync = dataclasses.replace(analysis.layers[0], name="stream syncs", kind="sync", onnx_nodes=())
+    found = facts_of(dataclasses.replace(analysis, model=_model(), layers=(*analysis.layers, sync)), Path("a.json"))
+    assert found.kernels == len(found.layers) == len(analysis.layers)

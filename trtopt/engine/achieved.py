@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from trtopt.engine.layers import layers_of_profile
-from trtopt.report.schema.analysis import LayerRow
+from trtopt.report.schema.analysis import WITHOUT_KERNEL, LayerRow
 from trtopt.report.schema.build import Achieved
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.support.precision import TENSORRT_TYPES, Precision
@@ -85,7 +85,7 @@ def achieved_precision(
     shares = {name: (value / total if total else 0.0) for name, value in flop.items()}
     order = sorted(shares, key=lambda name: (-shares[name], name))
     times: dict[str, float] = {}
-    for row in predicted:
+    for row in (row for row in predicted if row.kind not in WITHOUT_KERNEL):
         name = Precision.FP32 if row.dtype == Precision.TF32 else row.dtype
         times[name] = times.get(name, 0.0) + row.predicted_us
     spent = sum(times.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 from trtopt.engine.achieved import math_dtype
 from trtopt.engine.layers import layers_of_profile
 from trtopt.errors import UsageError
-from trtopt.report.schema.analysis import Analysis, LayerRow
+from trtopt.report.schema.analysis import WITHOUT_KERNEL, Analysis, LayerRow
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, MetricRecord, OutputAccuracy
 from trtopt.report.schema.check import Checked
 from trtopt.report.schema.layers import LayerInfo
@@ -139,7 +139,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
     allowed = report.config.get("allow_accuracy_loss") is True
     layers: tuple[KernelFacts, ...] = ()
     if found is not None:
-        layers = tuple(_predicted(row) for row in found.layers)
+        layers = _kernels(found.layers)
     elif engine is not None:
         layers = tuple(_compiled(layer) for layer in layers_of_profile(engine.layers) if layer.is_kernel)
     return Facts(
@@ -170,15 +170,15 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
 
 
 def _of_analysis(report: Analysis, model: ModelIdentity, path: Path) -> Facts:
-    shapes = report.model.get("input_shapes")
+    shapes, kernels = report.model.get("input_shapes"), _kernels(report.layers)
     return Facts(
         _checked(path, report.schema, model, _name(report.gpu), "", report.precision),
         model,
         converted(shapes, dict[str, tuple[int, ...]], path) if shapes else None,
         times={"predicted": report.totals.predicted_us},
         shares=_shares([(row.dtype, float(row.flop)) for row in report.layers]),
-        kernels=len(report.layers),
-        layers=tuple(_predicted(row) for row in report.layers),
+        kernels=len(kernels),
+        layers=kernels,
     )
 
 
@@ -236,6 +236,11 @@ def _shares(parts: Sequence[tuple[str, float]]) -> dict[str, float] | None:
         name = Precision.FP32 if dtype == Precision.TF32 else dtype
         found[name] = found.get(name, 0.0) + amount / total
     return found
+
+
+def _kernels(rows: Sequence[LayerRow]) -> tuple[KernelFacts, ...]:
+    """The rows that are kernels: waits between streams and copies to the host are not."""
+    return tuple(_predicted(row) for row in rows if row.kind not in WITHOUT_KERNEL)
 
 
 def _predicted(row: LayerRow) -> KernelFacts:

@@ -20,6 +20,9 @@ Limiter = Literal["math", "memory", "latency"]
 Severity = Literal["error", "warning", "hint", "info"]
 Level = Literal["onnx", "engine"]
 
+WITHOUT_KERNEL = ("sync", "copy")
+"""Kinds of rows that are no kernel: waits between streams, copies between host and GPU."""
+
 
 @dataclass(frozen=True)
 class LayerRow:
