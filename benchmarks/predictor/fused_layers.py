@@ -27,6 +27,7 @@ from trtopt.analysis.compiled import CompiledLevel, compile_level
 from trtopt.events import ignore
 from trtopt.graph import edit
 from trtopt.hardware.spec import find_gpu
+from trtopt.report.schema.analysis import WITHOUT_KERNEL
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import GraphTypes, work_of_node
 from trtopt.source.onnx_file import load
@@ -86,7 +87,7 @@ def measure(path: Path, precision: str) -> dict[str, Any]:
     found = sum(work.flop for work in costed)
     predicted = {name: round(sum(layer_time(work, find_gpu(name)).predicted_us for work in costed), 1) for name in GPUS}
     return {
-        "layers": level.kernels,
+        "layers": sum(layer.op not in WITHOUT_KERNEL for layer in level.layers),
         "without_cost": [layer.name for layer in level.layers if layer.work is None],
         "graph_flop": expected,
         "layer_flop": found,
