@@ -16,6 +16,7 @@ from sweep_nets import write_sweep
 
 import trtopt
 from trtopt.errors import TargetError
+from trtopt.fleet import ray_executor
 
 pytest.importorskip("tensorrt_rtx", reason="builds engines")
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs Ray")
@@ -52,14 +53,17 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         found.shutdown()
 
 
+_AT_A_JOB = f"ray::{ray_executor.run.__name__}".encode()
+
+
 def _busy(raylet: int) -> int | None:
-    """A worker of the node that is at a job: Ray writes the task into the name of the process."""
+    """A worker of the node that runs a job: Ray gives the process the name of the function (its own agents: another)."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                name = (folder / "cmdline").read_bytes()
-                if parent == raylet and name.startswith(b"ray::") and b"IDLE" not in name:
+                name = (folder / "cmdline").read_bytes().rstrip(b"\0 ")
+                if parent == raylet and name == _AT_A_JOB:
                     return int(folder.name)
             except OSError:
                 continue
