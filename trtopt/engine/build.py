@@ -38,6 +38,7 @@ from trtopt.events import Event, OnEvent, ignore
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.report.schema.build import EngineRecord
 from trtopt.report.schema.layers import LayerInfo
+from trtopt.support._lazy import is_available
 from trtopt.support.files import TEMPORARY, atomic_write
 from trtopt.support.version import IMPORT_ROOT
 
@@ -236,24 +237,30 @@ def _run(request: BuildRequest, settings: BuilderSettings, timing: TimingCache, 
         if timing.content is not None:
             cache.write_bytes(timing.content)
             asked["timing_cache"] = "" if timing.name else str(request.timing_cache)
-        (folder / worker.REQUEST).write_text(json.dumps(asked), encoding="utf-8")
-        code = _start_worker(folder, on_event)
-        result_file = folder / worker.RESULT
-        if not result_file.exists():
-            raise crash(code, (folder / "stderr").read_text(encoding="utf-8", errors="replace"))
-        result = json.loads(result_file.read_text(encoding="utf-8"))
-        messages = tuple((severity, text) for severity, text in result["messages"])
-        if not result["ok"]:
-            raise refusal(result["stage"], result["details"], messages, request.name or str(request.onnx))
+        result = _ask(folder, asked, on_event, request.name or str(request.onnx))
         layers = folder / worker.LAYERS
         return Compiled(
             engine=(folder / worker.ENGINE).read_bytes(),
             layers=layers.read_bytes().decode() if layers.exists() else "",
-            messages=messages,
+            messages=tuple((severity, text) for severity, text in result["messages"]),
             version=result["version"],
             seconds=result["seconds"],
             timing_cache=cache.read_bytes() if cache.exists() else None,
         )
+
+
+def _ask(folder: Path, asked: dict[str, Any], on_event: OnEvent, model: str) -> dict[str, Any]:
+    """What a worker of its own says to a request; raises what it refuses."""
+    (folder / worker.REQUEST).write_text(json.dumps(asked), encoding="utf-8")
+    code = _start_worker(folder, on_event)
+    result_file = folder / worker.RESULT
+    if not result_file.exists():
+        raise crash(code, (folder / "stderr").read_text(encoding="utf-8", errors="replace"))
+    result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
+    if not result["ok"]:
+        messages = tuple((severity, text) for severity, text in result["messages"])
+        raise refusal(result["stage"], result["details"], messages, model)
+    return result
 
 
 def _start_worker(folder: Path, on_event: OnEvent) -> int:
@@ -303,7 +310,24 @@ def worker_request(request: BuildRequest, settings: BuilderSettings, *, keep_eng
         "formats": dict(request.formats),
         "inspect": not rtx,
         "keep_engine": keep_engine,
+        "parse_only": False,
     }
+
+
+def parse_onnx(request: BuildRequest) -> None:
+    """Have the compiler's parser read the file of ``request``, in a process of its own.
+
+    Nothing is done where the backend is not installed.
+
+    Raises:
+        EngineBuildError: It refuses the model, with the node and the reason, or crashes.
+    """
+    if not is_available(request.backend.module):
+        return
+    settings = check_options(request.builder, request.plugins, request.backend)
+    asked = worker_request(request, settings) | {"parse_only": True}
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}parse-", ignore_cleanup_errors=True) as name:
+        _ask(Path(name), asked, ignore, request.name)
 
 
 _START_SERVER = START + "from trtopt.engine.worker import serve; serve()"

@@ -149,6 +149,8 @@ def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]
         raise _RefusedError("parse", [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)])
     if network.num_outputs == 0:  # the parser takes an empty file for a model with nothing in it
         raise _RefusedError("parse", [])
+    if request["parse_only"]:
+        return {"version": trt.__version__}
     _set_formats(trt, network, request["formats"])
     config = _configure(trt, builder, network, request)
     monitor = _monitor(trt, events)  # the config does not keep it alive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +12,13 @@ import onnx_ir as ir
 
 from trtopt.config import BuildConfig, options
 from trtopt.config.paths import source_file
-from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
+from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend
 from trtopt.engine.build import EngineArtifact
 from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import SEARCH, key_of, parse_builder_options
+from trtopt.engine.request import BuildRequest
 from trtopt.hardware.spec import PORTABLE
+from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
@@ -54,6 +56,7 @@ class Results:
         host: The part for the host, where there is one.
         samples: Those the model was calibrated on, and those it was verified on.
         files: What :func:`other_files` gave before the work: they may change meanwhile.
+        backend: The target's compiler.
     """
 
     report: BuildReport
@@ -63,6 +66,7 @@ class Results:
     host: ir.Model | None
     samples: tuple[Samples, Samples]
     files: tuple[FileHash, ...]
+    backend: Backend
 
 
 def manifest_of(
@@ -192,12 +196,15 @@ def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> Engin
     )
 
 
-def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, signer: Signer | None) -> None:
-    """Write the outputs; after a failed gate, the report only."""
+def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, signer: Signer | None) -> BuildReport:
+    """Write the outputs; after a failed gate, the report only. The report, with what is known of the saved model."""
     report, engine = results.report, results.engine
     if not report.gate_failures or config.allow_accuracy_loss:
         host = () if results.host is None else save_model(results.host, outputs["host"])
-        onnx = save_model(results.model, outputs["onnx"]) if "onnx" in outputs else ()
+        onnx: tuple[Path, ...] = ()
+        if "onnx" in outputs:
+            onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
+            report = replace(report, saved=tried_in_onnxruntime(onnx) + computes_wrong(results.model))
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
             atomic_write(outputs["engine"], engine.data)
@@ -208,3 +215,12 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         if engine is not None:
             atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
         write_report(report, outputs["report"])
+    return report
+
+
+def _parse_request(results: Results, config: BuildConfig) -> BuildRequest | None:
+    """What the parser is asked about a saved model; None where it took the same graph for the engine."""
+    if results.engine is not None:
+        return None
+    plugins = tuple(Path(item) for item in config.plugins)
+    return BuildRequest(Path(), results.backend, None, (), (), plugins=plugins, name="the optimized model")

@@ -117,8 +117,9 @@ class _Run:
             samples = (inputs.calibration, inputs.check)
             part = None if host is None else host.model
             model, eight_bit = built.final.artifact.model, tuple(built.lowered.quantized)
-            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files)
-            write(results, self._outputs.places, effective, settings.signer)
+            backend = self._target.backend
+            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend)
+            report = write(results, self._outputs.places, effective, settings.signer)
         trim_cache(config, clock)
         return report
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,11 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto
 
-from trtopt.errors import InvalidModelError
+from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph.edit import all_graphs, dims_of
 from trtopt.graph.skeleton import embed
 from trtopt.source.check import all_tensors
+from trtopt.source.portable import make_portable
 from trtopt.support.files import atomic_path, atomic_write, check_writable
 
 EXTERNAL_OVER_BYTES = 1 << 30
@@ -31,8 +32,14 @@ _ALIGNMENT = 4096
 _CHUNK_BYTES = 1 << 22
 
 
-def save_model(model: ir.Model, path: str | os.PathLike[str], *, notes: bool = True) -> tuple[Path, ...]:
-    """Write ``model`` to ``path``; it is not changed.
+def save_model(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    *,
+    notes: bool = True,
+    check: Callable[[Path], None] | None = None,
+) -> tuple[Path, ...]:
+    """Write ``model`` to ``path``, in the forms of :mod:`trtopt.source.portable`; it is not changed.
 
     Weights of more than 1 GiB go to ``NAME.HASH.data`` beside it, HASH being that of their content. A run killed at
     any moment leaves the old model with its own data, or the new one with its own: the data file is complete under
@@ -42,6 +49,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, notes: bool = T
     Args:
         path: The ``.onnx`` file to write or replace.
         notes: Whether to write what computes nothing: doc strings, metadata, the producer, the name of the graph.
+        check: Gets the new file, its weights beside it, before it is put in place; what it raises leaves the old one.
 
     Returns:
         The model's file, then those of its weights, if they have any.
@@ -54,6 +62,7 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, notes: bool = T
     check_writable(target)
     replaced = _own_data_files(target)
     clone = model.clone()
+    make_portable(clone)
     weights = list(_weights(clone))
     unload = sum(value.const_value.nbytes for value in weights if value.const_value) > EXTERNAL_OVER_BYTES
     if unload:
@@ -70,11 +79,26 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, notes: bool = T
             where=str(target),
             remedy="hold large constants in initializers, not in node attributes",
         ) from error
-    atomic_write(target, content)
     data = _locations(proto)
+    _put_in_place(target, content, check, data - replaced)
     for name in replaced - data:
         (target.parent / name).unlink(missing_ok=True)
     return (target, *(target.parent / name for name in sorted(data)))
+
+
+def _put_in_place(target: Path, content: bytes, check: Callable[[Path], None] | None, new: set[str]) -> None:
+    """Write the model's file; where the check refuses it, its ``new`` data files go with it."""
+    if check is None:
+        atomic_write(target, content)
+        return
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(content)
+        try:
+            check(temporary)
+        except TrtoptError:
+            for name in new:
+                (target.parent / name).unlink(missing_ok=True)
+            raise
 
 
 def _weights(model: ir.Model) -> Iterator[ir.Value]:

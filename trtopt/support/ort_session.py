@@ -35,6 +35,9 @@ _WRONG_FOR_FP8 = ("ReluQuantRewrite", "ClipQuantRewrite")
 """They take the FP8 zero point 0 for the lowest UINT8 and remove a ReLU or Clip that the quantizer does not stand for
 (ONNX Runtime 1.31)."""
 
+_CRASHES_ON_FP16 = ("MatmulTransposeFusion",)
+"""It dies of SIGSEGV on a product of a Transpose of FP16 with an operand of lower rank (ONNX Runtime 1.31)."""
+
 _BY_REFERENCE = frozenset(
     {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8}
     | {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT8E4M3FN}
@@ -99,8 +102,9 @@ class OrtSession:
             values = [_by_reference(ort, array) for array in self._weights.values()]
             options.add_external_initializers(list(self._weights), values)
             data = ir.to_proto(light).SerializeToString()
+            disabled = [*_WRONG_FOR_FP8, *(_CRASHES_ON_FP16 if _turns_fp16(light) else ())]
             self._session = ort.InferenceSession(
-                data, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_WRONG_FOR_FP8)
+                data, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
             )
         except Exception as error:
             self.close()
@@ -285,6 +289,14 @@ def _shield_outputs(model: ir.Model) -> None:
             output.type, output.shape = value.type, value.shape
             graph.append(copy)
             graph.outputs[position] = output
+
+
+def _turns_fp16(model: ir.Model) -> bool:
+    """Whether a Transpose of FP16 is in the graph or one nested in it."""
+    return any(
+        node.op_type == "Transpose" and node.inputs[0] is not None and node.inputs[0].dtype is ir.DataType.FLOAT16
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+    )
 
 
 def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:

@@ -232,6 +232,7 @@ class BuildReport:
         sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
         search: How the regions that pay were chosen within an accuracy budget, where there is one.
         sparsity: What was pruned to 2:4, where that was asked for.
+        saved: Whether ONNX Runtime (CPU) loads the saved model, in one line; empty where none was written.
     """
 
     model: dict[str, Any]
@@ -255,6 +256,7 @@ class BuildReport:
     sixteen_bit: Cost | None = None
     search: SearchRecord | None = None
     sparsity: SparsityRecord | None = None
+    saved: str = ""
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

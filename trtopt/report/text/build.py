@@ -363,6 +363,7 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Engine", _engine),
     ("Builder options", lambda report: builder_section(report.engine.builder_search if report.engine else ())),
     ("Host", _host),
+    ("Saved model", lambda report: [line(visible(report.saved))] if report.saved else []),
     ("Inputs and outputs changed", _network_io),
     ("Calibration", _calibration),
     ("Accuracy", _accuracy),

@@ -1,0 +1,229 @@
+"""Saved models run in ONNX Runtime with every level of its optimizations, in processes of their own: some crash it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from trtopt.errors import InvalidModelError
+from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
+from trtopt.source.onnx_file import load
+from trtopt.source.save import save_model
+
+LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")
+
+RUN = """
+import sys
+import numpy as np
+import onnxruntime as ort
+path, level, inputs, outputs = sys.argv[1:]
+options = ort.SessionOptions()
+options.log_severity_level, options.intra_op_num_threads = 4, 1
+options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
+session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+np.savez(outputs, *session.run(None, dict(np.load(inputs))))
+"""
+
+
+def outputs_at_every_level(
+    path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, list[np.ndarray]]:
+    """What each level gives on random numbers; a level that crashes or does not load fails the test."""
+    model = onnx.load(path)
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for item in model.graph.input:
+        if item.name not in initializers:
+            shape = (shapes or {}).get(item.name) or [dim.dim_value or 2 for dim in item.type.tensor_type.shape.dim]
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(item.type.tensor_type.elem_type)
+            feeds[item.name] = rng.standard_normal(shape).astype(dtype)
+    np.savez(path.with_suffix(".in.npz"), allow_pickle=False, **feeds)
+    found = {}
+    for level in LEVELS:
+        result = path.with_suffix(f".{level}.npz")
+        command = [sys.executable, "-c", RUN, str(path), level, str(path.with_suffix(".in.npz")), str(result)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, (path.name, level, ended.returncode, ended.stderr[-1000:])
+        arrays = np.load(result)
+        found[level] = [arrays[name] for name in arrays.files]
+    return found
+
+
+def saved(text: str, folder: Path) -> Path:
+    """A graph saved in its portable form."""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}'), folder / "given.onnx")
+    path = folder / "saved.onnx"
+    save_model(load(folder / "given.onnx").model, path)
+    onnx.checker.check_model(path, full_check=True)
+    return path
+
+
+def assert_equal(found: dict[str, list[np.ndarray]], expected: Sequence[np.ndarray], atol: float) -> None:
+    for level, arrays in found.items():
+        for array, wanted in zip(arrays, expected, strict=True):
+            np.testing.assert_allclose(array.astype(np.float32), wanted, rtol=0, atol=atol, err_msg=level)
+
+
+def halves(numbers: np.ndarray) -> str:
+    return "{" + ", ".join(str(int(bits)) for bits in numbers.astype(np.float16).view(np.uint16).reshape(-1)) + "}"
+
+
+PRODUCTS = [
+    pytest.param("1,0,2", (5, 3, 2), (2, 4), 1, id="batch and sequence"),
+    pytest.param("1,2,0", (2, 3, 5), (2, 4), 1, id="last axis from the front"),
+    pytest.param("1,2,0,3", (4, 5, 3, 2), (2, 4), 1, id="rank 4"),
+    pytest.param("1,2,3,0", (2, 5, 3, 4), (3, 2, 4), 1, id="rank 4 and rank 3"),
+    pytest.param("1,0,2", (5, 3, 2), (4, 5), 0, id="the constant on the left"),
+    pytest.param("1,0,2", (5, 3, 2), (2,), 1, id="a vector"),
+    pytest.param("1,0,2", (5, 3, 2), (5,), 0, id="a vector on the left"),
+]
+
+
+@pytest.mark.parametrize(("perm", "shape", "weight", "place"), PRODUCTS)
+@pytest.mark.parametrize("computed", [False, True], ids=["constant", "computed"])
+def test_a_product_behind_a_transpose_of_fp16_does_not_crash(
+    perm: str, shape: tuple[int, ...], weight: tuple[int, ...], place: int, computed: bool, tmp_path: Path
+) -> None:
+    """The smallest graph of unrolled LSTMs and GRUs that crashed ONNX Runtime 1.31 at its default level."""
+    w = np.random.default_rng(1).integers(-8, 8, weight).astype(np.float16) / 4
+    x = np.zeros(shape).transpose([int(axis) for axis in perm.split(",")])
+    rank = np.ndim(x @ w if place else w @ x)
+    operands = ("u, w" if place else "w, u") if not computed else ("c, r" if place else "r, c")
+    if computed:
+        dims = ", ".join(map(str, weight))
+        cast = "c = Cast<to = 1>(u) r = Relu(w)"
+        head = f"(float16[{', '.join(map(str, shape))}] x, float[{dims}] w) => (float[{', '.join('N' * rank)}] y) {{"
+    else:
+        cast = ""
+        head = (
+            f"(float16[{', '.join(map(str, shape))}] x) => (float16[{', '.join('N' * rank)}] y) "
+            f"<float16[{', '.join(map(str, weight))}] w = {halves(w)}> {{"
+        )
+    path = saved(f"g {head} u = Transpose<perm = [{perm}]>(x) {cast} y = MatMul({operands}) }}", tmp_path)
+    found = outputs_at_every_level(path)
+    feeds = np.load(path.with_suffix(".in.npz"))
+    turned = feeds["x"].astype(np.float32).transpose([int(axis) for axis in perm.split(",")])
+    other = np.maximum(feeds["w"], 0) if computed else w.astype(np.float32)
+    assert_equal(found, [turned @ other if place else other @ turned], 1e-2)
+
+
+def test_only_products_behind_such_a_transpose_change(tmp_path: Path) -> None:
+    weight = halves(np.ones((2, 2)))
+    path = saved(
+        "g (float16[5, 3, 2] x) => (float16[5, 3, 2] y, float16[3, 5, 2] z) "
+        f"<float16[2, 2] w = {weight}, float16[2, 2] v = {weight}> "
+        "{ y = MatMul(x, w) u = Transpose<perm = [1, 0, 2]>(x) t = MatMul(u, w) z = MatMul(t, v) }",
+        tmp_path,
+    )
+    shapes = {name: value.shape for name, value in ir.load(path).graph.initializers.items()}
+    assert sorted(tuple(shape or ()) for shape in shapes.values()) == [(1, 2, 2), (2, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("move", ["Transpose<perm = [1, 0]>(d)", "Reshape(d, s)", "Unsqueeze(d, a)"])
+def test_int8_moved_by_the_runtime_loads(move: str, tmp_path: Path) -> None:
+    """ONNX Runtime 1.31 wrote a quantizer whose output_dtype INT8 met a UINT8 zero point, with ENABLE_ALL only."""
+    shape = "1, 4, 4" if "Unsqueeze" in move else "M, N"
+    path = saved(
+        f"g (float[4, 4] x) => (float[{shape}] y) "
+        "<float k = {0.1}, int8 z = {0}, int64[2] s = {2, 8}, int64[1] a = {0}> "
+        f"{{ q = QuantizeLinear(x, k, z) d = DequantizeLinear(q, k, z) m = {move} y = Sigmoid(m) }}",
+        tmp_path,
+    )
+    found = outputs_at_every_level(path)
+    assert_equal(found, found["DISABLE_ALL"], 1e-6)
+    quantize, dequantize = (node for node in onnx.load(path).graph.node if "uantizeLinear" in node.op_type)
+    assert (len(quantize.input), len(dequantize.input)) == (3, 2)
+
+
+CRASHES = (
+    f"g (float16[5, 3, 2] x) => (float16[3, 5, 2] y) <float16[2, 2] w = {halves(np.ones((2, 2)))}> "
+    "{ u = Transpose<perm = [1, 0, 2]>(x) y = MatMul(u, w) }"
+)
+
+
+def test_a_model_of_others_that_crashes_the_runtime_is_served(tmp_path: Path) -> None:
+    """As it would end the process of the tests, it is loaded in one of its own."""
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {CRASHES}'), path)
+    code = (
+        "import sys, numpy, trtopt\n"
+        "with trtopt.Engine.load(sys.argv[1]) as engine:\n"
+        "    print(engine.run({'x': numpy.ones((5, 3, 2), numpy.float16)})['y'].sum())\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "60.0"), ended.stderr[-1000:]
+
+
+def test_what_crashes_the_runtime_is_said_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {CRASHES}'), path)
+    assert tried_in_onnxruntime([path]) == "ONNX Runtime (CPU) crashes on it: SIGSEGV"
+    assert tried_in_onnxruntime([saved(CRASHES, tmp_path)]) == "ONNX Runtime (CPU) loads it"
+    bf16 = "g (bfloat16[2, 2] x) => (bfloat16[2, 2] y) { y = MatMul(x, x) }"
+    assert "does not load it: " in tried_in_onnxruntime([saved(bf16, tmp_path)])
+
+
+def test_a_file_that_the_checks_refuse_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(CRASHES, tmp_path)
+    before = path.read_bytes()
+    model = load(path).model
+    node = model.graph[0]
+    node.attributes["wrong"] = ir.AttrInt64("wrong", 1)
+    with pytest.raises(InvalidModelError, match="wrong"):
+        save_checked(model, path, None)
+    assert path.read_bytes() == before
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["given.onnx", "saved.onnx"]
+
+
+SHARED = Path(__file__).parents[3] / "shared" / "models"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the models are not here")
+@pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("dscnn_kws/model", ()),
+        ("resnet20_cifar10/model", ()),
+        ("crepe_tiny/model", ()),
+        ("silero_vad/model_ifless", ("input:1x576,state:2x1x128",)),
+    ],
+)
+def test_optimized_models_give_the_same_at_every_level(
+    name: str, shapes: tuple[str, ...], precision: str, tmp_path: Path
+) -> None:
+    """Within what a rounding to 8 bits may turn over between two kernels."""
+    path = tmp_path / "saved.onnx"
+    command = [
+        "optimize",
+        str(SHARED / f"{name}.onnx"),
+        f"--{precision}",
+        "-o",
+        str(path),
+        "--cache-dir",
+        str(tmp_path),
+    ]
+    command += [item for shape in shapes for item in ("--opt-shapes", shape)]
+    if precision != "fp16":
+        command += ["--keep-all-int8", "--allow-accuracy-loss"]
+    assert subprocess.run([sys.executable, "-m", "trtopt", *command], check=False, timeout=600).returncode == 0
+    onnx.checker.check_model(path, full_check=True)
+    given = dict(item.split(":") for shape in shapes for item in shape.split(","))
+    if computes_wrong(load(path).model):
+        return  # The report says so, in its `saved`.
+    found = outputs_at_every_level(path, {key: tuple(map(int, dims.split("x"))) for key, dims in given.items()})
+    for level, arrays in found.items():
+        for array, plain in zip(arrays, found["DISABLE_ALL"], strict=True):
+            bound = 1e-2 if precision == "fp16" else 0.1
+            assert np.linalg.norm(array - plain) <= bound * np.linalg.norm(plain), level
