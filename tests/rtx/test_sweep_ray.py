@@ -57,7 +57,7 @@ _AT_A_JOB = f"ray::{ray_executor.run.__name__}".encode()
 
 
 def _busy(raylet: int) -> int | None:
-    """A worker of the node that runs a job: Ray gives the process the name of the function (its own agents: another)."""
+    """A worker of the node that runs a job: Ray names the process after it, and its own agents otherwise."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
