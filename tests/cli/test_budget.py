@@ -220,6 +220,6 @@ def test_absurd_calibration_data_is_warned_of_by_name(trtopt: Run, tmp_path: Pat
     np.savez(tmp_path / "calib.npz", x=data)
     options = ("--int8", "--keep-all-int8", "--recipes", "none", "--backend", "tensorrt")
     done = trtopt("optimize", "model.onnx", "-o", "out.onnx", "--calib", "calib.npz", *options)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 7, "below the floor"
     warned = next(line for line in done.stderr.replace("\n  ", " ").splitlines() if "fill values" in line)
     assert warned.startswith("warning: calibration samples: ") and "input x (up to 1e+09)" in warned

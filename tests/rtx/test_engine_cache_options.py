@@ -79,6 +79,7 @@ ROWS = (
     Row("metric", None, "sqnr", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
     Row("min_sqnr_db", None, 1.0, False),
+    Row("min_agreement", None, 0.1, False),
     Row("allow_accuracy_loss", False, True, False),
     Row("compare_tensors", False, True, False),
     Row("keep_all_int8", False, True, True, {**INT8, "calib": SAMPLES}),  # too small a network to gain by INT8

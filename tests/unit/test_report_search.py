@@ -127,7 +127,8 @@ def test_nothing_searched_is_nothing_said() -> None:
 def test_the_record_is_plain_json() -> None:
     value = plain(dataclasses.asdict(record()))
     assert value["pareto"][0].keys() == {
-        *("name", "precision", "flop_share", "predicted_us", "drop", "error", "metric", "chosen", "within_budget")
+        *("name", "precision", "flop_share", "predicted_us", "drop", "error", "metric", "chosen", "within_budget"),
+        *("disagreement", "noise"),
     }
     assert value["steps"][0]["action"] == "16-bit" and value["types"] == {"r0": "fp8", "r1": "int8", "r2": "int8"}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from trtopt.accuracy.compare import MemoizedRunner, Runner, is_class_like, top1
-from trtopt.config.budget import AccuracyBudget
+from trtopt.config.budget import AccuracyBudget, Floor
 from trtopt.errors import InvalidModelError, TrtoptError, UsageError
-from trtopt.report.schema.build import AccuracyRecord, MetricRecord, OutputAccuracy
+from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.support._script import is_script, load_function, script_line
 from trtopt.support.ort_session import Feeds
 
@@ -254,11 +254,11 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     """The gates that failed, one sentence each; the caller decides between an error and a warning.
 
     Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
-    least X. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1
-    agreement of each output that has one, else 1 - cosine. An engine that ran passes the same gates: its own metric,
-    or its outputs where the metric could not be measured on it. Outputs that the host computes pass the first gate and
-    the metric's; for the others the tensors it computes them from stand in, since a rounding may change which boxes
-    are chosen, and their order.
+    least X. The floor of the record: each output keeps its bound of it. ``--max-accuracy-drop X``: with a metric,
+    baseline - optimized <= X; without one, X bounds 1 - top-1 agreement of each output that has one, else 1 - cosine.
+    An engine that ran passes the same gates: its own metric, or its outputs where the metric could not be measured on
+    it. Outputs that the host computes pass the first gate and the metric's; for the others the tensors it computes them
+    from stand in, since a rounding may change which boxes are chosen, and their order.
 
     Args:
         record: The verification.
@@ -277,6 +277,7 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
                 )
             elif name not in record.host_outputs:
                 failures += _output_failures(where, accuracy, budget, metric is not None)
+                failures += _floor_failures(where, name, accuracy, record.floor)
     for suffix, metric in (("", record.metric), (" of the engine", record.engine_metric)):
         if metric is not None and not budget.allows(metric.drop):
             failures.append(
@@ -296,6 +297,19 @@ def _output_failures(where: str, accuracy: OutputAccuracy, budget: AccuracyBudge
     if not has_metric and not budget.allows(drop):
         failures.append(f"{where}: 1 - {measure} = {drop:.4g}, more than the {budget.words()}")
     return failures
+
+
+def _floor_failures(where: str, name: str, accuracy: OutputAccuracy, floor: FloorRecord | None) -> list[str]:
+    bound = None if floor is None else floor.outputs.get(name)
+    if floor is None or bound is None:
+        return []
+    least = Floor(floor.agreement, floor.sqnr_db)
+    agreement = accuracy.top1_agreement or 0.0
+    if bound == "agreement" and least.excess(1 - agreement, 0.0) > 1:
+        return [f"{where}: top-1 agreement {agreement:.4g}, less than the {least.agreement:g} of --min-agreement"]
+    if bound == "sqnr" and not AccuracyBudget(sqnr_db=least.sqnr_db).allows_sqnr(accuracy.sqnr_db):
+        return [f"{where}: SQNR {accuracy.sqnr_db:.1f} dB, less than the {least.sqnr_db:g} dB of --min-sqnr-db"]
+    return []
 
 
 def drop_of(accuracy: OutputAccuracy) -> tuple[str, float]:

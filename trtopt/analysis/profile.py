@@ -18,6 +18,7 @@ from trtopt.engine.manifest import load_engine, manifest_path
 from trtopt.engine.request import input_shapes
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
+from trtopt.graph.input_values import input_values
 from trtopt.hardware.cpu import available_threads
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu
@@ -219,7 +220,7 @@ class _Run:
         with self.clock.stage("probe"):
             cpu = probe_cpu(threads)
         with self.clock.stage("measure"):
-            feeds = random_feeds(loaded.inputs, decided.shapes)
+            feeds = random_feeds(loaded.inputs, decided.shapes, input_values(loaded.model))
             measurement = onnxruntime.measure(loaded, feeds, threads=threads)
         return join(measurement, Device(cpu), self._modules(loaded, measurement))
 

@@ -24,6 +24,7 @@ from trtopt.errors import InvalidModelError
 from trtopt.events import OnEvent, ignore
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.input_values import input_values
 from trtopt.graph.shapes import static_shapes
 from trtopt.graph.skeleton import content_hash
 from trtopt.hardware.probe import present_gpu
@@ -214,7 +215,7 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}
     check_outputs(outputs, weight_files(loaded.model))
     given = config.calib if calib is None else calib
-    samples = open_samples(SYNTHETIC if given is None else given, loaded.inputs)
+    samples = open_samples(SYNTHETIC if given is None else given, loaded.inputs, values=input_values(loaded.model))
     given = config.eval if eval_samples is None else eval_samples
     check = samples if given is None else open_samples(given, loaded.inputs)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)

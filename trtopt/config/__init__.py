@@ -1,17 +1,19 @@
 """Every option once: its help, unit, choices, aliases and kind of value."""
 
 from trtopt.config.base import GROUPS, Config, Option, ShapeMap, field_kinds, flag, options
-from trtopt.config.budget import DEFAULT_ACCURACY_DROP, AccuracyBudget
+from trtopt.config.budget import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, Floor
 from trtopt.config.commands import ONNXRUNTIME, AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
 
 __all__ = [
     "DEFAULT_ACCURACY_DROP",
+    "DEFAULT_FLOOR",
     "GROUPS",
     "ONNXRUNTIME",
     "AccuracyBudget",
     "AnalyzeConfig",
     "BuildConfig",
     "Config",
+    "Floor",
     "Option",
     "ProfileConfig",
     "SensitivityConfig",

@@ -14,6 +14,32 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
+class Floor:
+    """The least that outputs keep of FP32, whatever a metric says.
+
+    Attributes:
+        agreement: The least top-1 agreement of outputs that hold scores, 0..1; None for any.
+        sqnr_db: The lowest signal to noise of the other outputs, in dB; None for any.
+    """
+
+    agreement: float | None = None
+    sqnr_db: float | None = None
+
+    def excess(self, disagreement: float, noise: float) -> float:
+        """How many times too large the largest disagreement or noise over signal is; 1 where both hold."""
+        found = 1.0
+        if self.agreement is not None and 1 - disagreement < self.agreement - ROUNDING:
+            found = disagreement / max(1 - self.agreement, ROUNDING)
+        if self.sqnr_db is not None and noise > (most := 10 ** (-self.sqnr_db / 10)):
+            found = max(found, noise / most)
+        return found
+
+
+DEFAULT_FLOOR = Floor(0.98, 20.0)
+"""The floor of INT8 and FP8 on a caller's samples."""
+
+
+@dataclass(frozen=True)
 class AccuracyBudget:
     """How much accuracy may be lost, and who says so.
 
@@ -21,11 +47,13 @@ class AccuracyBudget:
         drop: The largest drop of the metric, or of the agreement with FP32; None for any.
         sqnr_db: The lowest signal to noise of an output, in dB; None for any.
         source: Who gave ``drop``: ``default`` where nobody did and a search needs one.
+        floor: What outputs keep besides; None where nothing is asked of them.
     """
 
     drop: float | None = None
     sqnr_db: float | None = None
     source: Literal["user", "default"] = "user"
+    floor: Floor | None = None
 
     @property
     def is_default(self) -> bool:
@@ -34,7 +62,7 @@ class AccuracyBudget:
 
     @property
     def is_given(self) -> bool:
-        """Whether anything is bounded."""
+        """Whether anything besides the floor is bounded."""
         return self.drop is not None or self.sqnr_db is not None
 
     @property
@@ -65,4 +93,4 @@ class AccuracyBudget:
 
     def as_asked(self) -> AccuracyBudget:
         """Without a drop that nobody gave."""
-        return AccuracyBudget(sqnr_db=self.sqnr_db) if self.is_default else self
+        return AccuracyBudget(sqnr_db=self.sqnr_db, floor=self.floor) if self.is_default else self

@@ -72,7 +72,18 @@ class BuildConfig(Config):
         None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
     )
     min_sqnr_db: float | None = option_field(
-        None, "fail (exit code 7) when an output's SQNR is below X dB", SAMPLES, metavar="X"
+        None,
+        "fail (exit code 7) when an output's SQNR is below X dB "
+        "(--int8 and --fp8 with your samples: 20 for outputs that hold no scores)",
+        SAMPLES,
+        metavar="X",
+    )
+    min_agreement: float | None = option_field(
+        None,
+        "fail (exit code 7) when an output that holds scores agrees with FP32 in less than this share of its top-1 "
+        "(--int8 and --fp8 with your samples: 0.98)",
+        SAMPLES,
+        metavar="SHARE",
     )
     allow_accuracy_loss: bool = switch_field("report failed gates as warnings, exit code 0", SAMPLES)
     compare_tensors: bool = switch_field(
@@ -139,6 +150,10 @@ class BuildConfig(Config):
                 "The largest accuracy drop is negative",
                 where=flag("max_accuracy_drop"),
                 remedy="give a number from 0 on; the drop is baseline - optimized",
+            )
+        if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
+            raise UsageError(
+                "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"
             )
         if self.cache_gb is not None and self.cache_gb < 0:
             raise UsageError(

@@ -225,8 +225,9 @@ def with_blocked(
 
 def searched_records(records: Sequence[GuardRecord], found: SearchRecord) -> tuple[GuardRecord, ...]:
     """The verdicts, with what the accuracy budget took back, or the search found to pay after all."""
-    bound = f"of {found.budget:g} ({found.metric})" if found.budget < math.inf else "of --min-sqnr-db"
-    taken_back = f"taken back for the accuracy budget {bound}"
+    bound = "budget of --min-sqnr-db" if found.min_sqnr_db is not None else "floor"
+    bound = f"budget of {found.budget:g} ({found.metric})" if found.budget < math.inf else bound
+    taken_back = f"taken back for the accuracy {bound}"
     result = []
     for record in records:
         dtype = found.types.get(record.region, "")

@@ -25,7 +25,6 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.decide import plan_for
 from trtopt.precision.fp16.repair import Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.observe.calibrate import channel_stats, product_inputs
-from trtopt.precision.observe.samples import Samples
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.refine import refine
 from trtopt.precision.ptq.scaling import Scaled, equalize, smooth
@@ -207,16 +206,26 @@ def fitted(samples: Iterable[Feeds]) -> Iterator[Feeds]:
     return (feeds for index, feeds in enumerate(samples) if index % _HELD_OUT)
 
 
+def held_out(samples: Iterable[Feeds]) -> Iterator[Feeds]:
+    """Every fourth sample: those that :func:`fitted` leaves out."""
+    return (feeds for index, feeds in enumerate(samples) if index % _HELD_OUT == 0)
+
+
 class OutputErrorMeter:
     """Compares plans with the FP32 outputs of one widened model.
 
     The first :data:`JUDGED_SAMPLES` of ``samples`` are used where a caller brings none.
     """
 
-    def __init__(self, reference: ir.Model, samples: Samples) -> None:
+    def __init__(self, reference: ir.Model, samples: Iterable[Feeds]) -> None:
         self._reference = reference
         self._own = list(_bounded(itertools.islice(samples, JUDGED_SAMPLES), lambda feeds: feeds.values()))
         self._known: dict[int, list[list[np.ndarray]]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many samples of its own it has."""
+        return len(self._own)
 
     def of(self, base: ir.Model, plan: PrecisionPlan, samples: Sequence[Feeds] | None = None) -> float:
         """Noise power over signal power of the worst output; infinite where an output is not finite.
@@ -320,7 +329,7 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
         observer.clock.warn("improve", text)
         return Improved(problem, plan)
     with observer.clock.stage("improve"):
-        judge = OutputErrorMeter(problem.model, observer.samples)
+        judge = OutputErrorMeter(problem.model, held_out(observer.samples))
         tried = _Trials(judge, observer, Improved(problem, plan), price)
         if not problem.imported:  # given ranges are those of the tensors as they are
             began = time.perf_counter()
@@ -360,7 +369,8 @@ class _Trials:
         lost = len(self.best.plan.quantized) - len(plan.quantized)
         error = self._judge.of(problem.model, plan) if not lost else math.inf
         kept = error < before
-        text = f"output SQNR {decibels(before):.2f} -> {decibels(error):.2f} dB{'' if kept else ': not kept'}"
+        judged = f"on {self._judge.count} held-out samples"
+        text = f"output SQNR {decibels(before):.2f} -> {decibels(error):.2f} dB {judged}{'' if kept else ': not kept'}"
         if kept and not self._is_free(problem, plan):
             kept, text = False, f"{text}: not kept, the network is slower with it"
         if lost:

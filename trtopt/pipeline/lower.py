@@ -26,7 +26,7 @@ from trtopt.pipeline.guard import (
     with_blocked,
 )
 from trtopt.pipeline.improve import improve, repaired
-from trtopt.pipeline.search import RegionOracle, search
+from trtopt.pipeline.search import RegionOracle, search, settled
 from trtopt.pipeline.verify import Gauge
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
 from trtopt.precision.fp16.repair import Repaired
@@ -223,12 +223,15 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
             return chosen
         flop = cost.flop_by_node(problem.model, problem.shapes)
         with observer.clock.stage("search"), job.gauge as gauge:
+            if gauge.is_floor and gauge.keeps_floor(apply_plan(chosen.base, chosen.plan)):
+                return chosen
             oracle = RegionOracle(improved, guard, guarded, gauge, observer)
-            found = search(oracle, gauge, flop, observer, job.target)
-        records, searched = searched_records(records, found.record), oracle.plan(found.mix)
-        kept = {op.node: op for op in searched.quantized}
-        refused = candidates.refused + _taken_back(candidates, kept, records)
-        return replace(chosen, plan=replace(searched, refused=refused), guard=records, search=found.record)
+            final = settled(search(oracle, gauge, flop, observer, job.target), oracle, problem, gauge, observer)
+        records = searched_records(records, final.record)
+        kept = {op.node: op for op in final.plan.quantized}
+        plan = replace(final.plan, refused=candidates.refused + _taken_back(candidates, kept, records))
+        steps = (*chosen.steps, *final.steps)
+        return replace(chosen, base=final.problem.model, plan=plan, steps=steps, guard=records, search=final.record)
 
 
 def _culprits(problem: Problem, candidates: Candidates, observer: Observer, job: Lowering) -> dict[str, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from trtopt.accuracy.compare import decibels
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import sensitivity
 from trtopt.cache.code import code_hash, entry_key
@@ -15,16 +17,17 @@ from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
-from trtopt.pipeline.improve import Improved
+from trtopt.pipeline.improve import Improved, OutputErrorMeter, held_out, transferred
 from trtopt.pipeline.verify import Gauge, accuracy_drop
 from trtopt.precision.decide import plan_for
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
-from trtopt.precision.regions import find_candidates
+from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.search.search import SearchResult, search_auto, search_budget
 from trtopt.precision.search.space import Checkpoint, Evaluation, Form, Mix, RegionOption, SearchRegion, Space
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.decisions import SearchRecord
+from trtopt.report.schema.steps import StepRecord
 from trtopt.report.text.decisions import miss_text
 from trtopt.support.precision import Precision
 
@@ -41,7 +44,8 @@ class RegionOracle:
     """
 
     def __init__(self, improved: Improved, guard: Guard, guarded: Guarded, gauge: Gauge, observer: Observer) -> None:
-        self._improved, self._guard, self._gauge, self._observer = improved, guard, gauge, observer
+        self.improved = improved
+        self._guard, self._gauge, self._observer = guard, gauge, observer
         self.base = improved.problem.model
         chosen = (verdict for verdict in guarded.verdicts if verdict.options or verdict.kept)
         self._verdicts = {verdict.region.name: verdict for verdict in chosen}
@@ -53,8 +57,8 @@ class RegionOracle:
     @property
     def identity(self) -> str:
         """What the answers depend on besides the regions: the graph, the judge, the ranges, the improved numbers."""
-        plan, digest = self._improved.plan, hashlib.sha256(content_hash(self.base).encode())
-        fallbacks = sorted(self._improved.problem.fallbacks.items())
+        plan, digest = self.improved.plan, hashlib.sha256(content_hash(self.base).encode())
+        fallbacks = sorted(self.improved.problem.fallbacks.items())
         known = (self._guard.judge.name, plan.wide, plan.quantized, sorted(self._forms.items()), fallbacks)
         digest.update(repr(known).encode())
         for values in (plan.rounded, plan.bias):
@@ -80,7 +84,7 @@ class RegionOracle:
 
     def ops(self, mix: Mix) -> tuple[QuantizedOp, ...]:
         """The 8-bit nodes of a mix."""
-        best = {op.node: op for op in self._improved.plan.quantized}
+        best = {op.node: op for op in self.improved.plan.quantized}
         found = [
             self._form(op, best.get(op.node))
             for name, dtype in mix.quantized
@@ -96,7 +100,7 @@ class RegionOracle:
 
     def plan(self, mix: Mix) -> PrecisionPlan:
         """The plan of a mix, with the improved numbers of its nodes."""
-        known, problem = self._improved.plan, self._improved.problem
+        known, problem = self.improved.plan, self.improved.problem
         if mix.narrow == Precision.BF16:
             problem = replace(problem, narrow=BF16)
         plan = plan_for(problem, known.requested, self.ops(mix), known.refused)
@@ -187,3 +191,47 @@ def search(
         found = search_budget(space, gauge.budget(), asked, on_event=listen)
     resumed = checkpoint.reused if checkpoint else 0
     return replace(found, record=replace(found.record, resumed=resumed, own_qdq=bool(existing_nodes(oracle.base))))
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What ships after a search: the FP32 form and its plan, the search's record, and the step that chose the
+    numbers."""
+
+    problem: Problem
+    plan: PrecisionPlan
+    record: SearchRecord
+    steps: tuple[StepRecord, ...] = ()
+
+
+def settled(found: SearchResult, oracle: RegionOracle, start: Problem, gauge: Gauge, observer: Observer) -> Settled:
+    """The numbers of what a search chose: the improved ones, or those that ``start`` has, if the outputs are better.
+
+    Improvements were judged with all regions that pay; fewer of them may be better off without. What is judged is the
+    whole plan, on samples that nothing was fitted to; the numbers change only where the budget still holds.
+    """
+    improved, plan, began = oracle.improved, oracle.plan(found.mix), time.perf_counter()
+    best = Settled(improved.problem, plan, found.record)
+    is_plain = improved.problem is start and not (plan.rounded or plan.bias)
+    if not plan.quantized or is_plain or len(plan.quantized) == len(improved.plan.quantized):
+        return best
+    plain = transferred(plan, start if plan.narrow is None else replace(start, narrow=plan.narrow))
+    judge = OutputErrorMeter(start.model, held_out(observer.samples))
+    errors = [judge.of(improved.problem.model, plan), judge.of(start.model, plain)]
+    text = f"output SQNR {decibels(errors[0]):.2f} dB, without improved numbers {decibels(errors[1]):.2f}"
+    details = f"{text} dB on {judge.count} held-out samples, of the regions that ship"
+    is_same = len(plain.quantized) == len(plan.quantized)
+    if is_same and errors[1] < errors[0]:
+        evaluation = accuracy_drop(gauge.measure(apply_plan(start.model, plain)))
+        if gauge.budget().holds(evaluation) or not found.reached:
+            best = Settled(start, plain, _with_evaluation(found.record, evaluation))
+    step = StepRecord(
+        "judge-numbers", "PRECISION", int(best.plan is plain), time.perf_counter() - began, (), (details,)
+    )
+    return replace(best, steps=(step,))
+
+
+def _with_evaluation(record: SearchRecord, found: Evaluation) -> SearchRecord:
+    figures = {name: getattr(found, name) for name in ("drop", "error", "disagreement", "noise")}
+    pareto = tuple(replace(point, **figures) if point.chosen else point for point in record.pareto)
+    return replace(record, pareto=pareto, **figures)

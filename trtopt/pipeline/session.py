@@ -68,7 +68,8 @@ def run_build(path: Path, config: BuildConfig, sources: DataSources, clock: Cloc
         TrtoptError: See the subclasses in :mod:`trtopt.errors`.
     """
     settings = settle(path, config, sources.calib, clock, make_engine=make_engine)
-    return _Run(settings, read_inputs(settings, sources, clock), clock).run()
+    inputs = read_inputs(settings, sources, clock)
+    return _Run(settings.checked_on(inputs.check), inputs, clock).run()
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,14 @@ class _Run:
         self._own = self._after_recipes()
         loaded, artifact, host = inputs.loaded.model, self._own.rewritten.artifact, self._parts.host
         self._plain = Verification(
-            loaded, artifact.model, inputs.check, inputs.source, inputs.metric, config.compare_tensors, host
+            loaded,
+            artifact.model,
+            inputs.check,
+            inputs.source,
+            inputs.metric,
+            config.compare_tensors,
+            host,
+            floor=settings.budget.floor,
         )
         pruned = Sparsified(artifact, None)
         if prunes(config):
@@ -152,7 +160,7 @@ class _Run:
     def _build(self, artifact: ModelArtifact) -> _Built:
         """The model lowered, verified and built; where the compiler cannot build an 8-bit node, without it."""
         settings, config, target, clock = self._settings, self._config, self._target, self._clock
-        lowering = None
+        lowering, gauge = None, gauge_for(self._plain, config, self._budget)
         if settings.precision is not None:
             lowering = Lowering(
                 settings.precision,
@@ -162,7 +170,7 @@ class _Run:
                 self._open_judge,
                 self._inputs.ranges,
                 self._own.ranges,
-                gauge_for(self._plain, config, self._budget),
+                gauge,
             )
         while True:
             lowered = Lowered(artifact, None, PrecisionRecord("as-is"))
@@ -172,7 +180,8 @@ class _Run:
                 lowered.artifact, target.profiles, settings.io, self._plain.reference, self._plain.host
             )
             job = replace(self._plain, optimized=final.compared, feeds=final.feeds)
-            accuracy = verify(job, clock)
+            known = None if gauge is None or job.tensors else gauge.known(final.compared)
+            accuracy = verify(job, clock) if known is None else known
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             if not settings.make_engine or (failures and not config.allow_accuracy_loss):
                 return _Built(lowered, final, accuracy, None, failures)

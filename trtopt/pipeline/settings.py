@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
-from trtopt.config import DEFAULT_ACCURACY_DROP, AccuracyBudget, BuildConfig
+from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
@@ -18,6 +19,7 @@ from trtopt.engine.manifest import Signer, manifest_path, signature_path
 from trtopt.engine.request import ShapeProfile, plan_profiles
 from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.input_values import input_values
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
@@ -103,6 +105,10 @@ class BuildSettings:
     def uses_tf32(self) -> bool:
         """Whether FP32 products may be TF32."""
         return self.precision == Precision.TF32
+
+    def checked_on(self, samples: Samples) -> BuildSettings:
+        """The settings once it is known what is verified on: a caller's samples give INT8 and FP8 a floor."""
+        return replace(self, budget=replace(self.budget, floor=_floor(self.config, self.precision, samples)))
 
     def budget_after(self, is_pruned: bool) -> AccuracyBudget:
         """The budget once it is known whether a weight was pruned.
@@ -240,6 +246,18 @@ def _budget(config: BuildConfig) -> AccuracyBudget:
     return given
 
 
+def _floor(config: BuildConfig, precision: Precision | None, samples: Samples) -> Floor | None:
+    """What outputs have to keep: what the user says, which 0 turns off, else the default of 8-bit types on real data.
+
+    An SQNR that the user gave bounds all outputs, and takes the place of that of the floor.
+    """
+    has_default = precision in (Precision.INT8, Precision.FP8) and samples.source == "user"
+    least = DEFAULT_FLOOR if has_default else Floor()
+    agreement = least.agreement if config.min_agreement is None else config.min_agreement or None
+    floor = Floor(agreement, least.sqnr_db if config.min_sqnr_db is None else None)
+    return None if floor == Floor() else floor
+
+
 @dataclass(frozen=True)
 class DataSources:
     """What the options name, or Python callers hand in: samples to calibrate on and to verify on, and the metric."""
@@ -314,9 +332,10 @@ def _samples(settings: BuildSettings, sources: DataSources, loaded: ModelArtifac
     config = settings.config
     shapes = config.opt_shapes[0] if config.opt_shapes else None
     calib = SYNTHETIC if sources.calib is None else sources.calib
-    samples = open_samples(calib, loaded.inputs, shapes=shapes)
+    read = partial(open_samples, inputs=loaded.inputs, shapes=shapes, values=input_values(loaded.model))
+    samples = read(calib)
     if sources.eval is not None:
-        return samples, open_samples(sources.eval, loaded.inputs, shapes=shapes), "eval"
+        return samples, read(sources.eval), "eval"
     return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
 
 

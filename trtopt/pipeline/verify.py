@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -25,19 +28,27 @@ from trtopt.accuracy.compare import (
 )
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric, drop_of
-from trtopt.config import AccuracyBudget, BuildConfig
+from trtopt.accuracy.scores import held_by
+from trtopt.config import AccuracyBudget, BuildConfig, Floor
 from trtopt.engine.backend import Backend
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.errors import UsageError
 from trtopt.events import Event, ignore
+from trtopt.graph.skeleton import content_hash
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
-from trtopt.report.schema.build import AccuracyRecord, MetricRecord, OutputAccuracy
+from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
 from trtopt.support._script import script_hash
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import Feeds, OrtSession
+
+SYNTHETIC_SECONDS = 20.0
+"""What the samples of a verification may take where nobody gave them: random data says little of accuracy."""
+
+FEW_SAMPLES = 32
+"""With fewer, a single sample moves the agreement by more than the floor leaves."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,8 @@ class Verification:
         tensors: Whether intermediate tensors are compared too.
         host: What of the model the host runs behind ``optimized``, if any.
         feeds: Turns a sample into what the engine takes, where that differs from the model as loaded.
+        floor: What the outputs have to keep; None where nothing is asked of them.
+        most_seconds: How long synthetic samples may be run; those that are left then are left out.
     """
 
     reference: ir.Model
@@ -63,6 +76,8 @@ class Verification:
     tensors: bool
     host: HostPart | None = None
     feeds: Callable[[Feeds], Feeds] | None = None
+    floor: Floor | None = None
+    most_seconds: float = SYNTHETIC_SECONDS
 
     @property
     def watched(self) -> tuple[str, ...] | None:
@@ -86,7 +101,7 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
     ``known`` is the reference where a caller compares many graphs with it.
     """
     reference, emulation = to_fp32(job.reference), fp32_emulation(job.optimized)
-    total = job.samples.count
+    samples, total = _Counted(job), job.samples.count
     computed = () if job.host is None else job.host.own_outputs
     with (
         clock.stage("verify"),
@@ -95,17 +110,17 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         as_whole(engine, job.host) as after,
     ):
         clock.listen(Event("start", "verify", total=total))
-        outputs = compare(before, after, job.samples, on_event=clock.listen, varying=sizes_vary(job.reference))
+        outputs = compare(before, after, samples, on_event=clock.listen, varying=sizes_vary(job.reference))
         metric = None if job.metric is None else _measured(job.metric, job, after, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
     if job.tensors:
         with clock.stage("compare tensors"):
-            tensors = compare_tensors(reference, emulation, job.samples, on_event=clock.listen)
+            chosen = itertools.islice(job.samples, samples.count)
+            tensors = compare_tensors(reference, emulation, chosen, on_event=clock.listen)
             entry = first_bad(emulation, tensors)
-    count = total if total is not None else sum(1 for _ in job.samples)
     return AccuracyRecord(
-        count,
+        samples.count,
         job.source,
         "onnx-only",
         outputs,
@@ -113,7 +128,51 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         tensors=tensors,
         first_bad=entry,
         host_outputs=computed,
+        floor=_floor_record(job, outputs),
+        notes=_notes(job, samples.count, outputs),
     )
+
+
+class _Counted:
+    """The samples of a verification, counted as they are read; synthetic ones end when their time is over."""
+
+    def __init__(self, job: Verification) -> None:
+        self._samples = job.samples
+        self._seconds = job.most_seconds if job.samples.source == "synthetic" else math.inf
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Feeds]:
+        began, self.count = time.perf_counter(), 0
+        for feeds in self._samples:
+            spent = time.perf_counter() - began
+            if self.count and spent * (self.count + 1) / self.count > self._seconds:
+                return
+            self.count += 1
+            yield feeds
+
+
+def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> FloorRecord | None:
+    """The floor, and by which of its bounds each output is judged."""
+    if job.floor is None:
+        return None
+    judged: dict[str, Literal["agreement", "sqnr", "none"]] = {}
+    for name, holds in held_by(job.reference, outputs).items():
+        has_top1 = outputs[name].top1_agreement is not None
+        judged[name] = "none" if holds == "selection" else "agreement" if holds == "scores" and has_top1 else "sqnr"
+    return FloorRecord(job.floor.agreement, job.floor.sqnr_db, judged)
+
+
+def _notes(job: Verification, count: int, outputs: Mapping[str, OutputAccuracy]) -> tuple[str, ...]:
+    """What the number of samples leaves open, and what nobody checked."""
+    notes = []
+    if job.samples.source == "synthetic":
+        notes.append("random data: nothing was checked on real data; give samples with --calib or --eval")
+        total = job.samples.count or count
+        if count < total:
+            notes.append(f"{count} of {total} synthetic samples were run: they may take {job.most_seconds:g} s")
+    elif count < FEW_SAMPLES and any(found.top1_agreement is not None for found in outputs.values()):
+        notes.append(f"{count} sample{'s' if count > 1 else ''}: one that disagrees is {100 / count:.0f} %")
+    return tuple(notes)
 
 
 def _measured(
@@ -192,6 +251,7 @@ class Gauge:
 
     def __init__(self, job: Verification, allowed: AccuracyBudget) -> None:
         self._job, self._allowed = replace(job, tensors=False), allowed
+        self._records: dict[str, AccuracyRecord] = {}
         self._session: OrtSession | None = None
         self._known: MemoizedRunner | None = None
 
@@ -229,7 +289,23 @@ class Gauge:
 
     def measure(self, model: ir.Model) -> AccuracyRecord:
         """The accuracy of an optimized graph. Raises UsageError where the metric's function fails."""
-        return verify(replace(self._job, optimized=model), Clock(ignore), self._reference)
+        key = content_hash(model)
+        if key not in self._records:
+            self._records[key] = verify(replace(self._job, optimized=model), Clock(ignore), self._reference)
+        return self._records[key]
+
+    def known(self, model: ir.Model) -> AccuracyRecord | None:
+        """What :meth:`measure` found for an equal graph; None where it was not asked."""
+        return self._records.get(content_hash(model))
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether the floor is all there is to hold."""
+        return not self._allowed.is_given
+
+    def keeps_floor(self, model: ir.Model) -> bool:
+        """Whether the outputs of an optimized graph keep the floor."""
+        return self.budget().holds(accuracy_drop(self.measure(model)))
 
     def budget(self) -> Budget:
         """What a point has to hold; the search aims lower by what chance may cost on samples it has not seen."""
@@ -258,7 +334,7 @@ class Gauge:
 def gauge_for(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -> Gauge | None:
     """The gauge of a build that has a budget and 8-bit regions to choose; None for others."""
     chooses = config.precision is not None and config.precision.is_quantized and not config.keep_all_int8
-    return Gauge(job, allowed) if chooses and allowed.is_given else None
+    return Gauge(job, allowed) if chooses and (allowed.is_given or allowed.floor is not None) else None
 
 
 def accuracy_drop(record: AccuracyRecord) -> Evaluation:
@@ -270,7 +346,11 @@ def accuracy_drop(record: AccuracyRecord) -> Evaluation:
         drop = 0.0 if record.metric.name == "sqnr" else record.metric.drop
     else:
         drop = _largest(drop_of(found)[1] for found in judged)
-    return Evaluation(math.inf if broken else drop, error)
+    bounds = {} if record.floor is None else record.floor.outputs
+    bounded = [(bounds.get(name), found) for name, found in record.outputs.items() if name not in record.host_outputs]
+    disagreement = _largest(1 - (found.top1_agreement or 0.0) for bound, found in bounded if bound == "agreement")
+    noise = _largest(10 ** (-found.sqnr_db / 10) for bound, found in bounded if bound == "sqnr")
+    return Evaluation(math.inf if broken else drop, error, disagreement, noise)
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
+from trtopt.graph.input_values import InputValues
 from trtopt.precision.observe.feeds import LABELS, ArrayReader, Sample, SampleGroup, group, in_memory, open_arrays
 from trtopt.support._script import load_function, script_hash
 from trtopt.support.files import hash_file
@@ -32,6 +34,11 @@ _MOST_ELEMENTS = 1 << 40
 Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
 
+Values = Mapping[str, InputValues]
+"""What integer and boolean inputs may hold, by name; see :func:`~trtopt.graph.input_values.input_values`."""
+
+NO_VALUES: Values = MappingProxyType({})
+
 
 def default_count(inputs: Sequence[InputSpec]) -> int:
     """How many samples are enough: of a network of static batch 8, each is 8 rows."""
@@ -41,9 +48,9 @@ def default_count(inputs: Sequence[InputSpec]) -> int:
 
 
 def synthetic_groups(
-    inputs: Sequence[InputSpec], shapes: Shapes, count: int
+    inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values = NO_VALUES
 ) -> tuple[Callable[[], Iterator[SampleGroup]], tuple[SampleGroup, ...]]:
-    """Random samples: floats are standard normal, integers and bools 0 or 1 (valid as token, mask and type ids).
+    """Random samples: floats are standard normal, integers and bools what ``values`` says, else 0 or 1.
 
     A dynamic first dimension is 1, and so is every dimension of the same symbol; other dynamic dimensions come from
     ``shapes``. Sample ``i`` does not depend on ``count``.
@@ -68,7 +75,7 @@ def synthetic_groups(
     def make() -> Iterator[SampleGroup]:
         for index in range(count):
             rng = np.random.default_rng(index)
-            arrays = {spec.name: _random(rng, spec, resolved[spec.name]) for spec in inputs}
+            arrays = {spec.name: _random(rng, spec, resolved[spec.name], values.get(spec.name)) for spec in inputs}
             yield _whole({name: in_memory(array) for name, array in arrays.items()}, inputs)
 
     header = _whole({spec.name: ArrayReader(resolved[spec.name], spec.dtype) for spec in inputs}, inputs)
@@ -123,7 +130,18 @@ def _resolve_one(spec: InputSpec, symbols: Mapping[str, int], given: Sequence[in
     return tuple(dims)
 
 
-def _random(rng: np.random.Generator, spec: InputSpec, shape: tuple[int, ...]) -> np.ndarray:
+def _random(
+    rng: np.random.Generator, spec: InputSpec, shape: tuple[int, ...], values: InputValues | None
+) -> np.ndarray:
+    if spec.dtype.kind in "iub" and values is not None:
+        if values.kind == "mask":
+            return np.ones(shape, spec.dtype)
+        largest = 1 if spec.dtype.kind == "b" else int(np.iinfo(spec.dtype).max)
+        size = largest if values.size is None else min(values.size, largest)
+        if values.kind == "positions":
+            counted = np.arange(shape[-1] if shape else 1) % size
+            return np.broadcast_to(counted if shape else counted[0], shape).astype(spec.dtype)
+        return rng.integers(0, size, size=shape).astype(spec.dtype)
     if spec.dtype.kind in "iub":
         return rng.integers(0, 2, size=shape).astype(spec.dtype)
     return rng.standard_normal(shape, dtype=np.float32).astype(spec.dtype)
@@ -229,7 +247,12 @@ class Samples:
 
 
 def open_samples(
-    src: Any, inputs: Sequence[InputSpec], *, shapes: Shapes | None = None, count: int | None = None
+    src: Any,
+    inputs: Sequence[InputSpec],
+    *,
+    shapes: Shapes | None = None,
+    count: int | None = None,
+    values: Values = NO_VALUES,
 ) -> Samples:
     """Open calibration or evaluation samples.
 
@@ -242,6 +265,7 @@ def open_samples(
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
+        values: For synthetic samples, what integers and booleans may be.
 
     Returns:
         The samples, split as :func:`trtopt.precision.observe.feeds.group` describes. Names, shapes and dtypes of files
@@ -256,7 +280,7 @@ def open_samples(
         return _open_path(src, inputs)
     if isinstance(src, str):
         if src == SYNTHETIC:
-            return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count)
+            return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count, values)
         if not Path(src).exists() and ".py:" in src:
             return _open_script(src, inputs)
         return _open_path(Path(src), inputs)
@@ -270,9 +294,9 @@ def open_samples(
     return _open_python(src, inputs)
 
 
-def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int) -> Samples:
-    make, known = synthetic_groups(inputs, shapes, count)
-    digest = hashlib.sha256(repr((count, sorted(known[0].shapes().items()), inputs)).encode())
+def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values) -> Samples:
+    make, known = synthetic_groups(inputs, shapes, count, values)
+    digest = hashlib.sha256(repr((count, sorted(known[0].shapes().items()), inputs, sorted(values.items()))).encode())
     return Samples(make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest(), known=known)
 
 
@@ -420,15 +444,18 @@ def _join_labels(parts: Sequence[np.ndarray | None], where: str) -> np.ndarray |
     return np.concatenate(found)
 
 
-def random_feeds(inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Arrays for a network's inputs: floats are standard normal, integers and bools 0 or 1; always the same.
+def random_feeds(
+    inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int, ...]], values: Values = NO_VALUES
+) -> dict[str, np.ndarray]:
+    """Arrays for a network's inputs, always the same: see :func:`synthetic_groups`.
 
     Args:
         inputs: The network's inputs.
         shapes: A shape for each of them.
+        values: What integers and booleans may be.
 
     Raises:
         UsageError: A shape does not fit its input.
     """
     fixed = [replace(item, shape=tuple(shapes[item.name])) for item in inputs]
-    return dict(next(iter(open_samples(SYNTHETIC, fixed, count=1))))
+    return dict(next(iter(open_samples(SYNTHETIC, fixed, count=1, values=values))))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from trtopt.config.budget import ROUNDING
+from trtopt.config.budget import ROUNDING, Floor
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.search.space import Budget, Evaluation, Form, Mix, Move, Oracle, Space
 from trtopt.report.schema.decisions import Action, ParetoPoint, SearchRecord, SearchStep
@@ -115,9 +115,13 @@ class Trials:
         plain = self.time_us(Mix(mix.narrow))
         return (plain if plain < math.inf else 0.0) - self.space.saved_us(mix)
 
-    def cost(self, mix: Mix) -> tuple[float, float, float, float]:
+    def cost(self, mix: Mix) -> tuple[float, float, float, float, float]:
         """The better of two points that hold is the smaller."""
-        return (self.time_us(mix), self.estimate_us(mix), *self.tried[mix].found.order)
+        return (self.time_us(mix), self.estimate_us(mix), *self.order(mix))
+
+    def order(self, mix: Mix) -> tuple[float, float, float]:
+        """The better an evaluated point keeps the budget, the smaller."""
+        return self.budget.order(self.tried[mix].found)
 
     def priced(self) -> list[Mix]:
         """The points worth a price: those that a search starts from, and those than which none should be faster and
@@ -147,6 +151,8 @@ class Trials:
                 self.budget.metric,
                 mix == chosen,
                 self.budget.holds(self.tried[mix].found),
+                self.tried[mix].found.disagreement,
+                self.tried[mix].found.noise,
             )
         return tuple(points.values())
 
@@ -159,10 +165,11 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
     if within:
         chosen = min(within, key=trials.cost)
     else:
-        chosen = min(trials.tried, key=lambda mix: (trials.tried[mix].found.order, trials.estimate_us(mix)))
+        chosen = min(trials.tried, key=lambda mix: (trials.order(mix), trials.estimate_us(mix)))
     found = trials.tried[chosen].found
     saved = {region.name: region.saved_us for region in trials.space.regions}
     before, after = start.types, chosen.types
+    floor = trials.budget.allowed.floor or Floor()
     steps = [
         SearchStep(
             tried.action,
@@ -173,6 +180,8 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
             trials.budget.holds(tried.found),
             trials.holds(mix),
             tried.kept,
+            tried.found.disagreement,
+            tried.found.noise,
         )
         for mix, tried in trials.tried.items()
     ]
@@ -198,6 +207,10 @@ def conclude(trials: Trials, start: Mix, sixteen: Mix) -> SearchResult:
         min_sqnr_db=trials.budget.allowed.sqnr_db,
         is_default_budget=trials.budget.allowed.is_default,
         stopped_early=trials.stopped_early,
+        floor_agreement=floor.agreement,
+        floor_sqnr_db=floor.sqnr_db,
+        disagreement=found.disagreement,
+        noise=found.noise,
     )
     return SearchResult(chosen, found, bool(within), record)
 
@@ -355,7 +368,7 @@ class _Search:
             if self._try(trial, "take back", _regions(taken)):
                 self._take_fewer(state, taken)
                 return
-            if tried[trial].found.order < tried[state].found.order or ranked == state:
+            if self.trials.order(trial) < self.trials.order(state) or ranked == state:
                 tried[trial].kept = True
                 state, way, size = trial, way[size:], 2 * size
             else:
@@ -413,7 +426,8 @@ class _Search:
             trials.tried[mix] = Tried(action, regions, found)
             trials.tried[mix].kept = holds = trials.holds(mix)
             self.on_event(Event("advance", TASK))
-            text = f"{what}: drop {found.drop:.4g}, {'within' if holds else 'more than'} {trials.aim:.4g}"
+            bound = f"{trials.aim:.4g}" if trials.aim < math.inf else "what is allowed"
+            text = f"{what}: drop {found.drop:.4g}, {'within' if holds else 'more than'} {bound}"
             self.on_event(Event("detail", TASK, text=text))
         return trials.holds(mix)
 

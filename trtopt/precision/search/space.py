@@ -91,13 +91,17 @@ class Evaluation:
             finite. NaN counts as infinite.
         error: Noise power over signal power of the least accurate output: it tells points of equal drop apart, since a
             metric over few samples has plateaus. NaN counts as infinite.
+        disagreement: 1 - top-1 agreement of the worst output that holds scores, which a floor bounds.
+        noise: Noise power over signal power of the worst of the other outputs, likewise.
     """
 
     drop: float
     error: float
+    disagreement: float = 0.0
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("drop", "error"):
+        for name in ("drop", "error", "disagreement", "noise"):
             if math.isnan(getattr(self, name)):
                 object.__setattr__(self, name, math.inf)
 
@@ -128,7 +132,17 @@ class Budget:
 
     def holds(self, found: Evaluation) -> bool:
         """Whether a point is within the budget."""
-        return found.drop <= self.drop + ROUNDING and found.error <= self.allowed.largest_error
+        within = found.drop <= self.drop + ROUNDING and found.error <= self.allowed.largest_error
+        return within and self.floor_excess(found) <= 1
+
+    def floor_excess(self, found: Evaluation) -> float:
+        """How far a point is below the floor, as a factor; 1 where it holds or there is none."""
+        floor = self.allowed.floor
+        return 1.0 if floor is None else floor.excess(found.disagreement, found.noise)
+
+    def order(self, found: Evaluation) -> tuple[float, float, float]:
+        """The nearer to the floor, then the more accurate, the smaller."""
+        return self.floor_excess(found), *found.order
 
 
 def aim_for(drop: float, samples: int) -> float:
@@ -313,10 +327,9 @@ class Checkpoint:
 
         def ask() -> list[float | None]:
             found = self.oracle.evaluate(mix)
-            return [_plain(found.drop), _plain(found.error)]
+            return [_plain(item) for item in (found.drop, found.error, found.disagreement, found.noise)]
 
-        drop, error = self._answer("evaluate", mix, ask)
-        return Evaluation(_number(drop), _number(error))
+        return Evaluation(*(_number(item) for item in self._answer("evaluate", mix, ask)))
 
     def time_us(self, mix: Mix) -> float:
         return _number(self._answer("time_us", mix, lambda: _plain(self.oracle.time_us(mix))))
@@ -345,7 +358,7 @@ def _answer_of(item: Mapping[str, Any]) -> tuple[tuple[str, Mix], Any] | None:
         mix = Mix.of(item["narrow"], {str(name): dtype for name, dtype in item["types"].items()})
         hash(mix)
         if question == "evaluate":
-            _number(answer[0]), _number(answer[1])
+            Evaluation(*(_number(item) for item in answer))
         elif question == "time_us":
             _number(answer)
         else:

@@ -136,6 +136,22 @@ class MetricRecord:
 
 
 @dataclass(frozen=True)
+class FloorRecord:
+    """The least that outputs keep of FP32.
+
+    Attributes:
+        agreement: The least top-1 agreement of outputs that hold scores; None for any.
+        sqnr_db: The lowest SQNR of the others, in dB; None for any.
+        outputs: What bounds each output: ``agreement``, ``sqnr``, or ``none`` behind a selection, where the least
+            rounding makes entries change places.
+    """
+
+    agreement: float | None
+    sqnr_db: float | None
+    outputs: dict[str, Literal["agreement", "sqnr", "none"]]
+
+
+@dataclass(frozen=True)
 class AccuracyRecord:
     """The verification.
 
@@ -151,6 +167,8 @@ class AccuracyRecord:
         host_outputs: Of ``outputs``, those the host computes from the tensors between: gates judge these instead.
         engine_metric: The metric on the FP32 model and on the engine; None where the engine did not run, and where the
             metric could not be measured on it.
+        floor: The least that outputs have to keep; None where nothing was asked.
+        notes: What the reader has to know of the samples, a sentence each: their number's own noise, samples left out.
     """
 
     samples: int
@@ -163,6 +181,8 @@ class AccuracyRecord:
     first_bad: str | None = None
     host_outputs: tuple[str, ...] = ()
     engine_metric: MetricRecord | None = None
+    floor: FloorRecord | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def product_metric(self) -> MetricRecord | None:

@@ -55,6 +55,8 @@ class SearchStep:
         within_budget: Whether the budget holds.
         within_aim: Whether what the search aims at holds as well.
         kept: Whether the search went on from here.
+        disagreement: 1 - top-1 agreement of the worst output that holds scores.
+        noise: Noise power over signal power of the worst of the others.
     """
 
     action: Action
@@ -65,6 +67,8 @@ class SearchStep:
     within_budget: bool
     within_aim: bool
     kept: bool
+    disagreement: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class ParetoPoint:
         metric: What the drop is measured by.
         chosen: Whether it is the result.
         within_budget: Whether the budget holds.
+        disagreement: As in :class:`SearchStep`.
+        noise: As in :class:`SearchStep`.
     """
 
     name: str
@@ -92,6 +98,8 @@ class ParetoPoint:
     metric: str
     chosen: bool
     within_budget: bool
+    disagreement: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,10 @@ class SearchRecord:
         stopped_early: Whether the search ended at the most evaluations it may make.
         own_qdq: Whether the model's own Q/DQ is in every point: 16-bit is what the rest has then.
         resumed: Answers taken from the journal of an earlier run: evaluations, rankings and prices.
+        floor_agreement: The least top-1 agreement of outputs that hold scores; None for any.
+        floor_sqnr_db: The lowest SQNR of the other outputs; None for any.
+        disagreement: 1 - top-1 agreement at the result.
+        noise: Noise power over signal power of the worst of the other outputs there.
     """
 
     budget: float
@@ -143,6 +155,10 @@ class SearchRecord:
     stopped_early: bool = False
     own_qdq: bool = False
     resumed: int = 0
+    floor_agreement: float | None = None
+    floor_sqnr_db: float | None = None
+    disagreement: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.build import BuildReport, EngineRecord, MatrixBuild, OutputAccuracy
+from trtopt.report.schema.build import BuildReport, EngineRecord, FloorRecord, MatrixBuild, OutputAccuracy
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.decisions import (
     builder_section,
@@ -290,8 +290,11 @@ def _accuracy(report: BuildReport) -> list[RenderableType]:
     }[record.verified]
     body: list[RenderableType] = [
         line(f"{count(record.samples, 'sample')} ({record.source}) against FP32: {where}"),
+        *(line(note, "yellow") for note in record.notes),
         _outputs("output", record.outputs),
     ]
+    if record.floor is not None:
+        body.append(line(f"floor: {floor_text(record.floor)}"))
     if record.engine is not None:
         body.append(_outputs("output of the engine", record.engine))
     for metric, what in ((record.metric, "optimized"), (record.engine_metric, "engine")):
@@ -299,6 +302,18 @@ def _accuracy(report: BuildReport) -> list[RenderableType]:
             values = f"FP32 {metric.baseline:.6g}, {what} {metric.optimized:.6g}, drop {metric.drop:.6g}"
             body.append(line(f"metric {metric.name}: {values}"))
     return body
+
+
+def floor_text(floor: FloorRecord) -> str:
+    """What the outputs have to keep, and which of them."""
+    bounds = {
+        "agreement": "" if floor.agreement is None else f"top-1 agreement of {percent(floor.agreement)}",
+        "sqnr": "" if floor.sqnr_db is None else f"SQNR of {decibels(floor.sqnr_db)}",
+        "none": "no bound behind a selection",
+    }
+    names = {bound: [name for name, own in floor.outputs.items() if own == bound] for bound in bounds}
+    texts = [f"{text} ({some(names[bound])})" for bound, text in bounds.items() if text and names[bound]]
+    return "; ".join(texts) or "no output that it bounds"
 
 
 def _outputs(heading: str, outputs: dict[str, OutputAccuracy]) -> RenderableType:

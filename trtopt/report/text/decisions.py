@@ -242,7 +242,8 @@ def miss_text(record: SearchRecord) -> str:
     mix = _mix(record)
     budget = f"{record.budget:g}"
     limit = f"the default of {budget}" if record.is_default_budget else f"the {budget} of --max-accuracy-drop"
-    bound = f"is within {limit}" if record.budget < math.inf else "holds --min-sqnr-db"
+    bound = f"is within {limit}" if record.budget < math.inf else f"keeps {_least_text(record)}"
+    bound = "holds --min-sqnr-db" if _has_sqnr_alone(record) else bound
     return (
         f"accuracy budget: no precision that was tried {bound}; the closest point has {_measured(record)} with {mix}"
         + (f", predicted {_time(record.predicted_us)}" if record.predicted_us < math.inf else "")
@@ -263,12 +264,21 @@ def _measures(record: SearchRecord) -> dict[str, Callable[[SearchRecord | Search
         found["drop"] = lambda point: drop_text(point.drop)
     if record.min_sqnr_db is not None:
         found["SQNR"] = lambda point: sqnr_text(point.error)
+    if record.floor_agreement is not None and any(step.disagreement for step in record.steps):
+        found["agreement"] = lambda point: percent(1 - point.disagreement)
+    if record.floor_sqnr_db is not None and any(step.noise for step in record.steps):
+        found["SQNR of other outputs"] = lambda point: sqnr_text(point.noise)
     return found
 
 
 def _measured(record: SearchRecord) -> str:
     """The result's figures in a sentence."""
-    texts = {"drop": f"a drop of {drop_text(record.drop)} ({record.metric})", "SQNR": f"{sqnr_text(record.error)} SQNR"}
+    texts = {
+        "drop": f"a drop of {drop_text(record.drop)} ({record.metric})",
+        "SQNR": f"{sqnr_text(record.error)} SQNR",
+        "agreement": f"{percent(1 - record.disagreement)} top-1 agreement",
+        "SQNR of other outputs": f"{sqnr_text(record.noise)} SQNR of other outputs",
+    }
     return " and ".join(texts[name] for name in _measures(record))
 
 
@@ -279,8 +289,23 @@ def sqnr_text(error: float) -> str:
     return decibels(-10 * math.log10(error) if error > 0 else math.inf)
 
 
+def _has_sqnr_alone(record: SearchRecord) -> bool:
+    bounds = (record.floor_agreement, record.floor_sqnr_db)
+    return record.budget == math.inf and record.min_sqnr_db is not None and bounds == (None, None)
+
+
+def _least_text(record: SearchRecord) -> str:
+    """What outputs have to keep, and the options it is of."""
+    bounds = (
+        (record.min_sqnr_db, "an SQNR of {:g} dB"),
+        (record.floor_agreement, "a top-1 agreement of {:g} (--min-agreement)"),
+        (record.floor_sqnr_db, "an SQNR of {:g} dB in outputs without scores (--min-sqnr-db)"),
+    )
+    return " and ".join(text.format(bound) for bound, text in bounds if bound is not None)
+
+
 def _budget_text(record: SearchRecord) -> str:
-    least = "" if record.min_sqnr_db is None else f"an SQNR of {record.min_sqnr_db:g} dB"
+    least = _least_text(record)
     if record.budget == math.inf:
         return least
     default = ", the default" if record.is_default_budget else ""

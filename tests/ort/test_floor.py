@@ -1,0 +1,128 @@
+"""INT8 and FP8 on a caller's samples keep a floor, or the build fails: they are never silently wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from log_front_ends import BINS, FRAMES, save_keywords, spectra
+
+from trtopt import api
+from trtopt.config import BuildConfig, Floor
+from trtopt.events import ignore
+from trtopt.graph.artifact import InputSpec
+from trtopt.pipeline.settings import settle
+from trtopt.pipeline.verify import Verification, verify
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+from trtopt.report.schema.build import BuildReport
+from trtopt.source.onnx_file import load
+from trtopt.support.clock import Clock
+
+
+def keywords(folder: Path, count: int = 100, **options: Any) -> BuildReport:
+    """TensorRT's regions are judged by the model, and need no compiler."""
+    save_keywords(folder / "model.onnx")
+    given: dict[str, Any] = {"precision": "int8", "calib": {"x": spectra(count)}, **options}
+    return api.optimize(
+        folder / "model.onnx",
+        backend="tensorrt",
+        output=str(folder / "out.onnx"),
+        cache_dir=str(folder / "cache"),
+        **given,
+    )
+
+
+def agreement(report: BuildReport) -> float:
+    assert report.accuracy is not None and report.accuracy.outputs["y"].top1_agreement is not None
+    return report.accuracy.outputs["y"].top1_agreement
+
+
+def test_plain_int8_of_a_logarithm_is_no_build(tmp_path: Path) -> None:
+    report = keywords(tmp_path, keep_all_int8=True)
+    assert agreement(report) < 0.9
+    assert any("--min-agreement" in failure for failure in report.gate_failures)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_regions_go_back_until_the_floor_holds(tmp_path: Path) -> None:
+    report = keywords(tmp_path)
+    assert agreement(report) >= 0.98 and not report.gate_failures
+    assert report.accuracy is not None and report.accuracy.floor is not None
+    assert report.accuracy.floor.outputs == {"y": "agreement"} and report.accuracy.floor.agreement == 0.98
+    assert (tmp_path / "out.onnx").exists()
+
+
+def test_allowed_loss_is_a_warning(tmp_path: Path) -> None:
+    report = keywords(tmp_path, keep_all_int8=True, allow_accuracy_loss=True)
+    assert any("--min-agreement" in warning for warning in report.warnings)
+    assert (tmp_path / "out.onnx").exists()
+
+
+def test_zero_is_no_floor(tmp_path: Path) -> None:
+    report = keywords(tmp_path, keep_all_int8=True, min_agreement=0.0)
+    assert agreement(report) < 0.9 and not report.gate_failures
+
+
+def test_a_metric_that_is_content_does_not_lower_the_floor(tmp_path: Path) -> None:
+    report = keywords(tmp_path, keep_all_int8=True, metric="agreement", max_accuracy_drop=0.9)
+    assert any("--min-agreement" in failure for failure in report.gate_failures)
+
+
+def test_few_samples_say_their_own_noise(tmp_path: Path) -> None:
+    report = keywords(tmp_path, count=16)
+    assert report.accuracy is not None
+    assert report.accuracy.notes == ("16 samples: one that disagrees is 6 %",)
+
+
+def test_random_data_has_no_floor_and_checks_nothing(tmp_path: Path) -> None:
+    report = keywords(tmp_path, calib=None)
+    assert report.accuracy is not None and report.accuracy.floor is None and not report.gate_failures
+    assert "nothing was checked on real data" in report.accuracy.notes[0]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "auto"])
+def test_other_precisions_have_no_floor_unless_asked(tmp_path: Path, precision: str) -> None:
+    report = keywords(tmp_path, precision=precision)
+    assert report.accuracy is not None and report.accuracy.floor is None
+
+
+def test_random_data_is_run_for_a_time_only(tmp_path: Path) -> None:
+    save_keywords(tmp_path / "model.onnx")
+    loaded = load(tmp_path / "model.onnx")
+    samples = open_samples(SYNTHETIC, loaded.inputs)
+    job = Verification(loaded.model, loaded.model, samples, "synthetic", None, False, most_seconds=0.0)
+    record = verify(job, Clock(ignore))
+    assert record.samples == 1
+    assert record.notes[1] == "1 of 16 synthetic samples were run: they may take 0 s"
+    given = open_samples({"x": spectra(40)}, loaded.inputs)
+    assert verify(replace(job, samples=given, source="eval"), Clock(ignore)).samples == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "floor"),
+    [
+        ({}, Floor(0.98, 20.0)),
+        ({"precision": "fp8", "gpu": "L4"}, Floor(0.98, 20.0)),
+        ({"min_agreement": 0.9}, Floor(0.9, 20.0)),
+        ({"min_agreement": 0.0}, Floor(None, 20.0)),
+        ({"min_sqnr_db": 10.0}, Floor(0.98, None)),
+        ({"min_agreement": 0.0, "min_sqnr_db": 10.0}, None),
+        ({"precision": "fp16"}, None),
+        ({"precision": "fp16", "min_agreement": 0.9}, Floor(0.9, None)),
+        ({"precision": "auto"}, None),
+    ],
+)
+def test_what_was_given_takes_the_place_of_the_default(options: dict[str, Any], floor: Floor | None) -> None:
+    config = BuildConfig(**{"precision": "int8", "output": "out.onnx", "backend": "tensorrt", **options})
+    settings = settle(Path("model.onnx"), config, None, Clock(ignore), make_engine=False)
+    samples = open_samples({"x": spectra(1)}, [InputSpec("x", np.dtype(np.float32), (1, FRAMES, BINS))])
+    assert settings.checked_on(samples).budget.floor == floor
+
+
+def test_the_nearer_to_the_floor_the_smaller_the_excess() -> None:
+    floor = Floor(0.98, 20.0)
+    assert floor.excess(0.02, 0.01) == 1.0
+    assert 1.0 < floor.excess(0.04, 0.0) < floor.excess(0.04, 0.1) < floor.excess(1.0, 0.1)

@@ -1,0 +1,103 @@
+"""What synthetic integers and booleans hold: what the graph does with them tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+from trtopt.graph.artifact import input_spec
+from trtopt.graph.input_values import InputValues, input_values
+from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
+
+
+def net(inputs: str, body: str, **weights: Any) -> ir.Model:
+    found = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float[A, B, C] y) {{ {body} }}'
+    )
+    for name, array in weights.items():
+        found.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return ir.serde.deserialize_model(found)
+
+
+def table(rows: int) -> np.ndarray:
+    return np.zeros((rows, 4), np.float32)
+
+
+IDS = "int64[N, S] ids"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "weights", "expected"),
+    [
+        (IDS, "y = Gather(t, ids)", {"t": table(300)}, {"ids": InputValues("ids", 300)}),
+        (
+            "int32[N, S] ids",
+            "a = Cast <to=7> (ids) f = Reshape(a, s) y = Gather(t, f)",
+            {"t": table(300), "s": np.int64([0, -1])},
+            {"ids": InputValues("ids", 300)},
+        ),
+        (
+            IDS,
+            "i = Gather(t, ids) b = Gather(u, ids) y = Add(i, b)",
+            {"t": table(300), "u": table(20)},
+            {"ids": InputValues("ids", 20)},
+        ),
+        (
+            "int64[N, S] position_ids",
+            "p = Add(position_ids, two) y = Gather(t, p)",
+            {"t": table(66), "two": np.int64(2)},
+            {"position_ids": InputValues("positions", 64)},
+        ),
+        (
+            "int64[N, S] keep, float[N, S, C] x",
+            "u = Unsqueeze(keep, a) f = Cast <to=1> (u) d = Sub(one, f) m = Mul(d, low) y = Add(x, m)",
+            {"a": np.int64([2]), "one": np.float32(1), "low": np.float32(-1e4)},
+            {"keep": InputValues("mask")},
+        ),
+        (
+            "bool[N, S] keep, float[N, S, C] x",
+            "u = Unsqueeze(keep, a) y = Where(u, x, low)",
+            {"a": np.int64([2]), "low": np.float32(-1e4)},
+            {"keep": InputValues("mask")},
+        ),
+        ("float[N, S, C] x", "y = Relu(x)", {}, {}),
+        ("int64[N, S, C] n", "a = Cast <to=1> (n) y = Relu(a)", {}, {}),
+    ],
+)
+def test_what_the_graph_does_tells(inputs: str, body: str, weights: dict[str, Any], expected: Any) -> None:
+    assert input_values(net(inputs, body, **weights)) == expected
+
+
+def drawn(model: ir.Model, count: int | None = None) -> Samples:
+    specs = [input_spec(value) for value in model.graph.inputs]
+    shapes = {spec.name: [1, 64, 4][: len(spec.shape)] for spec in specs}
+    return open_samples(SYNTHETIC, specs, shapes=shapes, count=count, values=input_values(model))
+
+
+def test_ids_range_over_the_whole_table() -> None:
+    ids = np.concatenate([sample["ids"].ravel() for sample in drawn(net(IDS, "y = Gather(t, ids)", t=table(300)))])
+    assert ids.min() >= 0 and ids.max() < 300 and len(np.unique(ids)) > 250
+    first = [sample["ids"] for sample in drawn(net(IDS, "y = Gather(t, ids)", t=table(300)), count=2)]
+    np.testing.assert_array_equal(np.concatenate(first).ravel(), ids[: 2 * 64])
+
+
+def test_positions_count_and_stay_within_their_table() -> None:
+    (sample,) = drawn(net("int64[N, S] position_ids", "y = Gather(t, position_ids)", t=table(50)), count=1)
+    np.testing.assert_array_equal(sample["position_ids"], np.arange(64)[None] % 50)
+
+
+def test_masks_are_true() -> None:
+    body = "u = Unsqueeze(keep, a) y = Where(u, x, low)"
+    model = net("bool[N, S] keep, float[N, S, C] x", body, a=np.int64([2]), low=np.float32(0))
+    (sample,) = drawn(model, count=1)
+    assert sample["keep"].dtype == np.bool_ and sample["keep"].all()
+
+
+def test_the_table_decides_what_samples_are_called() -> None:
+    small, large = (drawn(net(IDS, "y = Gather(t, ids)", t=table(rows))).sha256 for rows in (20, 300))
+    assert small != large

@@ -1,0 +1,88 @@
+"""What the outputs of a network hold, as far as its graph tells: scores of classes, other values, or a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import onnx_ir as ir
+
+from trtopt.graph import edit
+
+Holds = Literal["scores", "values", "selection"]
+
+_SELECTIONS = frozenset("TopK NonMaxSuppression NonZero Unique Multinomial Bernoulli".split())
+_PICKS = ("ArgMax", "ArgMin")
+_MOVES = ("Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice")
+_ON_SCORES = frozenset(
+    "Dropout Relu LeakyRelu Clip BatchNormalization Add Sub Mul Div GlobalAveragePool GlobalMaxPool AveragePool "
+    "MaxPool ReduceMean ReduceMax QuantizeLinear DequantizeLinear".split()
+)
+_PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum", "MatMulInteger", "QLinearMatMul", "QLinearConv")
+
+
+def held_by(model: ir.Model, names: Iterable[str]) -> dict[str, Holds]:
+    """What tensors of the main graph hold, by name; what is not in it holds values.
+
+    Scores come out of a product or a Softmax, and what follows changes no element but by constants, or pools: a
+    Softmax, a bias, a Reshape. A normalized hidden state, a sum of two branches and boxes are values. A sigmoid gives
+    scores where there is one set of them per sample; elsewhere boxes end in one too. Integers and booleans are taken
+    for the answers themselves. What is behind a selection (TopK, boxes that were chosen) is one: the least rounding
+    makes entries change places.
+    """
+    known = {str(value.name): value for node in model.graph for value in node.outputs}
+    selected = _selected(model.graph)
+    found: dict[str, Holds] = {}
+    for name in names:
+        value = known.get(name)
+        if value is None:
+            found[name] = "values"
+        elif value in selected:
+            found[name] = "selection"
+        else:
+            found[name] = "scores" if _is_answer(value) or _is_scores(value) else "values"
+    return found
+
+
+def _is_answer(value: ir.Value) -> bool:
+    return value.dtype is not None and not value.dtype.is_floating_point()
+
+
+def _is_scores(output: ir.Value) -> bool:
+    rank = None if output.shape is None else len([dim for dim in output.shape if dim != 1])
+    value: ir.Value | None = output
+    while value is not None and (node := value.producer()) is not None:
+        if edit.is_op(node, "Softmax", "LogSoftmax", *_PRODUCTS):
+            return True
+        if edit.is_op(node, "Sigmoid", "HardSigmoid"):
+            if rank is not None and rank > 2:
+                return False
+        elif not edit.is_op(node, *_MOVES, *_ON_SCORES):
+            return False
+        value = _only_variable(node)
+    return False
+
+
+def _only_variable(node: ir.Node) -> ir.Value | None:
+    """The input of a node that is no constant; None where there are several."""
+    inputs = [value for value in node.inputs if value is not None and edit.constant_tensor_of(value) is None]
+    if edit.is_op(node, "Add", "Sub", "Mul", "Div"):
+        return inputs[0] if len(inputs) == 1 else None
+    return inputs[0] if inputs else None
+
+
+def _selected(graph: ir.Graph) -> set[ir.Value]:
+    """What is behind a selection; the class that an ArgMax names is not, what it is used for is."""
+    selected: set[ir.Value] = set()
+    picked: set[ir.Value] = set()
+    for node in graph:
+        inputs = [value for value in node.inputs if value is not None]
+        inner = (value for sub in edit.subgraphs_of(node) for item in sub.all_nodes() for value in item.inputs)
+        is_float = bool(inputs) and (inputs[0].dtype is None or inputs[0].dtype.is_floating_point())
+        if any(value in selected for value in (*inputs, *inner)) or node.op_type in _SELECTIONS:
+            selected.update(node.outputs)
+        elif edit.is_op(node, *_PICKS) and is_float:
+            picked.update(node.outputs)
+        elif any(value in picked for value in inputs):
+            (picked if edit.is_op(node, *_MOVES) else selected).update(node.outputs)
+    return selected

@@ -1,0 +1,113 @@
+"""What integer and boolean inputs may hold, as far as the graph tells by what it does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from trtopt.graph import edit
+
+_HANDED_ON = frozenset(
+    "Cast Identity Reshape Flatten Squeeze Unsqueeze Expand Transpose Slice Tile Clip Gather GatherElements "
+    "GatherND".split()
+)
+_MASKS = ("Where", "And", "Or", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sub", "Mul")
+_INDEXED = ("Gather", "GatherElements", "ScatterElements")
+"""Operators that index an axis of their first input by their second."""
+
+
+@dataclass(frozen=True)
+class InputValues:
+    """The values of one input.
+
+    Attributes:
+        kind: ``ids`` are drawn from 0 to below ``size``; ``positions`` count along the last axis, below ``size``;
+            ``mask`` is 1, or true, everywhere.
+        size: Entries of the smallest table or axis that the input indexes; None where it indexes none.
+    """
+
+    kind: Literal["ids", "positions", "mask"]
+    size: int | None = None
+
+
+def input_values(model: ir.Model) -> dict[str, InputValues]:
+    """The values of the integer and boolean inputs that the graph says something of, by name.
+
+    An input that indexes a table (Gather of an embedding, also behind a constant that is added) holds ids of it. One
+    that is only compared, multiplied, subtracted or used as a condition is a mask. The graph cannot tell positions from
+    ids: an input named after positions counts. The others are in nobody's table here.
+    """
+    found: dict[str, InputValues] = {}
+    for value in model.graph.inputs:
+        if value.dtype is None or value.dtype.is_floating_point() or value.shape is None:
+            continue
+        name, uses = str(value.name), list(_uses_of(value))
+        sizes = [size - offset for node, index, offset in uses for size in _sizes_indexed(node, index)]
+        size = max(min(sizes), 1) if sizes else None
+        counts = "position" in name.lower()
+        if counts or size is not None:
+            found[name] = InputValues("positions" if counts else "ids", size)
+        elif "mask" in name.lower() or any(_masks(node, index) for node, index, _ in uses):
+            found[name] = InputValues("mask")
+    return found
+
+
+def _uses_of(value: ir.Value) -> Iterator[tuple[ir.Node, int, int]]:
+    """The nodes that read an input, with the place they read it at and the constant that was added before.
+
+    Operators that hand elements on are followed.
+    """
+    waiting: list[tuple[ir.Value, int]] = [(value, 0)]
+    seen = {value}
+    while waiting:
+        now, offset = waiting.pop()
+        for use in now.uses():
+            added = _added(use.node, use.idx)
+            if added is None:
+                yield use.node, use.idx, offset
+                continue
+            for output in use.node.outputs:
+                if output not in seen:
+                    seen.add(output)
+                    waiting.append((output, offset + added))
+
+
+def _added(node: ir.Node, index: int) -> int | None:
+    """What ``node`` adds to the elements of its input ``index`` that it hands on; None where it does something else."""
+    if edit.is_op(node, "Add"):
+        constant = edit.constant_of(node.inputs[1 - index])
+        return int(constant.max()) if constant is not None and constant.dtype.kind in "iu" and constant.size else None
+    if edit.is_op(node, "Concat", "Min", "Max") or (edit.is_op(node, "Where") and index):
+        return 0
+    return 0 if index == 0 and edit.is_op(node, *_HANDED_ON) else None
+
+
+def _sizes_indexed(node: ir.Node, index: int) -> list[int]:
+    """The size of the axis that ``node`` indexes by its input ``index``; empty where it indexes none of known size."""
+    if edit.is_op(node, "OneHot") and index == 0:
+        depth = edit.constant_of(node.inputs[1])
+        return [] if depth is None else [int(depth.reshape(-1)[0])]
+    if not edit.is_op(node, *_INDEXED) or index != 1:
+        return []
+    dims = _dims_of_table(node.inputs[0])
+    axis = edit.int_attribute(node, "axis", 0)
+    if dims is None or not -len(dims) <= axis < len(dims):
+        return []
+    size = dims[axis]
+    return [size] if isinstance(size, int) else []
+
+
+def _dims_of_table(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
+    """The shape of what is indexed; of quantized weights that of the integers."""
+    dims, node = edit.dims_of_value(value), None if value is None else value.producer()
+    if dims is None and node is not None and edit.is_op(node, "DequantizeLinear", "Cast", "Identity"):
+        dims = edit.dims_of_value(node.inputs[0])
+    return dims
+
+
+def _masks(node: ir.Node, index: int) -> bool:
+    """Whether ``node`` keeps or drops elements by its input ``index``."""
+    return edit.is_op(node, *_MASKS)
