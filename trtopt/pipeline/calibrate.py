@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -11,7 +11,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.skeleton import content_hash
 from trtopt.precision.decide import wanted_tensors
 from trtopt.precision.observe.calibrate import CacheFile, Calibration, cached_collect
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.samples import Samples, SomeSamples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import CalibrationRecord
 from trtopt.support.clock import Clock
@@ -55,6 +55,10 @@ class Observer:
                 ranges=wanted.ranges,
                 on_event=clock.listen,
             )
+
+    def few(self, count: int) -> Observer:
+        """The same on at most so many samples."""
+        return replace(self, samples=SomeSamples(self.samples, count))
 
     @property
     def identity(self) -> str:

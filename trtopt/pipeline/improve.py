@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -191,8 +192,11 @@ def _read(graph: ir.Graph) -> list[ir.Value]:
     return [value for node in graph.all_nodes() for value in node.inputs if value is not None]
 
 
-JUDGED_SAMPLES = 32
+JUDGED_SAMPLES = 16
 """Samples that errors are compared on: the noise of quantization is a sum over all elements, and steady."""
+
+_SCREENED = 8
+"""Samples that a change has to be better on before it is measured on more: both are run on the same ones."""
 
 _HELD_OUT = 4
 _MOST_BYTES = 1 << 28
@@ -240,16 +244,31 @@ class OutputErrorMeter:
         """
         return self.of_model(fp32_emulation(apply_plan(base, plan)), samples)
 
+    def screened(self, base: ir.Model, plan: PrecisionPlan, most: float) -> tuple[float, float]:
+        """:meth:`of` on the meter's first samples, and on all of them; the latter infinite, and not measured, where the
+        former is ``most`` or more."""
+        first = math.inf
+        for count, error in enumerate(self._errors(fp32_emulation(apply_plan(base, plan)), self._own), 1):
+            if count == min(_SCREENED, len(self._own)):
+                first = error()
+                if not first < most:
+                    return first, math.inf
+        return first, error()
+
     def of_model(self, model: ir.Model, samples: Sequence[Feeds] | None = None) -> float:
         """The same for an FP32 model with the inputs and outputs of the reference."""
-        chosen = self._own if samples is None else samples
-        expected = self._expected(chosen)
+        last = deque(self._errors(model, self._own if samples is None else samples), maxlen=1)
+        return last[0]() if last else 0.0
+
+    def _errors(self, model: ir.Model, samples: Sequence[Feeds]) -> Iterator[Callable[[], float]]:
+        """After each sample, what gives the error so far."""
         sums: list[Accumulator] = [Accumulator() for _ in self._reference.graph.outputs]
+        expected = self._expected(samples)
         with OrtSession(model, keep_qdq=True) as session:
-            for feeds, reference in zip(chosen, expected, strict=False):
+            for feeds, reference in zip(samples, expected, strict=False):
                 for total, exact, output in zip(sums, reference, session.run(feeds), strict=True):
                     total.update(*_centred(exact, output))
-        return max((_noise(total) for total in sums), default=0.0)
+                yield lambda: max((_noise(total) for total in sums), default=0.0)
 
     def _expected(self, samples: Sequence[Feeds]) -> list[list[np.ndarray]]:
         """The reference's outputs, as many as memory allows."""
@@ -340,46 +359,73 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
         return _refined(tried.best, judge, observer)
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A form of the model, the plan for it, how many 8-bit nodes it cannot have, its error on few samples and on all;
+    the latter infinite where the former settles it."""
+
+    problem: Problem
+    plan: PrecisionPlan
+    lost: int
+    screened: float
+    error: float
+
+
 class _Trials:
     """Changes tried one upon the other; each is kept if the error at the outputs falls."""
 
     def __init__(self, judge: OutputErrorMeter, observer: Observer, start: Improved, price: Price | None) -> None:
         self._judge, self._observer, self.best, self._price = judge, observer, start, price
-        self._error = judge.of(start.problem.model, start.plan)
+        self._screened, self._error = judge.screened(start.problem.model, start.plan, math.inf)
 
     def scaled(self, name: str, found: Scaled, began: float) -> bool:
-        """Another FP32 form of the model, with the ranges that it has; whether it is kept."""
+        """Another FP32 form of the model, with the ranges that it has; whether it is kept.
+
+        The ranges of a few samples tell whether it may be better; those it gets are of all.
+        """
         if not found.changes:
             return False
-        calibration = self._observer.observe(found.model, is_variant=True)
-        if calibration is not None:
-            problem = replace(self.best.problem, model=found.model, stats=calibration.table.stats)
-            return self._try(name, problem, began, found)
-        return False
+        tried: _Trial | None = None
+        for observer in (self._observer.few(SMALLEST_SAMPLES), self._observer):
+            calibration = observer.observe(found.model, is_variant=True)
+            if calibration is None:
+                return False
+            tried = self._trial(replace(self.best.problem, model=found.model, stats=calibration.table.stats))
+            if not tried.screened < self._screened:
+                break
+        return tried is not None and self._decide(name, tried, began, found)
 
     def methods(self, names: Sequence[str]) -> None:
         """One calibration method for all tensors instead of the best of each: the error of a tensor is not that of the
         network."""
         for name in names:
-            self._try(f"ranges-{name}", replace(self.best.problem, method=name), time.perf_counter(), None)
+            began = time.perf_counter()
+            self._decide(f"ranges-{name}", self._trial(replace(self.best.problem, method=name)), began)
 
-    def _try(self, name: str, problem: Problem, began: float, scaled: Scaled | None) -> bool:
-        before = self._error
+    def _trial(self, problem: Problem) -> _Trial:
         plan = transferred(self.best.plan, problem)
         lost = len(self.best.plan.quantized) - len(plan.quantized)
-        error = self._judge.of(problem.model, plan) if not lost else math.inf
+        errors = (math.inf, math.inf) if lost else self._judge.screened(problem.model, plan, self._screened)
+        return _Trial(problem, plan, lost, *errors)
+
+    def _decide(self, name: str, tried: _Trial, began: float, scaled: Scaled | None = None) -> bool:
+        """Keep what lowers the error and costs nothing; whether it did."""
+        before, error, count = self._error, tried.error, self._judge.count
+        if not tried.screened < self._screened:
+            before, error, count = self._screened, tried.screened, min(_SCREENED, count)
         kept = error < before
-        judged = f"on {self._judge.count} held-out samples"
-        text = f"output SQNR {decibels(before):.2f} -> {decibels(error):.2f} dB {judged}{'' if kept else ': not kept'}"
-        if kept and not self._is_free(problem, plan):
+        change = f"{decibels(before):.2f} -> {decibels(error):.2f} dB"
+        text = f"output SQNR {change} on {count} held-out samples{'' if kept else ': not kept'}"
+        if kept and not self._is_free(tried.problem, tried.plan):
             kept, text = False, f"{text}: not kept, the network is slower with it"
-        if lost:
-            text = f"not kept: {lost} of its nodes would be too heavy-tailed for 8-bit"
-        changes = scaled.changes if scaled is not None else len(plan.quantized)
+        if tried.lost:
+            text = f"not kept: {tried.lost} of its nodes would be too heavy-tailed for 8-bit"
+        changes = scaled.changes if scaled is not None else len(tried.plan.quantized)
         refusals = scaled.refusals if scaled is not None else ()
         step = StepRecord(name, _STAGE, changes if kept else 0, time.perf_counter() - began, refusals, (text,))
         if kept:
-            self.best, self._error = Improved(problem, plan, self.best.steps), error
+            self.best = Improved(tried.problem, tried.plan, self.best.steps)
+            self._error, self._screened = tried.error, tried.screened
         self.best = replace(self.best, steps=(*self.best.steps, step))
         return kept
 
@@ -415,7 +461,8 @@ def _smooth(tried: _Trials, nodes: frozenset[str], observer: Observer, multiply:
     began = time.perf_counter()
     model = tried.best.problem.model.clone()
     infer_in_place(model)
-    stats = channel_stats(model, fitted(observer.samples), product_inputs(model, nodes), observer.clock.listen)
+    some = observer.few(JUDGED_SAMPLES)
+    stats = channel_stats(model, fitted(some.samples), product_inputs(model, nodes), observer.clock.listen)
     found = smooth(model, nodes, stats, multiply=multiply)
     multiplied = len(found.model.graph) > len(model.graph)
     if not tried.scaled("smooth", found, began) and multiplied:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -244,6 +245,33 @@ class Samples:
         if not shapes:
             raise UsageError("There are no samples", where=self.where, remedy="give at least one sample")
         return _Scan(len(shapes), tuple(shapes), _join_labels(labels, self.where), digest.hexdigest())
+
+
+class SomeSamples(Samples):
+    """At most ``most`` of other samples: spread evenly where their number is known, else the first."""
+
+    def __init__(self, whole: Samples, most: int) -> None:
+        count = whole.count
+        self._chosen = slice(0, most) if count is None else slice(0, None, -(-count // most))
+        self._whole = whole
+        digest = hashlib.sha256(f"{whole.sha256} {self._chosen}".encode()).hexdigest()
+        super().__init__(whole._groups, where=whole.where, source=whole.source, sha256=digest)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return itertools.islice(self._whole, self._chosen.start, self._chosen.stop, self._chosen.step)
+
+    @property
+    def count(self) -> int | None:
+        whole = self._whole.count
+        return None if whole is None else len(range(whole)[self._chosen])
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray | None:
+        labels = self._whole.labels
+        return None if labels is None else labels[self._chosen]
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
+        return self._whole.shapes()[self._chosen]
 
 
 def open_samples(

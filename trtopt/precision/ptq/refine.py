@@ -22,10 +22,10 @@ from trtopt.precision.ptq.layer_walk import samples_held
 ErrorOf = Callable[[PrecisionPlan, Sequence[Sample]], float]
 """The error at the network's outputs under a plan, on the given samples: noise over signal, the worst output's."""
 
-LARGEST_SAMPLES = 128
+LARGEST_SAMPLES = 64
 """Samples the search walks with, where memory allows (``layer_walk.HELD_BYTES``)."""
 
-JUDGED_SAMPLES = 32
+JUDGED_SAMPLES = 16
 """Samples, others, on which the error at the outputs is measured."""
 
 NEAR = 1.26
