@@ -10,6 +10,7 @@ import pytest
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
+from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.statistics import TensorStats
@@ -156,13 +157,39 @@ def test_a_small_denominator_stays_wide_and_a_small_numerator_does_not() -> None
     assert wide(text, {"x": seen(-1, 1, 1e-7), "a": seen(0, 1, 1e-2)}) == {}
 
 
-@pytest.mark.parametrize("op", ["LayerNormalization", "InstanceNormalization"])
-def test_an_epsilon_that_is_zero_in_fp16_stays_wide(op: str) -> None:
-    operands = "x, s" if op == "LayerNormalization" else "x, s, s"
-    text = "g (float[1,4,4] x) => (float[1,4,4] y) <float[4] s = {1, 1, 1, 1}> { y = %s <epsilon = %s> (%s) }"
-    assert "epsilon 1.0e-12 is 0 in fp16" in wide(text % (op, "1e-12", operands))["y"]
-    assert "epsilon" not in wide(text % (op, "1e-12", operands), narrow=BF16).get("y", "")
-    assert wide(text % (op, "1e-5", operands)) == {}
+def test_an_epsilon_that_is_zero_in_fp16_stays_wide_where_the_kernel_may_compute_in_fp16() -> None:
+    text = "g (float[1,4,4] x) => (float[1,4,4] y) <float[4] s = {1, 1, 1, 1}> { y = %s }"
+    instance = text % "InstanceNormalization <epsilon = %s> (x, s, s)"
+    assert "epsilon 1.0e-12 is 0 in fp16" in wide(instance % "1e-12")["y"]
+    assert "epsilon" not in wide(instance % "1e-12", narrow=BF16).get("y", "")
+    assert wide(instance % "1e-5") == {}
+
+
+NORM = "r = ReduceL2(x, axes) c = %s e = Expand(c, shape) y = Div(%s, e)"
+
+
+@pytest.mark.parametrize("floor", ["Clip(r, least)", "Max(r, least)"])
+def test_a_floor_under_the_norm_of_what_it_divides_stays_fp16(floor: str) -> None:
+    text = """g (float[4,8] x, float[4,8] z) => (float[4,8] y)
+        <float least = {1e-12}, int64[1] axes = {1}, int64[2] shape = {4, 8}> { %s }"""
+    stats = {"x": ORDINARY, "r": seen(1, 9), "y": seen(-1, 1)}
+    source = model(text % (NORM % (floor, "x")))
+    assert wide(source, stats) == {}
+    assert set(wide(text % (NORM % (floor, "z")), stats)) == {"c", "e", "y"}
+    stored = cast_to_half(source, FP16, ()).graph.initializers["least_fp16"].const_value
+    assert stored is not None and stored.numpy() == np.float16(2.0**-24)
+
+
+@pytest.mark.parametrize(
+    ("node", "size"),
+    [("LayerNormalization <epsilon = 1e-12> (x, s)", 1024), ("ReduceL2(x, axes)", 1), ("LpNormalization(x)", 1024)],
+)
+def test_what_squares_and_sums_in_fp32_inside_its_kernel_stays_fp16(node: str, size: int) -> None:
+    text = "g (float[4,1024] x) => (float[4,%d] y) <float[1024] s = {%s}, int64[1] axes = {1}> { y = %s }"
+    ones = ", ".join(["1"] * 1024)
+    source = text % (size, ones, node)
+    assert wide(source, {"x": seen(-1000, 1000), "y": seen(-30, 3000)}) == {}
+    assert "y" in wide(source, {"x": seen(-1000, 1000), "y": seen(0, 40000)})  # the result leaves it in FP16
 
 
 @pytest.mark.parametrize(
@@ -176,8 +203,8 @@ def test_an_epsilon_that_is_zero_in_fp16_stays_wide(op: str) -> None:
         ("ReduceMean(x, axes)", -100, 100, seen(0, 20), True),
         ("GlobalAveragePool(x)", -100, 100, seen(0, 1), True),
         ("GlobalAveragePool(x)", -10, 10, seen(0, 1), False),
-        ("ReduceL2(x, axes)", -9, 9, seen(0, 99), True),
-        ("ReduceL2(x, axes)", -2, 2, seen(0, 9), False),
+        ("ReduceSumSquare(x, axes)", -9, 9, seen(0, 99), True),
+        ("ReduceSumSquare(x, axes)", -2, 2, seen(0, 9), False),
         ("ReduceLogSumExp(x, axes)", 0, 6, seen(0, 12), True),
         ("ReduceLogSumExp(x, axes)", 0, 1, seen(0, 7), False),
     ],

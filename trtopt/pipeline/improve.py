@@ -115,6 +115,8 @@ class PlanRunner:
                     self._watched, sums, expected, session.run(feeds), strict=True
                 ):
                     _add(item, total, reference, output)
+                if any(total.nonfinite for total in sums):
+                    break
         self._on_event(Event("advance", "check precision"))
         found = [self._damage(item, total) for item, total in zip(self._watched, sums, strict=True)]
         return max(found, key=lambda damage: damage.excess, default=Damage(0.0))

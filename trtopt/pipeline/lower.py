@@ -25,11 +25,11 @@ from trtopt.pipeline.guard import (
     searched_records,
     with_blocked,
 )
-from trtopt.pipeline.improve import improve, repaired
+from trtopt.pipeline.improve import improve
+from trtopt.pipeline.put_back import PutBack, warn_of_fp32
 from trtopt.pipeline.search import RegionOracle, search, settled
 from trtopt.pipeline.verify import Gauge
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
-from trtopt.precision.fp16.repair import Repaired
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.ranges import ValueRanges, range_warnings
 from trtopt.precision.observe.samples import Samples
@@ -97,6 +97,7 @@ class Lowering:
         gauge: The accuracy budget to choose regions by; None to take all that pay.
         blocked: Nodes that the compiler could not build in 8-bit, with the reason.
         failed: Whether the compiler could not build the engine and did not say why: regions are built one by one.
+        saved: Whether the model is written for others too: BF16 is then only where it was asked for.
     """
 
     precision: Precision
@@ -109,6 +110,7 @@ class Lowering:
     gauge: Gauge | None = None
     blocked: Mapping[str, str] = field(default_factory=dict)
     failed: bool = False
+    saved: bool = False
 
 
 def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
@@ -129,22 +131,25 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         for text in range_warnings(stats, [str(value.name) for value in base.graph.inputs]):
             clock.warn("calibrate", f"calibration samples: {text}")
     shapes = static_shapes(base, job.target.largest)
+    put_back = PutBack(job.samples, job.target, job.config, job.open_judge, clock)
     if job.precision.is_quantized:
         problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
-        problem = replace(problem, takes_bfloat=job.target.takes_bfloat)
-        mended = _repaired(problem.model, plan_for(problem, job.precision), job, clock)
+        problem = replace(problem, takes_bfloat=job.target.takes_bfloat and not job.saved)
+        mended = put_back.mend(problem.model, _of_16_bits(problem, job, clock))
         problem = replace(problem, fallbacks=mended.fallbacks)
         wanted = wanted_tensors(base, job.precision, job.target.backend.name).histogram
         taken = imports(base, job.given, wanted, job.samples, job.own)
         problem = replace(problem, imported=taken.amax, unknown=taken.unknown)
         chosen = _choose(problem, observer, job)
-        chosen = replace(chosen, steps=(*_repair_steps(mended), *taken.steps, *chosen.steps))
+        chosen = replace(chosen, steps=(*mended.steps, *taken.steps, *chosen.steps))
     else:
         plan = decide(base, job.precision, job.target.backend.name, stats, shapes, job.config.calib_method)
         if job.target.takes_bfloat:
-            plan = with_bfloat(base, plan, ValueRanges(stats, shapes))
-        mended = _repaired(base, plan, job, clock)
-        chosen = _Chosen(base, mended.plan, _repair_steps(mended))
+            plan = _bfloat(plan, with_bfloat(base, plan, ValueRanges(stats, shapes)), job, clock)
+        mended = put_back.mend(base, plan)
+        chosen = _Chosen(base, mended.plan, mended.steps)
+    flop = cost.flop_by_node(base, shapes)
+    warn_of_fp32(chosen.plan, flop, clock)
     start = time.perf_counter()
     with clock.stage("rewrite precision"):
         model = apply_plan(chosen.base, chosen.plan)
@@ -153,7 +158,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     return Lowered(
         artifact,
         observer.record(calibration),
-        _record(chosen, cost.flop_by_node(base, shapes)),
+        _record(chosen, flop),
         guard=chosen.guard,
         sixteen_bit=chosen.sixteen_bit,
         search=chosen.search,
@@ -162,26 +167,22 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     )
 
 
-def _repaired(base: ir.Model, plan: PrecisionPlan, job: Lowering, clock: Clock) -> Repaired:
-    """The 16-bit part of a plan, run on a few samples and mended until its outputs are within the bound."""
-    least = None if job.precision.is_quantized else job.config.min_sqnr_db
-    with clock.stage("check precision"):
-        found = repaired(base, plan, job.samples, min_sqnr_db=least, on_event=clock.listen)
-    if not found.after.is_allowed:
-        narrow = plan.narrow.name.upper() if plan.narrow is not None else "FP32"
-        text = (
-            f"{narrow} leaves output {found.after.output} {found.after.sqnr_db:.1f} dB, and nodes in FP32 do not help"
-        )
-        clock.warn("check precision", text)
-    return found
+def _of_16_bits(problem: Problem, job: Lowering, clock: Clock) -> PrecisionPlan:
+    """The plan without 8-bit nodes."""
+    plan = plan_for(problem, job.precision)
+    if job.target.takes_bfloat and job.saved:
+        _bfloat(plan, plan_for(replace(problem, takes_bfloat=True), job.precision), job, clock)
+    return plan
 
 
-def _repair_steps(mended: Repaired) -> tuple[StepRecord, ...]:
-    if not mended.fallbacks:
-        return ()
-    refusals = tuple(Refusal(node, reason) for node, reason in mended.fallbacks.items())
-    text = f"output SQNR {mended.before.sqnr_db:.1f} -> {mended.after.sqnr_db:.1f} dB"
-    return (StepRecord("put-back", "PRECISION", len(refusals), 0.0, refusals, (text,)),)
+def _bfloat(plan: PrecisionPlan, with_bf16: PrecisionPlan, job: Lowering, clock: Clock) -> PrecisionPlan:
+    """The plan with BF16 products, which are as fast as FP16 where the target has them; without, for a saved model."""
+    if not job.saved or not with_bf16.bfloat:
+        return with_bf16
+    nodes = ", ".join(list(with_bf16.bfloat)[:3]) + (", ..." if len(with_bf16.bfloat) > 3 else "")
+    text = f"{len(with_bf16.bfloat)} products that BF16 holds and FP16 does not stay FP32 ({nodes})"
+    clock.warn("precision", f"{text}: the saved model is to run in ONNX Runtime, which has no BF16 products on CPUs")
+    return plan
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ class _Run:
                 self._inputs.ranges,
                 self._own.ranges,
                 gauge,
+                saved=not settings.make_engine or config.save_onnx is not None,
             )
         while True:
             lowered = Lowered(artifact, None, PrecisionRecord("as-is"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -218,11 +219,16 @@ class _Writer:
             if tensor is None:
                 raise ValueError(f"initializer {value.name} has no value")
             name = self._names.value(f"{value.name}_{narrow.name}")
+            stored = narrow.saturate(tensor.numpy())
+            if stored.size == 1 and not stored.any() and tensor.numpy().any():  # an epsilon stays above zero
+                stored = np.full_like(
+                    stored, np.copysign(ml_dtypes.finfo(stored.dtype).smallest_subnormal, tensor.numpy())
+                )
             found = ir.Value(
                 name=name,
                 shape=value.shape,
                 type=ir.TensorType(narrow.dtype),
-                const_value=ir.Tensor(narrow.saturate(tensor.numpy()), name=name, dtype=narrow.dtype),
+                const_value=ir.Tensor(stored, name=name, dtype=narrow.dtype),
             )
             self._graph.register_initializer(found)
             self._weights[value, narrow] = found

@@ -39,6 +39,13 @@ _SQUARES = frozenset(
 )
 
 
+_FP32_INSIDE = frozenset(["LayerNormalization", "RMSNormalization", "ReduceL2", "LpNormalization", "LRN"])
+"""Operators that square and sum in FP32 whatever their type, epsilon included: ONNX says so of the first two
+(``stash_type`` 1), and TensorRT for RTX 1.7.1 casts to FP32 before the squares and back behind them, as its layers of
+LayerNormalization (``CastMeanSubMulMeanAddSqrtDivMulCast``), ReduceL2, LpNormalization and LRN show. Of instance and
+group normalization only a workspace in FP32 is seen, which does not show in what a thread adds up."""
+
+
 def wide_nodes(
     model: ir.Model,
     ranges: ValueRanges,
@@ -74,7 +81,9 @@ def _node_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType, intege
     if node.op_type in WEIGHTED and not (integer and ranges.of(node.outputs[0]) is not None):
         yield from _dot_hazards(node, ranges, narrow)
     epsilon = node.attributes.get("epsilon")
-    if epsilon is not None and epsilon.as_float() > 0 and narrow.round(np.array(epsilon.as_float())) == 0:
+    if epsilon is None or node.op_type in _FP32_INSIDE:
+        return
+    if epsilon.as_float() > 0 and narrow.round(np.array(epsilon.as_float())) == 0:
         yield f"epsilon {epsilon.as_float():.1e} is 0 in {narrow.name}"
 
 
@@ -127,7 +136,7 @@ def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) ->
                 yield f"weights as small as {largest:.3g} in {value.name} underflow {narrow.name}"
         else:
             lost = lost_entries(constant, narrow)
-            if lost.size:
+            if lost.size and not _floors_own_norm(node):
                 yield f"constant {float(lost[np.abs(lost).argmin()]):.3g} in {value.name} underflows {narrow.name}"
 
 
@@ -157,7 +166,7 @@ def _power(node: ir.Node) -> float:
 def _sum_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
     """Bounds on sums formed inside a kernel, which nothing outside it can observe."""
     bounds = ranges.of(node.inputs[0]) if node.inputs else None
-    if bounds is None:
+    if bounds is None or node.op_type in _FP32_INSIDE:
         return
     if node.op_type in _SUMS or node.op_type in _SQUARES:
         count = _reduced(node, ranges)
@@ -328,8 +337,32 @@ def _keep_floors(model: ir.Model, ranges: ValueRanges, narrow: NarrowType, reaso
             reasons.setdefault(str(node.name), reason)
             _keep_back(operand, floored, reason, reasons)
         carried = node.op_type in _CARRIERS and any(value in floored for value in node.inputs)
-        if carried or (node.op_type in _FLOORS and any(_is_lost_floor(value, ranges, narrow) for value in node.inputs)):
+        lost = node.op_type in _FLOORS and any(_is_lost_floor(value, ranges, narrow) for value in node.inputs)
+        if carried or (lost and not _floors_own_norm(node)):
             floored.update(node.outputs)
+
+
+def _floors_own_norm(node: ir.Node) -> bool:
+    """Whether ``node`` is a floor under a norm that divides nothing but what it is the norm of (x / max(|x|, 1e-12)).
+
+    Any floor above zero does, and :mod:`trtopt.precision.fp16.cast_to_half` writes one: the norm, which the kernel sums
+    in FP32, is zero only where every x is.
+    """
+    norms = [value.producer() for value in node.inputs if value is not None]
+    norm = next((maker for maker in norms if maker is not None and maker.op_type == "ReduceL2"), None)
+    if norm is None or node.op_type not in ("Max", "Clip"):
+        return False
+    front = [node.outputs[0]]
+    while front:
+        value = front.pop()
+        if value.is_graph_output():
+            return False
+        for reader, index in value.uses():
+            if reader.op_type in LAYOUT_OPS and index == 0:
+                front += reader.outputs
+            elif reader.op_type != "Div" or index != 1 or reader.inputs[0] is not norm.inputs[0]:
+                return False
+    return True
 
 
 def _keep_back(value: ir.Value | None, among: set[ir.Value], reason: str, reasons: dict[str, str]) -> None:

@@ -2,9 +2,14 @@
 
 What :mod:`trtopt.precision.fp16.hazards` finds is local: a range, a constant, a sum. Whether an error matters at the
 outputs (a difference of two large numbers, a sine of a large argument, twenty small branches on a large residual) shows
-when the plan is run. Roundings are independent of each other, so their noise adds up: the noise of a group of nodes is
-that of the network in which these alone are 16-bit. Groups are halved, the worst first, until what is left is small
-enough.
+when the plan is run.
+
+Two searches find the nodes. *Leave one in*: roundings are independent of each other, so their noise adds up, and the
+noise of a group of nodes is that of the network in which these alone are 16-bit. Groups are halved, the worst first,
+until what is left is small enough. *Leave one out*: some errors only appear jointly, such as a small energy that is
+rounded away and the logarithm of what is left. Where the first search gives up with many nodes in FP32, the second
+finds the shortest stretch of the graph that has to be, by halving from either end, and leaves out of it what the
+outputs do not need.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import onnx_ir as ir
 from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.observe.ranges import ranking_readers
 from trtopt.precision.plan import BF16, FP16, WEIGHTED, NarrowType, PrecisionPlan
+from trtopt.support.halving import fewest
 
 SMALLEST_SQNR_DB = 40.0
 """Signal to noise at the outputs that an FP16 network must keep. Trained networks that FP16 does not harm keep 43 dB
@@ -27,8 +33,18 @@ SMALLEST_SQNR_DB = 40.0
 MOST_EVALUATIONS = 64
 """Plans tried at most: a few culprits in a network of a thousand nodes take 20 to 40."""
 
+_MOST_LEFT_OUT = 24
+"""Parts of a set that are tried in 16 bits again."""
+
+_FEW, _PART = 16, 0.05
+"""A number and a share of the nodes; where more go back, the second search looks for fewer."""
+
 _SHARE = 0.5
 """Of the noise allowed, what the groups left in 16 bits may add up to: the sum is an estimate."""
+
+_JOINT = 1000.0
+"""Noise of groups together over the sum of their noise: at most their number where errors add up as amplitudes do;
+beyond, they appear jointly."""
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -68,13 +84,15 @@ class Damage:
 class Repaired:
     """A plan within the bound, and what the plan given and this one do; the one given where nothing helped.
 
-    ``fallbacks`` are the nodes put back to FP32, with the reason; they are in ``plan.wide`` too.
+    ``fallbacks`` are the nodes put back to FP32, with the reason; they are in ``plan.wide`` too. ``others`` are other
+    plans within the bound.
     """
 
     plan: PrecisionPlan
     before: Damage
     after: Damage
     fallbacks: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[PrecisionPlan, ...] = ()
 
 
 def repair(
@@ -85,9 +103,10 @@ def repair(
 ) -> Repaired:
     """Put nodes back to FP32 until ``damage_of`` the plan is allowed.
 
-    Costs one evaluation when it is allowed from the start. Ends after about ``most`` evaluations, with whole groups in
-    FP32 where there was no time to look into them; FP32 throughout is the last resort. The result is never worse than
-    the plan given. What the plan quantizes is left out while 16-bit types are judged.
+    Costs one evaluation when it is allowed from the start. The first search ends after about ``most`` evaluations, with
+    whole groups in FP32 where there was no time to look into them; the second takes up to 24, and twice the logarithm
+    of the number of nodes. Of what they find, the fewest nodes go back, and the result is never worse than the plan
+    given. What the plan quantizes is left out while 16-bit types are judged.
     """
     search = _Search(base, plan, damage_of, most)
     before = search.damage(())
@@ -96,9 +115,25 @@ def repair(
     after = search.run(before)
     if after.excess >= before.excess:
         return Repaired(plan, before, before)
-    mended = search.with_wide(plan, search.back)
-    fallbacks = {name: reason for name, reason in mended.wide.items() if name not in plan.wide}
-    return Repaired(mended, before, after, fallbacks)
+    sets = [search.back]
+    if search.gave_up and after.is_allowed and len(search.back) > max(_FEW, _PART * len(search.nodes)):
+        sets = sorted([*sets, search.stretch(before)], key=len)
+        sets[0] = search.without_spare(sets[0])
+    first, *others = (widened(base, plan, back) for back in sets)
+    fallbacks = {name: reason for name, reason in first.wide.items() if name not in plan.wide}
+    return Repaired(first, before, search.damage(sets[0]), fallbacks, tuple(others))
+
+
+def widened(base: ir.Model, plan: PrecisionPlan, wide: Mapping[str, str]) -> PrecisionPlan:
+    """``plan`` with more nodes in FP32 (by name, with the reason), and with them who ranks their results."""
+    more = {
+        name: wide[str(node.name)]
+        for node in base.graph
+        if node.name in wide
+        for name in (str(node.name), *ranking_readers(node))
+    }
+    bfloat = {name: reason for name, reason in plan.bfloat.items() if name not in more}
+    return replace(plan, wide={**plan.wide, **more}, bfloat=bfloat)
 
 
 @dataclass(order=True)
@@ -119,22 +154,21 @@ class _Search:
         self._damage_of, self._most = damage_of, most
         self._kinds = {str(node.name): _kind(node) for node in base.graph if _rounds(node, plan)}
         self._light = {str(node.name) for node in base.graph if node.op_type not in WEIGHTED}
-        self._ranking = {str(node.name): ranking_readers(node) for node in base.graph}
         self._groups: list[_Group] = []
+        self._known: dict[frozenset[str], Damage] = {}
+        self._base = base
         self.nodes = _by_kind(self._kinds)
         self.back: dict[str, str] = {}
+        self.gave_up = False
         self.evaluations = 0
 
     def damage(self, wide: Iterable[str]) -> Damage:
         """What the plan does with these nodes in FP32 too."""
-        self.evaluations += 1
-        return self._damage_of(self.with_wide(self._plan, dict.fromkeys(wide, "")))
-
-    def with_wide(self, plan: PrecisionPlan, wide: Mapping[str, str]) -> PrecisionPlan:
-        """``plan`` with more nodes in FP32, and who ranks their results."""
-        wide = {reader: reason for name, reason in wide.items() for reader in (name, *self._ranking[name])}
-        bfloat = {name: reason for name, reason in plan.bfloat.items() if name not in wide}
-        return replace(plan, wide={**plan.wide, **wide}, bfloat=bfloat)
+        chosen = frozenset(wide)
+        if chosen not in self._known:
+            self.evaluations += 1
+            self._known[chosen] = self._damage_of(widened(self._base, self._plan, dict.fromkeys(chosen, "")))
+        return self._known[chosen]
 
     def run(self, before: Damage) -> Damage:
         """Fill ``back``; the damage that is left."""
@@ -148,7 +182,7 @@ class _Search:
             if after.is_allowed:
                 break
             left = self._left()
-            if left == 0.0:  # no group does harm by itself, all together do
+            if after.excess > _JOINT * left:  # no group does harm by itself, all together do
                 self._fall_back_rest()
                 return self.damage(self.back)
             # The noise of the groups adds up to more than estimated: allow them less in proportion.
@@ -160,6 +194,7 @@ class _Search:
         while self._groups and self._left() > target:
             group = heapq.heappop(self._groups)
             if len(group.nodes) == 1 or self.evaluations + 2 > self._most:
+                self.gave_up |= len(group.nodes) > 1
                 self._fall_back(group)
                 continue
             middle = self._middle(group.nodes)
@@ -170,6 +205,31 @@ class _Search:
                 continue
             for start, nodes, damage in found:
                 self._push(start, nodes, damage)
+
+    def stretch(self, before: Damage) -> dict[str, str]:
+        """The shortest stretch of the graph that has to be FP32; all of it in FP32 is allowed."""
+        nodes = tuple(self._kinds)
+        end = fewest(len(nodes), lambda count: self.damage(nodes[:count]).is_allowed)
+        size = fewest(end, lambda count: self.damage(nodes[end - count : end]).is_allowed)
+        return dict.fromkeys(
+            nodes[end - size : end],
+            f"put back to FP32 with what lies between {nodes[end - size]} and {nodes[end - 1]}: else {before}",
+        )
+
+    def without_spare(self, back: Mapping[str, str]) -> dict[str, str]:
+        """A set of nodes without the parts that are not needed beside the others: halves, quarters, and so on."""
+        names, size, left = list(back), len(back) // 2, _MOST_LEFT_OUT
+        while size:
+            start = 0
+            while start < len(names) and left:
+                rest = [*names[:start], *names[start + size :]]
+                left -= 1
+                if self.damage(rest).is_allowed:
+                    names = rest
+                else:
+                    start += size
+            size //= 2
+        return {name: back[name] for name in names}
 
     def _middle(self, nodes: Sequence[str]) -> int:
         """Where to part a group: between two kinds, as near to its middle as possible."""
@@ -203,6 +263,7 @@ class _Search:
             self.back[name] = f"put back to FP32: with only {which} in {narrow}, {group.damage}"
 
     def _fall_back_rest(self) -> None:
+        self.gave_up |= bool(self._groups)
         for group in self._groups:
             self._fall_back(group)
         self._groups = []
