@@ -16,6 +16,7 @@ from trtopt_recipes.dead_node import DeadNode
 from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
 from trtopt_recipes.division_after_product import DivisionAfterProduct
 from trtopt_recipes.duplicate_expression import DuplicateExpression
+from trtopt_recipes.expand_operand import ExpandedOperand
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.identity import Identity
 from trtopt_recipes.late_selection import LateSelection
@@ -54,6 +55,7 @@ PACK = (
     ConstantExpression(),
     ConstantBranch(),
     ComputedReshape(),
+    ExpandedOperand(),
     TransposePush(),
     BatchNorm(),
     ConstantAffine(),

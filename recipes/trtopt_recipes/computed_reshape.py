@@ -23,8 +23,8 @@ class ComputedReshape:
     Requires:
         A shape made by Shape, Gather, Slice, Concat and the like, of x or of a tensor whose dimension is provably that
         of x: x is made from it by operators that keep it (element-wise ones, normalizations, products, transposes,
-        other reshapes), or both have the same name. At most one -1 is left. One dimension that x has not at its place
-        is -1, where all others are numbers.
+        other reshapes), or both have the same name. At most one -1 is left. One dimension that x has not at its place,
+        or that is computed, is -1, where all others are numbers.
     Why faster:
         The number of heads is known, and the moves between projections and attention can be followed, by the recipes
         for attention among others; the arithmetic on shapes goes. The compiler of TensorRT for RTX, which gets a
@@ -33,7 +33,7 @@ class ComputedReshape:
         Exact.
     Refuses when:
         More than one dimension is that of another tensor or of x at another place, or one is, beside others that are
-        no numbers; allowzero is set.
+        no numbers; allowzero is set and the shape holds 0.
     """
 
     name: str = "computed-reshape"
@@ -47,14 +47,15 @@ class ComputedReshape:
         matches, refusals = [], []
         for node in nodes:
             told = known.held(node.inputs[1]) if known is not None else None
-            parts = [part for part in told or () if part is not None]
-            if known is None or told is None or not parts or len(parts) != len(told):
+            if known is None or not told:
                 continue
-            shape = _constant_shape(known.of(node.inputs[0]), parts)
+            shape = _constant_shape(known.of(node.inputs[0]), told)
+            if shape is None and None in told:
+                continue
             if shape is None:
                 reason = "its shape is computed from dimensions that are not provably those of its input"
                 refusals.append(Refusal(str(node.name), reason))
-            elif edit.int_attribute(node, "allowzero", 0):
+            elif 0 in told and edit.int_attribute(node, "allowzero", 0):
                 refusals.append(Refusal(str(node.name), "with allowzero, 0 does not copy a dimension"))
             else:
                 matches.append(Match((node,), choice=",".join(map(str, shape))))
@@ -68,6 +69,7 @@ class ComputedReshape:
         shape = np.asarray([int(dim) for dim in match.choice.split(",")], np.int64)
         constant = edit.add_initializer(node.graph, edit.Names(model).value(f"{node.outputs[0].name}_shape"), shape)
         node.replace_input_with(1, constant)
+        node.attributes.pop("allowzero", None)
         edit.tag(node, self.name)
         return None
 
@@ -77,7 +79,7 @@ def _is_computed(node: ir.Node) -> bool:
     return shape is not None and edit.constant_tensor_of(shape) is None
 
 
-def _constant_shape(dims: Sequence[Dim] | None, parts: Sequence[Dim]) -> list[int] | None:
+def _constant_shape(dims: Sequence[Dim] | None, parts: Sequence[Dim | None]) -> list[int] | None:
     """The shape as numbers, -1 and 0; None where that cannot be said."""
     dims = tuple(dims or ())
     shape: list[int] = []

@@ -105,7 +105,30 @@ CASES: tuple[Case, ...] = (
         changes=0,
         refusals=1,
     ),
-    case("allowzero", f"{DIMS} {TARGET} y = Reshape <allowzero = 1> (x, h)", changes=0, refusals=1),
+    case("allowzero", f"{DIMS} {TARGET} y = Reshape <allowzero = 1> (x, h)"),
+    case(
+        "allowzero-and-zero",
+        f"{DIMS} h = Concat <axis = 0> (k, m, t, f) y = Reshape <allowzero = 1> (z, h)",
+        io="g (float[N, S, 8] x, float[0, S, 8] z) => (float[A, B, 2, 4] y)",
+        changes=0,
+        refusals=1,
+    ),
+    case(
+        "windows-and-back",
+        f"{DIMS} c8 = Mul(d0, two) n8 = Unsqueeze(c8, a) h = Concat <axis = 0> (n8, less, f) u = Reshape(x, h) "
+        "v = Relu(u) c0 = Div(c8, two) n0 = Unsqueeze(c0, a) j = Concat <axis = 0> (n0, less, t, f) y = Reshape(v, j)",
+        constants="int64 two = {2}",
+        changes=0,
+        refusals=2,
+    ),
+    case(
+        "windows-of-known-size",
+        f"{DIMS} c8 = Mul(d0, two) n8 = Unsqueeze(c8, a) h = Concat <axis = 0> (n8, t, w8) u = Reshape(x, h) "
+        "v = Relu(u) c0 = Div(c8, two) n0 = Unsqueeze(c0, a) j = Concat <axis = 0> (n0, f, t, f) y = Reshape(v, j)",
+        io="g (float[N, 4, 8] x) => (float[N, 4, 2, 4] y)",
+        constants="int64 two = {2}, int64[1] w8 = {8}",
+        changes=2,
+    ),
     case(
         "given",
         f"{DIMS} h = Concat <axis = 0> (n, m, e, f) y = Reshape(x, h)",

@@ -8,7 +8,16 @@ from activation_parts import activation
 from image_parts import IMAGE_PARTS, branches, global_pool
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
-from token_parts import TOKEN_PARTS, last_axes, layer_norm, linear, normalized_attention, selected, stacked
+from token_parts import (
+    TOKEN_PARTS,
+    last_axes,
+    layer_norm,
+    linear,
+    normalized_attention,
+    repeated_bias,
+    selected,
+    stacked,
+)
 
 OPSETS = (13, 17, 17, 17, 18, 21)
 _MOST_ELEMENTS = 20_000
@@ -54,7 +63,7 @@ def _rare_network(b: NetBuilder, batch: int | str, number: int) -> onnx.ModelPro
     """Patterns that need several choices in a row to fall right."""
     b.opset = max(b.opset, 17)
     x = Value("x", (batch, b.size(2, 6), b.size(16, 32)))  # wide, so that a bias is small beside a sum
-    y = (stacked, normalized_attention)[number % 2](b, x)
+    y = (stacked, normalized_attention, repeated_bias)[number % 3](b, x)
     return b.model([x], [_named(b, _part(b, y) if b.chance() else y)])
 
 

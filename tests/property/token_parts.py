@@ -37,6 +37,15 @@ def layer_norm(b: NetBuilder, x: Value) -> Value:
     return b.binary("Add", y, b.vector((d,))) if b.chance(0.8) else y
 
 
+def repeated_bias(b: NetBuilder, x: Value) -> Value:
+    """A constant row, repeated to the batch before it is added."""
+    whole = b.op("Shape", [x.name])
+    n = b.op("Slice", [whole.name, b.ints(0), b.ints(1)])
+    shape = b.op("Concat", [n.name, b.ints(1), b.ints(x.width)], axis=0)
+    row = b.op("Expand", [b.const(b.rng.standard_normal((1, 1, x.width))), shape.name], (x.shape[0], 1, x.width))
+    return b.op("Add", [x.name, row.name], x.shape)
+
+
 def selected(b: NetBuilder, x: Value) -> Value:
     """One token of [N, S, D]: the first or the last, with its axis or without."""
     if b.chance():

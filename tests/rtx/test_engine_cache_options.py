@@ -103,6 +103,7 @@ ROWS = (
         True,
         {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}},
     ),
+    Row("keep_dynamic", False, True, True, {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}}),
     Row("io", (), ("x:fp16:chw",), True),
     Row("io", ("x:fp16:chw",), ("x:fp16:hwc8",), True),
     Row("builder", (), ("max_aux_streams=0",), True),

@@ -106,6 +106,7 @@ class BuildConfig(Config):
         "shapes to optimize for; alone, they make the profile static", "--optShapes"
     )
     max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes", "--maxShapes")
+    keep_dynamic: bool = switch_field("leave axes dynamic that every profile gives one size", TARGET)
     io: tuple[str, ...] = option_field(
         (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
     )

@@ -330,6 +330,18 @@ class _AxisRanges:
         return min(seen), max(seen, key=lambda dim: (seen[dim], dim)), max(seen)
 
 
+def fixed_sizes(inputs: Sequence[InputSpec], profiles: Sequence[ShapeProfile]) -> dict[str, dict[int, int]]:
+    """By input and axis, the size of dynamic axes that have the same one in every profile; inputs without are left
+    out."""
+    found: dict[str, dict[int, int]] = {}
+    for item in inputs if profiles else ():
+        for axis, dim in enumerate(item.shape):
+            sizes = {shape[axis] for profile in profiles for shape in profile.shapes[item.name]}
+            if not isinstance(dim, int) and len(sizes) == 1:
+                found.setdefault(item.name, {})[axis] = sizes.pop()
+    return found
+
+
 def axis_key(item: InputSpec, axis: int) -> str:
     """What identifies an axis: its symbol, or itself where it has none."""
     symbol = item.shape[axis]

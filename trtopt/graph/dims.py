@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from trtopt.graph import edit
 
-Dim = int | str | tuple[ir.Value, int]
-"""A number, a dimension the model names, or dimension ``i`` of a value. Those that compare equal are equal."""
+
+@dataclass(frozen=True)
+class Product:
+    """A number times dimensions, each with the power it is raised to."""
+
+    number: int
+    powers: frozenset[tuple[str | tuple[ir.Value, int], int]]
+
+
+Dim = int | str | tuple[ir.Value, int] | Product
+"""A number, a dimension the model names, dimension ``i`` of a value, or a product of those. Those that compare equal
+are equal."""
 
 _Dims = tuple[Dim, ...]
 _Found = Sequence[Dim | None] | None
@@ -20,11 +30,13 @@ _LONGEST = 16
 
 _SAME = frozenset(
     "Abs BatchNormalization Cast Celu Ceil Clip Cos Dropout Elu Erf Exp Floor Gelu GroupNormalization HardSigmoid "
-    "HardSwish Identity InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax Mish Neg Not "
+    "HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Log LogSoftmax Mish Neg Not "
     "RMSNormalization Reciprocal Relu Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Tanh "
     "ThresholdedRelu".split()
 )
-_BROADCAST = frozenset("Add And Div Equal Greater Less Max Mean Min Mul Or Pow Sub Sum Where Xor".split())
+_BROADCAST = frozenset(
+    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Or Pow Sub Sum Where Xor".split()
+)
 _REDUCTIONS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 
 
@@ -108,16 +120,33 @@ def reshaped(dims: _Dims | None, target: Sequence[Dim | None]) -> list[Dim | Non
 
 def _left(dims: Sequence[Dim], taken: Sequence[Dim]) -> Dim | None:
     """The dimension which, times those ``taken``, has as many elements as ``dims``."""
-    names = Counter(dim for dim in dims if not isinstance(dim, int))
-    others = Counter(dim for dim in taken if not isinstance(dim, int))
-    whole = math.prod(dim for dim in dims if isinstance(dim, int))
-    part = math.prod(dim for dim in taken if isinstance(dim, int))
+    whole, names = _factors(dims)
+    part, others = _factors(taken)
     if others - names or whole <= 0 or part <= 0 or whole % part:
         return None
-    left = list((names - others).elements())
-    if left:
-        return left[0] if len(left) == 1 and whole == part else None
-    return whole // part
+    return _product_of(whole // part, names - others)
+
+
+def _factors(dims: Iterable[Dim]) -> tuple[int, Counter[str | tuple[ir.Value, int]]]:
+    """The product of ``dims`` as a number, and how often each dimension that is none is in it."""
+    number, names = 1, Counter[str | tuple[ir.Value, int]]()
+    for dim in dims:
+        if isinstance(dim, int):
+            number *= dim
+        elif isinstance(dim, Product):
+            number *= dim.number
+            names.update(dict(dim.powers))
+        else:
+            names[dim] += 1
+    return number, names
+
+
+def _product_of(number: int, names: Counter[str | tuple[ir.Value, int]]) -> Dim:
+    if not names:
+        return number
+    if number == 1 and names.total() == 1:
+        return next(iter(names))
+    return Product(number, frozenset(names.items()))
 
 
 def _first(known: Dimensions, node: ir.Node) -> _Found:
@@ -164,9 +193,57 @@ def _reduction(known: Dimensions, node: ir.Node) -> _Found:
 
 def _reshape(known: Dimensions, node: ir.Node) -> _Found:
     target = known.held(edit.input_of(node, 1))
-    if target is None or edit.int_attribute(node, "allowzero", 0):
+    if target is None or (0 in target and edit.int_attribute(node, "allowzero", 0)):
         return None
     return reshaped(known.of(edit.input_of(node, 0)), target)
+
+
+def _expand(known: Dimensions, node: ir.Node) -> _Found:
+    dims, target = known.of(edit.input_of(node, 0)), known.held(edit.input_of(node, 1))
+    if dims is None or target is None or any(dim is None or (isinstance(dim, int) and dim < 1) for dim in target):
+        return None
+    return _joined([dims, [dim for dim in target if dim is not None]])
+
+
+def _gather(known: Dimensions, node: ir.Node) -> _Found:
+    dims, places = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
+    if not dims or places is None:
+        return None
+    axis = edit.int_attribute(node, "axis", 0) % len(dims)
+    return [*dims[:axis], *places, *dims[axis + 1 :]]
+
+
+def _gather_nd(known: Dimensions, node: ir.Node) -> _Found:
+    dims, places = known.of(edit.input_of(node, 0)), known.of(edit.input_of(node, 1))
+    if dims is None or not places or not isinstance(places[-1], int) or edit.int_attribute(node, "batch_dims", 0):
+        return None
+    return [*places[:-1], *dims[places[-1] :]]
+
+
+def _concat(known: Dimensions, node: ir.Node) -> _Found:
+    parts = [known.of(value) for value in node.inputs]
+    first = parts[0]
+    if not first:
+        return None
+    axis = edit.int_attribute(node, "axis", 0) % len(first)
+    lengths = [dims[axis] for dims in parts if dims is not None and len(dims) == len(first)]
+    numbers = [length for length in lengths if isinstance(length, int)]
+    return [*first[:axis], sum(numbers) if len(numbers) == len(parts) else None, *first[axis + 1 :]]
+
+
+def _unsqueeze(known: Dimensions, node: ir.Node) -> _Found:
+    dims, axes = known.of(edit.input_of(node, 0)), edit.axes_of(node)
+    if dims is None or not axes:
+        return None
+    rank, rest = len(dims) + len(axes), iter(dims)
+    new = {axis % rank for axis in axes}
+    return [1 if axis in new else next(rest) for axis in range(rank)]
+
+
+def _range(known: Dimensions, node: ir.Node) -> _Found:
+    """From 0 to a dimension in steps of 1."""
+    start, limit, step = (known.held(value) for value in node.inputs)
+    return list(limit) if start == (0,) and step == (1,) and limit is not None and len(limit) == 1 else None
 
 
 def _read_shape(known: Dimensions, node: ir.Node) -> _Found:
@@ -218,14 +295,75 @@ def _read_concat(known: Dimensions, node: ir.Node) -> _Found:
     return parts
 
 
+def _read_binary(known: Dimensions, node: ir.Node) -> _Found:
+    """Numbers, and comparisons of dimensions with negative ones: a dimension is none."""
+    left, right = known.held(edit.input_of(node, 0)), known.held(edit.input_of(node, 1))
+    if left is None or right is None or not _is_listed(known, node):
+        return None
+    count = max(len(left), len(right))
+    pairs = zip(*(held * count if len(held) == 1 else held for held in (left, right)), strict=True)
+    return [_PAIRWISE[node.op_type](one, other) for one, other in pairs]
+
+
+def _is_listed(known: Dimensions, node: ir.Node) -> bool:
+    """Whether operands have at most one axis, and as many elements as the longest, or one."""
+    shapes = [known.of(value) for value in node.inputs]
+    sizes = {dims[0] if dims else 1 for dims in shapes if dims is not None and len(dims) < 2}
+    is_short = None not in shapes and all(len(dims or ()) < 2 for dims in shapes)
+    return is_short and 0 not in sizes and len(sizes - {1}) < 2
+
+
+def _equal(one: Dim | None, other: Dim | None) -> Dim | None:
+    if one is None or other is None:
+        return None
+    numbers = [dim for dim in (one, other) if isinstance(dim, int)]
+    if one == other or len(numbers) == 2:
+        return int(one == other)
+    return 0 if any(number < 0 for number in numbers) else None
+
+
+def _times(one: Dim | None, other: Dim | None) -> Dim | None:
+    if one is None or other is None:
+        return None
+    number, names = _factors((one, other))
+    return _product_of(number, names) if number > 0 or not names else None
+
+
+def _over(one: Dim | None, other: Dim | None) -> Dim | None:
+    """A product divided by a number that divides it."""
+    if one is None or not isinstance(other, int) or other <= 0:
+        return None
+    number, names = _factors((one,))
+    return _product_of(number // other, names) if number % other == 0 else None
+
+
+def _read_where(known: Dimensions, node: ir.Node) -> _Found:
+    parts = [known.held(value) for value in node.inputs]
+    if None in parts or not _is_listed(known, node):
+        return None
+    held = [part for part in parts if part is not None]
+    count = max(map(len, held))
+    rows = zip(*(part * count if len(part) == 1 else part for part in held), strict=True)
+    return [yes if yes == no else None if test is None else yes if test else no for test, yes, no in rows]
+
+
+_PAIRWISE: dict[str, Callable[[Dim | None, Dim | None], Dim | None]] = {"Div": _over, "Equal": _equal, "Mul": _times}
+"""By operator: what one element of the output is."""
+
 _Rule = Callable[[Dimensions, ir.Node], _Found]
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SAME, _first),
     **dict.fromkeys(_BROADCAST, _broadcast),
     **dict.fromkeys(_REDUCTIONS, _reduction),
+    "Concat": _concat,
+    "Expand": _expand,
+    "Gather": _gather,
+    "GatherND": _gather_nd,
     "MatMul": _product,
+    "Range": _range,
     "Reshape": _reshape,
     "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
 }
 """By operator: the dimensions of the first output."""
 
@@ -233,8 +371,12 @@ _READERS: dict[str, _Rule] = {
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), lambda known, node: known.held(node.inputs[0])),
     "Cast": _read_cast,
     "Concat": _read_concat,
+    "Div": _read_binary,
+    "Equal": _read_binary,
     "Gather": _read_gather,
+    "Mul": _read_binary,
     "Shape": _read_shape,
     "Slice": _read_slice,
+    "Where": _read_where,
 }
 """By operator: what the first output holds."""

@@ -10,7 +10,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, UsageError
-from trtopt.graph.edit import Names, all_graphs, all_nodes, dims_of_value, static_shape, subgraphs_of
+from trtopt.graph.edit import Names, all_graphs, all_nodes, dims_of_value, remove_node, static_shape, subgraphs_of
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.skeleton import flat_skeleton, skeleton
 
@@ -81,7 +81,38 @@ def at_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> i
     return _fixed(model, _checked_inputs(model, input_shapes))
 
 
-def _fixed(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
+def with_sizes(model: ir.Model, sizes: Mapping[str, Mapping[int, int]]) -> ir.Model:
+    """A clone of ``model`` in which some axes of inputs have one size, and what follows from it is constant.
+
+    Args:
+        model: The model; not changed.
+        sizes: By input name and axis, the size. Other axes stay as they are.
+
+    Raises:
+        InvalidModelError: The model cannot run at these sizes.
+    """
+    dims = {str(value.name): dims_of_value(value) or () for value in model.graph.inputs}
+    wanted = {name: tuple(sizes.get(name, {}).get(axis, dim) for axis, dim in enumerate(dims[name])) for name in dims}
+    free = {dim for shape in wanted.values() for dim in shape}
+    gone = {dim for shape in dims.values() for dim in shape if isinstance(dim, str)} - free
+    clone = _fixed(model, wanted)
+    for value, declared in zip(clone.graph.outputs, map(dims_of_value, model.graph.outputs), strict=True):
+        _merge_declared(value, declared and tuple(None if dim in gone else dim for dim in declared))
+    _remove_dead(clone.graph)
+    return clone
+
+
+def _remove_dead(graph: ir.Graph) -> None:
+    """Remove the nodes that computed what is constant now, and the constants that only those read."""
+    for node in reversed(graph):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            remove_node(node)
+    for name, value in list(graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            graph.initializers.pop(name)
+
+
+def _fixed(model: ir.Model, shapes: Mapping[str, _Dims]) -> ir.Model:
     clone = model.clone()
     for value in clone.graph.inputs:
         value.shape = ir.Shape(shapes[str(value.name)])

@@ -6,7 +6,6 @@ for 8-bit nodes are kept only where the error at the outputs falls.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections import deque
@@ -26,6 +25,7 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.decide import plan_for
 from trtopt.precision.fp16.repair import Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.observe.calibrate import channel_stats, product_inputs
+from trtopt.precision.observe.samples import entries, up_to
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.refine import refine
 from trtopt.precision.ptq.scaling import Scaled, equalize, smooth
@@ -103,7 +103,7 @@ class PlanRunner:
         self._watched = _watched(base)
         self._names = [item.name for item in self._watched]
         with OrtSession(self._base, self._names) as session:
-            runs = ((feeds, session.run(feeds)) for feeds in itertools.islice(samples, _MOST_SAMPLES))
+            runs = ((feeds, session.run(feeds)) for feeds in up_to(samples, _MOST_SAMPLES))
             self._expected = list(_bounded(runs, lambda run: run[1]))
 
     def __call__(self, plan: PrecisionPlan) -> Damage:
@@ -225,13 +225,13 @@ class OutputErrorMeter:
 
     def __init__(self, reference: ir.Model, samples: Iterable[Feeds]) -> None:
         self._reference = reference
-        self._own = list(_bounded(itertools.islice(samples, JUDGED_SAMPLES), lambda feeds: feeds.values()))
+        self._own = list(_bounded(up_to(samples, JUDGED_SAMPLES), lambda feeds: feeds.values()))
         self._known: dict[int, list[list[np.ndarray]]] = {}
 
     @property
     def count(self) -> int:
-        """How many samples of its own it has."""
-        return len(self._own)
+        """How many entries its own samples hold."""
+        return sum(entries(feeds) for feeds in self._own)
 
     def of(self, base: ir.Model, plan: PrecisionPlan, samples: Sequence[Feeds] | None = None) -> float:
         """Noise power over signal power of the worst output; infinite where an output is not finite.
@@ -249,9 +249,9 @@ class OutputErrorMeter:
     def screened(self, base: ir.Model, plan: PrecisionPlan, most: float) -> tuple[float, float]:
         """:meth:`of` on the meter's first samples, and on all of them; the latter infinite, and not measured, where the
         former is ``most`` or more."""
-        first = math.inf
+        first, few = math.inf, sum(1 for _ in up_to(self._own, _SCREENED))
         for count, error in enumerate(self._errors(fp32_emulation(apply_plan(base, plan)), self._own), 1):
-            if count == min(_SCREENED, len(self._own)):
+            if count == few:
                 first = error()
                 if not first < most:
                     return first, math.inf
@@ -344,9 +344,11 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
     nodes = frozenset(op.node for op in plan.quantized if op.dtype == Precision.INT8 and op.other is None)
     if not nodes or observer.samples.source == "synthetic":
         return Improved(problem, plan)
-    count = sum(1 for _ in observer.samples)
-    if count < SMALLEST_SAMPLES:
-        text = f"{count} samples are too few to improve 8-bit numbers by: {SMALLEST_SAMPLES} or more are needed"
+    sizes = [entries(sample) for sample in observer.samples]
+    if sum(sizes) < SMALLEST_SAMPLES or len(sizes) < _HELD_OUT:
+        text = f"{sum(sizes)} samples are too few to improve 8-bit numbers by: {SMALLEST_SAMPLES} or more are needed"
+        if sum(sizes) >= SMALLEST_SAMPLES:
+            text = f"{len(sizes)} batches are too few to improve 8-bit numbers by: {_HELD_OUT} or more are needed"
         observer.clock.warn("improve", text)
         return Improved(problem, plan)
     with observer.clock.stage("improve"):

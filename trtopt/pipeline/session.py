@@ -108,6 +108,7 @@ class _Run:
             inputs.metric,
             config.compare_tensors,
             host,
+            inputs.axes,
             floor=settings.budget.floor,
         )
         pruned = Sparsified(artifact, None)
@@ -134,7 +135,7 @@ class _Run:
     def _without_host_part(self) -> tuple[Cut, Outputs]:
         """The model without what its compiler refuses; where something is cut off, its file joins the outputs."""
         target, outputs, loaded = self._settings.target, self._settings.outputs, self._inputs.loaded
-        artifact = canonicalized(loaded, target.backend.name, self._clock)
+        artifact = canonicalized(self._inputs.fixed, target.backend.name, self._clock)
         with self._clock.stage("cut"):
             shapes = target.with_profiles(self._inputs.profiles).shapes
             parts = cut(artifact, target.backend, shapes, self._clock, plugins=bool(self._config.plugins))
@@ -178,7 +179,7 @@ class _Run:
             if lowering is not None:
                 lowered = lower(artifact, lowering, clock)
             final = network_io.change(
-                lowered.artifact, target.profiles, settings.io, self._plain.reference, self._plain.host
+                lowered.artifact, target.profiles, settings.io, self._inputs.fixed.model, self._plain.host
             )
             job = replace(self._plain, optimized=final.compared, feeds=final.feeds)
             known = None if gauge is None or job.tensors else gauge.known(final.compared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +17,11 @@ from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
 from trtopt.engine.manifest import Signer, manifest_path, signature_path
-from trtopt.engine.request import ShapeProfile, plan_profiles
+from trtopt.engine.request import ShapeProfile, fixed_sizes, plan_profiles
 from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import input_values
+from trtopt.graph.shapes import with_sizes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
@@ -30,9 +32,11 @@ from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
+from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
 from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
 from trtopt.report.schema.manifest import FileHash
+from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
@@ -273,6 +277,8 @@ class BuildInputs:
 
     Attributes:
         loaded: The model.
+        fixed: The model with the sizes that all profiles agree in.
+        axes: Those sizes; None where there are none.
         calibration: The samples that ranges come from.
         check: The samples that are verified on.
         source: Where those come from: ``eval``, ``calibration`` or ``synthetic``.
@@ -282,6 +288,8 @@ class BuildInputs:
     """
 
     loaded: ModelArtifact
+    fixed: ModelArtifact
+    axes: FixedAxes | None
     calibration: Samples
     check: Samples
     source: str
@@ -305,10 +313,28 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
     calibration, check, source = _samples(settings, sources, loaded)
     network_io.check(loaded.model, settings.io, calibration, check)
+    profiles = _profiles(settings, loaded, calibration, clock)
+    fixed, axes = _fix(settings, loaded, profiles, clock)
+    if axes is not None:
+        check = BatchedSamples(check, axes, filled=False)
+        calibration = BatchedSamples(calibration, axes, filled=True)
     metric = _metric(settings, sources.metric, loaded, check, clock)
-    return BuildInputs(
-        loaded, calibration, check, source, metric, ranges, _profiles(settings, loaded, calibration, clock)
-    )
+    return BuildInputs(loaded, fixed, axes, calibration, check, source, metric, ranges, profiles)
+
+
+def _fix(
+    settings: BuildSettings, loaded: ModelArtifact, profiles: tuple[ShapeProfile, ...], clock: Clock
+) -> tuple[ModelArtifact, FixedAxes | None]:
+    """The model with the sizes in it that all profiles agree in, and those."""
+    sizes = {} if settings.config.keep_dynamic else fixed_sizes(loaded.inputs, profiles)
+    if not sizes:
+        return loaded, None
+    start = time.perf_counter()
+    with clock.stage("fix shapes"):
+        model = with_sizes(loaded.model, sizes)
+    details = tuple(f"{name} axis {axis}: {size}" for name, axes in sizes.items() for axis, size in axes.items())
+    step = StepRecord("fixed-shapes", "SHAPES", len(details), time.perf_counter() - start, details=details)
+    return loaded.with_step(model, step), fixed_axes(loaded.model, loaded.inputs, sizes)
 
 
 def read_files(settings: BuildSettings, loaded: ModelArtifact) -> dict[str, Any]:

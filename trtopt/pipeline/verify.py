@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.accuracy.batches import BatchRunner
 from trtopt.accuracy.compare import (
     ConvertingRunner,
     HostPart,
@@ -36,6 +37,7 @@ from trtopt.errors import UsageError
 from trtopt.events import Event, ignore
 from trtopt.graph.skeleton import content_hash
 from trtopt.precision.fp16.to_fp32 import to_fp32
+from trtopt.precision.observe.batches import BatchedSamples, FixedAxes
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
@@ -63,6 +65,7 @@ class Verification:
         metric: The user's metric, if any.
         tensors: Whether intermediate tensors are compared too.
         host: What of the model the host runs behind ``optimized``, if any.
+        axes: The axes that have one size in ``optimized`` only, if any.
         feeds: Turns a sample into what the engine takes, where that differs from the model as loaded.
         floor: What the outputs have to keep; None where nothing is asked of them.
         most_seconds: How long synthetic samples may be run; those that are left then are left out.
@@ -75,6 +78,7 @@ class Verification:
     metric: Metric | None
     tensors: bool
     host: HostPart | None = None
+    axes: FixedAxes | None = None
     feeds: Callable[[Feeds], Feeds] | None = None
     floor: Floor | None = None
     most_seconds: float = SYNTHETIC_SECONDS
@@ -83,6 +87,10 @@ class Verification:
     def watched(self) -> tuple[str, ...] | None:
         """The values of the reference that are compared; None for its outputs."""
         return None if self.host is None else self.host.watched
+
+    def batched(self, runner: Runner) -> Runner:
+        """A runner that takes any number of rows."""
+        return runner if self.axes is None else BatchRunner(runner, self.axes)
 
 
 def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clock) -> Metric:
@@ -110,17 +118,19 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         as_whole(engine, job.host) as after,
     ):
         clock.listen(Event("start", "verify", total=total))
-        outputs = compare(before, after, samples, on_event=clock.listen, varying=sizes_vary(job.reference))
-        metric = None if job.metric is None else _measured(job.metric, job, after, outputs)
+        first, second = job.batched(before), job.batched(after)
+        outputs = compare(first, second, samples, on_event=clock.listen, varying=sizes_vary(job.reference))
+        metric = None if job.metric is None else _measured(job.metric, job, second, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
     if job.tensors:
         with clock.stage("compare tensors"):
-            chosen = itertools.islice(job.samples, samples.count)
+            whole = job.samples if job.axes is None else BatchedSamples(job.samples, job.axes, filled=True)
+            chosen = itertools.islice(whole, samples.count)
             tensors = compare_tensors(reference, emulation, chosen, on_event=clock.listen)
             entry = first_bad(emulation, tensors)
     return AccuracyRecord(
-        samples.count,
+        samples.rows,
         job.source,
         "onnx-only",
         outputs,
@@ -129,25 +139,28 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         first_bad=entry,
         host_outputs=computed,
         floor=_floor_record(job, outputs),
-        notes=_notes(job, samples.count, outputs),
+        notes=_notes(job, samples, outputs),
     )
 
 
 class _Counted:
-    """The samples of a verification, counted as they are read; synthetic ones end when their time is over."""
+    """The samples of a verification, counted as they are read, and their rows; synthetic ones end when their time is
+    over."""
 
     def __init__(self, job: Verification) -> None:
         self._samples = job.samples
         self._seconds = job.most_seconds if job.samples.source == "synthetic" else math.inf
-        self.count = 0
+        self._axes = job.axes
+        self.count = self.rows = 0
 
     def __iter__(self) -> Iterator[Feeds]:
-        began, self.count = time.perf_counter(), 0
+        began, self.count, self.rows = time.perf_counter(), 0, 0
         for feeds in self._samples:
             spent = time.perf_counter() - began
             if self.count and spent * (self.count + 1) / self.count > self._seconds:
                 return
             self.count += 1
+            self.rows += 1 if self._axes is None else max(1, self._axes.rows_in(feeds))
             yield feeds
 
 
@@ -162,16 +175,16 @@ def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> F
     return FloorRecord(job.floor.agreement, job.floor.sqnr_db, judged)
 
 
-def _notes(job: Verification, count: int, outputs: Mapping[str, OutputAccuracy]) -> tuple[str, ...]:
+def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccuracy]) -> tuple[str, ...]:
     """What the number of samples leaves open, and what nobody checked."""
     notes = []
     if job.samples.source == "synthetic":
         notes.append("random data: nothing was checked on real data; give samples with --calib or --eval")
-        total = job.samples.count or count
-        if count < total:
-            notes.append(f"{count} of {total} synthetic samples were run: they may take {job.most_seconds:g} s")
-    elif count < FEW_SAMPLES and any(found.top1_agreement is not None for found in outputs.values()):
-        notes.append(f"{count} sample{'s' if count > 1 else ''}: one that disagrees is {100 / count:.0f} %")
+        total = job.samples.count or ran.count
+        if ran.count < total:
+            notes.append(f"{ran.count} of {total} synthetic samples were run: they may take {job.most_seconds:g} s")
+    elif ran.rows < FEW_SAMPLES and any(found.top1_agreement is not None for found in outputs.values()):
+        notes.append(f"{ran.rows} sample{'s' if ran.rows > 1 else ''}: one that disagrees is {100 / ran.rows:.0f} %")
     return tuple(notes)
 
 
@@ -198,15 +211,16 @@ def verify_engine(
         as_whole(run if job.feeds is None else ConvertingRunner(run, job.feeds), job.host) as after,
     ):
         clock.listen(Event("start", "verify engine", total=job.samples.count))
+        second = job.batched(after)
         outputs = compare(
-            before,
-            after,
+            job.batched(before),
+            second,
             job.samples,
             on_event=clock.listen,
             task="verify engine",
             varying=sizes_vary(job.reference),
         )
-        metric = None if job.metric is None else _measured_on_engine(job.metric, job, after, outputs, clock)
+        metric = None if job.metric is None else _measured_on_engine(job.metric, job, second, outputs, clock)
         clock.listen(Event("end", "verify engine"))
     return replace(record, verified="engine", engine=outputs, engine_metric=metric)
 

@@ -351,7 +351,8 @@ class InputChecker:
                 raise UsageError(
                     f"The input {name!r} has the shape {list(shape)}; the model takes {said(wanted)}",
                     where=name,
-                    remedy="give that rank and those sizes; names stand for any size",
+                    remedy="give that rank and those sizes, names stand for any; for others build with --min-shapes "
+                    "and --max-shapes",
                 )
             for dim, size in zip(wanted, shape, strict=True):
                 if isinstance(dim, int) or dim == "?":

@@ -247,30 +247,53 @@ class Samples:
         return _Scan(len(shapes), tuple(shapes), _join_labels(labels, self.where), digest.hexdigest())
 
 
+def entries(sample: Mapping[str, np.ndarray]) -> int:
+    """How many entries a sample holds along its first axis: 8 of a batch of 8."""
+    return max((array.shape[0] for array in sample.values() if array.ndim), default=1)
+
+
+def up_to(samples: Iterable[Sample], most: int) -> Iterator[Sample]:
+    """The first samples, until they hold ``most`` entries."""
+    held = 0
+    for sample in samples:
+        yield sample
+        held += entries(sample)
+        if held >= most:
+            return
+
+
 class SomeSamples(Samples):
-    """At most ``most`` of other samples: spread evenly where their number is known, else the first."""
+    """Samples of at most ``most`` entries of others, one sample at least: spread evenly where their number is known,
+    else the first."""
 
     def __init__(self, whole: Samples, most: int) -> None:
-        count = whole.count
-        self._chosen = slice(0, most) if count is None else slice(0, None, -(-count // most))
-        self._whole = whole
-        digest = hashlib.sha256(f"{whole.sha256} {self._chosen}".encode()).hexdigest()
-        super().__init__(whole._groups, where=whole.where, source=whole.source, sha256=digest)
+        self._whole, count = whole, whole.count
+        samples = max(1, most // max(1, entries(next(iter(whole)))))
+        self._chosen = slice(0, samples) if count is None else slice(0, None, max(1, -(-count // samples)))
+        self.where, self.source = whole.where, whole.source
 
     def __iter__(self) -> Iterator[Sample]:
         return itertools.islice(self._whole, self._chosen.start, self._chosen.stop, self._chosen.step)
 
     @property
     def count(self) -> int | None:
+        """Number of samples; None where only a pass over them tells."""
         whole = self._whole.count
         return None if whole is None else len(range(whole)[self._chosen])
 
-    @functools.cached_property
+    @property
     def labels(self) -> np.ndarray | None:
+        """Those of the samples that are chosen."""
         labels = self._whole.labels
         return None if labels is None else labels[self._chosen]
 
+    @property
+    def sha256(self) -> str:
+        """Hash of all samples and of which are chosen."""
+        return hashlib.sha256(f"{self._whole.sha256} {self._chosen}".encode()).hexdigest()
+
     def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
+        """Input shapes, sample by sample."""
         return self._whole.shapes()[self._chosen]
 
 

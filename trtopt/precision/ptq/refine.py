@@ -15,6 +15,7 @@ import onnx_ir as ir
 from trtopt.events import OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.observe.feeds import Sample
+from trtopt.precision.observe.samples import entries
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.ptq.correct import Corrections, Goal, correct
 from trtopt.precision.ptq.layer_walk import samples_held
@@ -154,11 +155,12 @@ def split_samples(base: ir.Model, samples: Iterable[Sample], limit: int) -> tupl
     inputs = {value.name for value in base.graph.inputs}
     # The part of a model for the host may read more inputs.
     shapes = static_shapes(base, {name: array.shape for name, array in first.items() if name in inputs})
-    held = samples_held(base, shapes, limit)
-    kept = _spread([first], stream, held + JUDGED_SAMPLES)
+    size = entries(first)
+    held, most = samples_held(base, shapes, -(-limit // size)), -(-JUDGED_SAMPLES // size)
+    kept = _spread([first], stream, held + most)
     if len(kept) < SMALLEST_SAMPLES:
         return kept, []
-    others = min(JUDGED_SAMPLES, max(len(kept) // 4, len(kept) - held))
+    others = min(most, max(len(kept) // 4, len(kept) - held))
     chosen = {index * len(kept) // others for index in range(others)}
     judged = [sample for index, sample in enumerate(kept) if index in chosen]
     return [sample for index, sample in enumerate(kept) if index not in chosen][:held], judged

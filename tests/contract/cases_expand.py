@@ -1,0 +1,65 @@
+"""Cases for the recipe that leaves out expands that their readers make anyway."""
+
+from __future__ import annotations
+
+import numpy as np
+from contract_case import Case
+
+IO = "g (float[N, S, 8] x) => (float[N, S, 8] y)"
+CONSTANTS = "int64 i0 = {0}, int64[1] a = {0}, int64[1] one = {1}, int64[1] d8 = {8}, int64[1] less = {-1}"
+BATCH = "s = Shape(x) d0 = Gather(s, i0) n = Unsqueeze(d0, a)"
+ROWS = f"{BATCH} h = Concat <axis = 0> (n, one, d8) e = Expand(w, h)"
+
+
+def case(label: str, body: str, *, io: str = IO, constants: str = "", **options: object) -> Case:
+    extra = f", {constants}" if constants else ""
+    arguments = {"weights": {"w": (1, 1, 8)}, **options}
+    return Case("expanded-operand", label, f"{io} <{CONSTANTS}{extra}> {{ {body} }}", **arguments)  # type: ignore[arg-type]
+
+
+CASES: tuple[Case, ...] = (
+    case("added", f"{ROWS} y = Add(e, x)"),
+    case(
+        "through-operators",
+        f"{ROWS} b = Greater(e, z) c = Where(b, z, m) y = Add(x, c)",
+        values={"z": np.zeros((1,), np.float32), "m": np.full((1, 1, 8), -3.0, np.float32)},
+    ),
+    case("two-readers", f"{ROWS} p = Add(e, x) q = Mul(x, e) y = Add(p, q)"),
+    case("twice-the-same", f"{ROWS} q = Mul(e, e) y = Add(q, x)"),
+    case(
+        "positions",
+        f"{BATCH} h = Concat <axis = 0> (n, four) e = Expand(ids, h) q = Gather(table, e) y = Add(q, x)",
+        io="g (float[N, 4, 8] x) => (float[N, 4, 8] y)",
+        constants="int64[1] four = {4}",
+        weights={"table": (9, 8)},
+        values={"ids": np.array([[3, 1, 8, 0]], np.int64)},
+    ),
+    case("no-repetition", f"{BATCH} h = Concat <axis = 0> (n, one, one) e = Expand(x, h) y = Relu(e)"),
+    case(
+        "shape-in-short",
+        f"{BATCH} h = Concat <axis = 0> (n, less, less) q = Equal(h, k) f = Where(q, ones, h) e = Expand(w, f) "
+        "y = Concat <axis = 1> (e, x)",
+        constants="int64[3] k = {-1, -1, -1}, int64[3] ones = {1, 1, 1}",
+    ),
+    case("is-output", f"{ROWS} y = Add(e, x)", io=IO.replace("y)", "y, float[N, 1, 8] e)"), changes=1),
+    case("reader-is-output", f"{ROWS} q = Neg(e) y = Add(q, x)", io=IO.replace("y)", "y, float[N, 1, 8] q)")),
+    case(
+        "joined",
+        f"{BATCH} p = Shape <end = 1> (x) h = Concat <axis = 0> (p, one, d8) e = Expand(w, h) "
+        "y = Concat <axis = 1> (e, x)",
+        changes=0,
+    ),
+    case(
+        "another-batch",
+        f"{BATCH} p = Shape <end = 1> (z) h = Concat <axis = 0> (p, one, d8) e = Expand(w, h) y = Add(e, x)",
+        io="g (float[N, S, 8] x, float[M, S, 8] z) => (float[A, B, 8] y)",
+        changes=0,
+    ),
+    case(
+        "multiplied-as-matrix",
+        f"{BATCH} p = Shape <end = 1> (x) h = Concat <axis = 0> (p, one, d8) e = Expand(w, h) t = Transpose "
+        "<perm = [0, 2, 1]> (x) y = MatMul(e, t)",
+        io="g (float[N, S, 8] x) => (float[N, 1, S] y)",
+        changes=0,
+    ),
+)
