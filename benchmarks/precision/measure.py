@@ -6,8 +6,9 @@ list of kernels: ``max(bytes / (0.8 * bandwidth), flop / (0.7 * peak of the oper
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +30,13 @@ from trtopt.roofline.work import Work
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 
-MB = 1e6
-
-
-@dataclass(frozen=True)
-class PlainGpu:
-    """What the plain judge knows of a GPU: GB/s and dense TFLOP/s of the datasheet.
-
-    RTX 4090: NVIDIA Ada GPU Architecture white paper (2022), appendix A: FP16 and FP8 with FP32 sums. L4: datasheet
-    (2023); its figures with sparsity are halved.
-    """
-
-    bandwidth: float
-    tflops: dict[str, float]
-
-
-PLAIN = {
-    "L4": PlainGpu(300, {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121, "fp8": 242, "int8": 242}),
-    "RTX-4090": PlainGpu(1008, {"fp32": 82.6, "tf32": 82.6, "fp16": 165, "bf16": 165, "fp8": 330, "int8": 660}),
-}
-BANDWIDTH_SHARE, PEAK_SHARE, LAUNCH_US = 0.8, 0.7, 2.0
+sys.path.append(str(Path(__file__).parents[1]))
+from second_judge import MB, PLAIN, PlainGpu, kernel_us
 
 
 def plain_us(work: Work, gpu: PlainGpu) -> float:
     """The plain judge's time of one kernel."""
-    memory = work.bytes / (BANDWIDTH_SHARE * gpu.bandwidth * 1e3)
-    return max(memory, work.flop / (PEAK_SHARE * gpu.tflops[work.dtype] * 1e6)) + LAUNCH_US
+    return kernel_us(work.bytes, work.flop, work.dtype, gpu)
 
 
 def measure(path: Path) -> dict[str, Any]:

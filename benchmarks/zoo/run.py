@@ -1,0 +1,300 @@
+"""What trtopt makes of the zoo, held against a plain FP16 cast and judged by two judges.
+
+    python benchmarks/zoo/run.py --folder FOLDER --work WORK [--only NAME,...] [--modes fp16,int8] [--gpu L4] [--fixed]
+
+``FOLDER`` is what export.py wrote. Each network and mode runs in a process of its own, within ``--timeout``; what
+``WORK/results.jsonl`` holds is not run again (``--again`` does). ``--table`` writes results.json and the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+MACHINE = "2-core x86-64, no GPU"
+MODES = {"plain": None, "recipes": (), "fp16": ("--fp16",), "int8": ("--int8",), "fp8": ("--fp8",), "auto": ("--auto",)}
+DEFAULT_MODES = "plain,fp16,int8,recipes"
+RECIPES_BOUND = 1e-5
+"""Largest difference of an output with recipes alone over its largest element, in FP32."""
+EIGHT_BIT_DB = 20.0
+"""What every output has to keep for an 8-bit time to count."""
+SHOWN = ("reason", "kernels", "syncs", "mb", "us", "predicted_us", "db", "difference", "ort", "seconds", "cpu_s")
+CHECKED = 2
+"""Rows of the batch that are compared in ONNX Runtime."""
+
+
+# ---- one network in one mode, in a child process -----------------------------------------------------------------
+
+
+def shapes_of(entry: Mapping[str, Any], fixed: bool) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Smallest, optimal and largest shape of every input of an export."""
+    found = {}
+    for name, (_, *shape) in entry["inputs"].items():
+        axes = {int(axis): label for axis, label in entry["axes"].get(name, {}).items()}
+        low, high = list(shape), list(shape)
+        for axis, label in axes.items() if not fixed else ():
+            low[axis] = 1 if label in ("batch", "past", "sequence") else shape[axis] // 2
+            high[axis] = 2 * shape[axis]
+        found[name] = (tuple(low), tuple(shape), tuple(high))
+    return found
+
+
+def plain_model(path: Path, profiles: Sequence[Any]) -> Any:
+    """The plain FP16 cast of a file: the one place that says what *plain* is."""
+    from trtopt.source.onnx_file import load
+
+    model = load(path).model
+    try:
+        from trtopt.pipeline.plain import plain
+    except ModuleNotFoundError:
+        return whole_cast(model, profiles)
+    return plain(model, profiles=profiles)
+
+
+def whole_cast(model: Any, profiles: Sequence[Any]) -> Any:
+    """Every float tensor FP16, inputs and outputs FP32, sizes written into the graph where there is one shape only."""
+    from trtopt.graph.shapes import at_shapes
+    from trtopt.precision.fp16.cast_to_half import cast_to_half
+    from trtopt.precision.fp16.to_fp32 import to_fp32
+    from trtopt.precision.plan import FP16
+
+    if profiles[0].is_static:
+        model = at_shapes(model, {name: shape for name, (shape, _, _) in profiles[0].shapes.items()})
+    return cast_to_half(to_fp32(model), FP16, ())
+
+
+def optimized(
+    path: Path, target: Path, shapes: Mapping[str, Any], options: Sequence[str], work: Path
+) -> dict[str, Any]:
+    """``trtopt optimize`` as a user runs it."""
+    text = [",".join(f"{name}:{'x'.join(map(str, each[i]))}" for name, each in shapes.items()) for i in range(3)]
+    asked = ("--opt-shapes", text[1]) if text[0] == text[2] else ()
+    asked = asked or ("--min-shapes", text[0], "--opt-shapes", text[1], "--max-shapes", text[2])
+    report = target.with_suffix(".json")
+    call = [sys.executable, "-m", "trtopt", "optimize", str(path), *asked, *options, "--backend", "tensorrt-rtx"]
+    call += ["--report", str(report), "--cache-dir", str(work / "cache"), "-o", str(target)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr[max(done.stderr.find("error: "), 0) :].strip().splitlines() or [f"exit {done.returncode}"]
+        return {"exit_code": done.returncode, "reason": " ".join(said)[:400]}
+    found = json.loads(report.read_text())
+    rewriting = found.get("rewriting") or {}
+    return {
+        "warnings": [each[:200] for each in found.get("warnings", [])],
+        "applied": {step["name"]: step["changes"] for step in found["steps"] if step["changes"]},
+        "stages": {stage: round(value, 1) for stage, value in found["seconds"].items()},
+        "judged_us": round(((rewriting.get("after") or {}).get("predicted_us")) or 0.0, 1) or None,
+        "reported": {key: found[key] for key in ("shipped", "plain", "dynamic_cost") if found.get(key)},
+    }
+
+
+def engine_cost(path: Path, profiles: Sequence[Any], gpu: str, work: Path) -> dict[str, Any]:
+    """Compile a file by TensorRT for RTX and judge the engine by both judges."""
+    from second_judge import judged
+
+    from trtopt.engine.backend import TENSORRT_RTX
+    from trtopt.engine.build import build_engine
+    from trtopt.engine.request import BuildRequest
+    from trtopt.engine.work import layers_of_engine
+    from trtopt.graph import edit
+    from trtopt.graph.shapes import static_shapes
+    from trtopt.hardware.spec import find_gpu
+    from trtopt.roofline.layer import predict
+    from trtopt.source.onnx_file import load
+    from trtopt.source.save import save_model
+
+    model = load(path).model
+    file = work / "compiled.onnx"
+    files = save_model(model, file)
+    nodes = tuple(str(node.name) for node in edit.all_nodes(model.graph))
+    began = time.perf_counter()
+    request = BuildRequest(file, TENSORRT_RTX, find_gpu(gpu), nodes, tuple(profiles), weights=files[1:])
+    engine = build_engine(request)
+    seconds = round(time.perf_counter() - began, 1)
+    shapes = static_shapes(model, {name: shape for name, (_, shape, _) in profiles[0].shapes.items()})
+    ours = layers_of_engine(engine.sized_layers, model, shapes)
+    found = judged(engine.record.layers, engine.sized_layers, model, shapes)
+    predicted = sum(row.predicted_us for row in predict(ours.layers, find_gpu(gpu))[0])
+    return {**found, "predicted_us": round(predicted, 1), "compile_s": seconds}
+
+
+def outputs_of(path: Path, feeds: Mapping[str, Any], fast: bool) -> list[Any]:
+    """What ONNX Runtime gives: at its default level, or as written."""
+    import onnxruntime as ort
+
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = 1
+    settings.log_severity_level = 3
+    if not fast:
+        settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    return session.run(None, {item.name: feeds[item.name] for item in session.get_inputs()})
+
+
+def compare(original: Path, made: Path, fixed: bool) -> dict[str, Any]:
+    """The outputs of two files on the export's own inputs, which no search saw."""
+    import numpy as np
+
+    with np.load(original.with_suffix(".npz")) as stored:
+        rows = None if fixed else CHECKED
+        feeds = {name: stored[name] if stored[name].shape[0] == 1 else stored[name][:rows] for name in stored.files}
+    expected = outputs_of(original, feeds, fast=True)
+    found, loads = None, "yes"
+    try:
+        found = outputs_of(made, feeds, fast=True)
+    except Exception as error:  # noqa: BLE001 - whatever the runtime raises is the finding
+        loads = f"{type(error).__name__}: {error}"[:200]
+        try:
+            found = outputs_of(made, feeds, fast=False)
+        except Exception:  # noqa: BLE001
+            return {"ort": loads}
+    db, difference = [], 0.0
+    for one, other in zip(expected, found, strict=True):
+        a, b = one.astype(np.float64), other.astype(np.float64)
+        noise = float(((a - b) ** 2).sum())
+        power = float((a**2).sum())
+        db.append(math.inf if noise == 0 else 10 * math.log10(power / noise) if power and noise > 0 else math.nan)
+        difference = max(difference, float(np.abs(a - b).max(initial=0) / (np.abs(a).max(initial=0) or 1)))
+    worst = math.nan if any(map(math.isnan, db)) else min(db)
+    return {"ort": loads, "db": None if not math.isfinite(worst) else round(worst, 1), "difference": difference}
+
+
+def measured(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One network in one mode."""
+    from trtopt.engine.request import ShapeProfile
+    from trtopt.source.save import save_model
+
+    entry = json.loads((options.folder / "exports.json").read_text())[name]
+    path, made = options.folder / f"{name}.onnx", options.work / "made" / f"{name}.{mode}.onnx"
+    shapes = shapes_of(entry, options.fixed)
+    profiles = (ShapeProfile(shapes),)
+    made.parent.mkdir(exist_ok=True)
+    found: dict[str, Any] = {}
+    began = time.perf_counter()
+    if mode == "plain":
+        save_model(plain_model(path, profiles), made)
+    else:
+        found = optimized(path, made, shapes, (*MODES[mode], "--gpu", options.gpu), options.work)
+    found["seconds"] = round(time.perf_counter() - began, 1)
+    if "reason" in found:
+        return found
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
+        found.update(engine_cost(made, profiles, options.gpu, Path(folder)))
+    return found
+
+
+# ---- all of them -------------------------------------------------------------------------------------------------
+
+
+def child(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """This script in a process of its own; its last line, or why there is none."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, said = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return {"reason": f"no end after {timeout:g} s"}
+    if process.returncode:
+        last = said.strip().splitlines() or [f"exit {process.returncode}"]
+        return {"reason": last[-1][:300]}
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def run(name: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A network in a mode: made and compiled in one process, compared in another, which a bad file may take down."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    given = ["--folder", str(options.folder), "--work", str(options.work), "--gpu", options.gpu]
+    given += ["--fixed"] * options.fixed
+    found = child([*given, "--child", name, mode], options.timeout)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found["cpu_s"] = round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)
+    found["load_average"] = round(os.getloadavg()[0], 1)
+    made = options.work / "made" / f"{name}.{mode}.onnx"
+    if "reason" not in found:
+        compared = child([*given, "--compare", name, mode], options.timeout)
+        found.update({"ort": compared["reason"]} if "reason" in compared else compared)
+    for each in (made, made.with_suffix(".json")):
+        each.unlink(missing_ok=True)
+    return found
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[str, str, str, bool]:
+    return (row["network"], row["mode"], row["gpu"], row["fixed"])
+
+
+def known_rows(path: Path) -> dict[tuple[str, str, str, bool], dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {key_of(row): row for row in map(json.loads, lines)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where export.py wrote")
+    parser.add_argument("--work", type=Path, required=True, help="for results.jsonl, the cache and what is made")
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--modes", default=DEFAULT_MODES, help=f"of {', '.join(MODES)} (default: {DEFAULT_MODES})")
+    parser.add_argument("--gpu", default="L4", choices=["L4", "RTX-4090"])
+    parser.add_argument("--fixed", action="store_true", help="the example's sizes only, instead of a range")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a mode of a network")
+    parser.add_argument("--again", action="store_true", help="run what is there again")
+    parser.add_argument("--table", action="store_true", help="write results.json and the table, and run nothing")
+    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--compare", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(measured(*options.child, options)))
+        return
+    if options.compare:
+        name, mode = options.compare
+        made = options.work / "made" / f"{name}.{mode}.onnx"
+        print(json.dumps(compare(options.folder / f"{name}.onnx", made, options.fixed)))
+        return
+    lines = options.work / "results.jsonl"
+    if options.table:
+        from table import write
+
+        versions = {each: metadata.version(each) for each in ("trtopt", "onnx", "onnxruntime", "tensorrt-rtx")}
+        facts = {"machine": MACHINE, "date": options.date, "python": platform.python_version(), "versions": versions}
+        write(list(known_rows(lines).values()), facts)
+        return
+    options.work.mkdir(parents=True, exist_ok=True)
+    exports = json.loads((options.folder / "exports.json").read_text())
+    wanted = (
+        options.only.split(",") if options.only else [name for name, entry in exports.items() if "reason" not in entry]
+    )
+    for name in wanted:
+        for mode in options.modes.split(","):
+            row = {"network": name, "mode": mode, "gpu": options.gpu, "fixed": options.fixed}
+            if key_of(row) in known_rows(lines) and not options.again:
+                continue
+            row.update(run(name, mode, options), date=options.date)
+            with lines.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+            print(name, mode, {key: row[key] for key in SHOWN if row.get(key) is not None}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The zoo's results as results.json and as tables in the README."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+EIGHT_BIT_DB = 20.0
+"""What every output has to keep for an 8-bit time to count."""
+EIGHT_BIT = ("int8", "fp8", "auto")
+SAME = 0.02
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def write(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """Write results.json and the tables: one per GPU, dynamic and fixed.
+
+    Args:
+        rows: Of ``results.jsonl``, the last of each network, mode, GPU and kind of shape.
+        facts: Machine, date and versions.
+    """
+    order = list(dict.fromkeys(row["network"] for row in rows))
+    (HERE / "results.json").write_text(json.dumps({**facts, "rows": list(rows)}, indent=1) + "\n")
+    lines: list[str] = []
+    for gpu, fixed in sorted({(row["gpu"], row["fixed"]) for row in rows}):
+        mine: dict[str, dict[str, Mapping[str, Any]]] = {name: {} for name in order}
+        for row in rows:
+            if (row["gpu"], row["fixed"]) == (gpu, fixed):
+                mine[row["network"]][row["mode"]] = row
+        lines += ["", f"### {gpu}, {'fixed shapes' if fixed else 'a range of shapes'}", ""]
+        lines += [*table({name: modes for name, modes in mine.items() if modes}, gpu), "", *summary(mine, gpu)]
+    readme = HERE / "README.md"
+    before, opening, rest = readme.read_text().partition("<!-- table -->\n")
+    _, closing, after = rest.partition("<!-- end of table -->")
+    readme.write_text(before + opening + "\n".join(lines).strip() + "\n" + closing + after)
+
+
+def ratio(modes: Rows, mode: str, gpu: str) -> float | None:
+    """The second judge's time of a mode over that of plain: what did not build or has too little accuracy in 8 bits
+    counts as the next simpler mode; None where plain is not known or the mode did not run."""
+    plain, row = modes.get("plain", {}), modes.get(mode)
+    if "us" not in plain or row is None:
+        return None
+    accurate = (
+        mode not in EIGHT_BIT or (row.get("db") is not None and row["db"] >= EIGHT_BIT_DB) or row.get("difference") == 0
+    )
+    if "us" in row and accurate:
+        return row["us"][gpu] / plain["us"][gpu]
+    return ratio(modes, "fp16", gpu) or 1.0 if mode in EIGHT_BIT else 1.0
+
+
+def best(modes: Rows, gpu: str) -> float | None:
+    """The least ratio of the 8-bit modes that ran."""
+    found = [each for each in (ratio(modes, mode, gpu) for mode in EIGHT_BIT) if each is not None]
+    return min(found, default=None)
+
+
+def _engine(row: Mapping[str, Any] | None, gpu: str) -> str:
+    if row is None:
+        return "-"
+    if "us" not in row:
+        return _short(row["reason"])
+    syncs = f"+{row['syncs']}" if row["syncs"] else ""
+    return f"{row['kernels']}{syncs} / {row['mb']:.0f} / {row['us'][gpu]:.0f}"
+
+
+def _short(reason: str) -> str:
+    return reason.replace("|", "/").split(". ")[0][:60]
+
+
+def _db(row: Mapping[str, Any] | None) -> str:
+    if row is None or "us" not in row:
+        return "-"
+    if row.get("difference") == 0:
+        return "equal"
+    text = "not finite" if row.get("db") is None else f"{row['db']:g}"
+    return text if row.get("ort") == "yes" else f"{text} (ONNX Runtime: {_short(row.get('ort', 'no'))})"
+
+
+def table(networks: Mapping[str, Rows], gpu: str) -> list[str]:
+    """One row a network: kernels+syncs / MB of activations / us of the second judge."""
+    head = "network | plain | FP16 | of plain | predicted, us | FP16, dB | INT8 | of plain | INT8, dB | recipes alone"
+    lines = [f"| {head} | FP16, INT8: s (CPU s) |", "|---" * 11 + "|"]
+    for name, modes in networks.items():
+        ratios = [ratio(modes, mode, gpu) for mode in ("fp16", "int8")]
+        shown = ["-" if each is None else f"{each:.2f}" for each in ratios]
+        times = " -> ".join(
+            f"{modes[m]['predicted_us']:.0f}" if "us" in modes.get(m, {}) else "-" for m in ("plain", "fp16")
+        )
+        recipes = modes.get("recipes", {})
+        alone = (
+            f"{recipes['difference']:.0e}"
+            if "difference" in recipes
+            else _short(recipes.get("reason", recipes.get("ort", "-")))
+        )
+        took = ", ".join(
+            f"{modes[m]['seconds']:.0f} ({modes[m]['cpu_s']:.0f})" if "us" in modes.get(m, {}) else "-"
+            for m in ("fp16", "int8")
+        )
+        cells = [name, _engine(modes.get("plain"), gpu), _engine(modes.get("fp16"), gpu), shown[0], times]
+        cells += [
+            _db(modes.get("fp16")),
+            _engine(modes.get("int8"), gpu),
+            shown[1],
+            _db(modes.get("int8")),
+            alone,
+            took,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def summary(networks: Mapping[str, Rows], gpu: str) -> list[str]:
+    """Geometric means over all networks that ran, and how many are better, the same and worse."""
+    lines = []
+    for label, function in (
+        ("FP16", lambda modes: ratio(modes, "fp16", gpu)),
+        ("the best 8-bit mode", lambda modes: best(modes, gpu)),
+    ):
+        found = [each for each in map(function, networks.values()) if each is not None]
+        if not found:
+            continue
+        mean = math.exp(sum(map(math.log, found)) / len(found))
+        better, worse = (sum(each < 1 - SAME for each in found), sum(each > 1 + SAME for each in found))
+        lines.append(
+            f"{label}: geometric mean {mean:.3f} of plain over {len(found)} networks; {better} better, "
+            f"{len(found) - better - worse} within {SAME:.0%}, {worse} worse (at most {max(found):.2f})."
+        )
+        lines.append("")
+    return lines[:-1]
