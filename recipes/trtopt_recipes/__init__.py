@@ -22,7 +22,10 @@ from trtopt_recipes.identity import Identity
 from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.mask_constant import MaskConstant
+from trtopt_recipes.masked_rows import MaskedRows
+from trtopt_recipes.merged_transpose import MergedTranspose
 from trtopt_recipes.mish import Mish
+from trtopt_recipes.nan_guard import NanGuard
 from trtopt_recipes.no_op import NoOp
 from trtopt_recipes.normalized_qkv_bias import NormalizedQkvBias
 from trtopt_recipes.pad_conv import PadConv
@@ -38,6 +41,7 @@ from trtopt_recipes.repvgg_branches import RepvggBranches
 from trtopt_recipes.reshape_chain import ReshapeChain
 from trtopt_recipes.resize_conv import ResizeConv
 from trtopt_recipes.selu import Selu
+from trtopt_recipes.settled_selection import SettledSelection
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
 from trtopt_recipes.transpose_pair import TransposePair
@@ -48,12 +52,15 @@ PACK = (
     Identity(),
     NoOp(),
     CastChain(),
+    MergedTranspose(),
     TransposePair(),
     ReshapeChain(),
+    NanGuard(),
     DuplicateExpression(),
     DeadNode(),
     ConstantExpression(),
     ConstantBranch(),
+    SettledSelection(),
     ComputedReshape(),
     ExpandedOperand(),
     TransposePush(),
@@ -68,6 +75,7 @@ PACK = (
     Mish(),
     Softplus(),
     DivisionAfterProduct(),
+    MaskedRows(),
     NormalizedQkvBias(),
     QkvBias(),
     BatchFirstAttention(),

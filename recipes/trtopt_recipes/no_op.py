@@ -12,20 +12,24 @@ from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _ONE_INPUT = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+"""By operator: the number that as second operand changes nothing; as first one too where the order is free."""
 
 
 @dataclass(frozen=True)
 class NoOp:
-    """Removes casts, reshapes, transposes, pads, slices and the like that change nothing.
+    """Removes casts, reshapes, transposes, pads, slices, additions of zero and the like that change nothing.
 
     Rewrite:
         y = f(x) with y equal to x: every use of y becomes a use of x.
     Requires:
         Cast to the type x has; Reshape, Flatten, Squeeze, Unsqueeze to the shape x has; Transpose with the axes in
         order; Expand and Tile to the shape x has; Pad by zero everywhere; Slice of everything; Concat, Sum, Max, Min
-        or Mean of one input. Where y is a graph output, as for the recipe identity.
+        or Mean of one input; Add or Sub of zeros, Mul or Div by ones (biases never trained, masks that mask nothing).
+        Where y is a graph output, as for the recipe identity.
     Why faster:
-        No copy, and no break between what could fuse on both sides.
+        No copy, and no break between what could fuse on both sides. A bias of zeros costs attention what any bias
+        does (see qkv-bias).
     Numerics:
         Exact.
     Refuses when:
@@ -43,7 +47,7 @@ class NoOp:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Remove one node."""
         node = match.nodes[0]
-        source = node.inputs[0]
+        source = node.inputs[_data_index(node)]
         if source is None or not edit.can_replace(node.outputs[0], source):
             return Refusal(match.label, "its input became a graph output")
         edit.replace_value(node.outputs[0], source)
@@ -52,7 +56,7 @@ class NoOp:
 
 
 def _is_no_op(node: ir.Node) -> bool:
-    source = edit.input_of(node, 0)
+    source = edit.input_of(node, _data_index(node))
     if node.domain != "" or source is None or not edit.can_replace(node.outputs[0], source):
         return False
     output = node.outputs[0]
@@ -70,7 +74,26 @@ def _is_no_op(node: ir.Node) -> bool:
     if node.op_type == "Pad":
         pads = edit.constant_of(edit.input_of(node, 1))
         return pads is not None and not pads.any()
+    if node.op_type in _NEUTRAL:
+        return _is_neutral(node, source)
     return node.op_type == "Slice" and _slices_everything(node, source)
+
+
+def _data_index(node: ir.Node) -> int:
+    """Which input a node that changes nothing hands on."""
+    return int(edit.is_op(node, "Add", "Mul") and edit.constant_tensor_of(node.inputs[0]) is not None)
+
+
+def _is_neutral(node: ir.Node, source: ir.Value) -> bool:
+    """Whether the other operand is made of one number that changes nothing, and makes nothing larger."""
+    other = node.inputs[1 - _data_index(node)]
+    tensor = edit.constant_tensor_of(other)
+    if tensor is None or source.shape is None or len(tensor.shape) > len(source.shape):
+        return False
+    dims = list(source.shape)[len(source.shape) - len(tensor.shape) :]
+    if any(size not in (1, dim) for size, dim in zip(edit.dims_of(tensor), dims, strict=True)):
+        return False
+    return bool((tensor.numpy() == _NEUTRAL[node.op_type]).all())
 
 
 def _same_shape(source: ir.Value, output: ir.Value) -> bool:

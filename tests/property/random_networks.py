@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 from activation_parts import activation
+from dialect_parts import dialect_attention
 from image_parts import IMAGE_PARTS, branches, global_pool
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
@@ -20,6 +21,8 @@ from token_parts import (
 )
 
 OPSETS = (13, 17, 17, 17, 18, 21)
+DIALECTS = 10_000
+"""Seeds from here on give attention as exporters spell it."""
 _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
 
@@ -32,6 +35,8 @@ def random_network(seed: int) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
     b = NetBuilder(rng, int(rng.choice(OPSETS)))
     batch: int | str = b.pick("N", "N", 1, 2)
+    if seed >= DIALECTS:
+        return _dialect_network(b, batch)
     if seed % _RARE_EVERY == _RARE_EVERY - 1:
         return _rare_network(b, batch, seed // _RARE_EVERY)
     image = b.chance(0.65)
@@ -57,6 +62,14 @@ def random_network(seed: int) -> onnx.ModelProto:
     inputs = [x]
     outputs = list({value.name: value for value in outputs}.values())
     return b.model(inputs, outputs)
+
+
+def _dialect_network(b: NetBuilder, batch: int | str) -> onnx.ModelProto:
+    x = Value("x", (batch, b.size(2, 6), b.size(4, 16)))
+    y = dialect_attention(b, x)
+    if b.chance():
+        y = dialect_attention(b, layer_norm(b, y))
+    return b.model([x], [_named(b, y)])
 
 
 def _rare_network(b: NetBuilder, batch: int | str, number: int) -> onnx.ModelProto:

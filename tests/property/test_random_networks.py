@@ -7,17 +7,19 @@ from collections.abc import Sequence
 import onnx
 import pytest
 from check_network import check_all
-from random_networks import random_network
+from random_networks import DIALECTS, random_network
 
 from trtopt.rewrite.registry import all_recipes
 
 FEW = (*range(11), 16, 19, 21, 24, 25, 34, 39, 51, 59, 160)
 """Networks in which every recipe finds its pattern."""
 MANY = range(200)
+FEW_DIALECTS = range(DIALECTS, DIALECTS + 20)
+MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)
 
 
 def test_a_seed_makes_one_network_and_it_is_valid() -> None:
-    for seed in MANY[::10]:
+    for seed in (*MANY[::10], *FEW_DIALECTS):
         model = random_network(seed)
         assert model.SerializeToString(deterministic=True) == random_network(seed).SerializeToString(deterministic=True)
         onnx.checker.check_model(model, full_check=True)
@@ -25,7 +27,10 @@ def test_a_seed_makes_one_network_and_it_is_valid() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "least", "processes"),
-    [pytest.param(FEW, 1, 1, id="few"), pytest.param(MANY, 3, 2, id="many", marks=pytest.mark.long)],
+    [
+        pytest.param((*FEW, *FEW_DIALECTS), 1, 1, id="few"),
+        pytest.param((*MANY, *MANY_DIALECTS), 3, 2, id="many", marks=pytest.mark.long),
+    ],
 )
 def test_recipes_change_nothing_that_is_computed(seeds: Sequence[int], least: int, processes: int) -> None:
     """A generator that never makes a recipe's pattern proves nothing: each has to find it ``least`` times."""

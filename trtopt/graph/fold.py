@@ -89,6 +89,8 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
         return [part]
     if edit.is_op(node, "Shape", "Size"):
         return [_shape_or_size(node)]
+    if edit.is_op(node, "GatherElements"):
+        return [_gathered_elements(node)]
     tensors = [edit.constant_tensor_of(value) for value in node.inputs]
     allowed = max(limit_bytes, 2 * sum(tensor.nbytes for tensor in tensors if tensor is not None))
     if node.op_type in _PER_ELEMENT:
@@ -109,6 +111,19 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
     except Exception as error:
         raise FoldError(f"ONNX's reference implementation fails: {' '.join(str(error).split())[:200]}") from error
     return [_as_array(result, value) for result, value in zip(results, _used_outputs(node), strict=True)]
+
+
+def _gathered_elements(node: ir.Node) -> np.ndarray:
+    """What a GatherElements gives; the reference implementation fails where data is longer than the indices."""
+    data, indices = (constant_of(value) for value in node.inputs)
+    if data is None or indices is None:
+        raise FoldError("an input is not a constant")
+    axis = edit.int_attribute(node, "axis", 0) % data.ndim
+    part = data[tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(indices.shape))]
+    size = data.shape[axis]
+    if ((indices < -size) | (indices >= size)).any():
+        raise FoldError("an index is out of range")
+    return np.take_along_axis(part, indices % size, axis)
 
 
 def excess(node: ir.Node, limit_bytes: int) -> str:

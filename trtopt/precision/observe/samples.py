@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ _ROWS = 8
 
 _MOST_ELEMENTS = 1 << 40
 """Of an input: 4 TiB, more than a machine without a GPU has memory for."""
+
+_Feeds = TypeVar("_Feeds", bound=Mapping[str, np.ndarray])
 
 Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
@@ -252,7 +254,7 @@ def entries(sample: Mapping[str, np.ndarray]) -> int:
     return max((array.shape[0] for array in sample.values() if array.ndim), default=1)
 
 
-def up_to(samples: Iterable[Sample], most: int) -> Iterator[Sample]:
+def up_to(samples: Iterable[_Feeds], most: int) -> Iterator[_Feeds]:
     """The first samples, until they hold ``most`` entries."""
     held = 0
     for sample in samples:

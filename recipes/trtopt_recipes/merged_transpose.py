@@ -1,0 +1,94 @@
+"""Transposes between reshapes that merge leading axes and split them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from trtopt.graph.attention import only_user
+from trtopt.graph.dims import Dimensions
+from trtopt.graph.edit import Splice, all_nodes, ints_attribute, is_op
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+
+
+@dataclass(frozen=True)
+class MergedTranspose:
+    """Transposes a tensor as it is, where exports merge its leading axes first and split them afterwards.
+
+    Rewrite:
+        Reshape(Transpose(Reshape(x, [-1, s, d]), [0, 2, 1]), [b, h, d, s]) = Transpose(x, [0, 1, 3, 2]) for
+        x of [b, h, s, d], and likewise for other trailing axes. The shapes may be computed.
+    Requires:
+        Dimensions that are provably equal: the trailing ones before and after the first Reshape, the leading ones of x
+        and of the result. What is between is used once and is no graph output.
+    Why faster:
+        PyTorch's exporters write the keys of scaled_dot_product_attention so: the recipes for attention, and the
+        compiler's fused kernel, know the one Transpose, which then merges with the one that splits the heads.
+    Numerics:
+        Exact.
+    Refuses when:
+        Never: what cannot be proven does not match.
+    """
+
+    name: str = "merged-transpose"
+    stage: Stage = Stage.CLEAN
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """Such chains, each named after its last Reshape."""
+        chains = [chain for node in all_nodes(model.graph) if (chain := _chain(node)) is not None]
+        known = Dimensions(model) if chains else None
+        matches: list[Match] = []
+        for chain in chains:
+            # A Reshape that one chain ends with cannot begin the next, too.
+            taken = {match.nodes[0] for match in matches}
+            if known is not None and chain[2] not in taken and _perm(chain, known) is not None:
+                matches.append(Match(chain))
+        return Findings(tuple(matches))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Replace one chain by a Transpose; the shapes are left to dead-node."""
+        last, transpose, first = match.nodes
+        perm = ints_attribute(transpose, "perm")
+        if perm is None or last.outputs[0].shape is None:
+            return Refusal(match.label, "it is no transpose between reshapes any more")
+        lead = len(last.outputs[0].shape) - len(perm) + 1
+        whole = [*range(lead), *(axis + lead - 1 for axis in perm[1:])]
+        Splice(model, last, self.name).replace(last, "Transpose", [first.inputs[0]], {"perm": whole})
+        for node in (transpose, first):
+            if node.graph is not None:
+                node.graph.remove(node, safe=True)
+        return None
+
+
+def _chain(last: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
+    """Reshape, Transpose that leaves the first axis, Reshape; last first."""
+    nodes = [last]
+    for kind in ("Reshape", "Transpose", "Reshape"):
+        if not is_op(nodes[-1], kind) or nodes[-1].graph is not last.graph:
+            return None
+        value = nodes[-1].inputs[0]
+        maker = value.producer() if value is not None else None
+        if len(nodes) == 3:
+            break
+        if value is None or maker is None or only_user(value) is None:
+            return None
+        nodes.append(maker)
+    perm = ints_attribute(nodes[1], "perm")
+    return (nodes[0], nodes[1], nodes[2]) if perm is not None and perm[0] == 0 and len(perm) > 1 else None
+
+
+def _perm(chain: tuple[ir.Node, ir.Node, ir.Node], known: Dimensions) -> tuple[int, ...] | None:
+    """The permutation of the Transpose; None where the reshapes may do more than merge leading axes and split them."""
+    last, transpose, first = chain
+    perm = ints_attribute(transpose, "perm")
+    source, merged, result = (known.of(value) for value in (first.inputs[0], first.outputs[0], last.outputs[0]))
+    if perm is None or source is None or merged is None or result is None or len(merged) != len(perm):
+        return None
+    trailing = len(perm) - 1
+    lead = len(source) - trailing
+    if lead < 1 or len(result) != len(source) or source[lead:] != merged[1:] or source[:lead] != result[:lead]:
+        return None
+    moved = tuple(source[lead + axis - 1] for axis in perm[1:])
+    return perm if result[lead:] == moved else None
