@@ -12,6 +12,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from trtopt.engine.request import ShapeProfile
 from trtopt.errors import EngineBuildError, RecipeError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import all_nodes
@@ -23,6 +24,8 @@ from trtopt.rewrite.sweeps import Judging
 from trtopt.source.onnx_file import load
 
 Price = Callable[[ir.Node], float]
+
+FIXED = (ShapeProfile({"x": ((4, 8),) * 3}),)
 
 
 @dataclass
@@ -95,7 +98,7 @@ def chain(tmp_path: Path) -> ModelArtifact:
 
 
 def judged(artifact: ModelArtifact, judge: Judge, *recipes: Recipe) -> Rewritten:
-    return apply(artifact, recipes, target=Target(), judging=Judging(judge, {"x": (4, 8)}))
+    return apply(artifact, recipes, target=Target(), judging=Judging(judge, FIXED))
 
 
 def ops(result: Rewritten) -> list[str]:
@@ -110,7 +113,7 @@ def test_what_does_not_pay_is_left_with_the_figures(chain: ModelArtifact) -> Non
     result = judged(chain, Judge(price()), Replace((("Neg", "Neg", "Relu"),)))
     assert ops(result) == ["Relu"] * 3
     assert all(not region.kept and region.before and region.after for region in step(result).regions)
-    assert "it does not pay: 1 -> 3 kernels" in step(result).refusals[0].reason
+    assert "it does not pay: 3 -> 5 kernels" in step(result).refusals[0].reason
 
 
 def test_what_computes_something_else_is_left(chain: ModelArtifact) -> None:
@@ -194,7 +197,7 @@ def test_a_gain_is_kept_and_counted(doubled: ModelArtifact) -> None:
     assert result.before == Cost(7, 0, 0, 7.0) and result.after == Cost(5, 0, 0, 5.0) and result.judge == "stub"
     for region in step(result).regions:
         assert region.kept and region.before is not None and region.after is not None
-        assert (region.before.kernels, region.after.kernels) == (2, 1)
+        assert (region.before.kernels, region.after.kernels) == (4, 3)
 
 
 def test_a_gain_below_two_percent_is_refused(doubled: ModelArtifact) -> None:
@@ -237,7 +240,7 @@ def test_a_wrong_recipe_does_not_take_others_with_it(doubled: ModelArtifact) -> 
 def test_a_wrong_recipe_is_an_error_when_strict(doubled: ModelArtifact) -> None:
     wrong = Replace((("Neg",),), name="wrong", stage=Stage.FOLD)
     with pytest.raises(RecipeError) as caught:
-        apply(doubled, (wrong,), strict=True, target=Target(), judging=Judging(Judge(price()), {"x": (4, 8)}))
+        apply(doubled, (wrong,), strict=True, target=Target(), judging=Judging(Judge(price()), FIXED))
     assert caught.value.where == "recipe wrong" and caught.value.exit_code == 5
 
 
@@ -258,6 +261,33 @@ def test_what_is_faster_and_wrong_without_a_recipe_does_not_take_it_back(doubled
     assert ops(result) == ["Relu"] * 4 and result.after == result.before
     (refused,) = [step for step in result.artifact.steps if step.name == "wrong"]
     assert refused.refusals[0].reason.startswith("the whole network is slower with it")
+
+
+def test_where_every_choice_of_recipes_is_slower_none_is_left(doubled: ModelArtifact) -> None:
+    """Leaving out either of two does not help: nothing is rewritten."""
+
+    class Touched(Judge):
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
+            count = len(list(model.graph))
+            return Priced(Cost(count, 0, 0, float(count if inner else 7.0 if count == 7 else 9.0)), ())
+
+    first, second = (Replace((("Neg", "Neg", "Relu"),), name=name, stage=Stage.FOLD) for name in ("first", "second"))
+    result = judged(doubled, Touched(price()), OnlyOnce(first), OnlyOnce(second), DropDouble())
+    assert ops(result) == ["Relu"] * 4 and result.after == result.before == Cost(7, 0, 0, 7.0)
+    assert sum(step.changes for step in result.artifact.steps) == sum(step.changes for step in doubled.steps)
+    reasons = [refusal.reason for step in result.artifact.steps for refusal in step.refusals]
+    assert any("the whole network is slower with" in reason for reason in reasons)
+
+
+def test_a_network_that_only_recipes_make_judgeable_has_a_price_with_them(doubled: ModelArtifact) -> None:
+    class Refusing(Judge):
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
+            if len(list(model.graph)) == 7 and not inner:
+                raise EngineBuildError("The parser refuses it", where="there", remedy="none")
+            return super().price(model, inner=inner)
+
+    result = judged(doubled, Refusing(price()), DropDouble())
+    assert result.before is None and result.after == Cost(5, 0, 0, 5.0)
 
 
 @dataclass(frozen=True)
@@ -312,6 +342,6 @@ def test_a_place_in_a_nested_graph_is_judged_with_the_node_around_it(tmp_path: P
         w=(8, 8),
     )
     judge = Judge(price())
-    result = apply(artifact, (DropDouble(),), target=Target(), judging=Judging(judge, {}))
+    result = apply(artifact, (DropDouble(),), target=Target(), judging=Judging(judge, ()))
     assert [node.op_type for node in all_nodes(result.artifact.model.graph)].count("Relu") == 1
     assert judge.inner, "it was cut out with its If"

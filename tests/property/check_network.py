@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 from random_networks import random_network
 
+from trtopt.engine.request import ShapeProfile
 from trtopt.errors import TrtoptError
 from trtopt.events import Event
 from trtopt.graph import invariants
@@ -215,8 +216,8 @@ def check(seed: int) -> Findout:
     mixture: tuple[Recipe, ...] = tuple(Picky(recipe, seed) for recipe in recipes)  # type: ignore[misc]
     subject.run("a mixture of recipes", mixture)
     if seed % _JUDGED_EVERY == 0:
-        shapes = {"x": subject.feeds[-1]["x"].shape}
-        subject.run("judged recipes", recipes, Judging(RandomJudge(np.random.default_rng(seed)), shapes))
+        profile = ShapeProfile({"x": (subject.feeds[-1]["x"].shape,) * 3})
+        subject.run("judged recipes", recipes, Judging(RandomJudge(np.random.default_rng(seed)), (profile,)))
     return subject.found
 
 

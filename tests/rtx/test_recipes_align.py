@@ -59,7 +59,7 @@ def saved(folder: Path, nodes: str, weights: Weights, shape: str = "8, 64, 28, 2
 
 def judged(path: Path, target: Target, judge: Judge) -> tuple[StepRecord | None, Cost, Cost]:
     """The recipe's step, and the cost of the whole before and after."""
-    result = run(load(path), recipes="misaligned-channels", strict=True, target=target, judging=Judging(judge, {}))
+    result = run(load(path), recipes="misaligned-channels", strict=True, target=target, judging=Judging(judge, ()))
     assert result.before is not None and result.after is not None
     step = next((step for step in result.artifact.steps if step.name == "misaligned-channels"), None)
     return step, result.before, result.after

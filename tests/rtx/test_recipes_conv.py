@@ -143,7 +143,7 @@ def test_the_engine_has_fewer_kernels_or_moves_less(net: Net, judge: Judge, tmp_
         constants[name] = np.abs(array) if name == "v" else array
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
     onnx.save(model, tmp_path / "m.onnx")
-    target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, {})
+    target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, ())
     result = run(load(tmp_path / "m.onnx"), recipes=net.recipe, strict=True, target=target, judging=judging)
     before, after = result.before, result.after
     assert isinstance(before, Cost) and isinstance(after, Cost)

@@ -49,7 +49,7 @@ def rewritten(
         array = (rng.standard_normal(shape) * 0.05).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     onnx.save(model, folder / "m.onnx")
-    target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, {})
+    target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, ())
     result = run(load(folder / "m.onnx"), recipes=recipes, strict=True, target=target, judging=judging)
     assert result.before is not None and result.after is not None
     return result, result.before, result.after

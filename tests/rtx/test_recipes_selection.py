@@ -54,7 +54,7 @@ def encoder(folder: Path, batch: int) -> ModelArtifact:
 def judged(artifact: ModelArtifact) -> tuple[Rewritten, tuple[RegionRecord, ...]]:
     gpu = find_gpu("L4")
     with judge_for(TENSORRT_RTX, gpu, Precision.FP16) as judge:
-        target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, {})
+        target, judging = Target("tensorrt-rtx", "fp16"), Judging(judge, ())
         found = run(artifact, recipes="late-selection", strict=True, target=target, judging=judging)
     return found, tuple(region for step in found.artifact.steps for region in step.regions)
 

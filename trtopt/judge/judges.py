@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -19,11 +20,14 @@ from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend, choose_backen
 from trtopt.engine.build import Compiler, CompilerPool
 from trtopt.engine.layers import buffer_sizes, constant_bytes, moved_bytes
 from trtopt.engine.request import BuildRequest
+from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine, trip_counts
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, supports
+from trtopt.judge.bound import at_least
+from trtopt.judge.form import best_shapes, optimum, profile_of
 from trtopt.judge.protocol import AT_ONCE, Judge, Priced, PriceFile, Prices
 from trtopt.judge.target import nearest_target
 from trtopt.precision.decide import decide, wanted_tensors
@@ -34,6 +38,7 @@ from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.regions import candidate_nodes
 from trtopt.precision.write import apply_plan, cast_borders
 from trtopt.report.schema.analysis import LayerRow
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import Cost
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import GraphTypes
@@ -88,7 +93,7 @@ class ModelJudge:
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         """See :class:`~trtopt.judge.protocol.Judge`; operators without a known cost are left out."""
         types = types_in(model, self._precision, TENSORRT.name)
-        layers = layers_of_graph(model, static_shapes(model, {}), types)
+        layers = layers_of_graph(model, static_shapes(model, best_shapes(model)), types)
         rows = timed_rows(layers, self._gpu)
         total = Cost(len(layers), 0, sum(row.bytes for row in rows), sum(row.predicted_us for row in rows))
         return Priced(total, kernels_of(rows))
@@ -134,25 +139,23 @@ class CompilerJudge:
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         """See :class:`~trtopt.judge.protocol.Judge`; the kernels of a loop count as often as they run, once where
-        nobody knows how often."""
+        nobody knows how often. Those of a model with open axes are compiled for its profile, as in the engine."""
         formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else io_formats(self._io)
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
-            layers = self._compiler.layers(
-                BuildRequest(
-                    onnx=path,
-                    backend=TENSORRT_RTX,
-                    gpu=self._target,
-                    nodes=tuple(str(node.name) for node in edit.all_nodes(model.graph)),
-                    tf32=self._tf32,
-                    plugins=self._plugins,
-                    formats=formats,
-                )
+            request = BuildRequest(
+                onnx=path,
+                backend=TENSORRT_RTX,
+                gpu=self._target,
+                nodes=tuple(str(node.name) for node in edit.all_nodes(model.graph)),
+                tf32=self._tf32,
+                plugins=self._plugins,
+                formats=formats,
             )
-        work = layers_of_engine(
-            layers, model, static_shapes(model, {}), tf32=self._tf32 and supports(self._gpu, Precision.TF32)
-        )
+            layers, shapes = self._compiled(request, model)
+        tf32 = self._tf32 and supports(self._gpu, Precision.TF32)
+        work = layers_of_engine(layers, model, shapes, tf32=tf32)
         rows = timed_rows(work.layers, self._gpu)
         sizes = buffer_sizes(layers)
         launched = [(layer, trips or 1) for layer, trips in zip(layers, trip_counts(layers), strict=True)]
@@ -163,7 +166,20 @@ class CompilerJudge:
             bytes=sum(trips * (moved_bytes(layer, sizes) + constant_bytes(layer)) for layer, trips in launched),
             predicted_us=sum(row.predicted_us for row in rows),
         )
-        return Priced(total, kernels_of(rows))
+        return Priced(at_least(total, model, shapes, self._gpu), kernels_of(rows))
+
+    def _compiled(
+        self, request: BuildRequest, model: ir.Model
+    ) -> tuple[tuple[LayerInfo, ...], dict[str, tuple[int, ...]]]:
+        """The layers of one model, with all sizes, and the shapes of its values that they are for."""
+        profile = profile_of(model)
+        profiles = () if profile is None else (profile,)
+        layers = self._compiler.layers(replace(request, profiles=profiles))
+        shapes = static_shapes(model, optimum(profiles))
+        known = sized(layers, model, shapes)
+        if known is not None or profile is None:
+            return known or layers, shapes
+        return self._compiler.layers(replace(request, profiles=(profile.at_optimum(),))), shapes
 
 
 def _maps(model: ir.Model) -> list[str]:
@@ -201,7 +217,7 @@ class WritingJudge:
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         if self._precision is not None:
-            model = written(model, self._precision, {}, TENSORRT_RTX)
+            model = written(model, self._precision, best_shapes(model), TENSORRT_RTX)
             if inner:
                 model = cast_borders(
                     model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16

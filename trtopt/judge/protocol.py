@@ -42,7 +42,7 @@ class Judge(Protocol):
         """How reports name it."""
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
-        """The cost of a model whose shapes are static.
+        """The cost of a model: at its shapes, or where axes are open for its profile (:mod:`trtopt.judge.form`).
 
         Args:
             model: The model.
@@ -59,17 +59,7 @@ OpenJudge = Callable[..., AbstractContextManager[Judge]]
 
 
 LEAST_GAIN = 0.02
-"""Share of a region's predicted time that a rewrite must win."""
-
-
-def changed_cost(place: Cost, before: Cost, after: Cost) -> Cost:
-    """The cost of a place after a rewrite that changed the cost of the subgraph around it."""
-    return Cost(
-        place.kernels + after.kernels - before.kernels,
-        after.syncs,
-        place.bytes + after.bytes - before.bytes,
-        place.predicted_us + after.predicted_us - before.predicted_us,
-    )
+"""Share of the predicted time of the kernels that compute a region that a rewrite must win."""
 
 
 def no_gain(before: Cost, after: Cost) -> str:

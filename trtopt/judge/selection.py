@@ -3,12 +3,13 @@
 Whether a region pays depends on its neighbours: a quantizer is free where a fused kernel writes it, and a convolution
 whose scales per channel are a multiplication needs a quantizer behind it to take that in. So regions are judged with
 their neighbours as they stand, in rounds until nothing changes, once from everything in 8-bit and once from nothing;
-the whole network decides between the two, and against 16-bit.
+the whole network decides between the two, takes back regions that it is faster without, and decides against 16-bit.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,8 +18,9 @@ import onnx_ir as ir
 from trtopt.errors import EngineBuildError, TrtoptError
 from trtopt.events import Event, OnEvent
 from trtopt.graph import edit
-from trtopt.graph.shapes import infer_in_place
-from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, changed_cost, no_gain
+from trtopt.graph.shapes import at_shapes, infer_in_place
+from trtopt.judge.form import best_shapes, only_at_optimum, profile_of
+from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, PriceFile, Prices, Question, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.precision.decide import plan_for
 from trtopt.precision.observe.ranges import int8_sqnr_db
@@ -41,6 +43,14 @@ _SINGLES = 4
 """Regions of at most so many nodes are also tried with one of them in 8-bit."""
 
 
+_TRUE_CLAIM = 0.75
+"""Share of what regions claim together that the whole network has to gain, for none of them to be doubted."""
+_TRIALS = 12
+"""Prices of the whole network that are spent on doubted regions."""
+_CLEARLY = 0.001
+"""Share of the whole network's time that leaving regions out has to win: less is rounding of the prediction."""
+
+
 @dataclass(frozen=True)
 class RegionVerdict:
     """What was found for one region.
@@ -49,8 +59,10 @@ class RegionVerdict:
         region: The region.
         kept: The 8-bit nodes and their forms; empty where none is.
         reason: Why not.
-        before: The cost of the kernels that compute the region in 16-bit; None where it could not be judged.
-        after: That, changed by what 8-bit changes in the subgraph of the network around it.
+        before: The cost of the subgraph of the network around the region, which is 16-bit; None where it could not be
+            judged.
+        after: That of the same subgraph with the region in 8-bit.
+        region_us: The time of the kernels of it that compute the region in 16-bit.
         options: The verdicts of all forms that pay, one per type.
     """
 
@@ -60,6 +72,7 @@ class RegionVerdict:
     before: Cost | None = None
     after: Cost | None = None
     options: tuple[RegionVerdict, ...] = ()
+    region_us: float = 0.0
 
     @property
     def saved_us(self) -> float:
@@ -83,14 +96,14 @@ class Guard:
     """Judges the regions of one model.
 
     Attributes:
-        static: The model at the shapes it is judged at; the same node names.
+        form: The model as it is judged; the same node names.
         judge: Says what a graph with its precision written costs.
         file: Prices of other runs with this judge; None for none.
     """
 
     problem: Problem
     candidates: Candidates
-    static: ir.Model
+    form: ir.Model
     judge: Judge
     on_event: OnEvent
     file: PriceFile | None = None
@@ -103,9 +116,9 @@ class Guard:
     def __post_init__(self) -> None:
         self._prices = Prices(self.judge, self.file)
         self._forms_now = self.candidates
-        self._cutter = Cutter(self.static, across_stored=False)
-        self._additions = additions(self.static) if self.problem.fuses_quantizers else {}
-        self._all = subgraph_of(self.static)
+        self._cutter = Cutter(self.form, across_stored=False)
+        self._additions = additions(self.form) if self.problem.fuses_quantizers else {}
+        self._all = subgraph_of(self.form)
         self._wide = plan_for(self.problem, Precision.AUTO).wide
         each = {dtype: self.candidates.of_types((dtype,)).all.values() for dtype in EIGHT_BIT_TYPES}
         self._wide_quantized = {
@@ -125,6 +138,8 @@ class Guard:
         found = [self._best(self.candidates.of_types(way)) for way in ways]
         choice, verdicts, after = min(found, key=lambda item: _time(item[2]))
         verdicts = tuple(_with_options(same) for same in zip(verdicts, *(item[1] for item in found), strict=True))
+        if before is not None and after is not None:
+            choice, verdicts, after = self._trimmed(choice, verdicts, before, after)
         if before is not None and choice and _time(after) > before.predicted_us * (1 - LEAST_GAIN / 10):
             choice, verdicts, after = self._nothing(verdicts, before, after)
         self.on_event(Event("end", "guard"))
@@ -151,6 +166,33 @@ class Guard:
             return choice, verdicts, after
         kept = {node: op for node, op in choice.items() if node not in out}
         return kept, tuple(_without(verdict, out) for verdict in verdicts), self.whole(kept)
+
+    def _trimmed(
+        self, choice: Choice, verdicts: tuple[RegionVerdict, ...], before: Cost, after: Cost
+    ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost]:
+        """The choice without regions that the whole network is faster without, where it does not gain what they claim.
+
+        Those that claim least are tried first, half of all at once, then each half that had to stay by halves.
+        """
+        kept = sorted((verdict for verdict in verdicts if verdict.kept), key=lambda verdict: verdict.saved_us)
+        claimed = sum(verdict.saved_us for verdict in kept)
+        if len(kept) < 2 or before.predicted_us - after.predicted_us >= _TRUE_CLAIM * claimed:
+            return choice, verdicts, after
+        waiting, out = deque(_halves(kept)), dict[str, str]()
+        for _ in range(_TRIALS):
+            if not waiting:
+                break
+            block = waiting.popleft()
+            names = {node for verdict in block for node in verdict.kept}
+            fewer = {node: op for node, op in choice.items() if node not in names}
+            cost = self.whole(fewer) if fewer else before
+            if cost is not None and cost.predicted_us < after.predicted_us * (1 - _CLEARLY):
+                text = f"{after.predicted_us:.1f} -> {cost.predicted_us:.1f} us"
+                out.update(dict.fromkeys(names, f"the whole network is faster without it: {text}"))
+                choice, after = fewer, cost
+            elif len(block) > 1:
+                waiting.extend(_halves(block))
+        return choice, tuple(_without(verdict, out) for verdict in verdicts), after
 
     def culprits(self, choice: Choice) -> dict[str, str]:
         """The nodes of a choice that the compiler cannot build in 8-bit, with the reason.
@@ -238,7 +280,11 @@ class Guard:
         try:
             whole = self._price(subgraph, others)
         except TrtoptError as error:
-            return RegionVerdict(region, {}, f"it cannot be judged: {error.what}")
+            if profile_of(subgraph.model) is None:
+                return RegionVerdict(region, {}, f"it cannot be judged: {error.what}")
+            self.on_event(Event("warning", "guard", text=f"{only_at_optimum(subgraph.model)}: {error.what}"))
+            self._subgraphs[region.name] = subgraph_of(at_shapes(subgraph.model, best_shapes(subgraph.model)))
+            return self._judged(region, state)
         found = [self._of_type(region, dtype, subgraph, others, whole) for dtype in self._types(region)]
         if not any(verdict.kept for verdict in found) and 1 < len(region.nodes) <= _SINGLES:
             forms = [{node: op} for node in region.nodes for op in self._forms_now.ops.get(node, ())[-1:]]
@@ -293,23 +339,21 @@ class Guard:
         return tuple(dict.fromkeys(op.dtype for op in ops))
 
     def _tried(self, region: Region, form: Choice, subgraph: Subgraph, others: Choice, whole: Priced) -> RegionVerdict:
-        before = whole.share(region.nodes)
-        if not before.kernels:
-            before = whole.total
+        before, share = whole.total, whole.share(region.nodes)
         try:
-            after = changed_cost(before, whole.total, self._price(subgraph, {**others, **form}).total)
+            after = self._price(subgraph, {**others, **form}).total
         except TrtoptError as error:
             return RegionVerdict(region, {}, f"it cannot be built in 8-bit: {error.what}", before)
-        gain = 1 - after.predicted_us / before.predicted_us if before.predicted_us else 0.0
-        if gain >= LEAST_GAIN:
-            return RegionVerdict(region, form, "", before, after)
-        return RegionVerdict(region, {}, no_gain(before, after), before, after)
+        region_us = (share if share.kernels else before).predicted_us
+        found = RegionVerdict(region, form, "", before, after, region_us=region_us)
+        pays = found.saved_us > 0 and found.saved_us >= _least(found)
+        return found if pays else replace(found, kept={}, reason=no_gain(before, after))
 
     def _subgraph(self, region: Region) -> Subgraph | str:
         if region.name not in self._subgraphs:
             try:
                 skips = self._additions.get(region.name, ())
-                model = self._cutter.subgraph([*region.nodes, *skips, *between(self.static, region.nodes, skips)])
+                model = self._cutter.subgraph([*region.nodes, *skips, *between(self.form, region.nodes, skips)])
             except CutError as error:
                 self._subgraphs[region.name] = str(error)
             else:
@@ -347,10 +391,10 @@ class Guard:
             self.on_event(Event("warning", "guard", text=f"the network as a whole cannot be judged: {error.what}"))
             return None
 
-    def form(self, static: ir.Model, plan: PrecisionPlan) -> Cost | None:
-        """What another FP32 form of the model, at the judge's shapes, costs with a plan; None where nobody can say."""
-        subgraph = subgraph_of(static)
-        question = Question(subgraph_key(subgraph, plan), subgraph.names, lambda: apply_plan(static, plan), inner=False)
+    def price_of(self, form: ir.Model, plan: PrecisionPlan) -> Cost | None:
+        """What another FP32 model, as it is judged, costs with a plan; None where nobody can say."""
+        subgraph = subgraph_of(form)
+        question = Question(subgraph_key(subgraph, plan), subgraph.names, lambda: apply_plan(form, plan), inner=False)
         try:
             return self._prices.answer(question).total
         except TrtoptError:
@@ -360,8 +404,13 @@ class Guard:
         problem = self.problem if narrow is None else replace(self.problem, narrow=narrow)
         plan = plan_for(problem, Precision.AUTO, tuple(choice.values()))
         return Question(
-            subgraph_key(self._all, plan), self._all.names, lambda: apply_plan(self.static, plan), inner=False
+            subgraph_key(self._all, plan), self._all.names, lambda: apply_plan(self.form, plan), inner=False
         )
+
+
+def _halves(verdicts: Sequence[RegionVerdict]) -> tuple[Sequence[RegionVerdict], Sequence[RegionVerdict]]:
+    half = len(verdicts) // 2
+    return verdicts[:half], verdicts[half:]
 
 
 def _without(verdict: RegionVerdict, out: Mapping[str, str]) -> RegionVerdict:
@@ -382,7 +431,7 @@ def _with_options(same: Sequence[RegionVerdict]) -> RegionVerdict:
 
 def _least(verdict: RegionVerdict) -> float:
     """The least gain of a region, in microseconds."""
-    return LEAST_GAIN * verdict.before.predicted_us if verdict.before is not None else 0.0
+    return LEAST_GAIN * verdict.region_us
 
 
 def _time(cost: Cost | None) -> float:
@@ -396,7 +445,7 @@ def _rank(verdict: RegionVerdict) -> tuple[bool, bool, float]:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """The network around a region: FP32, static shapes; ``key`` is that of its structure."""
+    """The network around a region, FP32; ``key`` is that of its structure."""
 
     model: ir.Model
     key: str

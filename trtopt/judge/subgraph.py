@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
 from trtopt.graph.edit import all_nodes, constant_tensor_of, dims_of, static_shape, subgraphs_of
+from trtopt.judge.form import open_input, shapes_of, symbols_of
 from trtopt.precision.ptq.layer_walk import values_read
 
 _HEAVY = frozenset(
@@ -30,7 +32,7 @@ class CutError(ValueError):
 
 
 class Cutter:
-    """Cuts subgraphs out of one model with static shapes.
+    """Cuts subgraphs out of one model in the form in which it is judged (:mod:`trtopt.judge.form`).
 
     Args:
         model: The model; not changed, and not to be changed while the cutter is in use.
@@ -41,6 +43,7 @@ class Cutter:
     def __init__(self, model: ir.Model, *, across_stored: bool = True) -> None:
         self._model = model
         self._across_stored = across_stored
+        self._symbols = symbols_of(model)
         self._order = {node: index for index, node in enumerate(model.graph)}
         self._owners: dict[str, ir.Node] = {}
         for node in model.graph:
@@ -55,12 +58,12 @@ class Cutter:
             names: Names of nodes of the model; of a nested one, the node of the main graph around it is taken.
 
         Raises:
-            CutError: A node is not there, or a value at the border has no static shape or type.
+            CutError: A node is not there, or the shape of a value at the border depends on data.
         """
         chosen: set[ir.Node] = set()
         for name in names:
             if name not in self._owners:
-                raise CutError(f"{name} is no node of the model with static shapes")
+                raise CutError(f"{name} is no node of the model as it is judged")
             chosen.add(self._owners[name])
         chosen |= _reach(chosen, self._producers) | _reach(chosen, self._consumers)
         _add_shape_arithmetic(chosen)
@@ -79,7 +82,7 @@ class Cutter:
                     inputs[value] = None
         outputs = [v for n in nodes for v in n.outputs if v.is_graph_output() or self._is_used_outside(v, chosen)]
         for value in (*inputs, *outputs):
-            if static_shape(value) is None or value.dtype is None:
+            if shapes_of(value) is None or value.dtype is None:
                 raise CutError(f"the shape of {value.name} depends on data")
         graph = ir.GraphView(
             list(inputs),
@@ -89,6 +92,8 @@ class Cutter:
             opset_imports=dict(model.graph.opset_imports),
             name=model.graph.name,
         ).clone()
+        for copy, value in zip(graph.inputs, inputs, strict=True):
+            open_input(copy, value, self._symbols)
         return ir.Model(graph, ir_version=model.ir_version)
 
     def _producers(self, node: ir.Node, is_start: bool) -> list[ir.Node]:
@@ -130,7 +135,7 @@ def _describe(graph: ir.Graph, numbers: dict[ir.Value, int]) -> Iterator[str]:
         return str(numbers.setdefault(value, len(numbers)))
 
     for value in graph.inputs:
-        yield f"in {number(value)} {value.dtype} {value.shape}"
+        yield f"in {number(value)} {value.dtype} {value.shape} {shapes_of(value)}"
     for node in graph:
         attributes = sorted(_attribute_text(attribute) for attribute in node.attributes.values())
         yield f"{node.domain}.{node.op_type} {[number(value) for value in node.inputs]} {attributes}"
@@ -185,9 +190,6 @@ def _add_shape_arithmetic(chosen: set[ir.Node]) -> None:
                 or value.dtype not in _INTEGERS
             ):
                 continue
-            elements = 1
-            for dim in shape or (_INTEGER_ELEMENTS + 1,):
-                elements *= dim
-            if elements <= _INTEGER_ELEMENTS:
+            if shape is not None and math.prod(shape) <= _INTEGER_ELEMENTS:
                 chosen.add(producer)
                 stack.append(producer)

@@ -15,7 +15,7 @@ from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.errors import TrtoptError
 from trtopt.events import OnEvent
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.shapes import at_shapes
+from trtopt.judge.form import judged_form
 from trtopt.judge.protocol import LEAST_GAIN, OpenJudge, PriceFile
 from trtopt.judge.selection import Guard, RegionVerdict
 from trtopt.judge.target import BuildTarget, nearest_target
@@ -63,7 +63,7 @@ def rewrite(
     if config.recipes == "none":
         return run()
     with open_judge(precision, io=parse_io(config.io)) as judge:
-        return run(judging=driver.Judging(judge, target.shapes))
+        return run(judging=driver.Judging(judge, target.profiles))
 
 
 OWN = "Q/DQ of the model"
@@ -132,7 +132,8 @@ def own_qdq(
             open_judge(judged_in, io=parse_io(config.io)) as judge,
         ):
             before, after = (
-                judge.price(at_shapes(form.artifact.model, target.shapes), inner=False).total for form in (plain, kept)
+                judge.price(judged_form(form.artifact.model, target.profiles), inner=False).total
+                for form in (plain, kept)
             )
     except TrtoptError as error:
         clock.warn("judge Q/DQ", f"the model's own Q/DQ stays as it is, since nobody can judge it: {error.what}")
@@ -177,17 +178,17 @@ def guard_of(
         UsageError: A plugin library cannot be read.
     """
     config, listen = observer.config, observer.clock.listen
-    static = at_shapes(problem.model, target.shapes)
+    form = judged_form(problem.model, target.profiles)
     with open_judge(None, prices=None) as judge:
         file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, listen, config.plugins)
-        yield Guard(problem, candidates, static, judge, listen, file)
+        yield Guard(problem, candidates, form, judge, listen, file)
 
 
 def form_price(guard: Guard, target: BuildTarget) -> Callable[[Problem, PrecisionPlan], float]:
     """Prices FP32 forms of the guard's model in microseconds; infinite where nobody can say."""
 
     def price(problem: Problem, plan: PrecisionPlan) -> float:
-        found = guard.form(at_shapes(problem.model, target.shapes), plan)
+        found = guard.price_of(judged_form(problem.model, target.profiles), plan)
         return math.inf if found is None else found.predicted_us
 
     return price
@@ -249,7 +250,7 @@ def guard_record(verdict: RegionVerdict) -> GuardRecord:
         dtype="+".join(dtypes),
         reason=f"only {', '.join(verdict.kept)}" if some else verdict.reason,
         before_us=verdict.before.predicted_us if verdict.before else None,
-        after_us=max(verdict.after.predicted_us, 0.0) if verdict.after else None,
+        after_us=verdict.after.predicted_us if verdict.after else None,
         kernels=_change(verdict, "kernels"),
         bytes=_change(verdict, "bytes"),
     )
@@ -258,5 +259,4 @@ def guard_record(verdict: RegionVerdict) -> GuardRecord:
 def _change(verdict: RegionVerdict, name: str) -> tuple[int, int] | None:
     if verdict.before is None or verdict.after is None:
         return None
-    # A region that frees its neighbours of more than it costs comes out below nothing.
-    return int(getattr(verdict.before, name)), max(int(getattr(verdict.after, name)), 0)
+    return int(getattr(verdict.before, name)), int(getattr(verdict.after, name))

@@ -11,7 +11,9 @@ from trtopt.accuracy.metric import gate
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.build import EngineArtifact
+from trtopt.engine.layers import layers_of_profile
 from trtopt.engine.manifest import manifest_path
+from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine
 from trtopt.errors import EngineBuildError
 from trtopt.graph import cost
@@ -236,7 +238,8 @@ class _Run:
         tf32 = self._settings.uses_tf32 and supports(target.gpu, Precision.TF32)
         with self._clock.stage("predict"):
             shapes = static_shapes(model, target.shapes)
-            work = layers_of_engine(built.engine.sized_layers, model, shapes, tf32=tf32)
+            layers = sized(layers_of_profile(built.engine.record.layers), model, shapes) or built.engine.sized_layers
+            work = layers_of_engine(layers, model, shapes, tf32=tf32)
             rows, uncosted = predict(work.layers, target.gpu)
         return EngineAnalysis(target.gpu.name, rows, totals_of(rows), uncosted)
 

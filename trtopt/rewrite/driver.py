@@ -10,6 +10,7 @@ import onnx_ir as ir
 from trtopt.errors import RecipeError, TrtoptError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.judge.form import optimum
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
 from trtopt.rewrite.equal import difference
 from trtopt.rewrite.protocol import Recipe, Target
@@ -131,7 +132,7 @@ class _Settler:
         tallies = {**attempt.tallies, **{name: Tally(refusals=(refusal,)) for name, refusal in dropped.items()}}
         judge = judging.judge.name if judging is not None else "none"
         artifact = _with_steps(self.artifact, attempt.model, recipes, tallies)
-        return Rewritten(artifact, judge, before, attempt.cost if before is not None else None)
+        return Rewritten(artifact, judge, before, attempt.cost if recipes else None)
 
     def _attempt(self, recipes: tuple[Recipe, ...]) -> _Attempt:
         model, tallies = self.sweeper.sweep(self.artifact.model, recipes)
@@ -167,20 +168,25 @@ class _Settler:
         return attempt.changing[-1]
 
     def _fast(self, attempt: _Attempt, before: Cost, dropped: dict[str, Refusal]) -> _Attempt:
-        """Without the recipes that make the whole slower than it was, as long as leaving one out helps."""
+        """Without the recipes that make the whole slower than it was; without any where leaving one out helps no
+        more."""
         while attempt.microseconds > before.predicted_us * _SLOWER:
             better = self._faster(attempt)
             if better is None:
-                text = (
-                    f"the network is slower with recipes: {_change(before, attempt)}; --recipes none leaves it as it is"
-                )
-                self.sweeper.on_event(Event("warning", "rewrite", text=text))
-                break
+                return self._untouched(attempt, before, dropped)
             other, recipe = better
             reason = f"the whole network is slower with it: {_change(other.cost, attempt)}"
             dropped[recipe.name] = Refusal(recipe.name, reason)
             attempt = other
         return attempt
+
+    def _untouched(self, attempt: _Attempt, before: Cost, dropped: dict[str, Refusal]) -> _Attempt:
+        """The model without recipes."""
+        reason = f"the whole network is slower with what is left of the recipes: {_change(before, attempt)}"
+        for recipe in attempt.changing:
+            dropped[recipe.name] = Refusal(recipe.name, reason)
+        left = tuple(recipe for recipe in attempt.recipes if recipe not in attempt.changing)
+        return replace(attempt, recipes=left, model=self.artifact.model, off="", cost=before)
 
     def _faster(self, attempt: _Attempt) -> tuple[_Attempt, Recipe] | None:
         """The fastest way to leave one recipe out, and that recipe; None where each is as slow or computes something
@@ -202,14 +208,14 @@ class _Settler:
         original, judging = self.artifact.model, self.sweeper.judging
         if judging is None or model is original:
             return ""
-        return difference(original, model, judging.shapes)
+        return difference(original, model, optimum(judging.profiles))
 
     def _cost(self, model: ir.Model) -> Cost | None:
         place_judge = self.sweeper.place_judge
         if place_judge is None:
             return None
         try:
-            return place_judge.price(self.sweeper.static_form(model)[0]).total
+            return place_judge.price(self.sweeper.judged_form(model)[0]).total
         except TrtoptError as error:
             text = f"the network as a whole cannot be judged: {error.what}"
             self.sweeper.on_event(Event("warning", "rewrite", text=text))

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from trtopt.engine.request import ShapeProfile
 from trtopt.errors import RecipeError, TrtoptError
-from trtopt.events import Event, OnEvent
+from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import invariants
 from trtopt.graph.edit import shared_names
 from trtopt.graph.shapes import at_shapes, infer_in_place
-from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, Prices, changed_cost, no_gain
+from trtopt.judge.form import best_shapes, judged_form, only_at_optimum, profile_of
+from trtopt.judge.protocol import LEAST_GAIN, Judge, Priced, Prices, no_gain
 from trtopt.judge.subgraph import CutError, Cutter, structure_key
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord
 from trtopt.rewrite.equal import difference
@@ -30,8 +32,9 @@ class Verdict:
 
     Attributes:
         choice: The alternative that is best; empty where there is one way.
-        before: Cost of the kernels that compute the place; None where it was not judged.
-        after: That, changed by what the rewrite changes in the subgraph around it.
+        before: Cost of the subgraph around the place; None where it was not judged.
+        after: That of the same subgraph with the rewrite.
+        place_us: The time of the kernels that compute the place.
     """
 
     choice: str
@@ -39,6 +42,7 @@ class Verdict:
     reason: str = ""
     before: Cost | None = None
     after: Cost | None = None
+    place_us: float = 0.0
 
     @property
     def saved_us(self) -> float:
@@ -46,10 +50,8 @@ class Verdict:
 
     @property
     def gain(self) -> float:
-        """Share of the time won."""
-        if self.before is None or self.after is None or not self.before.predicted_us:
-            return 0.0
-        return 1.0 - self.after.predicted_us / self.before.predicted_us
+        """Share of the place's time won."""
+        return self.saved_us / self.place_us if self.place_us else 0.0
 
 
 @dataclass
@@ -58,6 +60,7 @@ class PlaceJudge:
 
     judge: Judge
     target: Target
+    on_event: OnEvent = ignore
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
     _prices: Prices = field(init=False)
 
@@ -69,7 +72,7 @@ class PlaceJudge:
 
         Args:
             matches: Its alternatives at this place; they agree in their first node.
-            model: The whole model with static shapes, whose subgraphs ``cutter`` cuts.
+            model: The whole model as it is judged, whose subgraphs ``cutter`` cuts.
         """
         names = {str(node.name) for match in matches for node in match.nodes}
         try:
@@ -81,11 +84,22 @@ class PlaceJudge:
             verdict = None
             if len(subgraph.graph) < len(model.graph):
                 infer_in_place(subgraph)
-                verdict = self._judged(recipe, matches, subgraph, inner=True)
+                verdict = self._judged(recipe, matches, self._priceable(subgraph), inner=True)
             if verdict is None:  # it is all, or the subgraph does not show enough of the graph for the recipe
                 verdict = self._judged(recipe, matches, model, inner=False)
-            self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found at static shapes")
+            self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found as it is judged")
         return self._verdicts[key]
+
+    def _priceable(self, subgraph: ir.Model) -> ir.Model:
+        """The subgraph; at the optimum of its profile where it can be judged only so."""
+        if profile_of(subgraph) is None:
+            return subgraph
+        try:
+            self.price(subgraph, inner=True)
+        except TrtoptError as error:
+            self.on_event(Event("warning", "rewrite", text=f"{only_at_optimum(subgraph)}: {error.what}"))
+            return at_shapes(subgraph, best_shapes(subgraph))
+        return subgraph
 
     def price(self, model: ir.Model, *, inner: bool = False) -> Priced:
         """As :meth:`Judge.price`, asked once for models of equal structure."""
@@ -111,9 +125,7 @@ class PlaceJudge:
 
     def _tried(self, recipe: Recipe, match: Match, subgraph: ir.Model, whole: Priced, inner: bool) -> Verdict:
         names = {str(node.name) for node in match.nodes}
-        before = whole.share(names)
-        if not before.kernels:
-            before = whole.total
+        before, place = whole.total, whole.share(names)
         clone = subgraph.clone()
         same = [
             m for m in recipe.find(clone, self.target).matches if (m.label, m.choice) == (match.label, match.choice)
@@ -123,14 +135,15 @@ class PlaceJudge:
             return Verdict(match.choice, False, refused.reason, before)
         invariants.check(clone, invariants.signature(subgraph))
         infer_in_place(clone)
-        off = difference(subgraph, clone)
+        off = difference(subgraph, clone, best_shapes(subgraph))
         if off:
             return Verdict(match.choice, False, f"the results differ: {off}", before)
         try:
-            after = changed_cost(before, whole.total, self.price(clone, inner=inner).total)
+            after = self.price(clone, inner=inner).total
         except TrtoptError as error:
             return Verdict(match.choice, False, f"the result cannot be judged: {error.what}", before)
-        verdict = Verdict(match.choice, True, "", before, after)
+        place_us = (place if place.kernels else before).predicted_us
+        verdict = Verdict(match.choice, True, "", before, after, place_us)
         if verdict.gain >= LEAST_GAIN:
             return verdict
         return Verdict(match.choice, False, no_gain(before, after), before, after)
@@ -145,11 +158,11 @@ class Judging:
     """Who judges, and where.
 
     Attributes:
-        shapes: A shape for each input with a dynamic axis.
+        profiles: The shapes the engine takes; none for a model whose inputs are all static.
     """
 
     judge: Judge
-    shapes: Mapping[str, tuple[int, ...]]
+    profiles: tuple[ShapeProfile, ...]
 
 
 @dataclass
@@ -194,11 +207,11 @@ class Sweeper:
     judging: Judging | None
     on_event: OnEvent
     place_judge: PlaceJudge | None = field(init=False, default=None)
-    _static: tuple[ir.Model, ir.Model, Cutter] | None = field(init=False, default=None)
+    _form: tuple[ir.Model, ir.Model, Cutter] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.judging is not None:
-            self.place_judge = PlaceJudge(self.judging.judge, self.target)
+            self.place_judge = PlaceJudge(self.judging.judge, self.target, self.on_event)
 
     def sweep(self, model: ir.Model, recipes: tuple[Recipe, ...]) -> tuple[ir.Model, dict[str, Tally]]:
         """The model after the recipes, and what each did. Raises RecipeError: a recipe failed, with ``strict``."""
@@ -274,10 +287,10 @@ class Sweeper:
             places.setdefault(match.label, []).append(match)
         if self.place_judge is None or recipe.stage < Stage.FUSE:
             return {(label, matches[0].choice) for label, matches in places.items()}, ()
-        static, cutter = self.static_form(model)
+        form, cutter = self.judged_form(model)
         verdicts: dict[int, tuple[Verdict, list[str]]] = {}
         for label, matches in places.items():
-            verdict = self.place_judge.verdict(recipe, matches, static, cutter)
+            verdict = self.place_judge.verdict(recipe, matches, form, cutter)
             verdicts.setdefault(id(verdict), (verdict, []))[1].append(label)
         wanted = {(label, verdict.choice) for verdict, labels in verdicts.values() for label in labels if verdict.kept}
         return wanted, tuple(
@@ -285,10 +298,9 @@ class Sweeper:
             for verdict, labels in verdicts.values()
         )
 
-    def static_form(self, model: ir.Model) -> tuple[ir.Model, Cutter]:
-        """``model`` at the shapes it is judged at; remembered for the last model asked about."""
-        if self._static is None or self._static[0] is not model:
-            shapes = self.judging.shapes if self.judging is not None else {}
-            static = at_shapes(model, shapes)
-            self._static = model, static, Cutter(static)
-        return self._static[1], self._static[2]
+    def judged_form(self, model: ir.Model) -> tuple[ir.Model, Cutter]:
+        """``model`` as it is judged; remembered for the last model asked about."""
+        if self._form is None or self._form[0] is not model:
+            form = judged_form(model, self.judging.profiles if self.judging is not None else ())
+            self._form = model, form, Cutter(form)
+        return self._form[1], self._form[2]

@@ -20,9 +20,10 @@ class GuardRecord:
         kept: Whether (some of) it is 8-bit.
         dtype: ``int8`` or ``fp8``; empty where it is 16-bit.
         reason: Why not, or which part of it; empty where all of it pays.
-        before_us: Predicted microseconds of the kernels that compute it in 16-bit; None where it was not judged.
-        after_us: That, changed by what 8-bit changes around the region; not below 0.
-        kernels: Their number, before and after.
+        before_us: Predicted microseconds of the subgraph of the network around it, with it in 16-bit; None where
+            it was not judged.
+        after_us: Those of the same subgraph with it in 8-bit.
+        kernels: The kernels of that subgraph, before and after.
         bytes: What they move, before and after.
     """
 

@@ -39,8 +39,8 @@ class RegionRecord:
         choice: Which of several ways was taken, or came closest; empty where there is one.
         kept: Whether it was rewritten.
         reason: Why not; empty when kept.
-        before: The cost of the kernels that compute one place; None where it could not be judged.
-        after: That, changed by what the rewrite changes in the subgraph around the place.
+        before: The cost of the subgraph of the network around one place; None where it could not be judged.
+        after: That of the same subgraph, rewritten.
     """
 
     nodes: tuple[str, ...]

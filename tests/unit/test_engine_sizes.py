@@ -1,0 +1,68 @@
+"""Sizes that a dynamic engine does not tell, from the graph and from what stands beside."""
+
+from __future__ import annotations
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from trtopt.engine.sizes import sized
+from trtopt.graph.shapes import infer_shapes, static_shapes
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
+
+TEXT = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[N, S, 64] x, float[64, 192] w) => (float[N, S, 192] y) { h = Relu(x) m = MatMul(h, w) y = Relu(m) }"""
+SHAPES = {"x": (8, 16, 64)}
+
+
+def model() -> ir.Model:
+    found = infer_shapes(ir.from_proto(onnx.parser.parse_model(TEXT)))
+    for node in found.graph:
+        node.name = str(node.outputs[0].name)
+    return found
+
+
+def layer(nodes: tuple[str, ...], read: list[TensorInfo], written: list[TensorInfo]) -> LayerInfo:
+    return LayerInfo("+".join(nodes), "kgen", nodes, tuple(read), tuple(written))
+
+
+def half(name: str, *shape: int) -> TensorInfo:
+    return TensorInfo(name, shape, "Half")
+
+
+def sizes(*layers: LayerInfo) -> list[list[tuple[int, ...]]] | None:
+    source = model()
+    found = sized(layers, source, static_shapes(source, SHAPES))
+    return None if found is None else [[item.shape for item in (*each.inputs, *each.outputs)] for each in found]
+
+
+def test_a_tensor_is_a_value_of_the_graph_or_a_view_of_it() -> None:
+    found = sizes(
+        layer(("h",), [half("x", -1, -1, 64)], [half("h.1_myl0", -1, -1, 64)]),
+        layer(("m",), [half("h.1_myl0", -1, 64)], [half("__mye1_myl0", -1, 192)]),
+        layer(("y",), [half("__mye1_myl0", -1, 64)], [half("y", -1, -1, 192)]),
+    )
+    assert found == [[(8, 16, 64)] * 2, [(128, 64), (128, 192)], [(128, 64), (8, 16, 192)]]
+
+
+def test_what_has_no_node_is_as_large_as_what_it_reads() -> None:
+    found = sizes(
+        layer(("h",), [half("x", -1, -1, 64)], [half("__mye1_myl0", -1, 16, 4, 16)]),
+        layer((), [half("__mye1_myl0", -1, 16, 4, 16)], [half("__mye2_myl0", -1, 16, 16)]),
+    )
+    assert found is not None and found[1] == [(8, 16, 4, 16), (32, 16, 16)]
+
+
+def test_one_axis_may_be_padded_beside_an_open_one() -> None:
+    found = sizes(layer((), [half("x", -1, 16, 64)], [half("__mye1_myl0", -1, 17, 64)]))
+    assert found == [[(8, 16, 64), (8, 17, 64)]]
+
+
+def test_static_layers_stay_and_what_nothing_tells_is_not_guessed() -> None:
+    assert sizes(layer((), [half("q", 3, 4)], [half("r", 3, 4)])) == [[(3, 4), (3, 4)]]
+    assert sizes(layer((), [half("q", -1, 4)], [half("r", -1, 4)])) is None
+
+
+@pytest.mark.parametrize("name", ["h", "h_myl0", "h.1_myl0"])
+def test_the_compiler_adds_to_names(name: str) -> None:
+    assert sizes(layer((), [], [half(name, -1, -1, 64)])) == [[(8, 16, 64)]]

@@ -1,0 +1,70 @@
+"""The form in which a model is judged: open axes stay open, and pieces of it know their sizes."""
+
+from __future__ import annotations
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from trtopt.engine.request import ShapeProfile
+from trtopt.graph.edit import dims_of_value
+from trtopt.graph.shapes import infer_shapes
+from trtopt.judge.form import best_shapes, judged_form, profile_of
+from trtopt.judge.subgraph import CutError, Cutter, structure_key
+
+TEXT = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[N, 8, H, 32] x, float[8, 8, 1, 1] w) => (float[N, 8, P, 16] y) <int64[1] zero = {0}, int64[2] tail = {8, -1}> {
+    a = Conv (x, w) b = Relu(a) c = Conv <strides = [2, 2]> (b, w) d = Relu(c)
+    s = Shape <end = 1> (d) t = Concat <axis = 0> (s, tail) e = Reshape(d, t) f = Relu(e)
+    u = Shape (d) h = Reshape(f, u) y = Conv (h, w) }"""
+OPEN = ShapeProfile({"x": ((1, 8, 8, 32), (4, 8, 16, 32), (8, 8, 64, 32))})
+
+
+def model() -> ir.Model:
+    found = infer_shapes(ir.from_proto(onnx.parser.parse_model(TEXT)))
+    for node in found.graph:
+        node.name = str(node.outputs[0].name)
+    return found
+
+
+def piece(*names: str, profile: ShapeProfile = OPEN) -> ir.Model:
+    return Cutter(judged_form(model(), (profile,))).subgraph(names)
+
+
+def test_a_piece_keeps_the_open_axes_with_their_sizes() -> None:
+    found = piece("f")
+    (shapes,) = (item.shapes for item in (profile_of(found),) if item is not None)
+    assert [str(node.name) for node in found.graph] == ["c", "d", "s", "t", "e", "f", "u", "h", "y"]
+    assert shapes == {"b": ((1, 8, 8, 32), (4, 8, 16, 32), (8, 8, 64, 32)), "w": ((8, 8, 1, 1),) * 3}
+    assert best_shapes(found)["b"] == (4, 8, 16, 32)
+    assert dims_of_value(found.graph.inputs[0]) == ("N", 8, "H", 32)
+
+
+def test_axes_of_the_same_sizes_are_one_axis() -> None:
+    form = judged_form(model(), (OPEN,))
+    found = Cutter(form, across_stored=False).subgraph(["y"])
+    dims = [dims_of_value(value) for value in found.graph.inputs if value.name != "w"]
+    assert all(dim == "N" or isinstance(dim, int | str) for shape in dims for dim in shape or ())
+    assert profile_of(found) is not None
+
+
+def test_a_profile_of_one_shape_is_written_into_the_form() -> None:
+    fixed = OPEN.at_optimum()
+    found = judged_form(model(), (fixed,))
+    assert profile_of(found) is None and not best_shapes(found)
+    assert [node.op_type for node in found.graph].count("Shape") == 0
+
+
+def test_equal_pieces_of_other_profiles_have_other_keys() -> None:
+    wide = ShapeProfile({"x": ((1, 8, 8, 32), (4, 8, 16, 32), (16, 8, 64, 32))})
+    assert structure_key(piece("f")) == structure_key(piece("f"))
+    assert structure_key(piece("f")) != structure_key(piece("f", profile=wide))
+
+
+def test_clones_keep_the_profile() -> None:
+    assert profile_of(piece("f").clone()) == profile_of(piece("f"))
+
+
+def test_what_is_not_there_cannot_be_cut_out() -> None:
+    with pytest.raises(CutError, match="no node of the model"):
+        piece("nothing")

@@ -1,0 +1,185 @@
+"""The sizes that an engine of dynamic shapes does not tell: its layers at one shape of the inputs.
+
+A compiler lists a dynamic dimension as -1. The graph knows the sizes of its own values; a tensor of the engine is one
+of them, a view of one, or as large as what stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from trtopt.graph import edit
+from trtopt.graph.products import Shapes
+from trtopt.report.schema.layers import LayerInfo, TensorInfo
+
+_LOWERING = re.compile(r"_myl\d+$")
+_COPY = re.compile(r"\.\d+$")
+
+_Shape = tuple[int, ...]
+_Rule = Callable[[LayerInfo, TensorInfo, bool], Iterable[_Shape]]
+"""The shapes that a tensor of a layer, written or read, may be a view of."""
+_Fit = Callable[[_Shape, _Shape], _Shape | None]
+
+
+def sized(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes) -> tuple[LayerInfo, ...] | None:
+    """The layers with all their dimensions.
+
+    Args:
+        layers: Those of one profile of an engine; one of static shapes is given back as it is.
+        model: The model that was compiled.
+        shapes: Static shapes of its values, by name.
+
+    Returns:
+        None where nothing tells the size of some tensor.
+    """
+    every = [item for layer in layers for item in (*layer.inputs, *layer.outputs)]
+    if all(-1 not in item.shape for item in every):
+        return tuple(layers)
+    return _Sizes(layers, model, shapes).layers()
+
+
+class _Sizes:
+    """What is known of the tensors of one engine."""
+
+    def __init__(self, layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes) -> None:
+        self._layers, self._shapes = layers, shapes
+        self._nodes = {str(node.name): node for node in edit.all_nodes(model.graph)}
+        self._known: dict[tuple[str, _Shape], _Shape] = {}
+        self._by_name: dict[str, list[_Shape]] = {}
+
+    def layers(self) -> tuple[LayerInfo, ...] | None:
+        """All layers, sized."""
+        sure: tuple[_Rule, ...] = (self._own, self._same_buffer)
+        near: tuple[_Rule, ...] = (self._border, self._beside, self._inside, self._near)
+        ways = [(fit, rule) for rules in (sure, near) for fit in (_exact, _grouped) for rule in rules]
+        ways += [(_counted, rule) for rule in (*sure, *near)]
+        while any(self._tells(fit, rule) for fit, rule in ways):
+            pass
+        found = tuple(self._sized(layer) for layer in self._layers)
+        tensors = (item for layer in found for item in (*layer.inputs, *layer.outputs))
+        return None if any(-1 in item.shape for item in tensors) else found
+
+    def _tells(self, fit: _Fit, rule: _Rule) -> bool:
+        """Whether a rule tells something that was not known."""
+        found = False
+        for layer in self._layers:
+            for is_output, tensors in ((True, layer.outputs), (False, layer.inputs)):
+                for item in tensors:
+                    if -1 not in item.shape or (item.name, item.shape) in self._known:
+                        continue
+                    fitting = [dims for other in rule(layer, item, is_output) if (dims := fit(item.shape, other))]
+                    if fitting:
+                        self._learn(item, max(fitting, key=math.prod))
+                        found = True
+        return found
+
+    def _learn(self, item: TensorInfo, dims: _Shape) -> None:
+        self._known[item.name, item.shape] = dims
+        self._by_name.setdefault(item.name, []).append(dims)
+
+    def _sized(self, layer: LayerInfo) -> LayerInfo:
+        def all_of(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+            return tuple(replace(t, shape=self._known.get((t.name, t.shape), t.shape)) for t in tensors)
+
+        constants = tuple(replace(t, shape=tuple(max(dim, 1) for dim in t.shape)) for t in layer.constants)
+        return replace(layer, inputs=all_of(layer.inputs), outputs=all_of(layer.outputs), constants=constants)
+
+    def _own(self, _layer: LayerInfo, item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
+        """The value of the graph that it has the name of."""
+        name = _LOWERING.sub("", item.name)
+        for each in (name, _COPY.sub("", name)):
+            if each in self._shapes:
+                yield self._shapes[each]
+                return
+
+    def _same_buffer(self, _layer: LayerInfo, item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
+        """The same buffer seen in another shape, or a slice of it."""
+        for dims in self._by_name.get(item.name, ()):
+            yield dims
+            yield from _slice(item.shape, dims)
+
+    def _border(self, layer: LayerInfo, item: TensorInfo, is_output: bool) -> Iterator[_Shape]:
+        """What the layer's nodes take from other layers, or give to them."""
+        mine = self._of(layer)
+        for node in mine:
+            for value in node.outputs if is_output else node.inputs:
+                users = [user for user, _ in value.uses()] if value is not None else []
+                leaves = value is not None and (value.is_graph_output() or any(user not in mine for user in users))
+                if leaves if is_output else value is not None and value.producer() not in mine:
+                    yield from self._computed((value,))
+
+    def _inside(self, layer: LayerInfo, _item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
+        """What the layer's nodes compute."""
+        for node in self._of(layer):
+            yield from self._computed((*node.inputs, *node.outputs))
+
+    def _beside(self, layer: LayerInfo, item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
+        """What the layer reads or writes beside it: the rows of a product are those of its operand."""
+        for other in (*layer.inputs, *layer.outputs):
+            dims = self._known.get((other.name, other.shape))
+            if dims is not None:
+                yield dims
+                if [dim == -1 for dim in other.shape] == [dim == -1 for dim in item.shape]:
+                    yield tuple(a if b == -1 else b for a, b in zip(dims, item.shape, strict=True))
+
+    def _near(self, layer: LayerInfo, _item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
+        """What the nodes before and behind the layer's compute."""
+        for node in self._of(layer):
+            for value in node.inputs:
+                producer = value.producer() if value is not None else None
+                yield from self._computed(producer.inputs if producer is not None else ())
+            for value in node.outputs:
+                for user, _ in value.uses():
+                    yield from self._computed(user.outputs)
+
+    def _computed(self, values: Iterable[ir.Value | None]) -> Iterator[_Shape]:
+        """The shapes of values that are no constants."""
+        for value in values:
+            if value is not None and str(value.name) in self._shapes and edit.constant_tensor_of(value) is None:
+                yield self._shapes[str(value.name)]
+
+    def _of(self, layer: LayerInfo) -> list[ir.Node]:
+        return [self._nodes[name] for name in layer.onnx_nodes if name in self._nodes]
+
+
+def _slice(shape: _Shape, dims: _Shape) -> Iterator[_Shape]:
+    """Some of the columns of a tensor with these dimensions."""
+    if len(shape) == len(dims):
+        yield tuple(b if a == -1 else a for a, b in zip(shape, dims, strict=True))
+
+
+def _exact(shape: _Shape, other: _Shape) -> _Shape | None:
+    """``other`` where ``shape``, in which -1 stands for any number, is the same; else None."""
+    same = len(shape) == len(other) and all(a in (-1, b) for a, b in zip(shape, other, strict=True))
+    return other if same else None
+
+
+def _grouped(shape: _Shape, other: _Shape) -> _Shape | None:
+    """``shape`` as a view in which axes of ``other`` fall together, the last first; None where it is none."""
+    if len(shape) == len(other):
+        return None
+    left, found = [dim for dim in other if dim != 1], []
+    for position, dim in enumerate(reversed(shape)):
+        if dim == -1:
+            before = sum(item != 1 for item in shape[: len(shape) - position - 1])
+            taken = max(len(left) - before, min(len(left), 1))
+        else:
+            taken = next((n for n in range(len(left) + 1) if math.prod(left[len(left) - n :]) == dim), len(left) + 1)
+        if taken > len(left):
+            return None
+        found.append(math.prod(left[len(left) - taken :]))
+        del left[len(left) - taken :]
+    return None if left else tuple(reversed(found))
+
+
+def _counted(shape: _Shape, other: _Shape) -> _Shape | None:
+    """``shape`` of as many elements as ``other``, where one -1 is left to tell; None where none fits."""
+    known, elements = math.prod(dim for dim in shape if dim != -1), math.prod(other)
+    if shape.count(-1) != 1 or not known or elements % known:
+        return None
+    return tuple(elements // known if dim == -1 else dim for dim in shape)
