@@ -6,6 +6,7 @@ Read from the source of every module, imports inside functions included.
 from __future__ import annotations
 
 import ast
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -110,6 +111,18 @@ def test_recipes_know_graphs_and_rewriting_only() -> None:
 
 def test_the_core_names_no_recipe() -> None:
     wrong = [place for _, target, place in project_imports() if target == "trtopt_recipes"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_that_is_judged_knows_the_judge_of_the_benchmarks() -> None:
+    """What ships is held against plain by its own judge; that of the benchmarks says whether it was right."""
+    scripts = {path.stem for path in (ROOT / "benchmarks").rglob("*.py")} - sys.stdlib_module_names
+    wrong = [
+        f"{module.path.relative_to(ROOT)}:{line} imports {name}"
+        for module in MODULES
+        for line, name in imports_of(module, in_functions=True, for_types=True)
+        if name.split(".")[0] in scripts | {"benchmarks"}
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trtopt.errors import EngineBuildError
-from trtopt.pipeline.lower import Lowered, blamed
+from trtopt.pipeline.lower import blamed
+from trtopt.pipeline.product import Lowered
 from trtopt.report.schema.build import PrecisionRecord
 
 ARTIFACT: Any = None

@@ -26,6 +26,7 @@ from trtopt.pipeline.guard import (
     with_blocked,
 )
 from trtopt.pipeline.improve import improve
+from trtopt.pipeline.product import Lowered
 from trtopt.pipeline.put_back import PutBack, warn_of_fp32
 from trtopt.pipeline.search import RegionOracle, search, settled
 from trtopt.pipeline.verify import Gauge
@@ -37,36 +38,11 @@ from trtopt.precision.observe.trt_cache import ImportedCache, imports
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, find_candidates, without
 from trtopt.precision.write import apply_plan
-from trtopt.report.schema.build import CalibrationRecord, KeptNode, PrecisionRecord
+from trtopt.report.schema.build import KeptNode, PrecisionRecord
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A model with its precision written into the graph.
-
-    Attributes:
-        artifact: The optimized model.
-        calibration: What was observed; None when the precision needs no ranges.
-        record: The precision part of the report, not yet knowing what the engine achieves.
-        guard: The regions that could be 8-bit.
-        sixteen_bit: What the model costs with all of them in 16-bit; None where nobody judged.
-        search: The search within an accuracy budget, where there was one.
-        judge: Who judged regions; ``none`` where nobody did.
-        quantized: The 8-bit nodes, with the tensor that each reads.
-    """
-
-    artifact: ModelArtifact
-    calibration: CalibrationRecord | None
-    record: PrecisionRecord
-    guard: tuple[GuardRecord, ...] = ()
-    sixteen_bit: Cost | None = None
-    search: SearchRecord | None = None
-    judge: str = "none"
-    quantized: Mapping[str, str] = field(default_factory=dict)
 
 
 def blamed(lowered: Lowered, error: EngineBuildError) -> dict[str, str]:
@@ -161,6 +137,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         _record(chosen, flop),
         guard=chosen.guard,
         sixteen_bit=chosen.sixteen_bit,
+        judged=chosen.judged,
         search=chosen.search,
         judge=chosen.judge,
         quantized={op.node: op.activation for op in chosen.plan.quantized},
@@ -194,6 +171,7 @@ class _Chosen:
     steps: tuple[StepRecord, ...] = ()
     guard: tuple[GuardRecord, ...] = ()
     sixteen_bit: Cost | None = None
+    judged: Cost | None = None
     search: SearchRecord | None = None
     judge: str = "none"
 
@@ -219,7 +197,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
         improved = improve(problem, plan, observer, form_price(guard, job.target))
         chosen = _Chosen(improved.problem.model, improved.plan, improved.steps, records, guarded.before)
-        chosen = replace(chosen, judge=guard.judge.name)
+        chosen = replace(chosen, judge=guard.judge.name, judged=guarded.after)
         if job.gauge is None or not (guarded.choice or job.precision == Precision.AUTO):
             return chosen
         flop = cost.flop_by_node(problem.model, problem.shapes)
@@ -232,7 +210,8 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         kept = {op.node: op for op in final.plan.quantized}
         plan = replace(final.plan, refused=candidates.refused + _taken_back(candidates, kept, records))
         steps = (*chosen.steps, *final.steps)
-        return replace(chosen, base=final.problem.model, plan=plan, steps=steps, guard=records, search=final.record)
+        chosen = replace(chosen, base=final.problem.model, plan=plan, steps=steps, guard=records, search=final.record)
+        return replace(chosen, judged=None)
 
 
 def _culprits(problem: Problem, candidates: Candidates, observer: Observer, job: Lowering) -> dict[str, str]:

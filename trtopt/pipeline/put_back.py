@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from trtopt.config import BuildConfig
 from trtopt.errors import TrtoptError
-from trtopt.graph.shapes import at_shapes
+from trtopt.judge.form import judged_form
 from trtopt.judge.protocol import OpenJudge, PriceFile, Prices, Question
 from trtopt.judge.selection import subgraph_key, subgraph_of
 from trtopt.judge.target import BuildTarget
@@ -104,8 +104,8 @@ class PutBack:
     def _prices(self, base: ir.Model) -> Iterator[Callable[[PrecisionPlan], float]]:
         """Microseconds of the whole network with a plan written; infinite where it cannot be built."""
         config, target = self.config, self.target
-        static = at_shapes(base, target.shapes)
-        whole = subgraph_of(static)
+        form = judged_form(base, target.profiles)
+        whole = subgraph_of(form)
         with self.open_judge(None, prices=None) as judge:
             file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, self.clock.listen, config.plugins)
             prices = Prices(judge, file)
@@ -113,7 +113,7 @@ class PutBack:
             def price(plan: PrecisionPlan) -> float:
                 plan = replace(plan, quantized=(), rounded={}, bias={})
                 key = subgraph_key(whole, plan)
-                question = Question(key, whole.names, lambda: apply_plan(static, plan), inner=False)
+                question = Question(key, whole.names, lambda: apply_plan(form, plan), inner=False)
                 try:
                     return prices.answer(question).total.predicted_us
                 except TrtoptError:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import onnx_ir as ir
+
 from trtopt.accuracy.metric import gate
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
+from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import EngineArtifact
 from trtopt.engine.layers import layers_of_profile
 from trtopt.engine.manifest import manifest_path
 from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine
-from trtopt.errors import EngineBuildError
+from trtopt.errors import EngineBuildError, TrtoptError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -27,9 +33,12 @@ from trtopt.pipeline import network_io
 from trtopt.pipeline.compile import Compilation, compile_engine, trim_cache
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
-from trtopt.pipeline.lower import Lowered, Lowering, blamed, lower
+from trtopt.pipeline.lower import Lowering, blamed, lower
 from trtopt.pipeline.manifest import Results, write
 from trtopt.pipeline.network_io import FinalModel
+from trtopt.pipeline.plain import plain
+from trtopt.pipeline.pricing import Pricer, cost_of_engine, pricer_for
+from trtopt.pipeline.product import Built, Lowered
 from trtopt.pipeline.search import missed
 from trtopt.pipeline.settings import (
     BuildInputs,
@@ -42,13 +51,34 @@ from trtopt.pipeline.settings import (
     read_inputs,
     settle,
 )
+from trtopt.pipeline.shipped import (
+    PLAIN,
+    SLOWER,
+    TOGETHER,
+    Accepts,
+    Baseline,
+    Network,
+    Settled,
+    Trial,
+    accuracy_cost,
+    as_accurate,
+    as_asked,
+    dynamic_cost,
+    gates_of,
+    hold,
+    judged_apart,
+    recipes_of,
+    why_barred,
+    within_bound,
+)
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
 from trtopt.pipeline.verify import Verification, gauge_for, verify, verify_engine
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
-from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, PrecisionRecord
+from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.report.schema.decisions import SparsityRecord
-from trtopt.report.schema.steps import RewritingRecord
+from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.report.schema.write import environment
+from trtopt.rewrite import registry
 from trtopt.rewrite.driver import Rewritten
 from trtopt.roofline.layer import predict
 from trtopt.support.clock import Clock
@@ -75,15 +105,13 @@ def run_build(path: Path, config: BuildConfig, sources: DataSources, clock: Cloc
 
 
 @dataclass(frozen=True)
-class _Built:
-    """What came of a lowered model, with the gates that failed; no engine where none was asked for, or a gate
-    failed."""
+class Way:
+    """One way to a product: a model after its recipes, what it is lowered to, and the options of that."""
 
-    lowered: Lowered
-    final: FinalModel
-    accuracy: AccuracyRecord
-    engine: EngineArtifact | None
-    failures: tuple[str, ...]
+    own: OwnQdq
+    artifact: ModelArtifact
+    precision: Precision | None
+    config: BuildConfig
 
 
 class _Run:
@@ -97,42 +125,71 @@ class _Run:
 
     def run(self) -> BuildReport:
         """All stages."""
-        settings, inputs, config, clock = self._settings, self._inputs, self._config, self._clock
+        settings, config, clock = self._settings, self._config, self._clock
         self._parts, self._outputs = self._without_host_part()
-        self._target = settings.target.with_profiles(self._parts.profiles(inputs.profiles))
-        self._own = self._after_recipes()
-        loaded, artifact, host = inputs.loaded.model, self._own.rewritten.artifact, self._parts.host
-        self._plain = Verification(
-            loaded,
-            artifact.model,
-            inputs.check,
-            inputs.source,
-            inputs.metric,
-            config.compare_tensors,
-            host,
-            inputs.axes,
-            floor=settings.budget.floor,
-        )
+        self._target = settings.target.with_profiles(self._parts.profiles(self._inputs.profiles))
+        own = self._after_recipes(config)
+        self._check = self._verification(own)
+        with pricer_for(self._target, settings.uses_tf32, settings.builder_config(), self._open_judge, clock) as pricer:
+            network = Network(self._parts.artifact.model, settings.precision, self._target, self._shipped_form)
+            self._baseline = Baseline(network, pricer)
+            return self._written(*self._made(own), pricer)
+
+    def _made(self, own: OwnQdq) -> tuple[Settled, SparsityRecord | None]:
+        """The product, pruned where that was asked for; otherwise held against plain."""
+        settings, config, clock = self._settings, self._config, self._clock
+        artifact = own.rewritten.artifact
         pruned = Sparsified(artifact, None)
         if prunes(config):
-            job = SparseJob(self._target, settings.precision, inputs.calibration, self._plain, config, settings.budget)
+            job = SparseJob(
+                self._target, settings.precision, self._inputs.calibration, self._check, config, settings.budget
+            )
             pruned = sparsify(artifact, job, clock)
         self._budget = settings.budget_after(pruned.is_pruned)
-        built = self._build(pruned.artifact)
+        first = self._build(Way(own, pruned.artifact, settings.precision, config))
+        if first is None:
+            raise ValueError("a product without a bound is always made")
+        is_held = (not first.failures or config.allow_accuracy_loss) and first.cost is not None
+        trials = self._trials(first) if is_held and not pruned.is_pruned else iter(())
+        settled = hold(first, self._baseline.costs() if is_held else {}, trials, clock)
+        return settled, pruned.record
+
+    def _written(self, settled: Settled, pruned: SparsityRecord | None, pricer: Pricer | None) -> BuildReport:
+        """The report, with all files written."""
+        settings, inputs, config, clock, built = self._settings, self._inputs, self._config, self._clock, settled.built
         for failure in built.failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
-        sparsity = as_made(pruned.record, settings.precision, built.lowered.quantized, built.engine)
+        sparsity = as_made(pruned, settings.precision, built.lowered.quantized, built.engine)
         effective = replace(config, max_accuracy_drop=self._budget.drop)
-        report = self._report(built, effective, sparsity)
+        report = self._held(self._report(built, effective, sparsity), settled, pricer)
         with clock.stage("write"):
             samples = (inputs.calibration, inputs.check)
-            part = None if host is None else host.model
+            part = None if self._parts.host is None else self._parts.host.model
             model, eight_bit = built.final.artifact.model, tuple(built.lowered.quantized)
             backend = self._target.backend
             results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend)
             report = write(results, self._outputs.places, effective, settings.signer)
         trim_cache(config, clock)
         return report
+
+    def _held(self, report: BuildReport, settled: Settled, pricer: Pricer | None) -> BuildReport:
+        """The report with what ships beside plain."""
+        if pricer is None or settled.built.cost is None:
+            return report
+        clock = self._clock
+        dynamic = dynamic_cost(settled.built, self._baseline)
+        accuracy = accuracy_cost(settled, self._settings.precision, clock)
+        return replace(
+            report,
+            judge=pricer.name if report.judge == "none" else report.judge,
+            shipped=settled.built.cost,
+            plain=settled.plain,
+            accuracy_cost=accuracy,
+            dynamic_cost=dynamic,
+            judged_apart=judged_apart(settled.built, dynamic, sparse=report.sparsity is not None),
+            warnings=tuple(clock.warnings),
+            seconds={name: round(value, 4) for name, value in clock.seconds.items()},
+        )
 
     def _without_host_part(self) -> tuple[Cut, Outputs]:
         """The model without what its compiler refuses; where something is cut off, its file joins the outputs."""
@@ -150,9 +207,9 @@ class _Run:
         )
         return parts, outputs.with_host(path)
 
-    def _after_recipes(self) -> OwnQdq:
-        """The model after its recipes; without its own Q/DQ where that does not pay."""
-        settings, config, target, clock = self._settings, self._config, self._target, self._clock
+    def _after_recipes(self, config: BuildConfig) -> OwnQdq:
+        """The model after the recipes of some options; without its own Q/DQ where that does not pay."""
+        settings, target, clock = self._settings, self._target, self._clock
 
         def with_recipes(artifact: ModelArtifact) -> Rewritten:
             with clock.stage("rewrite"):
@@ -160,36 +217,61 @@ class _Run:
 
         return own_qdq(self._parts.artifact, with_recipes, target, settings.precision, config, clock, self._open_judge)
 
-    def _build(self, artifact: ModelArtifact) -> _Built:
-        """The model lowered, verified and built; where the compiler cannot build an 8-bit node, without it."""
-        settings, config, target, clock = self._settings, self._config, self._target, self._clock
-        lowering, gauge = None, gauge_for(self._plain, config, self._budget)
-        if settings.precision is not None:
-            lowering = Lowering(
-                settings.precision,
-                target,
-                self._inputs.calibration,
-                config,
-                self._open_judge,
-                self._inputs.ranges,
-                self._own.ranges,
-                gauge,
-                saved=not settings.make_engine or config.save_onnx is not None,
-            )
+    def _verification(self, own: OwnQdq) -> Verification:
+        """How the model after its recipes is compared with the model as loaded."""
+        inputs, tensors = self._inputs, self._config.compare_tensors
+        return Verification(
+            inputs.loaded.model,
+            own.rewritten.artifact.model,
+            inputs.check,
+            inputs.source,
+            inputs.metric,
+            tensors,
+            self._parts.host,
+            inputs.axes,
+            floor=self._settings.budget.floor,
+        )
+
+    def _as_shipped(self, artifact: ModelArtifact) -> FinalModel:
+        """A lowered model with the inputs and outputs asked for."""
+        fixed = self._inputs.fixed.model
+        return network_io.change(artifact, self._target.profiles, self._settings.io, fixed, self._check.host)
+
+    def _shipped_form(self, model: ir.Model) -> FinalModel:
+        """The same for a model of no history."""
+        return self._as_shipped(replace(self._parts.artifact, model=model))
+
+    def _build(self, way: Way, below: float = math.inf, accepts: Accepts | None = None) -> Built | None:
+        """The model lowered, verified and built; where the compiler cannot build an 8-bit node, without it.
+
+        None where its price is known beforehand and not ``below`` microseconds; no engine where its accuracy is not
+        what ``accepts`` allows.
+        """
+        settings, target, clock = self._settings, self._target, self._clock
+        lowering = self._lowering(way)
         while True:
-            lowered = Lowered(artifact, None, PrecisionRecord("as-is"))
+            lowered = Lowered(way.artifact, None, PrecisionRecord("as-is"))
             if lowering is not None:
-                lowered = lower(artifact, lowering, clock)
-            final = network_io.change(
-                lowered.artifact, target.profiles, settings.io, self._inputs.fixed.model, self._plain.host
-            )
-            job = replace(self._plain, optimized=final.compared, feeds=final.feeds)
-            known = None if gauge is None or job.tensors else gauge.known(final.compared)
+                lowered = lower(way.artifact, lowering, clock)
+            final = self._as_shipped(lowered.artifact)
+            cost = None
+            if below < math.inf or not settings.make_engine:
+                self._baseline.start()
+                cost = self._baseline.price_final(final)
+            if below < math.inf and (cost is None or cost.predicted_us >= below):
+                return None
+            job = replace(self._check, optimized=final.compared, feeds=final.feeds)
+            gauge = None if lowering is None or job.tensors else lowering.gauge
+            known = None if gauge is None else gauge.known(final.compared)
             accuracy = verify(job, clock) if known is None else known
             failures = missed(lowered.search) + gate(accuracy, self._budget)
-            if not settings.make_engine or (failures and not config.allow_accuracy_loss):
-                return _Built(lowered, final, accuracy, None, failures)
+            built = Built(way.own, lowered, final, accuracy, None, failures, cost)
+            is_refused = failures and not way.config.allow_accuracy_loss
+            if not settings.make_engine or is_refused or (accepts is not None and accepts(built)):
+                return built
             compilation = Compilation(target.with_profiles(final.profiles), settings.uses_tf32, settings.cache)
+            self._baseline.start()
+            self._baseline.start_fixed(final)
             try:
                 engine = compile_engine(final.artifact, compilation, settings.builder_config(), clock)
             except EngineBuildError as error:
@@ -198,10 +280,101 @@ class _Run:
                     raise
                 continue
             accuracy = verify_engine(accuracy, job, engine.data, target.backend, clock)
-            return _Built(lowered, final, accuracy, engine, missed(lowered.search) + gate(accuracy, self._budget))
+            failures = missed(lowered.search) + gate(accuracy, self._budget)
+            return replace(built, accuracy=accuracy, engine=engine, failures=failures, cost=self._cost(final, engine))
 
-    def _report(self, built: _Built, effective: BuildConfig, sparsity: SparsityRecord | None) -> BuildReport:
-        own, lowered, clock = self._own, built.lowered, self._clock
+    def _trials(self, first: Built) -> Iterator[Trial]:
+        """Cheaper forms of the first product, those that cost least to make first: without what recipes or 8-bit add,
+        and the plain forms themselves."""
+        config, asked = self._config, self._settings.precision
+        costs, sixteen, types = self._baseline.costs(), asked, tuple[Precision, ...]()
+        if asked is not None and asked.is_quantized and not config.keep_all_int8:
+            sixteen, types = asked.base, self._target.quantized_types(asked)
+
+        def trial(what: str, recipes: str, precision: Precision | None, *, every: bool = False) -> Trial:
+            def make(below: float) -> Built | None:
+                options = replace(config, recipes=recipes, keep_all_int8=every or config.keep_all_int8)
+                own = first.own if recipes == config.recipes else self._after_recipes(options)
+                found = self._build(Way(own, own.rewritten.artifact, precision, options), below, accepts)
+                return None if found is None else as_asked(found, first, what)
+
+            accepts = as_accurate(first) if every else gates_of
+            return Trial(what, make, accepts, form=str(precision) if every else "")
+
+        sixteen_us = next(iter(costs.values())).predicted_us if costs else math.inf
+        for dtype in types:
+            if dtype in costs and costs[dtype].predicted_us < min(sixteen_us, first.microseconds):
+                yield trial(f"{dtype.upper()} on every supported operator, and no recipes", "none", dtype, every=True)
+        used = recipes_of(first.own, self._parts.artifact)
+        out = self._slow_recipes(used, sixteen) if used else ()
+        rest = ",".join(item.name for item in registry.select(config.recipes) if item.name not in out) or "none"
+        if out:
+            yield trial(f"without {', '.join(out)}", rest, asked)
+        if sixteen != asked:
+            yield trial("without 8-bit", config.recipes, sixteen)
+        if sixteen != asked and out:
+            yield trial(f"without 8-bit and {', '.join(out)}", rest, sixteen)
+        if sixteen is not None and not sixteen.is_wide and not sixteen.is_quantized:
+            accepts = within_bound(sixteen, config.min_sqnr_db)
+            make = partial(self._plain, first, sixteen, accepts)
+            yield Trial(PLAIN, make, accepts, why_barred(first, sixteen))
+
+    def _plain(self, first: Built, precision: Precision, accepts: Accepts, below: float) -> Built | None:
+        """The plain cast as a product."""
+        start, source = time.perf_counter(), self._parts.artifact
+        step = StepRecord("plain", "PRECISION", sum(1 for _ in source.model.graph), time.perf_counter() - start)
+        artifact = source.with_step(plain(source.model, precision), step)
+        found = self._build(Way(OwnQdq(Rewritten(source)), artifact, None, self._config), below, accepts)
+        return None if found is None else as_asked(found, first, PLAIN)
+
+    def _slow_recipes(self, used: Sequence[str], precision: Precision | None) -> tuple[str, ...]:
+        """The recipes without which the network, cast plainly, is faster as it ships, if it is slower than plain with
+        them; none where others are to blame."""
+
+        def price(recipes: str) -> float:
+            own = self._after_recipes(replace(self._config, recipes=recipes))
+            found = self._baseline.price(plain(own.rewritten.artifact.model, precision, self._target.profiles))
+            return math.inf if found is None else found.predicted_us
+
+        best = next((cost.predicted_us for cost in self._baseline.costs().values()), math.inf)
+        with_all = price(self._config.recipes)
+        if with_all <= best * SLOWER or len(used) > TOGETHER:
+            return () if with_all <= best * SLOWER else tuple(used)
+        names = [recipe.name for recipe in registry.select(self._config.recipes)]
+        without = {out: price(",".join(name for name in names if name != out) or "none") for out in used}
+        slow = tuple(name for name, found in without.items() if found < with_all)
+        rest = [name for name in names if name not in slow]
+        return slow if slow and price(",".join(rest) or "none") <= best * SLOWER else tuple(used)
+
+    def _lowering(self, way: Way) -> Lowering | None:
+        """What a way lowers the model to; None where it keeps its types."""
+        if way.precision is None:
+            return None
+        return Lowering(
+            way.precision,
+            self._target,
+            self._inputs.calibration,
+            way.config,
+            self._open_judge,
+            self._inputs.ranges,
+            way.own.ranges,
+            gauge_for(self._check, way.config, self._budget) if way.precision.is_quantized else None,
+            saved=not self._settings.make_engine or self._config.save_onnx is not None,
+        )
+
+    def _cost(self, final: FinalModel, engine: EngineArtifact) -> Cost | None:
+        """What an engine costs: by its own kernels where the compiler is the judge."""
+        target = self._target.with_profiles(final.profiles)
+        if target.backend != TENSORRT_RTX:
+            return self._baseline.price_final(final)
+        try:
+            return cost_of_engine(engine, final.artifact.model, target, tf32=self._settings.uses_tf32)
+        except TrtoptError as error:
+            self._clock.warn("price", f"what ships cannot be priced: {error.what}")
+            return None
+
+    def _report(self, built: Built, effective: BuildConfig, sparsity: SparsityRecord | None) -> BuildReport:
+        own, lowered, clock = built.own, built.lowered, self._clock
         is_written = not built.failures or self._config.allow_accuracy_loss
         target = self._settings.target.with_profiles(built.final.profiles)
         capability = "8.0 and later" if target.gpu is None else target.gpu.compute_capability
@@ -230,7 +403,7 @@ class _Run:
             sparsity=sparsity,
         )
 
-    def _predicted(self, built: _Built, target: BuildTarget) -> EngineAnalysis | None:
+    def _predicted(self, built: Built, target: BuildTarget) -> EngineAnalysis | None:
         """The predicted time of an engine's layers; None without an engine, and for a target that is not one chip."""
         if built.engine is None or target.gpu is None:
             return None
@@ -256,7 +429,7 @@ def _calibration(target: BuildTarget) -> dict[str, object]:
     return {} if found is None else {"calibration": dataclasses.asdict(found)}
 
 
-def _precision(built: _Built, target: BuildTarget, analysis: EngineAnalysis | None) -> PrecisionRecord:
+def _precision(built: Built, target: BuildTarget, analysis: EngineAnalysis | None) -> PrecisionRecord:
     """The precision record, with what the engine's layers say when there is an engine."""
     if built.engine is None:
         return built.lowered.record

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
 from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.support.json_text import plain
 from trtopt.support.precision import Precision
@@ -253,6 +254,12 @@ class BuildReport:
         search: How the regions that pay were chosen within an accuracy budget, where there is one.
         sparsity: What was pruned to 2:4, where that was asked for.
         saved: Whether ONNX Runtime (CPU) loads the saved model, in one line; empty where none was written.
+        judge: Who says all costs: the compiler's kernels or a model of fusions.
+        shipped: What the engine costs, or without one the model as the judge compiles it with the same profiles.
+        plain: What the plain form costs, likewise.
+        accuracy_cost: What accuracy costs beyond plain; None where it costs nothing.
+        dynamic_cost: What a range of shapes costs at its optimum; None without one.
+        judged_apart: How ``shipped`` differs from what was judged before, in one line; empty where it does not.
     """
 
     model: dict[str, Any]
@@ -277,6 +284,11 @@ class BuildReport:
     search: SearchRecord | None = None
     sparsity: SparsityRecord | None = None
     saved: str = ""
+    shipped: Cost | None = None
+    plain: PlainCost | None = None
+    accuracy_cost: AccuracyCost | None = None
+    dynamic_cost: DynamicCost | None = None
+    judged_apart: str = ""
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from trtopt.errors import UsageError
 from trtopt.hardware.spec import GpuCalibration
 from trtopt.report.schema import analysis, build, profile, sweep
 from trtopt.report.schema.decisions import CurvePoint, ParetoPoint, SearchRecord, SearchStep, SparsityBudget
+from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost
 from trtopt.support.files import read_file
 from trtopt.support.json_text import decoded
@@ -43,6 +44,9 @@ _NOT_FINITE: dict[type, float] = {
     build.OutputAccuracy: math.nan,
     build.MetricRecord: math.nan,
     Cost: math.inf,
+    PlainCost: math.inf,
+    AccuracyCost: math.inf,
+    DynamicCost: math.inf,
     SearchStep: math.inf,
     ParetoPoint: math.inf,
     SearchRecord: math.inf,

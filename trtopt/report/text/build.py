@@ -15,6 +15,7 @@ from trtopt.report.text.decisions import (
     pareto_section,
     recipes_section,
     search_section,
+    shipped_section,
     sparsity_section,
 )
 from trtopt.report.text.format import (
@@ -362,6 +363,7 @@ def _groups(items: Iterable[tuple[str, str]]) -> list[RenderableType]:
 
 _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...] = (
     ("Result", _result),
+    ("Against plain", shipped_section),
     ("Failed gates", lambda report: [line(failure, "bold red") for failure in report.gate_failures]),
     ("Done", _steps),
     ("Recipes", recipes_section),

@@ -42,6 +42,35 @@ _MOST_ROWS, _MOST_STEPS, _MOST_LAYERS = 12, 24, 16
 _NO_PAY = "it does not pay"
 
 
+_FORMS = {"as-is": "as it is", "int8": "INT8 everywhere", "fp8": "FP8 everywhere"}
+
+
+def shipped_section(report: BuildReport) -> list[RenderableType]:
+    """What ships beside plain, what accuracy and a range of shapes cost, and how it differs from what was judged."""
+    shipped, plain = report.shipped, report.plain
+    if shipped is None:
+        return []
+    rows = [("ships", _cost_text(shipped))]
+    if plain is not None:
+        rows.append((f"plain {_FORMS.get(plain.form, plain.form.upper())}", _cost_text(plain)))
+    rows.append(("judge", report.judge))
+    found = report.dynamic_cost
+    if found is not None:
+        added = (f"{count(number, noun)}" for number, noun in ((found.kernels, "kernel"), (found.syncs, "stream sync")))
+        rows.append(
+            ("shapes", f"{found.ranges} costs {', '.join(added)}, {percent(found.share)}: fix it with {found.remedy}")
+        )
+    if report.accuracy_cost is not None:
+        cost = report.accuracy_cost
+        where = f", at {count(len(cost.nodes), 'node')} ({some(cost.nodes)})" if cost.nodes else ""
+        rows.append(
+            ("accuracy", f"costs {time_text(cost.predicted_us)} above plain{where}: {cost.reason}; {cost.remedy}")
+        )
+    if report.judged_apart:
+        rows.append(("before", report.judged_apart))
+    return [pairs(rows)]
+
+
 def recipes_section(report: BuildReport) -> list[RenderableType]:
     """The whole network without and with recipes, and each judged place that was rewritten; refusals stand elsewhere.
 

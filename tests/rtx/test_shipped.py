@@ -1,0 +1,250 @@
+"""What ships is what was judged, and never slower than plain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+from rtx_nets import constant, conv_net, model
+
+import trtopt
+from trtopt.graph import edit
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.steps import Cost
+from trtopt.report.text.build import render
+from trtopt.rewrite import driver, registry
+from trtopt.rewrite.protocol import Findings, Match, Recipe, Refusal, Stage, Target
+
+pytest.importorskip("tensorrt_rtx")
+
+_SLOWER = 1.001
+RANGE = {
+    "min_shapes": ({"x": (1, 16, 16, 16)},),
+    "opt_shapes": ({"x": (8, 16, 16, 16)},),
+    "max_shapes": ({"x": (16, 16, 16, 16)},),
+}
+
+
+def saved(folder: Path, proto: onnx.ModelProto) -> Path:
+    path = folder / "net.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def decoder(scale: float = 1.0, channels: int = 64, size: int = 32) -> onnx.ModelProto:
+    """Two blocks of a VAE's decoder as exporters write them: GroupNorm around InstanceNormalization, SiLU, Conv."""
+    rng = np.random.default_rng(0)
+    constants = [
+        constant("grouped", np.array([0, 16, -1])),
+        constant("whole", np.array([0, channels, size, size])),
+        constant("ones", np.full(16, scale, np.float32)),
+        constant("zeros", np.zeros(16, np.float32)),
+    ]
+    nodes, last = [], "x"
+    for number in range(2):
+        weight = rng.standard_normal((channels, channels, 3, 3)) / np.sqrt(9 * channels)
+        constants += [
+            constant(f"gain{number}", np.ones((channels, 1, 1), np.float32)),
+            constant(f"shift{number}", np.zeros((channels, 1, 1), np.float32)),
+            constant(f"weight{number}", weight.astype(np.float32)),
+        ]
+        steps: Sequence[tuple[str, list[str], dict[str, Any]]] = (
+            ("Reshape", [last, "grouped"], {}),
+            ("InstanceNormalization", [f"v{number}_0", "ones", "zeros"], {"epsilon": 1e-6}),
+            ("Reshape", [f"v{number}_1", "whole"], {}),
+            ("Mul", [f"v{number}_2", f"gain{number}"], {}),
+            ("Add", [f"v{number}_3", f"shift{number}"], {}),
+            ("Sigmoid", [f"v{number}_4"], {}),
+            ("Mul", [f"v{number}_4", f"v{number}_5"], {}),
+            ("Conv", [f"v{number}_6", f"weight{number}"], {"pads": [1, 1, 1, 1]}),
+        )
+        for index, (op, inputs, attributes) in enumerate(steps):
+            name = f"v{number}_{index}"
+            nodes.append(helper.make_node(op, inputs, [name], name=f"node_{name}", **attributes))
+        last = f"v{number}_{len(steps) - 1}"
+    nodes[-1].output[0] = "y"
+    return model(nodes, [("x", np.float32, ["N", channels, size, size])], [("y", np.float32)], constants)
+
+
+def computed_shapes() -> onnx.ModelProto:
+    """A convolution whose map is given other shapes, computed from the batch."""
+    rng = np.random.default_rng(0)
+    constants = [
+        constant("w1", (rng.standard_normal((32, 16, 3, 3)) * 0.1).astype(np.float32)),
+        constant("w2", (rng.standard_normal((256, 8)) * 0.1).astype(np.float32)),
+        constant("first", np.array([0])),
+        constant("second", np.array([1])),
+        constant("channels", np.array([32])),
+        constant("rest", np.array([-1])),
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("Shape", ["b"], ["s"], name="shape"),
+        helper.make_node("Slice", ["s", "first", "second"], ["n"], name="slice"),
+        helper.make_node("Concat", ["n", "channels", "rest"], ["t"], name="sizes", axis=0),
+        helper.make_node("Reshape", ["b", "t"], ["r"], name="rows"),
+        helper.make_node("Softmax", ["r"], ["p"], name="softmax"),
+        helper.make_node("MatMul", ["p", "w2"], ["y"], name="product"),
+    ]
+    return model(nodes, [("x", np.float32, ["N", 16, 16, 16])], [("y", np.float32)], constants)
+
+
+def assert_held(report: BuildReport) -> tuple[Cost, Cost]:
+    """What ships and plain: never slower, or said; and to the digit what the engine's layers say."""
+    shipped, plain = report.shipped, report.plain
+    assert shipped is not None and plain is not None
+    if report.engine is not None and report.analysis is not None:
+        assert shipped.kernels == report.engine.kernels
+        assert shipped.syncs == sum(layer.type in ("signal", "wait") for layer in report.engine.layers)
+        assert shipped.predicted_us == pytest.approx(report.analysis.totals.predicted_us, rel=1e-12)
+    assert shipped.predicted_us <= plain.predicted_us * _SLOWER or report.accuracy_cost is not None
+    assert report.judge.startswith("compiler:tensorrt-rtx")
+    return shipped, plain
+
+
+def test_the_engine_costs_what_the_recipes_were_judged_at(tmp_path: Path) -> None:
+    report = trtopt.build(saved(tmp_path, conv_net()), cache_dir=str(tmp_path))
+    shipped, _ = assert_held(report)
+    assert report.rewriting.after == shipped
+    assert report.judged_apart == "" and report.dynamic_cost is None and report.accuracy_cost is None
+
+
+def test_a_decoder_is_held_against_plain(tmp_path: Path) -> None:
+    shapes = {"opt_shapes": ({"x": (2, 64, 32, 32)},)}
+    report = trtopt.build(saved(tmp_path, decoder()), cache_dir=str(tmp_path), **shapes)
+    shipped, plain = assert_held(report)
+    found = report.accuracy_cost
+    if found is not None:
+        assert found.predicted_us == pytest.approx(shipped.predicted_us - plain.predicted_us)
+        assert found.nodes and found.reason and found.remedy
+        assert sum("accuracy costs" in text for text in report.warnings) == 1
+
+
+def test_a_range_of_shapes_has_a_price(tmp_path: Path) -> None:
+    report = trtopt.build(saved(tmp_path, computed_shapes()), cache_dir=str(tmp_path), recipes="none", **RANGE)
+    shipped, _ = assert_held(report)
+    found = report.dynamic_cost
+    assert found is not None
+    assert found.kernels == shipped.kernels - found.fixed.kernels > 0
+    assert found.share == pytest.approx(shipped.predicted_us / found.fixed.predicted_us - 1)
+    assert found.share > 0
+    assert found.remedy == "--opt-shapes x:8x16x16x16"
+    fixed = trtopt.build(saved(tmp_path, computed_shapes()), cache_dir=str(tmp_path), opt_shapes=RANGE["opt_shapes"])
+    assert fixed.dynamic_cost is None
+
+
+def test_an_optimized_model_is_priced_with_its_profiles(tmp_path: Path) -> None:
+    path, out = saved(tmp_path, computed_shapes()), tmp_path / "out.onnx"
+    options: dict[str, Any] = {"cache_dir": str(tmp_path), "precision": "fp16", "recipes": "none", **RANGE}
+    built = trtopt.build(path, **options)
+    report = trtopt.optimize(path, output=str(out), **options)
+    assert_held(report)
+    assert report.shipped == built.shipped and report.plain == built.plain
+    assert report.dynamic_cost == built.dynamic_cost
+
+
+@dataclass(frozen=True)
+class Detour:
+    """Multiplies what a convolution reads with the identity."""
+
+    name: str = "detour"
+    stage: Stage = Stage.CLEAN
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        nodes = [node for node in model.graph if node.op_type == "Conv" and not _is_detoured(node)]
+        return Findings(tuple(Match((node,)) for node in nodes))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        conv = match.nodes[0]
+        names = edit.Names(model)
+        source = conv.inputs[0]
+        assert source is not None and source.shape is not None
+        eye = ir.tensor(np.eye(int(source.shape[-1]), dtype=np.float32), name=names.value("detour"))
+        weight = ir.Value(name=eye.name, shape=ir.Shape(eye.shape), type=source.type, const_value=eye)
+        model.graph.register_initializer(weight)
+        node = ir.node("MatMul", [source, weight], name=names.node(f"{conv.name}_detour"))
+        node.outputs[0].name = names.value(f"{conv.name}_detour")
+        node.outputs[0].type, node.outputs[0].shape = source.type, source.shape
+        model.graph.insert_before(conv, node)
+        source = node.outputs[0]
+        conv.replace_input_with(0, source)
+        return None
+
+
+def _is_detoured(conv: ir.Node) -> bool:
+    source = conv.inputs[0].producer() if conv.inputs[0] is not None else None
+    return source is not None and "detour" in str(source.name)
+
+
+def test_a_recipe_that_makes_what_ships_slower_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the judge of recipes did not see it."""
+
+    def unjudged(artifact: ModelArtifact, *args: Any, **_: Any) -> driver.Rewritten:
+        config = args[2]
+        chosen: tuple[Recipe, ...] = registry.select(config.recipes)
+        return driver.apply(artifact, chosen, target=Target())
+
+    monkeypatch.setattr("trtopt.pipeline.session.rewrite", unjudged)
+    path = saved(tmp_path, conv_net())
+    options: dict[str, Any] = {"cache_dir": str(tmp_path), "no_cache": True}
+    monkeypatch.setattr(registry, "all_recipes", lambda: (Detour(),))
+    report = trtopt.build(path, **options)
+    assert_held(report)
+    assert not any("detour" in str(layer.onnx_nodes) for layer in (report.engine.layers if report.engine else ()))
+    step = next(step for step in report.steps if step.name == "held-against-plain")
+    assert step.changes == 1 and step.details[0].startswith("without detour")
+
+
+def test_plain_does_not_ship_where_it_overflows(tmp_path: Path) -> None:
+    """The report says what accuracy costs and where."""
+    proto = conv_net()
+    weight = next(item for item in proto.graph.initializer if item.name == "w1")
+    weight.CopyFrom(constant("w1", onnx.numpy_helper.to_array(weight) * np.float32(1e6)))
+    second = next(item for item in proto.graph.initializer if item.name == "w2")
+    second.CopyFrom(constant("w2", onnx.numpy_helper.to_array(second) * np.float32(1e-6)))
+    report = trtopt.build(saved(tmp_path, proto), cache_dir=str(tmp_path), recipes="none")
+    assert report.shipped is not None and report.plain is not None
+    assert report.accuracy is not None and report.accuracy.outputs["y"].nonfinite == 0
+    if report.shipped.predicted_us > report.plain.predicted_us * _SLOWER:
+        assert report.accuracy_cost is not None and "conv1" in report.accuracy_cost.nodes
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_eight_bits_are_held_against_q_dq_everywhere(tmp_path: Path, precision: str) -> None:
+    samples = {"x": np.random.default_rng(0).standard_normal((4, 16, 16, 16)).astype(np.float32)}
+    path = saved(tmp_path, conv_net(batch="n"))
+    report = trtopt.build(path, calib=samples, precision=precision, cache_dir=str(tmp_path))
+    assert_held(report)
+    assert report.precision.requested == precision
+
+
+def test_the_model_of_tensorrt_judges_its_own_backend(tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    path = saved(tmp_path, computed_shapes())
+    report = trtopt.optimize(
+        path, output=str(out), backend="tensorrt", precision="fp16", cache_dir=str(tmp_path), **RANGE
+    )
+    assert report.judge == "model:tensorrt"
+    assert report.shipped is not None and report.plain is not None
+    assert report.shipped.predicted_us <= report.plain.predicted_us * _SLOWER
+    assert report.dynamic_cost is None
+
+
+def test_the_text_has_both(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    report = trtopt.build(saved(tmp_path, conv_net()), cache_dir=str(tmp_path), recipes="none")
+    console = Console(record=True, width=120)
+    console.print(render(replace(report, judged_apart="judged 1 us, ships 2 us")))
+    text = console.export_text()
+    assert "ships" in text and "plain FP16" in text and "compiler:tensorrt-rtx" in text and "judged 1 us" in text

@@ -1,0 +1,181 @@
+"""Prices of models as they would ship: with the compiler's settings and the profiles of the engine that is written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trtopt.config import BuildConfig
+from trtopt.engine.backend import TENSORRT_RTX, installed_version
+from trtopt.engine.build import CompilerPool, EngineArtifact
+from trtopt.engine.layers import buffer_sizes, constant_bytes, layers_of_profile, moved_bytes
+from trtopt.engine.options import SEARCH, key_of
+from trtopt.engine.request import ShapeProfile
+from trtopt.engine.sizes import sized
+from trtopt.engine.work import layers_of_engine, trip_counts
+from trtopt.errors import TrtoptError
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.shapes import at_shapes, static_shapes
+from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, supports
+from trtopt.judge.judges import timed_rows
+from trtopt.judge.protocol import OpenJudge, Priced, PriceFile
+from trtopt.judge.subgraph import structure_key
+from trtopt.judge.target import BuildTarget, nearest_target
+from trtopt.pipeline.compile import Compilation, engine_request
+from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.steps import Cost
+from trtopt.support.clock import Clock
+from trtopt.support.files import TEMPORARY
+from trtopt.support.precision import Precision
+
+STAGE = "price"
+
+Compiled = tuple[ir.Model, tuple[ShapeProfile, ...]]
+"""A model as the compiler gets it, and its profiles."""
+
+
+@dataclass
+class Pricer:
+    """What models cost as engines with the settings of one run; each is asked once, beside other work.
+
+    Attributes:
+        name: How reports name the judge.
+        sees_ranges: Whether it is told of ranges of shapes, and not of the optimum alone.
+    """
+
+    name: str
+    sees_ranges: bool
+    _ask: Callable[[ir.Model, tuple[ShapeProfile, ...]], Cost]
+    _pool: ThreadPoolExecutor
+    _clock: Clock
+
+    def start(self, make: Callable[[], Compiled]) -> Future[Cost]:
+        """Begin to make and price a model; what fails is said where the result is asked for."""
+        return self._pool.submit(lambda: self._ask(*make()))
+
+    def result(self, future: Future[Cost], what: str) -> Cost | None:
+        """A price; None, with a warning, where nobody can say. ``what`` is priced, in words."""
+        try:
+            with self._clock.stage(STAGE):
+                return future.result()
+        except TrtoptError as error:
+            self._clock.warn(STAGE, f"{what} cannot be priced: {error.what}")
+            return None
+
+
+@contextmanager
+def pricer_for(
+    target: BuildTarget, tf32: bool, config: BuildConfig, open_judge: OpenJudge, clock: Clock
+) -> Iterator[Pricer | None]:
+    """The pricer of one run: the compiler of TensorRT for RTX, or the model of TensorRT's fusions; None where the
+    compiler is not installed."""
+    with ThreadPoolExecutor(1) as pool:
+        if target.backend != TENSORRT_RTX:
+            with open_judge(None, prices=None) as judge:
+
+                def by_model(model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
+                    shapes = target.with_profiles(profiles).shapes
+                    return judge.price(at_shapes(model, shapes), inner=False).total
+
+                yield Pricer(judge.name, False, by_model, pool, clock)
+            return
+        version = installed_version(TENSORRT_RTX)
+        if not version:
+            clock.warn(STAGE, f"what ships is not held against plain: {TENSORRT_RTX.name}, its judge, is not installed")
+            yield None
+            return
+        name = f"compiler:{TENSORRT_RTX.name} {version}"
+        with CompilerPool(1) as compiler:
+            yield Pricer(name, True, _Compilations(compiler, name, target, tf32, config, clock), pool, clock)
+
+
+class _Compilations:
+    """Prices by compiling; those of earlier runs are in a file."""
+
+    def __init__(
+        self, compiler: CompilerPool, name: str, target: BuildTarget, tf32: bool, config: BuildConfig, clock: Clock
+    ) -> None:
+        gpu = target.gpu if target.gpu is None else nearest_target(target.gpu)
+        self._compiler = compiler
+        self._config = replace(config, builder=tuple(item for item in config.builder if key_of(item) != SEARCH))
+        self._job, self._chip = Compilation(replace(target, gpu=gpu), tf32), chip_of(target)
+        asked = (name, "as shipped", repr((target.gpu, gpu, tf32)), repr((config.builder, config.io)))
+        self._file = PriceFile(asked, config.cache_dir, clock.listen, config.plugins)
+        self._known = self._file.load()
+
+    def __call__(self, model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
+        ends = [str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)]
+        key = f"{structure_key(model)} {ends} {[profile.to_json_dict() for profile in profiles]}"
+        if key not in self._known:
+            self._known[key] = Priced(self._price(model, profiles), ())
+            self._file.add(key, self._known[key])
+        return self._known[key].total
+
+    def _price(self, model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
+        job = replace(self._job, target=self._job.target.with_profiles(profiles))
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            request = engine_request(ModelArtifact(model, None, ""), job, self._config, Path(folder))
+            shapes = static_shapes(model, job.target.shapes)
+            layers = layers_of_profile(self._compiler.layers(request))
+            full = sized(layers, model, shapes)
+            if full is None:
+                full = self._compiler.layers(replace(request, profiles=(profiles[0].at_optimum(),)))
+        return cost_of(layers, full, model, shapes, self._chip, tf32=job.tf32)
+
+
+def chip_of(target: BuildTarget) -> GpuSpec:
+    """The GPU whose time is predicted."""
+    return target.gpu or find_gpu(DEFAULT_GPU)
+
+
+def cost_of_engine(engine: EngineArtifact, model: ir.Model, target: BuildTarget, *, tf32: bool) -> Cost:
+    """What an engine of a model costs, counted as :class:`Pricer` counts."""
+    shapes = static_shapes(model, target.shapes)
+    layers = layers_of_profile(engine.record.layers)
+    full = sized(layers, model, shapes) or engine.sized_layers
+    return cost_of(layers, full, model, shapes, chip_of(target), tf32=tf32)
+
+
+def cost_of(
+    layers: Sequence[LayerInfo],
+    full: Sequence[LayerInfo],
+    model: ir.Model,
+    shapes: dict[str, tuple[int, ...]],
+    gpu: GpuSpec,
+    *,
+    tf32: bool,
+) -> Cost:
+    """What an engine costs: kernels, syncs, bytes and time of its first profile at the profile's optimum.
+
+    Kernels of a loop count as often as they run.
+
+    Args:
+        layers: The layers of the engine's first profile.
+        full: The same with every size known; those of a static build where nothing tells the sizes.
+        model: What was compiled.
+        shapes: Static shapes of its values at the optimum.
+        gpu: The GPU whose time is predicted.
+        tf32: Whether FP32 products may be TF32.
+
+    Raises:
+        InvalidModelError: No kernel has a known cost.
+    """
+    work = layers_of_engine(full, model, shapes, tf32=tf32 and supports(gpu, Precision.TF32))
+    sizes = buffer_sizes(full)
+    return Cost(
+        kernels=sum(trips for layer, trips in _launched(layers)),
+        syncs=sum(layer.type in ("signal", "wait") for layer in layers),
+        bytes=sum(trips * (moved_bytes(layer, sizes) + constant_bytes(layer)) for layer, trips in _launched(full)),
+        predicted_us=sum(row.predicted_us for row in timed_rows(work.layers, gpu)),
+    )
+
+
+def _launched(layers: Sequence[LayerInfo]) -> list[tuple[LayerInfo, int]]:
+    counted = zip(layers, trip_counts(layers), strict=True)
+    return [(layer, trips or 1) for layer, trips in counted if layer.is_kernel]

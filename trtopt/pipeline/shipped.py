@@ -1,0 +1,402 @@
+"""What ships is held against plain: never slower by its judge, unless accuracy demands it and the report says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import onnx_ir as ir
+
+from trtopt.accuracy.metric import drop_of
+from trtopt.engine.request import ShapeProfile
+from trtopt.errors import EngineBuildError
+from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.shapes import at_shapes
+from trtopt.judge.judges import written
+from trtopt.judge.protocol import LEAST_GAIN
+from trtopt.judge.target import BuildTarget
+from trtopt.pipeline.guard import OwnQdq
+from trtopt.pipeline.network_io import FinalModel
+from trtopt.pipeline.plain import plain, with_only_shape
+from trtopt.pipeline.pricing import Compiled, Pricer
+from trtopt.pipeline.product import Built
+from trtopt.precision.fp16.cast_to_half import why_fp32
+from trtopt.precision.fp16.heads import score_nodes
+from trtopt.precision.fp16.repair import smallest_sqnr_db
+from trtopt.precision.fp16.to_fp32 import to_fp32
+from trtopt.precision.plan import BF16, FP16
+from trtopt.report.schema.build import KeptNode
+from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
+from trtopt.report.schema.steps import Cost, StepRecord
+from trtopt.report.text.format import count
+from trtopt.rewrite import registry
+from trtopt.support.clock import Clock
+from trtopt.support.precision import Precision
+
+SLOWER = 1.001
+"""Above this ratio what ships is slower than plain; below it are roundings of the prediction."""
+
+_APART = 0.02
+"""Share by which what was judged before and what ships may differ without a word."""
+
+STEP = "held-against-plain"
+
+NOT_FASTER = "not faster, with what accuracy demands"
+
+TOGETHER = 6
+"""At most so many recipes are left out one by one; more are left out together."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The part of a network that an engine computes, before its recipes, and what it is to run in.
+
+    Attributes:
+        profiles: Those of the engine.
+        as_shipped: Gives a model the inputs and outputs asked for.
+    """
+
+    model: ir.Model
+    precision: Precision | None
+    target: BuildTarget
+    as_shipped: Callable[[ir.Model], FinalModel]
+
+    @property
+    def profiles(self) -> tuple[ShapeProfile, ...]:
+        return self.target.profiles
+
+    def plain(self) -> ir.Model:
+        """Its plain form, with the inputs and outputs it has now."""
+        return plain(self.model, self.precision, self.profiles)
+
+
+class Baseline:
+    """The price of plain, found beside the other work of a run.
+
+    Args:
+        pricer: Prices; None where nobody can.
+    """
+
+    def __init__(self, network: Network, pricer: Pricer | None) -> None:
+        self.network, self._pricer = network, pricer
+        self._started: dict[str, Future[Cost]] = {}
+        self._found: dict[str, Cost | None] = {}
+        self._fixed: tuple[ir.Model, Future[Cost]] | None = None
+
+    def start(self) -> None:
+        """Begin to price it."""
+        if self._pricer is None or self._started:
+            return
+        network, precision = self.network, self.network.precision
+        form = "as-is" if precision is None else str(precision if precision.is_wide else precision.base)
+        self._started[form] = self._pricer.start(lambda: self._final(network.plain()))
+        for dtype in () if precision is None else network.target.quantized_types(precision):
+            self._started[str(dtype)] = self._pricer.start(partial(self._quantized, dtype))
+
+    def _quantized(self, dtype: Precision) -> Compiled:
+        """Q/DQ on every supported operator."""
+        network = self.network
+        fixed = with_only_shape(network.model, network.profiles)
+        shapes = {} if fixed is not network.model else network.target.shapes
+        return self._final(written(fixed, dtype, shapes, network.target.backend))
+
+    def _final(self, model: ir.Model) -> Compiled:
+        final = self.network.as_shipped(model)
+        return final.artifact.model, final.profiles
+
+    def costs(self) -> dict[str, Cost]:
+        """The price of each plain form, the 16-bit one first; without those that nobody can price."""
+        if self._pricer is None:
+            return {}
+        self.start()
+        for form, future in self._started.items():
+            if form not in self._found:
+                self._found[form] = self._pricer.result(future, f"plain {form.upper()}")
+        return {form: cost for form, cost in self._found.items() if cost is not None}
+
+    def price(self, model: ir.Model) -> Cost | None:
+        """What another form of the network costs, as it would ship."""
+        pricer = self._pricer
+        return None if pricer is None else pricer.result(pricer.start(lambda: self._final(model)), "what ships")
+
+    def price_final(self, final: FinalModel) -> Cost | None:
+        """What a model with its final inputs and outputs costs."""
+        pricer, asked = self._pricer, (final.artifact.model, final.profiles)
+        return None if pricer is None else pricer.result(pricer.start(lambda: asked), "what ships")
+
+    def start_fixed(self, final: FinalModel) -> None:
+        """Begin to price a model of a range of shapes at its optimum, where the judge sees ranges."""
+        pricer, profiles = self._pricer, final.profiles
+        if pricer is None or not pricer.sees_ranges or not profiles or profiles[0].is_static:
+            return
+        model = final.artifact.model
+        if self._fixed is None or self._fixed[0] is not model:
+            best = {name: shape for name, (_, shape, _) in profiles[0].shapes.items()}
+            self._fixed = model, pricer.start(lambda: (at_shapes(model, best), ()))
+
+    def fixed_cost(self, final: FinalModel) -> Cost | None:
+        """What a model costs fixed at its optimum; None without a range, or where nobody can say."""
+        self.start_fixed(final)
+        if self._pricer is None or self._fixed is None or self._fixed[0] is not final.artifact.model:
+            return None
+        return self._pricer.result(self._fixed[1], "the network at one shape")
+
+
+def plain_cost(costs: dict[str, Cost], refused: Iterable[str] = ()) -> PlainCost | None:
+    """The fastest plain form, without those ``refused`` because they are less accurate."""
+    left = {form: cost for form, cost in costs.items() if form not in refused}
+    if not left:
+        return None
+    form = min(left, key=lambda name: left[name].predicted_us)
+    best = left[form]
+    return PlainCost(best.kernels, best.syncs, best.bytes, best.predicted_us, form)
+
+
+def gates_of(built: Built) -> str:
+    """The gates that failed, in one line."""
+    return "; ".join(built.failures)
+
+
+Accepts = Callable[[Built], str]
+"""Why the accuracy of a product does not let it ship; empty where it does."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Another way to make the product.
+
+    Attributes:
+        what: What it does, as reports say it.
+        make: Makes it where it costs less than the microseconds given; else None.
+        accepts: Whether its accuracy lets it ship in place of the first.
+        barred: Why it is not made at all; empty where it is.
+        form: The 8-bit plain form that it is, which is none where its accuracy is refused; empty for others.
+    """
+
+    what: str
+    make: Callable[[float], Built | None]
+    accepts: Accepts = gates_of
+    barred: str = ""
+    form: str = ""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What ships, plain beside it, and what was tried: why each was not taken, by what it does."""
+
+    built: Built
+    plain: PlainCost | None
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def hold(first: Built, costs: dict[str, Cost], trials: Iterator[Trial], clock: Clock) -> Settled:
+    """The first product, or where plain is faster one that is not slower, or the fastest of those accurate enough.
+
+    Args:
+        first: The product as the stages made it.
+        costs: Of the plain forms.
+        trials: Cheaper forms, those that cost least to make first; read only where they are needed.
+    """
+    refused: dict[str, str] = {}
+    less_accurate: list[str] = []
+    best, taken = first, list[str]()
+    while True:
+        target = plain_cost(costs, less_accurate)
+        if target is None or best.microseconds <= target.predicted_us * SLOWER:
+            break
+        trial = next(trials, None)
+        if trial is None:
+            break
+        if trial.barred:
+            refused[trial.what] = trial.barred
+            continue
+        try:
+            found = trial.make(max(target.predicted_us * SLOWER, best.microseconds * (1 - LEAST_GAIN)))
+        except EngineBuildError as error:
+            refused[trial.what] = error.what
+            continue
+        reason = NOT_FASTER if found is None else trial.accepts(found)
+        if found is None or reason:
+            refused[trial.what] = reason
+            if trial.form:
+                less_accurate.append(trial.form)
+            continue
+        change = (
+            f"{trial.what}: {best.microseconds:.1f} -> {found.microseconds:.1f} us, plain {target.predicted_us:.1f}"
+        )
+        taken.append(change)
+        best = found
+    if taken or refused:
+        details = (*taken, *(f"{what}: not taken: {why}" for what, why in refused.items()))
+        step = StepRecord(STEP, "SHIP", len(taken), 0.0, details=details)
+        artifact = best.final.artifact.with_step(best.final.artifact.model, step)
+        best = replace(best, final=replace(best.final, artifact=artifact))
+    for text in taken:
+        clock.warn(STEP, f"what would have shipped is slower than plain, and is not taken: {text} us")
+    return Settled(best, plain_cost(costs, less_accurate), refused)
+
+
+def recipes_of(own: OwnQdq, before: ModelArtifact) -> tuple[str, ...]:
+    """The recipes that changed a model, whose steps ``before`` them are known."""
+    known = {recipe.name for recipe in registry.select("all")}
+    steps = own.rewritten.artifact.steps[len(before.steps) :]
+    return tuple(step.name for step in steps if step.changes and step.name in known)
+
+
+def as_asked(built: Built, first: Built, why: str) -> Built:
+    """A product of another way, with what the first way found out: the precision asked for, and its regions."""
+    lowered, before = built.lowered, first.lowered
+    quantized = set(lowered.quantized)
+    guard = lowered.guard or tuple(
+        item if set(item.nodes) & quantized else replace(item, kept=False, dtype="", reason=f"taken back: {why}")
+        for item in before.guard
+    )
+    record = replace(lowered.record, requested=before.record.requested)
+    if before.record.int8_flop_share is not None and record.int8_flop_share is None:
+        record = replace(record, int8_flop_share=0.0)
+    kept = replace(
+        lowered,
+        record=record,
+        guard=guard,
+        calibration=lowered.calibration or before.calibration,
+        sixteen_bit=lowered.sixteen_bit or before.sixteen_bit,
+        judge=before.judge,
+    )
+    return replace(built, lowered=kept)
+
+
+def why_barred(first: Built, precision: Precision) -> str:
+    """The hazards by ranges that forbid the plain cast, in words: a CPU does not see what overflows inside a kernel."""
+    found = hazards(first, precision)
+    if not found:
+        return ""
+    narrow = precision.base.upper()
+    return f"{count(len(found), 'node')} may not be {narrow}: {found[0].node}: {found[0].reason}"
+
+
+def within_bound(precision: Precision, least_db: float | None) -> Accepts:
+    """Whether the outputs keep the bound of a 16-bit type: ``least_db``, or the default."""
+    bound = smallest_sqnr_db(BF16 if precision.base == Precision.BF16 else FP16) if least_db is None else least_db
+
+    def why_not(built: Built) -> str:
+        low = [
+            f"{name} keeps {item.sqnr_db:.1f} dB, less than {bound:g}"
+            for name, item in built.accuracy.outputs.items()
+            if name not in built.accuracy.host_outputs and not item.sqnr_db >= bound
+        ]
+        return "; ".join([*built.failures, *low])
+
+    return why_not
+
+
+def as_accurate(first: Built) -> Accepts:
+    """Whether an output loses more than in ``first``."""
+
+    def why_not(built: Built) -> str:
+        if built.failures:
+            return "; ".join(built.failures)
+        for name, item in built.accuracy.outputs.items():
+            before = first.accuracy.outputs.get(name)
+            if before is not None and not drop_of(item)[1] <= drop_of(before)[1]:
+                return f"{name} keeps {item.sqnr_db:.1f} dB, and {before.sqnr_db:.1f} in what ships"
+        return ""
+
+    return why_not
+
+
+def hazards(built: Built, precision: Precision) -> tuple[KeptNode, ...]:
+    """The nodes kept in a wider type for their ranges or constants: not those whose rounding was measured, those that
+    have no narrow form, and scores, which FP32 spares ties."""
+    base = to_fp32(built.own.rewritten.artifact.model)
+    narrow = BF16 if precision.base == Precision.BF16 else FP16
+    measured = {item.node for step in built.lowered.artifact.steps if step.name == "put-back" for item in step.refusals}
+    nodes = {str(node.name): node for node in base.graph}
+    scores = score_nodes(base, ())
+    return tuple(
+        item
+        for item in built.lowered.record.kept
+        if item.node not in measured
+        and item.reason != scores.get(item.node)
+        and not item.reason.startswith("ranks or compares")
+        and (item.node not in nodes or why_fp32(nodes[item.node], narrow) is None)
+    )
+
+
+def accuracy_cost(settled: Settled, precision: Precision | None, clock: Clock) -> AccuracyCost | None:
+    """What accuracy costs above plain; None where it costs nothing, and a warning where something else does."""
+    built, target = settled.built, settled.plain
+    if target is None or built.cost is None or built.microseconds <= target.predicted_us * SLOWER:
+        return None
+    above = built.microseconds - target.predicted_us
+    share = f"{above:.1f} us ({above / target.predicted_us:.0%}) above plain {target.form.upper()}"
+    why = settled.refused.get(PLAIN, "")
+    if precision is None or why in ("", NOT_FASTER):
+        clock.warn(STEP, f"what ships is predicted {share}: what was asked for costs it")
+        return None
+    kept = built.lowered.record.kept
+    bad = hazards(built, precision)
+    nodes = tuple(item.node for item in kept)
+    if bad:
+        remedy = "samples with smaller values, or --bf16 where its precision is enough"
+    else:
+        remedy = "a lower --min-sqnr-db, or a --metric with --max-accuracy-drop that allows it"
+    clock.warn(
+        STEP,
+        f"accuracy costs {share}, at {count(len(nodes), 'node')} in a wider type: {why}; what changes it: {remedy}",
+    )
+    return AccuracyCost(above, nodes, why, remedy)
+
+
+PLAIN = "the plain cast"
+"""What the last trial is."""
+
+
+def dynamic_cost(built: Built, baseline: Baseline) -> DynamicCost | None:
+    """What the ranges of the first profile cost at its optimum; None without one, or where the judge sees none."""
+    profiles, fixed = built.final.profiles, baseline.fixed_cost(built.final)
+    if fixed is None or built.cost is None:
+        return None
+    varying = {name: item for name, item in profiles[0].shapes.items() if item[0] != item[2]}
+    ranges = ", ".join(f"{name} {_by(low)} .. {_by(high)}" for name, (low, _, high) in varying.items())
+    best = ",".join(f"{name}:{_by(best)}" for name, (_, best, _) in profiles[0].shapes.items())
+    return DynamicCost(
+        fixed,
+        built.cost.kernels - fixed.kernels,
+        built.cost.syncs - fixed.syncs,
+        built.cost.predicted_us / fixed.predicted_us - 1 if fixed.predicted_us else 0.0,
+        ranges,
+        f"--opt-shapes {best}",
+    )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> str:
+    """In one line, how what ships differs from what was judged last before, and why where that is known; empty where it
+    does not."""
+    judged, stage = built.lowered.judged, "with its 8-bit regions"
+    if judged is None:
+        judged, stage = built.own.rewritten.after, "after its recipes"
+    if judged is None or built.cost is None or not judged.predicted_us:
+        return ""
+    share = built.cost.predicted_us / judged.predicted_us - 1
+    if abs(share) <= _APART:
+        return ""
+    reasons = []
+    if dynamic is not None and abs(dynamic.share) > _APART:
+        reasons.append(f"its range of shapes ({dynamic.share:+.0%})")
+    if built.lowered.record.kept:
+        reasons.append(f"{count(len(built.lowered.record.kept), 'node')} in a wider type")
+    if sparse:
+        reasons.append("pruning")
+    if built.final.records:
+        reasons.append("--io")
+    why = " and ".join(reasons) or "not known"
+    return (
+        f"judged {judged.predicted_us:.1f} us {stage}, ships {built.cost.predicted_us:.1f} us ({share:+.0%}); "
+        f"between them: {why}"
+    )
