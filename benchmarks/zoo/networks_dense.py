@@ -158,15 +158,6 @@ def edsr() -> Subject:
 
 
 @network
-def upernet() -> Subject:
-    """Pyramid pooling and maps of four sizes, resized and joined."""
-    backbone = hf.ConvNextConfig(depths=[1, 1, 2, 1], out_features=["stage1", "stage2", "stage3", "stage4"])
-    config = hf.UperNetConfig(backbone_config=backbone, num_labels=150, use_auxiliary_head=False)
-    module = hf.UperNetForSemanticSegmentation(config)
-    return _images(256, module, call=lambda model, pixels: model(pixels, return_dict=False)[0])
-
-
-@network
 def convnextv2() -> Subject:
     """Global response normalization."""
     module = hf.ConvNextV2ForImageClassification(hf.ConvNextV2Config(depths=[1, 1, 2, 1]))

@@ -88,7 +88,7 @@ def optimized(
     report = target.with_suffix(".json")
     call = [sys.executable, "-m", "trtopt", "optimize", str(path), *asked, *options, "--backend", "tensorrt-rtx"]
     call += ["--report", str(report), "--cache-dir", str(work / "cache"), "-o", str(target)]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
     if done.returncode:
         said = done.stderr[max(done.stderr.find("error: "), 0) :].strip().splitlines() or [f"exit {done.returncode}"]
         return {"exit_code": done.returncode, "reason": " ".join(said)[:400]}
@@ -217,8 +217,8 @@ def child(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
         process.communicate()
         return {"reason": f"no end after {timeout:g} s"}
     if process.returncode:
-        last = said.strip().splitlines() or [f"exit {process.returncode}"]
-        return {"reason": last[-1][:300]}
+        last = [line for line in said.splitlines() if line and not line[0].isspace()]
+        return {"reason": (last or [f"exit {process.returncode}"])[-1][:300]}
     return json.loads(out.strip().splitlines()[-1])
 
 
@@ -264,6 +264,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--compare", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.work, options.folder = options.work.resolve(), options.folder and options.folder.resolve()
     if options.child:
         print(json.dumps(measured(*options.child, options)))
         return
