@@ -34,7 +34,7 @@ def test_what_is_written_has_the_batch_of_the_engine(tmp_path: Path) -> None:
     options = {"calib": SAMPLES, "precision": "fp16", "gpu": "L4", "opt_shapes": FOUR, "save_onnx": saved}
     report = trtopt.build(tmp_path / "net.onnx", metric=metric, **options)
     assert dims(saved) == [4, 16, 16, 16]
-    assert report.accuracy is not None and report.accuracy.samples == 2 and rows == [1, 4, 5] * 2
+    assert report.accuracy is not None and report.accuracy.samples == 6 and rows == [1, 4, 5] * 2
     assert report.engine is not None and report.engine.path is not None
     manifest = load_engine(Path(report.engine.path)).manifest
     assert manifest is not None and manifest.inputs[0].shape == (4, 16, 16, 16)

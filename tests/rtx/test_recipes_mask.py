@@ -70,6 +70,7 @@ def built(path: Path, recipes: str, dtype: type = np.float32, precision: str = "
         gpu="L4",
         recipes=recipes,
         keep_all_int8=precision == "int8",
+        allow_accuracy_loss=precision == "int8",
     )
 
 

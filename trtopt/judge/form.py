@@ -6,18 +6,14 @@ out of it says by itself for which shapes it is to be compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from trtopt.engine.request import ShapeProfile
 from trtopt.graph.edit import dims_of_value
 from trtopt.graph.shapes import at_shapes, infer_in_place, static_shapes
-
-_SHAPES = "trtopt.shapes"
-
-Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""The smallest, the optimal and the largest shape of a value."""
+from trtopt.judge.axes import carry, shapes_of
 
 
 def judged_form(model: ir.Model, profiles: Sequence[ShapeProfile]) -> ir.Model:
@@ -36,59 +32,13 @@ def judged_form(model: ir.Model, profiles: Sequence[ShapeProfile]) -> ir.Model:
     for value in _values(clone.graph):
         name = str(value.name)
         if name in low and name in best and name in high and value.const_value is None:
-            value.meta[_SHAPES] = low[name], best[name], high[name]
+            carry(value, (low[name], best[name], high[name]))
     return clone
 
 
 def optimum(profiles: Sequence[ShapeProfile]) -> dict[str, tuple[int, ...]]:
     """The input shapes of the first profile's optimum; none without a profile."""
     return {name: best for name, (_, best, _) in profiles[0].shapes.items()} if profiles else {}
-
-
-def shapes_of(value: ir.Value) -> Shapes | None:
-    """The smallest, optimal and largest shape of a value of a judged form; None where its shape depends on data."""
-    dims = dims_of_value(value)
-    if dims is not None and all(isinstance(dim, int) for dim in dims):
-        fixed = tuple(dim for dim in dims if isinstance(dim, int))
-        return fixed, fixed, fixed
-    found: Shapes | None = value.meta.get(_SHAPES)
-    if found is None or dims is None:
-        return found
-    # What stands in the graph may have changed since: channels that were padded.
-    low, best, high = (
-        tuple(dim if isinstance(dim, int) else size for dim, size in zip(dims, shape, strict=True)) for shape in found
-    )
-    return low, best, high
-
-
-def open_input(value: ir.Value, source: ir.Value, symbols: Mapping[tuple[int, int, int], str]) -> None:
-    """Give an input of a subgraph the shape of the value it stands for.
-
-    Axes that take the same sizes are the same axis to a compiler.
-
-    Args:
-        value: The input.
-        source: A value of a judged form, whose shapes are known.
-        symbols: The names of axes by their sizes, where they have one.
-    """
-    found = shapes_of(source)
-    if found is None:
-        raise ValueError(f"the shapes of {source.name} are not known")
-    ranges = list(zip(*found, strict=True))
-    value.shape = ir.Shape(
-        [low if low == high else symbols.get((low, best, high), f"s{low}_{best}_{high}") for low, best, high in ranges]
-    )
-    value.meta[_SHAPES] = found
-
-
-def symbols_of(model: ir.Model) -> dict[tuple[int, int, int], str]:
-    """The names of a judged form's open axes, by the sizes they take."""
-    found: dict[tuple[int, int, int], str] = {}
-    for value in model.graph.inputs:
-        for dim, sizes in zip(dims_of_value(value) or (), zip(*(shapes_of(value) or ()), strict=True), strict=False):
-            if isinstance(dim, str):
-                found.setdefault(sizes, dim)
-    return found
 
 
 def profile_of(model: ir.Model) -> ShapeProfile | None:

@@ -75,24 +75,33 @@ def pricer_for(
 ) -> Iterator[Pricer | None]:
     """The pricer of one run: the compiler of TensorRT for RTX, or the model of TensorRT's fusions; None where the
     compiler is not installed."""
-    with ThreadPoolExecutor(1) as pool:
-        if target.backend != TENSORRT_RTX:
-            with open_judge(None, prices=None) as judge:
+    if target.backend != TENSORRT_RTX:
+        with open_judge(None) as judge, _one_thread() as pool:
 
-                def by_model(model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
-                    shapes = target.with_profiles(profiles).shapes
-                    return judge.price(at_shapes(model, shapes), inner=False).total
+            def by_model(model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
+                shapes = target.with_profiles(profiles).shapes
+                return judge.price(at_shapes(model, shapes), inner=False).total
 
-                yield Pricer(judge.name, False, by_model, pool, clock)
-            return
-        version = installed_version(TENSORRT_RTX)
-        if not version:
-            clock.warn(STAGE, f"what ships is not held against plain: {TENSORRT_RTX.name}, its judge, is not installed")
-            yield None
-            return
-        name = f"compiler:{TENSORRT_RTX.name} {version}"
-        with CompilerPool(1) as compiler:
-            yield Pricer(name, True, _Compilations(compiler, name, target, tf32, config, clock), pool, clock)
+            yield Pricer(judge.name, False, by_model, pool, clock)
+        return
+    version = installed_version(TENSORRT_RTX)
+    if not version:
+        clock.warn(STAGE, f"what ships is not held against plain: {TENSORRT_RTX.name}, its judge, is not installed")
+        yield None
+        return
+    name = f"compiler:{TENSORRT_RTX.name} {version}"
+    with CompilerPool(1) as compiler, _one_thread() as pool:
+        yield Pricer(name, True, _Compilations(compiler, name, target, tf32, config, clock), pool, clock)
+
+
+@contextmanager
+def _one_thread() -> Iterator[ThreadPoolExecutor]:
+    """A thread that is idle before what it uses is closed; what waits for it then is dropped."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class _Compilations:
