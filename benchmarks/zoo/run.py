@@ -55,27 +55,11 @@ def shapes_of(entry: Mapping[str, Any], fixed: bool) -> dict[str, tuple[tuple[in
 
 
 def plain_model(path: Path, profiles: Sequence[Any]) -> Any:
-    """The plain FP16 cast of a file: the one place that says what *plain* is."""
+    """The plain FP16 cast of a file."""
+    from trtopt.pipeline.plain import plain
     from trtopt.source.onnx_file import load
 
-    model = load(path).model
-    try:
-        from trtopt.pipeline.plain import plain
-    except ModuleNotFoundError:
-        return whole_cast(model, profiles)
-    return plain(model, profiles=profiles)
-
-
-def whole_cast(model: Any, profiles: Sequence[Any]) -> Any:
-    """Every float tensor FP16, inputs and outputs FP32, sizes written into the graph where there is one shape only."""
-    from trtopt.graph.shapes import at_shapes
-    from trtopt.precision.fp16.cast_to_half import cast_to_half
-    from trtopt.precision.fp16.to_fp32 import to_fp32
-    from trtopt.precision.plan import FP16
-
-    if profiles[0].is_static:
-        model = at_shapes(model, {name: shape for name, (shape, _, _) in profiles[0].shapes.items()})
-    return cast_to_half(to_fp32(model), FP16, ())
+    return plain(load(path).model, profiles=profiles)
 
 
 def optimized(
