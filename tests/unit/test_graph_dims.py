@@ -11,8 +11,9 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from trtopt.errors import InvalidModelError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.dims import Dim, Dimensions, Product, reshaped
+from trtopt.graph.dims import AtMost, Dim, Dimensions, Product, reshaped
 from trtopt.graph.edit import constant_of
 from trtopt.rewrite.driver import run
 from trtopt.source.onnx_file import load
@@ -114,3 +115,29 @@ def test_the_shape_becomes_numbers(tmp_path: Path) -> None:
     node = after.model.graph.outputs[0].producer()
     shape = None if node is None else constant_of(node.inputs[1])
     assert shape is not None and shape.tolist() == [0, 0, 2, 4]
+
+
+TABLE = (
+    "<float[1, 8, 4] table = {"
+    + ", ".join(str(number) for number in range(32))
+    + "}, int64[1] a = {0}, int64[1] b = {1}>"
+)
+
+
+def test_rows_taken_of_a_table_are_as_many_as_what_they_are_added_to(tmp_path: Path) -> None:
+    """Positions of a text: where there are more tokens than rows, the model cannot run at all."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, S, 4] x) => (float y, float taken) '
+        f"{TABLE} {{ n = Shape <start = 1, end = 2> (x) taken = Slice(table, a, n, b, b) y = Add(x, taken) }}"
+    )
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    artifact = load(tmp_path / "m.onnx")
+    known, (y, taken) = Dimensions(artifact.model), artifact.model.graph.outputs
+    assert known.of(y) == ("N", "S", 4) and known.of(taken) == (1, AtMost("S", 8), 4)
+    with OrtSession(artifact.model) as session:
+        for tokens in (1, 2, 8):
+            assert session.run({"x": np.zeros((2, tokens, 4), np.float32)})[0].shape == (2, tokens, 4)
+        with pytest.raises(InvalidModelError):
+            session.run({"x": np.zeros((2, 9, 4), np.float32)})

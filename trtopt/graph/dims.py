@@ -16,15 +16,26 @@ class Product:
     """A number times dimensions, each with the power it is raised to."""
 
     number: int
-    powers: frozenset[tuple[str | tuple[ir.Value, int], int]]
+    powers: frozenset[tuple[str | tuple[ir.Value, int] | AtMost, int]]
 
 
-Dim = int | str | tuple[ir.Value, int] | Product
+@dataclass(frozen=True)
+class AtMost:
+    """A dimension, or ``number`` (2 or more) where that is less: what is taken of a table of so many rows."""
+
+    dim: str | tuple[ir.Value, int] | Product
+    number: int
+
+
+Dim = int | str | tuple[ir.Value, int] | Product | AtMost
 """A number, a dimension the model names, dimension ``i`` of a value, or a product of those. Those that compare equal
 are equal."""
 
 _Dims = tuple[Dim, ...]
 _Found = Sequence[Dim | None] | None
+_NO_END = 2**31 - 1
+"""From here on, the end of a slice is that of its axis."""
+
 _LONGEST = 16
 """Elements of a tensor that may be a shape."""
 
@@ -127,9 +138,9 @@ def _left(dims: Sequence[Dim], taken: Sequence[Dim]) -> Dim | None:
     return _product_of(whole // part, names - others)
 
 
-def _factors(dims: Iterable[Dim]) -> tuple[int, Counter[str | tuple[ir.Value, int]]]:
+def _factors(dims: Iterable[Dim]) -> tuple[int, Counter[str | tuple[ir.Value, int] | AtMost]]:
     """The product of ``dims`` as a number, and how often each dimension that is none is in it."""
-    number, names = 1, Counter[str | tuple[ir.Value, int]]()
+    number, names = 1, Counter[str | tuple[ir.Value, int] | AtMost]()
     for dim in dims:
         if isinstance(dim, int):
             number *= dim
@@ -141,7 +152,7 @@ def _factors(dims: Iterable[Dim]) -> tuple[int, Counter[str | tuple[ir.Value, in
     return number, names
 
 
-def _product_of(number: int, names: Counter[str | tuple[ir.Value, int]]) -> Dim:
+def _product_of(number: int, names: Counter[str | tuple[ir.Value, int] | AtMost]) -> Dim:
     if not names:
         return number
     if number == 1 and names.total() == 1:
@@ -164,6 +175,8 @@ def _joined(shapes: Sequence[Sequence[Dim]]) -> list[Dim | None]:
     found: list[Dim | None] = []
     for axis in range(-rank, 0):
         dims = {dims[axis] for dims in shapes if -axis <= len(dims)} - {1}
+        # Beside the dimension itself: were that larger than the table, the two could not be joined.
+        dims -= {dim for dim in dims if isinstance(dim, AtMost) and dim.dim in dims}
         numbers = [dim for dim in dims if isinstance(dim, int)]
         found.append(1 if not dims else numbers[0] if numbers else dims.pop() if len(dims) == 1 else None)
     return found
@@ -218,6 +231,38 @@ def _gather_nd(known: Dimensions, node: ir.Node) -> _Found:
     if dims is None or not places or not isinstance(places[-1], int) or edit.int_attribute(node, "batch_dims", 0):
         return None
     return [*places[:-1], *dims[places[-1] :]]
+
+
+def _gather_elements(known: Dimensions, node: ir.Node) -> _Found:
+    return known.of(edit.input_of(node, 1))
+
+
+def _slice(known: Dimensions, node: ir.Node) -> _Found:
+    """What is taken from the start, in steps of 1."""
+    dims, ends = known.of(edit.input_of(node, 0)), known.held(edit.input_of(node, 2))
+    starts, steps = known.held(edit.input_of(node, 1)), known.held(edit.input_of(node, 4))
+    if dims is None or ends is None or starts is None or any(start != 0 for start in starts):
+        return None
+    axes = range(len(ends)) if edit.input_of(node, 3) is None else known.held(edit.input_of(node, 3))
+    if axes is None or (edit.input_of(node, 4) is not None and (steps is None or any(step != 1 for step in steps))):
+        return None
+    found: list[Dim | None] = list(dims)
+    for axis, end in zip(axes, ends, strict=True):
+        if not isinstance(axis, int):
+            return None
+        found[axis] = _taken(dims[axis], end)
+    return found
+
+
+def _taken(dim: Dim, end: Dim | None) -> Dim | None:
+    """How many of ``dim`` come before ``end``."""
+    if end == dim or (isinstance(end, int) and end >= _NO_END):
+        return dim
+    if end is None or isinstance(end, AtMost):
+        return None
+    if isinstance(end, int):
+        return min(dim, end) if isinstance(dim, int) and end >= 0 else None
+    return AtMost(end, dim) if isinstance(dim, int) and dim > 1 else None
 
 
 def _concat(known: Dimensions, node: ir.Node) -> _Found:
@@ -358,10 +403,12 @@ _RULES: dict[str, _Rule] = {
     "Concat": _concat,
     "Expand": _expand,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "MatMul": _product,
     "Range": _range,
     "Reshape": _reshape,
+    "Slice": _slice,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
