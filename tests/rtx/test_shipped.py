@@ -240,6 +240,15 @@ def test_the_model_of_tensorrt_judges_its_own_backend(tmp_path: Path) -> None:
     assert report.dynamic_cost is None
 
 
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_the_model_of_tensorrt_judges_recipes_as_it_ships(tmp_path: Path, precision: str) -> None:
+    """The casts at the network's inputs and outputs count."""
+    out = tmp_path / "out.onnx"
+    options: dict[str, Any] = {"backend": "tensorrt", "precision": precision, "cache_dir": str(tmp_path)}
+    report = trtopt.optimize(saved(tmp_path, conv_net()), output=str(out), **options)
+    assert report.shipped is not None and report.rewriting.after == report.shipped
+
+
 def test_the_text_has_both(tmp_path: Path) -> None:
     from rich.console import Console
 
@@ -247,4 +256,41 @@ def test_the_text_has_both(tmp_path: Path) -> None:
     console = Console(record=True, width=120)
     console.print(render(replace(report, judged_apart="judged 1 us, ships 2 us")))
     text = console.export_text()
-    assert "ships" in text and "plain FP16" in text and "compiler:tensorrt-rtx" in text and "judged 1 us" in text
+    assert "ships" in text and "plain FP16" in text and "the compiler tensorrt-rtx" in text and "judged 1 us" in text
+
+
+def test_two_profiles_of_one_shape_each_are_a_range(tmp_path: Path) -> None:
+    ends = ({"x": (1, 16, 16, 16)}, {"x": (4, 16, 16, 16)})
+    shapes = {"min_shapes": ends, "opt_shapes": ends, "max_shapes": ends}
+    report = trtopt.build(saved(tmp_path, computed_shapes()), cache_dir=str(tmp_path), recipes="none", **shapes)
+    assert_held(report)
+    found = report.dynamic_cost
+    assert found is not None and found.ranges == "x 1x16x16x16 .. 4x16x16x16"
+    assert found.remedy == "--opt-shapes x:1x16x16x16"
+
+
+def test_the_report_of_a_plain_cast_that_ships_is_of_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions and the 16-bit cost are those of what ships, not of what was taken back."""
+
+    def unjudged(artifact: ModelArtifact, *args: Any, **_: Any) -> driver.Rewritten:
+        return driver.apply(artifact, registry.select(args[2].recipes), target=Target())
+
+    monkeypatch.setattr("trtopt.pipeline.session.rewrite", unjudged)
+    monkeypatch.setattr("trtopt.pipeline.session._Run._slow_recipes", lambda *_: ())
+    monkeypatch.setattr(registry, "all_recipes", lambda: (Detour(),))
+    samples = {"x": np.random.default_rng(0).standard_normal((2, 8, 16, 16, 16)).astype(np.float32)}
+    path = saved(tmp_path, conv_net())
+    report = trtopt.build(path, calib=samples, precision="int8", cache_dir=str(tmp_path), no_cache=True)
+    assert_held(report)
+    assert report.guard and not any(item.kept for item in report.guard)
+    assert report.sixteen_bit == report.shipped
+    assert report.precision.int8_flop_share == 0
+
+
+def test_a_search_is_what_was_judged_last(tmp_path: Path) -> None:
+    samples = {"x": np.random.default_rng(0).standard_normal((6, 16, 16, 16)).astype(np.float32)}
+    options: dict[str, Any] = {"precision": "int8", "max_accuracy_drop": 0.5, "opt_shapes": ({"x": (3, 16, 16, 16)},)}
+    report = trtopt.build(saved(tmp_path, conv_net(batch="n")), calib=samples, cache_dir=str(tmp_path), **options)
+    assert_held(report)
+    assert report.search is not None and any(item.kept for item in report.guard)
+    assert report.judged_apart == ""

@@ -10,6 +10,9 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 
 from trtopt.errors import UsageError
+from trtopt.report.schema.analysis import EngineAnalysis, totals_of
+from trtopt.report.schema.build import PrecisionRecord
+from trtopt.report.schema.shipped import PlainCost
 from trtopt.report.schema.write import LAYERS_SCHEMA, write_layers, write_report
 
 CONTRACT = {
@@ -93,3 +96,11 @@ def test_the_file_of_layers_holds_the_layers_of_the_report(tmp_path: Path) -> No
 def test_a_folder_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         write_report(full_report(), tmp_path / "missing" / "report.json")
+
+
+def test_where_plain_ships_it_is_the_fp16_baseline() -> None:
+    """Nothing was rewritten then, and the recipes' own figure is missing."""
+    plain = PlainCost(5, 0, 1000, 20.0)
+    analysis = EngineAnalysis("L4", (), totals_of(()))
+    report = full_report(precision=PrecisionRecord("fp16"), analysis=analysis, plain=plain)
+    assert report.to_json_dict()["prediction"]["baseline_fp16_us"] == 20.0

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from trtopt.report.schema.build import Achieved, BuildReport, CalibrationRecord, KeptNode, PrecisionRecord
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord
+from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord, RewritingRecord, StepRecord
 from trtopt.report.text.build import render
 from trtopt.report.text.format import bytes_text, decibels, percent, seconds_text, some
@@ -236,3 +237,18 @@ def test_recipes_show_the_whole_and_each_place_that_was_rewritten() -> None:
 def test_a_region_says_how_many_nodes_it_has(nodes: tuple[str, ...], named: str) -> None:
     guard = (GuardRecord("x", nodes, True, "int8", "", 4.0, 3.0, (2, 2), (2000, 1000)),)
     assert f"INT8 {named} 1 4.00 us -> 3.00 us" in _section(full_report(guard=guard), "Guard")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "syncs", "share", "expected"),
+    [
+        (11, 20, 0.29, "x 1 .. 8 costs 11 kernels, 20 stream syncs, 29.0 %: fix it with --opt-shapes x:4"),
+        (-1, 0, 0.0053, "x 1 .. 8 costs 0.5 %: fix it with --opt-shapes x:4"),
+        (0, 0, -0.0008, "x 1 .. 8 costs nothing at the optimum"),
+        (0, 0, 0.0, "x 1 .. 8 costs nothing at the optimum"),
+    ],
+)
+def test_a_range_that_costs_nothing_is_not_to_be_fixed(kernels: int, syncs: int, share: float, expected: str) -> None:
+    cost = Cost(5, 0, 1000, 20.0)
+    found = DynamicCost(cost, kernels, syncs, share, "x 1 .. 8", "--opt-shapes x:4")
+    assert expected in _section(full_report(shipped=cost, dynamic_cost=found), "Against plain")

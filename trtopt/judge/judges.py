@@ -206,10 +206,12 @@ def _is_near(value: ir.Value, step: Callable[[ir.Value], Sequence[ir.Node | None
 
 
 class WritingJudge:
-    """Writes a precision into each model that it is asked about, and asks the judge of TensorRT for RTX."""
+    """Writes a precision into each model that it is asked about, as a build does, and asks the judge of the backend."""
 
-    def __init__(self, judge: Judge, precision: Precision | None, io: tuple[IoRequest, ...]) -> None:
-        self._judge, self._precision, self._io = judge, precision, io
+    def __init__(
+        self, judge: Judge, precision: Precision | None, io: tuple[IoRequest, ...], backend: Backend = TENSORRT_RTX
+    ) -> None:
+        self._judge, self._precision, self._io, self._backend = judge, precision, io, backend
 
     @property
     def name(self) -> str:
@@ -217,7 +219,7 @@ class WritingJudge:
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
         if self._precision is not None:
-            model = written(model, self._precision, best_shapes(model), TENSORRT_RTX)
+            model = written(model, self._precision, best_shapes(model), self._backend)
             if inner:
                 model = cast_borders(
                     model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16
@@ -280,7 +282,8 @@ def judge_for(
         return Prices(judge, prices((judge.name, repr((gpu, precision, io)))), by_name=bool(io))
 
     if backend != TENSORRT_RTX:
-        yield kept(ModelJudge(chip, precision))
+        wide = precision if precision is not None and precision.is_wide else None  # others are written into the graph
+        yield WritingJudge(kept(ModelJudge(chip, wide)), precision, io, backend)
         return
     target = nearest_target(chip)
     choose_backend(TENSORRT_RTX.name, target, None)

@@ -194,15 +194,19 @@ def form_price(guard: Guard, target: BuildTarget) -> Callable[[Problem, Precisio
     return price
 
 
-def kept_records(candidates: Candidates, reason: str) -> tuple[GuardRecord, ...]:
-    """Every region kept, unjudged, for this reason."""
+KEEP_ALL = "--keep-all-int8"
+"""Why regions are kept that nobody judged."""
+
+
+def kept_records(candidates: Candidates) -> tuple[GuardRecord, ...]:
+    """Every region kept, unjudged."""
     return tuple(
         GuardRecord(
             region=region.name,
             nodes=region.nodes,
             kept=True,
             dtype=candidates.all[region.nodes[0]].dtype,
-            reason=reason,
+            reason=KEEP_ALL,
         )
         for region in candidates.regions
     )

@@ -335,8 +335,9 @@ class Improved:
 def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Price | None = None) -> Improved:
     """Equalize channels, then round weights and correct biases, for the 8-bit nodes of ``plan``, which stay.
 
-    Nothing is tried on synthetic samples: they say nothing about errors. What is fitted to samples is judged on others.
-    A form with more nodes that costs more by ``price`` is not kept; None keeps it whatever it costs.
+    Nothing is tried on synthetic samples: they say nothing about errors. Scalings, roundings and biases are fitted to
+    other samples than those that judge them; ranges come from all. A form with more nodes that costs more by ``price``
+    is not kept; None keeps it whatever it costs.
 
     Raises:
         InvalidModelError: ONNX Runtime cannot run the model.
@@ -419,7 +420,7 @@ class _Trials:
             before, error, count = self._screened, tried.screened, min(_SCREENED, count)
         kept = error < before
         change = f"{decibels(before):.2f} -> {decibels(error):.2f} dB"
-        text = f"output SQNR {change} on {count} held-out samples{'' if kept else ': not kept'}"
+        text = f"output SQNR {change} on {count} samples{'' if kept else ': not kept'}"
         if kept and not self._is_free(tried.problem, tried.plan):
             kept, text = False, f"{text}: not kept, the network is slower with it"
         if tried.lost:

@@ -41,6 +41,7 @@ from trtopt.precision.write import apply_plan
 from trtopt.report.schema.build import KeptNode, PrecisionRecord
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
+from trtopt.report.text.format import count
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
 
@@ -157,7 +158,7 @@ def _bfloat(plan: PrecisionPlan, with_bf16: PrecisionPlan, job: Lowering, clock:
     if not job.saved or not with_bf16.bfloat:
         return with_bf16
     nodes = ", ".join(list(with_bf16.bfloat)[:3]) + (", ..." if len(with_bf16.bfloat) > 3 else "")
-    text = f"{len(with_bf16.bfloat)} products that BF16 holds and FP16 does not stay FP32 ({nodes})"
+    text = f"{count(len(with_bf16.bfloat), 'product')} stay FP32, though BF16 would hold what FP16 does not ({nodes})"
     clock.warn("precision", f"{text}: the saved model is to run in ONNX Runtime, which has no BF16 products on CPUs")
     return plan
 
@@ -187,7 +188,7 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
             candidates = without(every, blocked)
         plan = plan_for(problem, job.precision, tuple(candidates.all.values()), candidates.refused)
         improved = improve(problem, plan, observer)
-        records = with_blocked(kept_records(candidates, "--keep-all-int8"), every, blocked)
+        records = with_blocked(kept_records(candidates), every, blocked)
         return _Chosen(improved.problem.model, improved.plan, improved.steps, records)
     with guard_of(problem, candidates, job.target, observer, job.open_judge) as guard:
         with observer.clock.stage("guard"):

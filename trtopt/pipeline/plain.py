@@ -50,7 +50,11 @@ def plain(
 
 def with_only_shape(model: ir.Model, profiles: Sequence[ShapeProfile]) -> ir.Model:
     """The model at the one shape that its profiles allow; itself where they allow several."""
-    first = profiles[0] if profiles else None
-    if first is None or not first.is_static or any(profile != first for profile in profiles):
+    if not has_one_shape(profiles):
         return model
-    return at_shapes(model, {name: shape for name, (shape, _, _) in first.shapes.items()})
+    return at_shapes(model, {name: shape for name, (shape, _, _) in profiles[0].shapes.items()})
+
+
+def has_one_shape(profiles: Sequence[ShapeProfile]) -> bool:
+    """Whether profiles allow a single shape."""
+    return bool(profiles) and profiles[0].is_static and all(profile == profiles[0] for profile in profiles)

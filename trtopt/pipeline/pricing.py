@@ -76,7 +76,7 @@ def pricer_for(
     """The pricer of one run: the compiler of TensorRT for RTX, or the model of TensorRT's fusions; None where the
     compiler is not installed."""
     if target.backend != TENSORRT_RTX:
-        with open_judge(None) as judge, _one_thread() as pool:
+        with open_judge(Precision.TF32 if tf32 else None) as judge, _one_thread() as pool:
 
             def by_model(model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
                 shapes = target.with_profiles(profiles).shapes

@@ -219,7 +219,7 @@ def settled(found: SearchResult, oracle: RegionOracle, start: Problem, gauge: Ga
     judge = OutputErrorMeter(start.model, held_out(observer.samples))
     errors = [judge.of(improved.problem.model, plan), judge.of(start.model, plain)]
     text = f"output SQNR {decibels(errors[0]):.2f} dB, without improved numbers {decibels(errors[1]):.2f}"
-    details = f"{text} dB on {judge.count} held-out samples, of the regions that ship"
+    details = f"{text} dB on {judge.count} samples, of the regions that ship"
     is_same = len(plain.quantized) == len(plan.quantized)
     if is_same and errors[1] < errors[0]:
         evaluation = accuracy_drop(gauge.measure(apply_plan(start.model, plain)))

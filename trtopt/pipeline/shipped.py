@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -17,9 +18,9 @@ from trtopt.graph.shapes import at_shapes
 from trtopt.judge.judges import written
 from trtopt.judge.protocol import LEAST_GAIN
 from trtopt.judge.target import BuildTarget
-from trtopt.pipeline.guard import OwnQdq
+from trtopt.pipeline.guard import KEEP_ALL, OwnQdq
 from trtopt.pipeline.network_io import FinalModel
-from trtopt.pipeline.plain import plain, with_only_shape
+from trtopt.pipeline.plain import has_one_shape, plain, with_only_shape
 from trtopt.pipeline.pricing import Compiled, Pricer
 from trtopt.pipeline.product import Built
 from trtopt.precision.fp16.cast_to_half import why_fp32
@@ -129,7 +130,7 @@ class Baseline:
     def start_fixed(self, final: FinalModel) -> None:
         """Begin to price a model of a range of shapes at its optimum, where the judge sees ranges."""
         pricer, profiles = self._pricer, final.profiles
-        if pricer is None or not pricer.sees_ranges or not profiles or profiles[0].is_static:
+        if pricer is None or not pricer.sees_ranges or not profiles or has_one_shape(profiles):
             return
         model = final.artifact.model
         if self._fixed is None or self._fixed[0] is not model:
@@ -249,19 +250,27 @@ def as_asked(built: Built, first: Built, why: str) -> Built:
     """A product of another way, with what the first way found out: the precision asked for, and its regions."""
     lowered, before = built.lowered, first.lowered
     quantized = set(lowered.quantized)
-    guard = lowered.guard or tuple(
-        item if set(item.nodes) & quantized else replace(item, kept=False, dtype="", reason=f"taken back: {why}")
-        for item in before.guard
-    )
+    if lowered.guard:
+        is_given = any(item.reason == KEEP_ALL for item in before.guard)
+        kept_all = () if is_given else tuple(item for item in lowered.guard if item.reason == KEEP_ALL)
+        guard = tuple(replace(item, reason=why) if item in kept_all else item for item in lowered.guard)
+    else:
+        guard = tuple(
+            item if set(item.nodes) & quantized else replace(item, kept=False, dtype="", reason=f"taken back: {why}")
+            for item in before.guard
+        )
     record = replace(lowered.record, requested=before.record.requested)
     if before.record.int8_flop_share is not None and record.int8_flop_share is None:
         record = replace(record, int8_flop_share=0.0)
+    sixteen = lowered.sixteen_bit or before.sixteen_bit
+    if not quantized and sixteen is not None:
+        sixteen = built.cost  # what ships has nothing in 8-bit
     kept = replace(
         lowered,
         record=record,
         guard=guard,
         calibration=lowered.calibration or before.calibration,
-        sixteen_bit=lowered.sixteen_bit or before.sixteen_bit,
+        sixteen_bit=sixteen,
         judge=before.judge,
     )
     return replace(built, lowered=kept)
@@ -330,7 +339,7 @@ def accuracy_cost(settled: Settled, precision: Precision | None, clock: Clock) -
     if target is None or built.cost is None or built.microseconds <= target.predicted_us * SLOWER:
         return None
     above = built.microseconds - target.predicted_us
-    share = f"{above:.1f} us ({above / target.predicted_us:.0%}) above plain {target.form.upper()}"
+    share = f"{above:.1f} us ({above / target.predicted_us:.1%}) above plain {target.form.upper()}"
     why = settled.refused.get(PLAIN, "")
     if precision is None or why in ("", NOT_FASTER):
         clock.warn(STEP, f"what ships is predicted {share}: what was asked for costs it")
@@ -354,12 +363,13 @@ PLAIN = "the plain cast"
 
 
 def dynamic_cost(built: Built, baseline: Baseline) -> DynamicCost | None:
-    """What the ranges of the first profile cost at its optimum; None without one, or where the judge sees none."""
+    """What ranges of shapes cost at the first profile's optimum; None without one, or where the judge sees none."""
     profiles, fixed = built.final.profiles, baseline.fixed_cost(built.final)
     if fixed is None or built.cost is None:
         return None
-    varying = {name: item for name, item in profiles[0].shapes.items() if item[0] != item[2]}
-    ranges = ", ".join(f"{name} {_by(low)} .. {_by(high)}" for name, (low, _, high) in varying.items())
+    ends = {name: [end for profile in profiles for end in profile.shapes[name]] for name in profiles[0].shapes}
+    limits = {name: [tuple(map(pick, zip(*every, strict=True))) for pick in (min, max)] for name, every in ends.items()}
+    ranges = ", ".join(f"{name} {_by(low)} .. {_by(high)}" for name, (low, high) in limits.items() if low != high)
     best = ",".join(f"{name}:{_by(best)}" for name, (_, best, _) in profiles[0].shapes.items())
     return DynamicCost(
         fixed,
@@ -378,12 +388,15 @@ def _by(shape: Sequence[int]) -> str:
 def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> str:
     """In one line, how what ships differs from what was judged last before, and why where that is known; empty where it
     does not."""
-    judged, stage = built.lowered.judged, "with its 8-bit regions"
-    if judged is None:
-        judged, stage = built.own.rewritten.after, "after its recipes"
-    if judged is None or built.cost is None or not judged.predicted_us:
+    lowered, after = built.lowered, built.own.rewritten.after
+    judged_us, stage = 0.0 if after is None else after.predicted_us, "after its recipes"
+    if lowered.judged is not None:
+        judged_us, stage = lowered.judged.predicted_us, "with its 8-bit regions"
+    elif lowered.search is not None:
+        judged_us, stage = lowered.search.predicted_us, "with the regions within its accuracy budget"
+    if built.cost is None or not 0 < judged_us < math.inf:
         return ""
-    share = built.cost.predicted_us / judged.predicted_us - 1
+    share = built.cost.predicted_us / judged_us - 1
     if abs(share) <= _APART:
         return ""
     reasons = []
@@ -397,6 +410,5 @@ def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> 
         reasons.append("--io")
     why = " and ".join(reasons) or "not known"
     return (
-        f"judged {judged.predicted_us:.1f} us {stage}, ships {built.cost.predicted_us:.1f} us ({share:+.0%}); "
-        f"between them: {why}"
+        f"judged {judged_us:.1f} us {stage}, ships {built.cost.predicted_us:.1f} us ({share:+.0%}); between them: {why}"
     )

@@ -309,8 +309,9 @@ class BuildReport:
     def _fp16(self) -> Cost | None:
         """What the model costs in FP16: the best FP16 engine; without recipes where that was asked for, if it is not
         quantized by itself."""
-        asked = self.precision.requested == Precision.FP16 and self.sixteen_bit is None
-        return self.rewriting.before if asked else self.sixteen_bit
+        if self.precision.requested != Precision.FP16 or self.sixteen_bit is not None:
+            return self.sixteen_bit
+        return self.plain if self.rewriting.before is None else self.rewriting.before
 
 
 def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:

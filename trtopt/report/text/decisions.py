@@ -17,6 +17,7 @@ from trtopt.report.schema.decisions import (
     SearchStep,
     SparsityRecord,
 )
+from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost, RegionRecord
 from trtopt.report.text.format import (
     bytes_text,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS, _MOST_STEPS, _MOST_LAYERS = 12, 24, 16
 _NO_PAY = "it does not pay"
+_NO_COST = 0.001
+"""Share of the time below which a range of shapes adds none: roundings of the prediction."""
 
 
 _FORMS = {"as-is": "as it is", "int8": "INT8 everywhere", "fp8": "FP8 everywhere"}
@@ -53,13 +56,8 @@ def shipped_section(report: BuildReport) -> list[RenderableType]:
     rows = [("ships", _cost_text(shipped))]
     if plain is not None:
         rows.append((f"plain {_FORMS.get(plain.form, plain.form.upper())}", _cost_text(plain)))
-    rows.append(("judge", report.judge))
-    found = report.dynamic_cost
-    if found is not None:
-        added = (f"{count(number, noun)}" for number, noun in ((found.kernels, "kernel"), (found.syncs, "stream sync")))
-        rows.append(
-            ("shapes", f"{found.ranges} costs {', '.join(added)}, {percent(found.share)}: fix it with {found.remedy}")
-        )
+    if report.dynamic_cost is not None:
+        rows.append(("shapes", _dynamic_text(report.dynamic_cost)))
     if report.accuracy_cost is not None:
         cost = report.accuracy_cost
         where = f", at {count(len(cost.nodes), 'node')} ({some(cost.nodes)})" if cost.nodes else ""
@@ -69,6 +67,16 @@ def shipped_section(report: BuildReport) -> list[RenderableType]:
     if report.judged_apart:
         rows.append(("before", report.judged_apart))
     return [pairs(rows)]
+
+
+def _dynamic_text(found: DynamicCost) -> str:
+    """What a range of shapes adds, and what takes it away; a gain within the roundings is none."""
+    if found.kernels <= 0 and found.syncs <= 0 and found.share < _NO_COST:
+        return f"{found.ranges} costs nothing at the optimum"
+    parts = (found.kernels, "kernel"), (found.syncs, "stream sync")
+    added = [count(number, noun) for number, noun in parts if number > 0]
+    text = ", ".join([*added, percent(found.share)])
+    return f"{found.ranges} costs {text}: fix it with {found.remedy}"
 
 
 def recipes_section(report: BuildReport) -> list[RenderableType]:
