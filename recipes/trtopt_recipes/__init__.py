@@ -11,6 +11,7 @@ from trtopt_recipes.computed_reshape import ComputedReshape
 from trtopt_recipes.constant_affine import ConstantAffine
 from trtopt_recipes.constant_branch import ConstantBranch
 from trtopt_recipes.constant_expression import ConstantExpression
+from trtopt_recipes.conv_1d import Conv1d
 from trtopt_recipes.conv_1x1_chain import Conv1x1Chain
 from trtopt_recipes.dead_node import DeadNode
 from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
@@ -18,9 +19,11 @@ from trtopt_recipes.division_after_product import DivisionAfterProduct
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.expand_operand import ExpandedOperand
 from trtopt_recipes.global_average_pool import GlobalAveragePool
+from trtopt_recipes.group_norm import GroupNorm
 from trtopt_recipes.identity import Identity
 from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
+from trtopt_recipes.linear_as_conv import LinearAsConv
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
 from trtopt_recipes.merged_transpose import MergedTranspose
@@ -39,6 +42,7 @@ from trtopt_recipes.recurrent_stacked import StackedRecurrence
 from trtopt_recipes.recurrent_static import StaticRecurrence
 from trtopt_recipes.repvgg_branches import RepvggBranches
 from trtopt_recipes.reshape_chain import ReshapeChain
+from trtopt_recipes.residual_activation import ResidualActivation
 from trtopt_recipes.resize_conv import ResizeConv
 from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
@@ -69,6 +73,7 @@ PACK = (
     PadConv(),
     LayerScale(),
     DecomposedLayerNorm(),
+    GroupNorm(),
     MaskConstant(),
     Prelu(),
     Selu(),
@@ -80,6 +85,7 @@ PACK = (
     QkvBias(),
     BatchFirstAttention(),
     Rank4Linear(),
+    LinearAsConv(),
     LateSelection(),
     StackedRecurrence(),
     StaticRecurrence(),
@@ -93,6 +99,8 @@ PACK = (
     Conv1x1Chain(),
     SplitAfterConv(),
     OddRecurrence(),
+    Conv1d(),
+    ResidualActivation(),
     MisalignedChannels(),
 )
 """In canonical order: cheap removals first, so that later recipes see fewer nodes."""

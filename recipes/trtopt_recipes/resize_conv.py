@@ -1,4 +1,4 @@
-"""A pointwise convolution after a Resize."""
+"""A pointwise convolution after a Resize, or after a Concat of some."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.graph.conv import sole_user, swap_nodes, window_of
+from trtopt.graph.conv import sole_user, swap_nodes, why_not_constant, window_of
+from trtopt.graph.dims import Dimensions
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
 
@@ -17,18 +18,21 @@ class ResizeConv:
     """Moves an enlarging Resize from before a 1x1 convolution to behind it.
 
     Rewrite:
-        W resize(x) + b = resize(W x + b), as each resized element is a weighted mean of elements.
+        W resize(x) + b = resize(W x + b), as each resized element is a weighted mean of elements; and
+        W concat(resize(x), z) + b = resize(W1 x) + (W2 z + b) with the columns of W that each part meets.
     Requires:
-        Nearest or linear interpolation by constant scales or sizes, none below 1, along spatial axes only; a 1x1
-        convolution of stride 1 without padding that alone reads the resized tensor.
+        Nearest or linear interpolation by constant scales or sizes, or by whole factors, none below 1, along spatial
+        axes only; a 1x1 convolution of stride 1 without padding that alone reads the resized tensor. Behind a Concat
+        along the channels: constant weights without groups, and known channels of each part.
     Why faster:
         The convolution computes a quarter of the positions for a factor of 2, and the large tensor is written once
         with the channels that come out of the convolution, instead of written and read with those that go in: 64 to
-        32 channels at 28x28, 27.3 MB become 21.7 MB on TensorRT for RTX.
+        32 channels at 28x28, 27.3 MB become 21.7 MB on TensorRT for RTX. The heads of segmentation networks and the
+        necks of detectors concatenate such tensors: that of SegFormer-B0 needs no tensor of 1024 channels any more.
     Numerics:
-        Nearest: exact. Linear: the same sums in another order.
+        Nearest: exact. Linear, and behind a Concat: the same sums in another order.
     Refuses when:
-        The resized tensor is used elsewhere or is a graph output; the scales are not constant, or shrink; Resize
+        The resized tensor is used elsewhere or is a graph output; the scales are not known, or shrink; Resize
         crops, or extrapolates, or uses another interpolation.
     """
 
@@ -37,41 +41,122 @@ class ResizeConv:
     lossless: bool = True
 
     def find(self, model: ir.Model, target: Target) -> Findings:
-        """Pointwise convolutions right after a Resize."""
+        """Pointwise convolutions right after a Resize, or after a Concat that has one among its inputs."""
         matches, refusals = [], []
-        for node in edit.all_nodes(model.graph):
-            resize = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
-            if resize is None or not edit.is_op(resize, "Resize"):
+        known = Dimensions(model) if any(edit.is_op(node, "Resize") for node in edit.all_nodes(model.graph)) else None
+        for node in edit.all_nodes(model.graph) if known is not None else ():
+            source = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
+            window = window_of(node) if edit.is_op(source, "Resize", "Concat") else None
+            if known is None or source is None or window is None or not window.is_pointwise:
                 continue
-            window = window_of(node)
-            if window is None or not window.is_pointwise:
-                continue
-            reason = _why_not(resize, node)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, resize)))
+            joined = edit.is_op(source, "Concat")
+            resizes = [value.producer() for value in source.inputs if value is not None] if joined else [source]
+            found = {one: _why_not(one, source if joined else node, known) for one in resizes if _is_resize(one)}
+            movable = [one for one, reason in found.items() if one is not None and not reason]
+            hindrance = _why_not_split(source, node, known) if joined and movable else ""
+            reasons = [hindrance] if hindrance else [reason for reason in found.values() if reason and not movable]
+            if movable and not hindrance:
+                matches.append(Match((node, *([source] if joined else []), *movable)))
+            refusals += [Refusal(str(node.name), reason) for reason in reasons[:1]]
         return Findings(tuple(matches), tuple(refusals))
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
-        """Swap one pair."""
-        conv, resize = match.nodes
+        """Move what one convolution reads behind it."""
+        conv, source, *resizes = match.nodes
+        known = Dimensions(model)
+        if edit.is_op(source, "Concat"):
+            self._split(model, conv, source, resizes, known)
+            return None
+        _fix_sizes(model, source, known)
         names = edit.Names(model)
-        _, moved = swap_nodes(names, first=resize, second=conv)
-        sizes, weight = edit.constant_of(edit.input_of(moved, 3)), edit.constant_of(edit.input_of(conv, 1))
-        if sizes is not None and edit.ints_attribute(moved, "axes") is None and weight is not None and moved.graph:
-            # Sizes name all four axes, and the channels are now those behind the convolution.
-            changed = np.concatenate([sizes[:1], [weight.shape[0]], sizes[2:]]).astype(np.int64)
-            name = names.value(f"{moved.outputs[0].name}_sizes")
-            moved.replace_input_with(3, edit.add_initializer(moved.graph, name, changed))
+        _, moved = swap_nodes(names, first=source, second=conv)
+        _with_channels(names, moved, edit.constant_of(edit.input_of(conv, 1)))
         for node in (conv, moved):
             edit.tag(node, self.name)
         return None
 
+    def _split(
+        self, model: ir.Model, conv: ir.Node, concat: ir.Node, resizes: list[ir.Node], known: Dimensions
+    ) -> None:
+        """A convolution for each Resize, in front of it, and one for the rest; their results are added."""
+        output = conv.outputs[0]
+        weight, bias = edit.constant_of(conv.inputs[1]), edit.input_of(conv, 2)
+        columns, start = {}, 0
+        for value in concat.inputs:
+            dims = known.of(value)
+            if weight is None or value is None or dims is None or not isinstance(dims[1], int):
+                raise ValueError(f"the channels of {concat.name} are not known")
+            columns[value] = weight[:, start : start + dims[1]]
+            start += dims[1]
+        splice = edit.Splice(model, conv, self.name)
+        rest = [value for value in columns if value.producer() not in resizes]
+        total = None
+        if rest:
+            read = rest[0] if len(rest) == 1 else splice.op("Concat", *rest, attributes={"axis": 1})
+            if len(rest) > 1:
+                read.shape = None
+            part = np.concatenate([columns[value] for value in rest], axis=1)
+            total = splice.op(
+                "Conv", read, splice.constant(part, output, "rest"), *([bias] if bias is not None else [])
+            )
+        for resize in resizes:
+            _fix_sizes(model, resize, known)
+            weights = splice.constant(np.ascontiguousarray(columns[resize.outputs[0]]), output, "part")
+            own = [bias] if total is None and bias is not None else []
+            small = splice.op("Conv", resize.inputs[0], weights, *own)
+            small.shape = None
+            attributes = {name: attribute.value for name, attribute in resize.attributes.items()}
+            large = splice.op("Resize", small, *resize.inputs[1:], attributes=attributes)
+            node = large.producer()
+            if node is not None:
+                _with_channels(edit.Names(model), node, weight)
+            total = large if total is None else splice.op("Add", total, large)
+        if total is not None:
+            splice.finish(total)
+        for node in (concat, *resizes):
+            edit.remove_node(node)
 
-def _why_not(resize: ir.Node, conv: ir.Node) -> str:
-    if sole_user(resize.outputs[0]) is not conv:
-        return f"the output of {resize.name} is used elsewhere"
+
+def _is_resize(node: ir.Node | None) -> bool:
+    return edit.is_op(node, "Resize")
+
+
+def _with_channels(names: edit.Names, resize: ir.Node, weight: np.ndarray | None) -> None:
+    """Write the channels behind a convolution of ``weight`` into sizes that name all axes."""
+    sizes = edit.constant_of(edit.input_of(resize, 3))
+    if sizes is not None and edit.ints_attribute(resize, "axes") is None and weight is not None and resize.graph:
+        changed = np.concatenate([sizes[:1], [weight.shape[0]], sizes[2:]]).astype(np.int64)
+        name = names.value(f"{resize.outputs[0].name}_sizes")
+        resize.replace_input_with(3, edit.add_initializer(edit.graph_of(resize), name, changed))
+
+
+def _fix_sizes(model: ir.Model, resize: ir.Node, known: Dimensions) -> None:
+    """Give a Resize to computed sizes its scales instead: whole factors, as found."""
+    sizes, scales = edit.input_of(resize, 3), _scales(resize, known)
+    if sizes is None or edit.constant_of(sizes) is not None or scales is None:
+        return
+    name = edit.Names(model).value(f"{resize.outputs[0].name}_scales")
+    value = edit.add_initializer(edit.graph_of(resize), name, scales.astype(np.float32))
+    resize.replace_input_with(2, value)
+    resize.resize_inputs(3)
+    resize.attributes.pop("axes", None)
+
+
+def _why_not_split(concat: ir.Node, conv: ir.Node, known: Dimensions) -> str:
+    """Why a convolution of a Concat cannot be made one per part."""
+    if edit.int_attribute(concat, "axis", 1) != 1 or edit.int_attribute(conv, "group", 1) != 1:
+        return f"{concat.name} is not along the channels, or {conv.name} has groups"
+    if sole_user(concat.outputs[0]) is not conv:
+        return f"the output of {concat.name} is used elsewhere"
+    dims = [known.of(value) for value in concat.inputs]
+    if any(each is None or not isinstance(each[1], int) for each in dims) or len(set(concat.inputs)) < len(dims):
+        return f"the channels of a part of {concat.name} are not known, or it has a part twice"
+    return why_not_constant(conv)
+
+
+def _why_not(resize: ir.Node | None, reader: ir.Node, known: Dimensions) -> str:
+    if resize is None or sole_user(resize.outputs[0]) is not reader:
+        return f"the output of {resize.name if resize is not None else ''} is used elsewhere"
     mode = edit.string_attribute(resize, "mode", "nearest")
     coordinates = edit.string_attribute(resize, "coordinate_transformation_mode", "half_pixel")
     if mode not in ("nearest", "linear") or coordinates == "tf_crop_and_resize":
@@ -79,7 +164,7 @@ def _why_not(resize: ir.Node, conv: ir.Node) -> str:
     policy = edit.string_attribute(resize, "keep_aspect_ratio_policy", "stretch")
     if edit.int_attribute(resize, "antialias", 0) or policy != "stretch":
         return f"{resize.name} filters, or keeps an aspect ratio"
-    scales = _scales(resize)
+    scales = _scales(resize, known)
     if scales is None:
         return f"the scales of {resize.name} are not known"
     if np.any(scales[:2] != 1):
@@ -87,23 +172,26 @@ def _why_not(resize: ir.Node, conv: ir.Node) -> str:
     return "" if np.all(scales >= 1) and np.any(scales > 1) else f"{resize.name} does not enlarge"
 
 
-def _scales(resize: ir.Node) -> np.ndarray | None:
-    """The factor of every axis."""
-    source = resize.inputs[0]
-    if source is None or source.shape is None:
+def _scales(resize: ir.Node, known: Dimensions) -> np.ndarray | None:
+    """The factor of every axis; of computed sizes only whole ones, which are exact."""
+    dims = known.of(resize.inputs[0])
+    if dims is None:
         return None
-    rank, axes = len(source.shape), edit.ints_attribute(resize, "axes")
+    rank, axes = len(dims), edit.ints_attribute(resize, "axes")
     used = list(range(rank)) if axes is None else [axis % rank for axis in axes]
     result = np.ones(rank)
     scales, sizes = edit.constant_of(edit.input_of(resize, 2)), edit.constant_of(edit.input_of(resize, 3))
     if scales is not None and scales.size == len(used):
         result[used] = scales
         return result
-    if sizes is None or sizes.size != len(used):
+    held = known.held(edit.input_of(resize, 3)) or ()
+    if len(held) != len(used):
         return None
-    for axis, size in zip(used, sizes, strict=True):
-        dim = source.shape[axis]
-        if not isinstance(dim, int):
+    for axis, size in zip(used, held, strict=True):
+        dim = dims[axis]
+        if size == dim:
+            continue
+        if not isinstance(dim, int) or not isinstance(size, int) or not dim or (sizes is None and size % dim):
             return None
-        result[axis] = int(size) / dim
+        result[axis] = size / dim
     return result

@@ -17,6 +17,15 @@ def resize(label: str, graph: str, values: dict[str, np.ndarray] | None = None, 
     return Case("resize-conv", label, graph, POINT, values=given, tolerance=1e-6, **options)  # type: ignore[arg-type]
 
 
+def joined(label: str, body: str, **options: object) -> Case:
+    io = "float[N, 4, 8, 8] x, float[N, 3, 16, 16] z, float[N, 3, 16, 16] z2, float[N, 4, 16, 16] z3"
+    weights = {"w": (2, 7, 1, 1), "w2": (2, 8, 1, 1), "w3": (2, 10, 1, 1), "w4": (2, 4, 1, 1), "w5": (2, 4, 1, 1)}
+    weights = {name: shape for name, shape in weights.items() if f" {name})" in body or f" {name}," in body}
+    weights |= {"a": (2,)} if " a)" in body else {}
+    graph = f"g ({io}) => (float[N, 2, 16, 16] y) {{ {body} }}"
+    return Case("resize-conv", label, graph, weights, values=TWICE, tolerance=1e-5, **options)  # type: ignore[arg-type]
+
+
 RESIZES: tuple[Case, ...] = (
     resize(
         "nearest",
@@ -67,6 +76,60 @@ RESIZES: tuple[Case, ...] = (
     resize(
         "resized-used-elsewhere",
         f"g ({X}) => (float[N, 2, 16, 16] y, float[N, 4, 16, 16] z) {{ r = Resize(x, , s) y = Conv(r, w) z = Neg(r) }}",
+        changes=0,
+        refusals=1,
+    ),
+    resize(
+        "computed-sizes",
+        f"g ({X}) => (float[N, 2, 24, 16] y) {{ h = Shape <end = 2> (x) z = Concat <axis = 0> (h, k) "
+        'r = Resize <mode = "linear"> (x, , , z) y = Conv(r, w, a) }',
+        {"k": ints(24, 16)},
+    ),
+    resize(
+        "computed-sizes-no-whole-factor",
+        f"g ({X}) => (float[N, 2, 12, 16] y) {{ h = Shape <end = 2> (x) z = Concat <axis = 0> (h, k) "
+        'r = Resize <mode = "linear"> (x, , , z) y = Conv(r, w, a) }',
+        {"k": ints(12, 16)},
+        changes=0,
+        refusals=1,
+    ),
+    joined("concat", "r = Resize(x, , s) c = Concat <axis = 1> (r, z) d = Conv(c, w, a) y = Relu(d)"),
+    joined(
+        "concat-last-without-bias",
+        'r = Resize <mode = "linear"> (x, , s) c = Concat <axis = 1> (z, r, z2) y = Conv(c, w3)',
+    ),
+    joined(
+        "concat-of-resizes",
+        "r = Resize(x, , s) n = Neg(x) q = Resize(n, , s) c = Concat <axis = 1> (r, q) y = Conv(c, w2, a)",
+    ),
+    joined(
+        "concat-used-elsewhere",
+        "r = Resize(x, , s) c = Concat <axis = 1> (r, z) d = Conv(c, w, a) e = Conv(c, w, a) y = Add(d, e)",
+        changes=0,
+        refusals=2,
+    ),
+    joined(
+        "concat-groups",
+        "r = Resize(x, , s) c = Concat <axis = 1> (r, z3) y = Conv <group = 2> (c, w4, a)",
+        changes=0,
+        refusals=1,
+    ),
+    joined(
+        "concat-part-twice",
+        "r = Resize(x, , s) c = Concat <axis = 1> (r, z, z) y = Conv(c, w3, a)",
+        changes=0,
+        refusals=1,
+    ),
+    joined(
+        "concat-resized-used-elsewhere",
+        "r = Resize(x, , s) c = Concat <axis = 1> (r, z) d = Conv(c, w, a) n = ReduceMean(r) y = Add(d, n)",
+        changes=0,
+        refusals=1,
+    ),
+    joined(
+        "concat-along-rows",
+        "r = Resize(x, , s) c = Concat <axis = 2> (r, z3) d = Conv(c, w5, a) "
+        "y = MaxPool <kernel_shape = [2, 1], strides = [2, 1]> (d)",
         changes=0,
         refusals=1,
     ),

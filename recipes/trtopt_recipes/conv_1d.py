@@ -1,0 +1,186 @@
+"""Convolutions over one axis with residual additions between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph import edit
+from trtopt.graph.conv import why_not_constant, window_of
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+
+_ELEMENTWISE = frozenset(
+    "Abs Add Cast Celu Clip Cos Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg "
+    "Pow Reciprocal Relu Selu Sigmoid Sin Softplus Softsign Sqrt Sub Swish Tanh".split()
+)
+"""Operators that treat every element alike."""
+
+_SPATIAL = ("kernel_shape", "strides", "dilations", "output_padding", "output_shape")
+
+
+@dataclass(frozen=True)
+class Conv1d:
+    """Computes convolutions over one axis, and what stands between them, as ones over two.
+
+    Rewrite:
+        [N, C, L] becomes [N, C, 1, L] where convolutions, transposed ones and element-wise operators make and read it;
+        a kernel of k becomes one of 1 x k, with padding and strides likewise.
+    Requires:
+        Constant weights; at least one addition of two activations, one of which a convolution makes. A region that
+        convolutions and element-wise operators connect is rewritten at once.
+    Why faster:
+        TensorRT for RTX computes such convolutions over two axes, and fuses an addition into a convolution where both
+        have that form: of a vocoder's residual block (64 channels, 2048 samples, batch 8, FP16) 14 kernels of 69.2 MB
+        become 13 of 60.8 MB.
+    Numerics:
+        Exact: the same sums.
+    Refuses when:
+        The weights of a convolution of the region are computed, or it pads automatically.
+    """
+
+    name: str = "conv-1d"
+    stage: Stage = Stage.LAYOUT
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """Connected regions with a residual addition, named after their first convolution."""
+        matches, refusals = [], []
+        for graph in edit.all_graphs(model.graph):
+            for region in _regions(graph):
+                convs = [node for node in region if _is_conv(node)]
+                if not any(_is_residual(node) for node in region):
+                    continue
+                reason = next((reason for node in region if (reason := _why_not(node))), "")
+                if reason:
+                    refusals.append(Refusal(str(convs[0].name), reason))
+                else:
+                    matches.append(Match((convs[0], *(node for node in region if node is not convs[0]))))
+        return Findings(tuple(matches), tuple(refusals))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Add an axis in front of one region and take it away behind it."""
+        region = set(match.nodes)
+        names = edit.Names(model)
+        axis = edit.add_initializer(
+            edit.graph_of(match.nodes[0]), names.value("conv_1d_axis"), np.asarray([2], np.int64)
+        )
+        entries: dict[ir.Value, ir.Value] = {}
+        for node in match.nodes:
+            graph = edit.graph_of(node)
+            for index, value in enumerate(node.inputs):
+                if value is None or value.producer() in region or (_is_conv(node) and index == 2):
+                    continue
+                array = edit.constant_of(value)
+                if array is not None:
+                    if array.ndim > 1:
+                        name = names.value(f"{node.outputs[0].name}_{index}")
+                        wide = edit.add_initializer(graph, name, np.expand_dims(array, -2))
+                        node.replace_input_with(index, wide)
+                    continue
+                if value not in entries:
+                    entries[value] = _added("Unsqueeze", value, axis, names, self.name)
+                    edit.insert_behind(graph, value, [_producer(entries[value])])
+                node.replace_input_with(index, entries[value])
+            _widen(node)
+            edit.tag(node, self.name)
+        for node in match.nodes:
+            self._leave(node, region, axis, names)
+        return None
+
+    def _leave(self, node: ir.Node, region: set[ir.Node], axis: ir.Value, names: edit.Names) -> None:
+        """Take the axis away for readers outside the region."""
+        output, graph = node.outputs[0], edit.graph_of(node)
+        outside = [(user, index) for user, index in output.uses() if user not in region]
+        if outside or output.is_graph_output():
+            squeezed = _added("Squeeze", output, axis, names, self.name)
+            squeezed.shape = None if output.shape is None else output.shape.copy()
+            inside = [(user, index) for user, index in output.uses() if user in region]
+            name = str(output.name)
+            graph.insert_after(node, _producer(squeezed))
+            edit.replace_value(output, squeezed)
+            for user, index in (*inside, (_producer(squeezed), 0)):
+                user.replace_input_with(index, output)
+            output.name = names.value(f"{name}_2d")
+            squeezed.name = name
+        if output.shape is not None:
+            output.shape = ir.Shape([*output.shape[:-1], 1, output.shape[-1]])
+
+
+def _added(op_type: str, value: ir.Value, axis: ir.Value, names: edit.Names, recipe: str) -> ir.Value:
+    """The output of a new node, in no graph yet, that adds the axis or takes it away."""
+    label = f"{value.name}_{op_type.lower()}"
+    node = edit.new_node(op_type, [value, axis], name=names.node(label), output=names.value(label))
+    node.outputs[0].type = value.type
+    edit.tag(node, recipe)
+    return node.outputs[0]
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    if node is None:
+        raise ValueError(f"no node makes {value.name}")
+    return node
+
+
+def _is_conv(node: ir.Node) -> bool:
+    return edit.is_op(node, "Conv", "ConvTranspose")
+
+
+def _regions(graph: ir.Graph) -> Iterator[tuple[ir.Node, ...]]:
+    """Connected nodes that keep [N, C, L], those with a convolution, in the order of the graph."""
+    member: dict[ir.Node, list[ir.Node]] = {}
+    for node in graph:
+        if not _belongs(node):
+            continue
+        joined = [node]
+        makers = {value.producer() for value in node.inputs if value is not None}
+        for other in {id(member[maker]): member[maker] for maker in makers if maker in member}.values():
+            joined = [*other, *joined]
+        for each in joined:
+            member[each] = joined
+    place = {node: index for index, node in enumerate(graph)}
+    for region in {id(region): region for region in member.values()}.values():
+        if any(_is_conv(node) for node in region):
+            yield tuple(sorted(region, key=place.__getitem__))
+
+
+def _belongs(node: ir.Node) -> bool:
+    """Whether a node makes [N, C, L] by a convolution, or element by element of such and constants."""
+    output = node.outputs[0] if node.outputs else None
+    if output is None or node.domain != "" or output.shape is None or len(output.shape) != 3:
+        return False
+    if _is_conv(node):
+        return True
+    if node.op_type not in _ELEMENTWISE:
+        return False
+    operands = [value for value in node.inputs if value is not None and edit.constant_of(value) is None]
+    return bool(operands) and all(value.shape is not None and len(value.shape) == 3 for value in operands)
+
+
+def _is_residual(node: ir.Node) -> bool:
+    """Whether a node adds two activations, one of which a convolution makes."""
+    if not edit.is_op(node, "Add") or any(edit.constant_of(value) is not None for value in node.inputs):
+        return False
+    return any(value is not None and edit.is_op(value.producer(), "Conv") for value in node.inputs)
+
+
+def _why_not(node: ir.Node) -> str:
+    if not _is_conv(node):
+        return ""
+    return why_not_constant(node) or ("" if window_of(node) is not None else f"{node.name} pads automatically")
+
+
+def _widen(node: ir.Node) -> None:
+    """Give a convolution its axis of one element."""
+    if not _is_conv(node):
+        return
+    for name in _SPATIAL:
+        values = edit.ints_attribute(node, name)
+        if values is not None:
+            node.attributes[name] = ir.AttrInt64s(name, [0 if name == "output_padding" else 1, *values])
+    pads = edit.ints_attribute(node, "pads")
+    if pads is not None:
+        node.attributes["pads"] = ir.AttrInt64s("pads", [0, pads[0], 0, pads[1]])

@@ -1,0 +1,104 @@
+"""Cases for linear-as-conv: tokens [N, 30, 4] are an image of 6 x 5."""
+
+from __future__ import annotations
+
+from contract_case import Case
+
+SIZES = {
+    "image": "int64[4] image = {-1, 8, 6, 5}",
+    "wide": "int64[4] wide = {0, 6, 5, 8}",
+    "turned": "int64[4] turned = {0, 5, 6, 8}",
+    "mixed": "int64[4] mixed = {0, 6, 8, 5}",
+    "column": "int64[4] column = {0, 8, -1, 2}",
+    "tokens": "int64[3] tokens = {0, 4, -1}",
+    "flat": "int64[3] flat = {0, -1, 4}",
+    "swapped": "int64[4] swapped = {0, 8, 5, 6}",
+}
+TOKENS = "float[N, 30, 4] x"
+PICTURE = "float[N, 4, 6, 5] x"
+WEIGHTS = {"w": (4, 8), "b": (8,), "k": (8, 1, 3, 3), "v": (4, 4, 3, 3)}
+DEPTHWISE = "y = Conv <group = 8, pads = [1, 1, 1, 1]> (i, k)"
+LINEAR = "p = MatMul(x, w) a = Add(p, b)"
+CONV = "c = Conv <pads = [1, 1, 1, 1]> (x, v)"
+
+
+def case(label: str, body: str, io: str, **options: object) -> Case:
+    used = ", ".join(text for name, text in SIZES.items() if f" {name})" in body)
+    weights = {name: shape for name, shape in WEIGHTS.items() if f" {name})" in body or f"({name}," in body}
+    options = {"weights": weights, "tolerance": 1e-5, **options}
+    return Case("linear-as-conv", label, f"g ({io}) <{used}> {{ {body} }}", **options)  # type: ignore[arg-type]
+
+
+def enters(label: str, body: str, **options: object) -> Case:
+    return case(label, body, f"{TOKENS}) => (float[N, 8, 6, 5] y", **options)
+
+
+def leaves(label: str, body: str, **options: object) -> Case:
+    return case(label, body, f"{PICTURE}) => (float[N, 30, 8] y", **options)
+
+
+CASES: tuple[Case, ...] = (
+    enters("enters", f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) i = Reshape(t, image) {DEPTHWISE}"),
+    enters("without-bias", f"p = MatMul(x, w) t = Transpose <perm = [0, 2, 1]> (p) i = Reshape(t, image) {DEPTHWISE}"),
+    enters("reshape-first", f"{LINEAR} r = Reshape(a, wide) i = Transpose <perm = [0, 3, 1, 2]> (r) {DEPTHWISE}"),
+    enters("graph-output", f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) y = Reshape(t, image)"),
+    enters(
+        "two-readers", f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) i = Reshape(t, image) r = Relu(i) y = Add(i, r)"
+    ),
+    enters("turned", f"{LINEAR} r = Reshape(a, turned) y = Transpose <perm = [0, 3, 2, 1]> (r)", changes=0),
+    case(
+        "mixed-channels",
+        f"{LINEAR} r = Reshape(a, mixed) y = Transpose <perm = [0, 3, 1, 2]> (r)",
+        f"{TOKENS}) => (float[N, 5, 6, 8] y",
+        changes=0,
+    ),
+    case(
+        "tokens-are-an-output",
+        f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) y = Reshape(t, image)",
+        f"{TOKENS}) => (float[N, 8, 6, 5] y, float[N, 30, 8] a",
+        changes=0,
+    ),
+    case(
+        "unknown-height",
+        f"{LINEAR} t = Transpose <perm = [0, 2, 1]> (a) y = Reshape(t, column)",
+        "float[N, L, 4] x) => (float[N, 8, H, 2] y",
+        changes=0,
+        refusals=1,
+    ),
+    leaves(
+        "leaves", f"{CONV} r = Reshape(c, tokens) t = Transpose <perm = [0, 2, 1]> (r) p = MatMul(t, w) y = Add(b, p)"
+    ),
+    leaves(
+        "activation",
+        f"{CONV} r = Reshape(c, tokens) t = Transpose <perm = [0, 2, 1]> (r) g = HardSwish(t) y = MatMul(g, w)",
+    ),
+    leaves(
+        "transpose-first",
+        f"{CONV} t = Transpose <perm = [0, 2, 3, 1]> (c) r = Reshape(t, flat) p = MatMul(r, w) y = Add(p, b)",
+    ),
+    leaves(
+        "conv-used-elsewhere",
+        f"{CONV} r = Reshape(c, tokens) t = Transpose <perm = [0, 2, 1]> (r) e = Elu(t) p = MatMul(e, w) "
+        "q = MatMul(t, w) y = Add(p, q)",
+        changes=2,
+    ),
+    case(
+        "of-an-input",
+        "r = Reshape(x, tokens) t = Transpose <perm = [0, 2, 1]> (r) y = MatMul(t, w)",
+        f"{PICTURE}) => (float[N, 30, 8] y",
+        changes=0,
+    ),
+    case(
+        "computed-weight",
+        f"{CONV} r = Reshape(c, tokens) t = Transpose <perm = [0, 2, 1]> (r) y = MatMul(t, w)",
+        f"{PICTURE}, float[4, 8] w) => (float[N, 30, 8] y",
+        weights={"v": (4, 4, 3, 3)},
+        changes=0,
+    ),
+    case(
+        "between-images",
+        f"{CONV} r = Reshape(c, tokens) t = Transpose <perm = [0, 2, 1]> (r) p = MatMul(t, w) a = Add(p, b) "
+        "u = Transpose <perm = [0, 2, 1]> (a) y = Reshape(u, image)",
+        f"{PICTURE}) => (float[N, 8, 6, 5] y",
+    ),
+)
