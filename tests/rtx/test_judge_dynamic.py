@@ -10,6 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import numpy_helper
+from shape_networks import shape_network
 
 import trtopt
 from trtopt.report.schema.build import BuildReport
@@ -111,3 +112,13 @@ def test_no_detector_becomes_slower_in_int8(tmp_path: Path) -> None:
         if record.after_us is not None and record.before_us is not None and record.kernels and record.bytes:
             assert min(record.after_us, *record.kernels, *record.bytes) > 0
             assert not record.kept or record.after_us < record.before_us
+
+
+def test_kernels_are_those_that_ship_where_nothing_tells_the_sizes(tmp_path: Path) -> None:
+    """Sizes are then those of a static build, whose kernels are others."""
+    path = tmp_path / "net.onnx"
+    onnx.save(shape_network(1), path)
+    shapes = {f"{kind}_shapes": ({"x": (n, s, 8)},) for kind, n, s in (("min", 1, 2), ("opt", 3, 5), ("max", 4, 8))}
+    report = trtopt.build(path, precision="fp16", no_cache=True, cache_dir=str(tmp_path), **shapes)
+    assert report.dynamic_cost is not None and report.dynamic_cost.kernels
+    assert report.rewriting.after == report.shipped

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import helper
@@ -294,3 +295,19 @@ def test_a_search_is_what_was_judged_last(tmp_path: Path) -> None:
     assert_held(report)
     assert report.search is not None and any(item.kept for item in report.guard)
     assert report.judged_apart == ""
+
+
+def test_a_product_whose_saved_form_has_a_node_more_is_built(tmp_path: Path) -> None:
+    """The lower operand is given another axis in the file, for ONNX Runtime; no layer claims what the graph has not."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 8, 4] x) => (float[8, 2, 2] y)
+        { w = Constant <value = float[4, 2] {1, 2, 3, 4, 5, 6, 7, 8}> ()
+          t = Transpose <perm = [1, 0, 2]> (x) y = MatMul(t, w) }"""
+    )
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    report = trtopt.build(saved(tmp_path, proto), precision="fp16", no_cache=True, cache_dir=str(tmp_path))
+    assert_held(report)
+    assert report.engine is not None
+    assert not [name for layer in report.engine.layers for name in layer.onnx_nodes if name.startswith("trtopt/saved")]

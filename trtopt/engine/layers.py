@@ -16,6 +16,7 @@ from typing import Any
 
 from trtopt.errors import EngineBuildError
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
+from trtopt.source.portable import ADDED
 
 BITS = {
     "Int64": 64,
@@ -188,7 +189,8 @@ class Resolved:
 def resolve_nodes(layers: Iterable[LayerInfo], nodes: Sequence[str]) -> Resolved:
     """Match the names layers claim with the nodes of the graph.
 
-    TensorRT writes a node of a subgraph as ``name | graph (attribute) | owner (operator)``.
+    TensorRT writes a node of a subgraph as ``name | graph (attribute) | owner (operator)``. Nodes that only the saved
+    file has are left out.
 
     Args:
         nodes: The names of all nodes, those of subgraphs included.
@@ -198,11 +200,15 @@ def resolve_nodes(layers: Iterable[LayerInfo], nodes: Sequence[str]) -> Resolved
     """
     known = dict.fromkeys(nodes)
     resolved = tuple(
-        replace(layer, onnx_nodes=tuple(dict.fromkeys(_resolve(name, layer, known) for name in layer.onnx_nodes)))
+        replace(layer, onnx_nodes=tuple(dict.fromkeys(_resolve(name, layer, known) for name in _claimed(layer, known))))
         for layer in layers
     )
     claimed = {name for layer in resolved for name in layer.onnx_nodes}
     return Resolved(resolved, tuple(name for name in known if name not in claimed))
+
+
+def _claimed(layer: LayerInfo, known: Collection[str]) -> list[str]:
+    return [name for name in layer.onnx_nodes if name in known or not name.startswith(ADDED)]
 
 
 def _resolve(name: str, layer: LayerInfo, known: Collection[str]) -> str:

@@ -65,6 +65,44 @@ def timed_rows(layers: Sequence[Layer], gpu: GpuSpec) -> tuple[LayerRow, ...]:
     return rows
 
 
+def priced_layers(
+    layers: Sequence[LayerInfo],
+    full: Sequence[LayerInfo],
+    model: ir.Model,
+    shapes: Mapping[str, tuple[int, ...]],
+    gpu: GpuSpec,
+    *,
+    tf32: bool,
+) -> Priced:
+    """What an engine of TensorRT for RTX costs; kernels of a loop count as often as they run, once where nobody knows.
+
+    Args:
+        layers: The layers of one profile.
+        full: The same with every size known; those of a static build where nothing tells the sizes.
+        model: What was compiled.
+        shapes: Static shapes of its values.
+        gpu: The GPU whose time is predicted.
+        tf32: Whether FP32 products may be TF32.
+
+    Raises:
+        InvalidModelError: No kernel has a known cost.
+    """
+    work = layers_of_engine(full, model, shapes, tf32=tf32 and supports(gpu, Precision.TF32))
+    rows, sizes = timed_rows(work.layers, gpu), buffer_sizes(full)
+    total = Cost(
+        kernels=sum(trips for _, trips in _launched(layers)),
+        syncs=sum(layer.type in ("signal", "wait") for layer in layers),
+        bytes=sum(trips * (moved_bytes(layer, sizes) + constant_bytes(layer)) for layer, trips in _launched(full)),
+        predicted_us=sum(row.predicted_us for row in rows),
+    )
+    return Priced(total, kernels_of(rows))
+
+
+def _launched(layers: Sequence[LayerInfo]) -> list[tuple[LayerInfo, int]]:
+    counted = zip(layers, trip_counts(layers), strict=True)
+    return [(layer, trips or 1) for layer, trips in counted if layer.is_kernel]
+
+
 def kernels_of(rows: Sequence[LayerRow]) -> tuple[tuple[frozenset[str], int, float], ...]:
     return tuple((frozenset(row.onnx_nodes), row.bytes, row.predicted_us) for row in rows)
 
@@ -153,33 +191,22 @@ class CompilerJudge:
                 plugins=self._plugins,
                 formats=formats,
             )
-            layers, shapes = self._compiled(request, model)
-        tf32 = self._tf32 and supports(self._gpu, Precision.TF32)
-        work = layers_of_engine(layers, model, shapes, tf32=tf32)
-        rows = timed_rows(work.layers, self._gpu)
-        sizes = buffer_sizes(layers)
-        launched = [(layer, trips or 1) for layer, trips in zip(layers, trip_counts(layers), strict=True)]
-        launched = [(layer, trips) for layer, trips in launched if layer.is_kernel]
-        total = Cost(
-            kernels=sum(trips for _, trips in launched),
-            syncs=sum(layer.type in ("signal", "wait") for layer in layers),
-            bytes=sum(trips * (moved_bytes(layer, sizes) + constant_bytes(layer)) for layer, trips in launched),
-            predicted_us=sum(row.predicted_us for row in rows),
-        )
-        return Priced(at_least(total, model, shapes, self._gpu), kernels_of(rows))
+            layers, full, shapes = self._compiled(request, model)
+        found = priced_layers(layers, full, model, shapes, self._gpu, tf32=self._tf32)
+        return replace(found, total=at_least(found.total, model, shapes, self._gpu))
 
     def _compiled(
         self, request: BuildRequest, model: ir.Model
-    ) -> tuple[tuple[LayerInfo, ...], dict[str, tuple[int, ...]]]:
-        """The layers of one model, with all sizes, and the shapes of its values that they are for."""
+    ) -> tuple[tuple[LayerInfo, ...], tuple[LayerInfo, ...], dict[str, tuple[int, ...]]]:
+        """The layers of one model, the same with all sizes, and the shapes of its values that they are for."""
         profile = profile_of(model)
         profiles = () if profile is None else (profile,)
         layers = self._compiler.layers(replace(request, profiles=profiles))
         shapes = static_shapes(model, optimum(profiles))
         known = sized(layers, model, shapes)
         if known is not None or profile is None:
-            return known or layers, shapes
-        return self._compiler.layers(replace(request, profiles=(profile.at_optimum(),))), shapes
+            return layers, known or layers, shapes
+        return layers, self._compiler.layers(replace(request, profiles=(profile.at_optimum(),))), shapes
 
 
 def _maps(model: ir.Model) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,25 +14,22 @@ import onnx_ir as ir
 from trtopt.config import BuildConfig
 from trtopt.engine.backend import TENSORRT_RTX, installed_version
 from trtopt.engine.build import CompilerPool, EngineArtifact
-from trtopt.engine.layers import buffer_sizes, constant_bytes, layers_of_profile, moved_bytes
+from trtopt.engine.layers import layers_of_profile
 from trtopt.engine.options import SEARCH, key_of
 from trtopt.engine.request import ShapeProfile
 from trtopt.engine.sizes import sized
-from trtopt.engine.work import layers_of_engine, trip_counts
 from trtopt.errors import TrtoptError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes, static_shapes
-from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu, supports
-from trtopt.judge.judges import timed_rows
+from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu
+from trtopt.judge.judges import priced_layers
 from trtopt.judge.protocol import OpenJudge, Priced, PriceFile
 from trtopt.judge.subgraph import structure_key
 from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.compile import Compilation, engine_request
-from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import Cost
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY
-from trtopt.support.precision import Precision
 
 STAGE = "price"
 
@@ -135,7 +132,7 @@ class _Compilations:
             full = sized(layers, model, shapes)
             if full is None:
                 full = self._compiler.layers(replace(request, profiles=(profiles[0].at_optimum(),)))
-        return cost_of(layers, full, model, shapes, self._chip, tf32=job.tf32)
+        return priced_layers(layers, full, model, shapes, self._chip, tf32=job.tf32).total
 
 
 def chip_of(target: BuildTarget) -> GpuSpec:
@@ -148,43 +145,4 @@ def cost_of_engine(engine: EngineArtifact, model: ir.Model, target: BuildTarget,
     shapes = static_shapes(model, target.shapes)
     layers = layers_of_profile(engine.record.layers)
     full = sized(layers, model, shapes) or engine.sized_layers
-    return cost_of(layers, full, model, shapes, chip_of(target), tf32=tf32)
-
-
-def cost_of(
-    layers: Sequence[LayerInfo],
-    full: Sequence[LayerInfo],
-    model: ir.Model,
-    shapes: dict[str, tuple[int, ...]],
-    gpu: GpuSpec,
-    *,
-    tf32: bool,
-) -> Cost:
-    """What an engine costs: kernels, syncs, bytes and time of its first profile at the profile's optimum.
-
-    Kernels of a loop count as often as they run.
-
-    Args:
-        layers: The layers of the engine's first profile.
-        full: The same with every size known; those of a static build where nothing tells the sizes.
-        model: What was compiled.
-        shapes: Static shapes of its values at the optimum.
-        gpu: The GPU whose time is predicted.
-        tf32: Whether FP32 products may be TF32.
-
-    Raises:
-        InvalidModelError: No kernel has a known cost.
-    """
-    work = layers_of_engine(full, model, shapes, tf32=tf32 and supports(gpu, Precision.TF32))
-    sizes = buffer_sizes(full)
-    return Cost(
-        kernels=sum(trips for layer, trips in _launched(layers)),
-        syncs=sum(layer.type in ("signal", "wait") for layer in layers),
-        bytes=sum(trips * (moved_bytes(layer, sizes) + constant_bytes(layer)) for layer, trips in _launched(full)),
-        predicted_us=sum(row.predicted_us for row in timed_rows(work.layers, gpu)),
-    )
-
-
-def _launched(layers: Sequence[LayerInfo]) -> list[tuple[LayerInfo, int]]:
-    counted = zip(layers, trip_counts(layers), strict=True)
-    return [(layer, trips or 1) for layer, trips in counted if layer.is_kernel]
+    return priced_layers(layers, full, model, shapes, chip_of(target), tf32=tf32).total

@@ -16,9 +16,12 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 
+ADDED = "trtopt/saved/"
+"""What the names of nodes begin with that are in the saved file only; they compute nothing."""
+
 
 def make_portable(model: ir.Model) -> None:
-    """Bring ``model`` into these forms, in place. What it computes, its nodes' names and its outputs stay."""
+    """Bring ``model`` into these forms, in place. What it computes, the names of its nodes and its outputs stay."""
     nodes = list(edit.all_nodes(model.graph))
     idle = {value for node in nodes if edit.is_op(node, "DequantizeLinear") for value in _without_zero_point(node)}
     products = [node for node in nodes if edit.is_op(node, "MatMul")]
@@ -91,7 +94,7 @@ def _with_axes(value: ir.Value, axes: list[int], node: ir.Node, names: edit.Name
         array = np.expand_dims(tensor.numpy(), axes)
         return edit.add_initializer(graph, name, ir.Tensor(array, name=name, dtype=tensor.dtype))
     places = edit.add_initializer(graph, names.value(f"{name}_axes"), np.array(axes, np.int64))
-    new = edit.new_node("Unsqueeze", [value, places], name=names.node(f"trtopt/Unsqueeze/{name}"), output=name)
+    new = edit.new_node("Unsqueeze", [value, places], name=names.node(f"{ADDED}Unsqueeze/{name}"), output=name)
     new.outputs[0].type = value.type
     graph.insert_before(node, new)
     return new.outputs[0]
@@ -101,7 +104,7 @@ def _squeeze(node: ir.Node, axis: int, names: edit.Names) -> None:
     """Take the axis off the output of a product whose operand was a vector."""
     value, graph = node.outputs[0], edit.graph_of(node)
     axes = edit.add_initializer(graph, names.value(f"{value.name}_axes"), np.array([axis], np.int64))
-    name = names.node(f"trtopt/Squeeze/{value.name}")
+    name = names.node(f"{ADDED}Squeeze/{value.name}")
     last = edit.new_node("Squeeze", [value, axes], name=name, output=f"{value.name}", like=value)
     if value.shape is not None:
         value.shape = ir.Shape([*value.shape[:axis], 1, *value.shape[axis:]])

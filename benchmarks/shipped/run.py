@@ -1,0 +1,186 @@
+"""What ships against plain, on trained models with samples of their own: fixed shapes and ranges, FP16 and INT8.
+
+    python benchmarks/shipped/run.py --work WORK [--models FOLDER] [--only NAME,...] [--timeout S] [--table]
+
+Each build is a command of its own, within ``--timeout``, its cache empty; what ``WORK/results.jsonl`` holds is not
+run again. ``--table`` writes results.json and the table of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+MACHINE = "2-core x86-64, no GPU"
+GPU = "L4"
+SAMPLES = 64
+NETWORKS: dict[str, tuple[str, str, str, str]] = {
+    "mnist_cntk": ("model.onnx", "", "", ""),
+    "dscnn_kws": ("model.onnx", "mfcc:1x1x49x10", "mfcc:8x1x49x10", "mfcc:32x1x49x10"),
+    "resnet20_cifar10": ("model.onnx", "input:1x3x32x32", "input:8x3x32x32", "input:32x3x32x32"),
+    "crepe_tiny": ("model.onnx", "frames:1x1024", "frames:8x1024", "frames:32x1024"),
+    "squeezenet11_fp16": ("model.onnx", "", "", ""),
+    "fastestdet_coco": ("model.onnx", "", "", ""),
+    "minilm_l6_sts": ("model.onnx", "1x16", "8x32", "8x64"),
+}
+"""File, smallest, optimal and largest shapes; none where the file has one shape. Of MiniLM, of each of its inputs."""
+MODES = ("fp16", "int8")
+
+
+def shapes_of(name: str, fixed: bool) -> list[str]:
+    """The options that say the shapes."""
+    _, *texts = NETWORKS[name]
+    if not texts[0]:
+        return []
+    if name == "minilm_l6_sts":
+        inputs = ("input_ids", "attention_mask", "token_type_ids")
+        texts = [",".join(f"{item}:{text}" for item in inputs) for text in texts]
+    if fixed:
+        return ["--opt-shapes", texts[1]]
+    return ["--min-shapes", texts[0], "--opt-shapes", texts[1], "--max-shapes", texts[2]]
+
+
+def samples_of(name: str, models: Path, work: Path) -> Path:
+    """The model's own calibration samples, written once."""
+    folder = work / "samples" / name
+    if not folder.is_dir():
+        sys.path.insert(0, str(models))
+        import evaluate
+
+        evaluate.write_calib(name, str(folder), SAMPLES)
+    return folder
+
+
+def built(name: str, mode: str, fixed: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """One build as a user runs it, and what its report says."""
+    path = options.models / name / NETWORKS[name][0]
+    if not path.is_file():
+        return {"reason": f"{path.name} is not there: it has to be assembled first"}
+    report, cache = options.work / "report.json", options.work / "cache"
+    report.unlink(missing_ok=True)
+    shutil.rmtree(cache, ignore_errors=True)
+    call = [sys.executable, "-m", "trtopt", "build", str(path), f"--{mode}", *shapes_of(name, fixed)]
+    call += ["--calib", str(samples_of(name, options.models, options.work)), "--backend", "tensorrt-rtx"]
+    call += ["--gpu", GPU, "--cache-dir", str(cache), "--report", str(report), "-o", str(options.work / "net.engine")]
+    began, load = time.perf_counter(), os.getloadavg()[0]
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        return {"reason": f"more than {options.timeout:.0f} s"}
+    found = {"seconds": round(time.perf_counter() - began, 1), "load_average": round(load, 1)}
+    if not report.is_file():
+        return found | {"reason": f"exit {done.returncode}: {' '.join(done.stderr.split())[-300:]}"}
+    return found | figures(json.loads(report.read_text())) | {"exit_code": done.returncode}
+
+
+def figures(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What the table shows of a report."""
+    keys = ("shipped", "plain", "accuracy_cost", "dynamic_cost", "judged_apart", "gate_failures", "warnings")
+    outputs = report["accuracy"]["outputs"].values()
+    agreements = [item["top1_agreement"] for item in outputs if item["top1_agreement"] is not None]
+    return {
+        **{key: report[key] for key in keys},
+        "after_recipes": report["rewriting"]["after"],
+        "kept_fp32": len(report["precision"]["kept"]),
+        "flop_share_int8": report["precision"]["int8_flop_share"],
+        "db": min((item["sqnr_db"] for item in outputs if item["sqnr_db"] is not None), default=None),
+        "agreement": min(agreements, default=None),
+        "stages": {name: round(value, 1) for name, value in report["seconds"].items()},
+    }
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A row a build: what plain costs, what was judged, what ships."""
+    head = "network | shapes | mode | plain | judged, us | shipped | of plain | range costs | dB | top-1 | build, s"
+    lines = [f"| {head} |", "|---" * 11 + "|"]
+    for row in rows:
+        cells = [row["network"], "fixed" if row["fixed"] else "range", row["mode"].upper()]
+        if row.get("shipped") is None or row.get("plain") is None:
+            why = row.get("reason") or "; ".join(row.get("gate_failures", [])) or "not priced"
+            cells += [why.replace("|", "/")[:80], *["-"] * 6, f"{row.get('seconds', 0):.0f}"]
+        else:
+            plain, shipped, dynamic = row["plain"], row["shipped"], row["dynamic_cost"]
+            form = "" if plain["form"] == "fp16" else f" ({plain['form']})"
+            cells += [_cost(plain) + form, _judged(row), _cost(shipped)]
+            cells += [f"{shipped['predicted_us'] / plain['predicted_us']:.3f}"]
+            cells += ["-" if dynamic is None else f"{dynamic['kernels']:+d} kernels, {dynamic['share']:+.1%}"]
+            cells += ["-" if row["db"] is None else f"{row['db']:.1f}"]
+            cells += ["-" if row["agreement"] is None else f"{row['agreement']:.3f}"]
+            cells += [f"{row['seconds']:.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _judged(row: Mapping[str, Any]) -> str:
+    """What was judged last before the engine: of 8-bit regions the report tells it where it differs."""
+    if row["judged_apart"]:
+        return str(row["judged_apart"].split(" us ")[0].removeprefix("judged ")) + " (apart)"
+    after = row["after_recipes"]
+    if row["mode"] != "fp16":
+        return "within 2 %"
+    return "plain taken" if after is None else f"{after['predicted_us']:.1f}"
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    syncs = f"+{cost['syncs']}" if cost["syncs"] else ""
+    return f"{cost['kernels']}{syncs} / {cost['bytes'] / 1e6:.2f} / {cost['predicted_us']:.1f}"
+
+
+def write(rows: list[dict[str, Any]], date: str) -> None:
+    """results.json, and the table in the README."""
+    order = [(name, mode, fixed) for name in NETWORKS for mode in MODES for fixed in (True, False)]
+    rows = sorted(rows, key=lambda row: order.index(key_of(row)))
+    versions = {name: metadata.version(name) for name in ("onnx", "onnxruntime", "tensorrt-rtx")}
+    facts = {"machine": MACHINE, "gpu": GPU, "date": date, "versions": versions, "rows": rows}
+    (HERE / "results.json").write_text(json.dumps(facts, indent=1) + "\n")
+    readme = HERE / "README.md"
+    before, opening, rest = readme.read_text().partition("<!-- table -->\n")
+    _, closing, after = rest.partition("<!-- end of table -->")
+    readme.write_text(before + opening + table(rows) + "\n" + closing + after)
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[str, str, bool]:
+    return row["network"], row["mode"], row["fixed"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="for results.jsonl, samples and what is made")
+    parser.add_argument("--models", type=Path, default=HERE.parents[2] / "shared" / "models")
+    parser.add_argument("--only", default=",".join(NETWORKS), help="names, separated by commas")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of a build")
+    parser.add_argument("--table", action="store_true", help="write results.json and the table, and run nothing")
+    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    file = options.work / "results.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    known = {key_of(row): row for row in map(json.loads, lines)}
+    if options.table:
+        write(list(known.values()), options.date)
+        return
+    for name in options.only.split(","):
+        for mode in options.modes.split(","):
+            for fixed in (True, False) if NETWORKS[name][1] else (True,):
+                row: dict[str, Any] = {"network": name, "mode": mode, "fixed": fixed}
+                if key_of(row) in known:
+                    continue
+                row |= built(name, mode, fixed, options)
+                with file.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+                print(table([row]).splitlines()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
