@@ -30,6 +30,7 @@ from trtopt.pipeline.compile import Compilation, engine_request
 from trtopt.report.schema.steps import Cost
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY
+from trtopt.support.precision import Precision
 
 STAGE = "price"
 
