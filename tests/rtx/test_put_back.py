@@ -63,12 +63,24 @@ def test_casts_stand_around_a_whole_group_normalization(tmp_path: Path) -> None:
 
 
 _WIDE = "(float[4,64] x) => (float[4,64] y) { u = MatMul(x, wu) a = Relu(u) d = MatMul(a, wd) y = Add(x, d) }"
+_GATED = _WIDE.replace("a = Relu(u)", "s = Sigmoid(u) a = Mul(u, s)")
+
+
+@pytest.mark.parametrize("scale", [4000, 1e-7])
+def test_values_out_of_range_are_moved_into_it_by_powers_of_two(tmp_path: Path, scale: float) -> None:
+    weights = {"wu": normal(64, 256, scale=scale), "wd": normal(256, 64, seed=1, scale=0.004 / scale)}
+    model = saved(tmp_path / "wide.onnx", _WIDE, **weights)
+    report = built(model, calib={"x": normal(4, 64, seed=2)})
+    step = next(step for step in report.steps if step.name == "rescale")
+    assert step.changes == 2 and "-> 0 nodes in FP32" in step.details[0]
+    assert not report.precision.kept and report.accuracy_cost is None
+    assert report.accuracy is not None and report.accuracy.outputs["y"].sqnr_db > 55
 
 
 @pytest.mark.parametrize("engine", [True, False])
 def test_bf16_stays_out_of_a_model_that_others_run(tmp_path: Path, engine: bool) -> None:
     weights = {"wu": normal(64, 256, scale=4000), "wd": normal(256, 64, seed=1, scale=1e-6)}
-    model = saved(tmp_path / "wide.onnx", _WIDE, **weights)
+    model = saved(tmp_path / "wide.onnx", _GATED, **weights)
     report = built(model, engine=engine, calib={"x": normal(4, 64, seed=2)})
     types = {str(item.dtype) for item in report.precision.kept}
     said = any("which has no BF16 products on CPUs" in text for text in report.warnings)

@@ -50,5 +50,12 @@ def test_a_reshape_that_others_read_too_stays_where_it_is() -> None:
     assert regions(network(text, **WEIGHTS), "i")[0] == {"i", "u"}
 
 
+def test_normalizations_of_one_kind_go_together() -> None:
+    text = "a = LayerNormalization(x, s) b = Exp(a) c = LayerNormalization(b, s) e = Tanh(c) y = LpNormalization(e)"
+    base = network(f"(float[4,8] x) => (float[4,8] y) {{ {text} }}", s=np.ones(8, "f4"))
+    assert regions(base, "a") == [{"a", "c"}]
+    assert regions(base, "b") == regions(base, "a", "c") == []
+
+
 def test_a_plan_without_16_bit_types_has_no_regions() -> None:
     assert grown(network(GROUPS, **WEIGHTS), PrecisionPlan(Precision.FP32)) == ()

@@ -31,9 +31,11 @@ from trtopt.pipeline.put_back import PutBack, warn_of_fp32
 from trtopt.pipeline.search import RegionOracle, search, settled
 from trtopt.pipeline.verify import Gauge
 from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_tensors, with_bfloat
+from trtopt.precision.fp16.rescale import RESCALE, rescaled
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.ranges import ValueRanges, range_warnings
 from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.observe.trt_cache import ImportedCache, imports
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, find_candidates, without
@@ -121,10 +123,12 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         chosen = replace(chosen, steps=(*mended.steps, *taken.steps, *chosen.steps))
     else:
         plan = decide(base, job.precision, job.target.backend.name, stats, shapes, job.config.calib_method)
+        moved = _rescaled(base, plan, stats, shapes, job)
+        base, plan, stats = moved.base, moved.plan, moved.stats
         if job.target.takes_bfloat:
             plan = _bfloat(plan, with_bfloat(base, plan, ValueRanges(stats, shapes)), job, clock)
         mended = put_back.mend(base, plan)
-        chosen = _Chosen(base, mended.plan, mended.steps)
+        chosen = _Chosen(base, mended.plan, (*moved.steps, *mended.steps))
     flop = cost.flop_by_node(base, shapes)
     warn_of_fp32(chosen.plan, flop, clock)
     start = time.perf_counter()
@@ -143,6 +147,42 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         judge=chosen.judge,
         quantized={op.node: op.activation for op in chosen.plan.quantized},
     )
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """An FP32 form of the model, its plan and its statistics, and how they came about."""
+
+    base: ir.Model
+    plan: PrecisionPlan
+    stats: Mapping[str, TensorStats]
+    steps: tuple[StepRecord, ...] = ()
+
+
+def _rescaled(
+    base: ir.Model,
+    plan: PrecisionPlan,
+    stats: Mapping[str, TensorStats],
+    shapes: Mapping[str, tuple[int, ...]],
+    job: Lowering,
+) -> _Moved:
+    """With values moved into the range of FP16, where fewer nodes stay FP32 then; as given where not.
+
+    Values that are to be compared stay as they are, and all others with them.
+    """
+    began = time.perf_counter()
+    given = _Moved(base, plan, stats)
+    if plan.narrow is not FP16 or job.config.compare_tensors:
+        return given
+    found = rescaled(base, stats, shapes, FP16)
+    if found is None:
+        return given
+    again = decide(found.model, job.precision, job.target.backend.name, found.stats, shapes, job.config.calib_method)
+    if len(again.wide) >= len(plan.wide):
+        return given
+    text = f"{len(found.values)} values times powers of two: {len(plan.wide)} -> {len(again.wide)} nodes in FP32"
+    step = StepRecord(RESCALE, "PRECISION", len(found.values), time.perf_counter() - began, details=(text,))
+    return _Moved(found.model, again, found.stats, (step,))
 
 
 def _of_16_bits(problem: Problem, job: Lowering, clock: Clock) -> PrecisionPlan:

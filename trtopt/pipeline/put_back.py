@@ -76,7 +76,8 @@ class PutBack:
             return Mended(chosen, fallbacks)
         details = [text] if text else []
         if found.fallbacks:
-            details.insert(0, f"output SQNR {found.before.sqnr_db:.1f} -> {found.after.sqnr_db:.1f} dB")
+            enough = f"{found.after.sqnr_db:.1f} dB with the {len(found.fallbacks)} nodes in FP32 that are needed"
+            details.insert(0, f"output SQNR {found.before.sqnr_db:.1f} -> {enough}")
         refusals = tuple(Refusal(node, reason) for node, reason in fallbacks.items())
         step = StepRecord("put-back", "PRECISION", len(refusals), 0.0, refusals, tuple(details))
         return Mended(chosen, fallbacks, (step,))

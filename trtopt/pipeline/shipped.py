@@ -26,6 +26,7 @@ from trtopt.pipeline.product import Built
 from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.fp16.heads import score_nodes
 from trtopt.precision.fp16.repair import smallest_sqnr_db
+from trtopt.precision.fp16.rescale import RESCALE
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.plan import BF16, FP16
 from trtopt.report.schema.build import KeptNode
@@ -278,6 +279,11 @@ def as_asked(built: Built, first: Built, why: str) -> Built:
 
 def why_barred(first: Built, precision: Precision) -> str:
     """The hazards by ranges that forbid the plain cast, in words: a CPU does not see what overflows inside a kernel."""
+    moved = next((step for step in first.lowered.artifact.steps if step.name == RESCALE), None)
+    if moved is not None:
+        return (
+            f"{count(moved.changes, 'value')} may not be {precision.base.upper()} but for powers of two in the weights"
+        )
     found = hazards(first, precision)
     if not found:
         return ""

@@ -25,11 +25,15 @@ _ELEMENTWISE = frozenset(
 _NORMALIZATIONS = frozenset({"InstanceNormalization", "GroupNormalization"})
 """Operators whose kernel takes in what stands around them."""
 
+_KINDS = _NORMALIZATIONS | {"LayerNormalization", "RMSNormalization"}
+"""Operators that a compiler may compute faster where all of a kind are alike."""
+
 _LAYOUT = LAYOUT_OPS - {"Gather", "GatherElements", "GatherND"}
 
 
 def grown(base: ir.Model, plan: PrecisionPlan, put_back: Collection[str] = ()) -> tuple[PrecisionPlan, ...]:
-    """The plan with its FP32 regions grown, to the operators that only move values and to whole patterns.
+    """The plan with its FP32 regions grown: to the operators that only move values, to whole patterns, and to all
+    normalizations of a kind.
 
     Regions grow from normalizations that stay FP32 and from the nodes that were put back. More nodes in FP32 never
     round more. Plans that would be equal are left out.
@@ -52,6 +56,14 @@ def grown(base: ir.Model, plan: PrecisionPlan, put_back: Collection[str] = ()) -
                     more.setdefault(str(node.name), reason)
         if more and (not found or len(more) > len(found[-1].wide) - len(plan.wide)):
             found.append(widened(base, plan, more))
+    kinds = {node.op_type for node in base.graph if node.name in plan.wide and node.op_type in _KINDS}
+    alike = {
+        str(node.name): f"FP32 as others of {node.op_type} are: a compiler may be faster where all of them are alike"
+        for node in base.graph
+        if node.op_type in kinds and node.name not in taken and why_fp32(node, plan.narrow) is None
+    }
+    if alike:
+        found.append(widened(base, found[-1] if found else plan, alike))
     return tuple(found)
 
 

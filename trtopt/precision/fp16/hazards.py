@@ -149,7 +149,7 @@ def _growth_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> I
     power = _power(node)
     if node.op_type == "Exp" and bounds.high * HEADROOM > limit:
         yield f"exponentials of values up to {bounds.high:.3g} may overflow {narrow.name}"
-    elif node.op_type == "ReduceLogSumExp" and bounds.high * HEADROOM + math.log(_reduced(node, ranges) or 1) > limit:
+    elif node.op_type == "ReduceLogSumExp" and bounds.high * HEADROOM + math.log(reduced(node, ranges) or 1) > limit:
         yield f"a sum of exponentials of values up to {bounds.high:.3g} inside the kernel may overflow {narrow.name}"
     elif power > 1 and bounds.largest > 0 and power * math.log(bounds.largest * HEADROOM) > limit:
         yield f"values up to {bounds.largest:.3g} to the power of {power:.3g} may overflow {narrow.name}"
@@ -169,7 +169,7 @@ def _sum_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iter
     if bounds is None or node.op_type in _FP32_INSIDE:
         return
     if node.op_type in _SUMS or node.op_type in _SQUARES:
-        count = _reduced(node, ranges)
+        count = reduced(node, ranges)
         term = bounds.largest**2 if node.op_type in _SQUARES else bounds.largest
         if count is None:
             yield "a sum inside the kernel whose number of terms depends on data"
@@ -178,7 +178,7 @@ def _sum_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iter
         elif node.op_type == "CumSum" and count * narrow.precision > LONGEST_RUNNING_SUM:
             yield f"a running sum of {count} terms: the last ones are small beside it in {narrow.name}"
     elif node.op_type in ("Softmax", "LogSoftmax"):
-        count = _reduced(node, ranges)
+        count = reduced(node, ranges)
         if count is not None and count > narrow.largest:
             yield f"a sum of {count} exponentials inside the kernel may overflow {narrow.name}"
 
@@ -224,7 +224,7 @@ def _summed_axes(node: ir.Node, weight: np.ndarray, left: bool) -> tuple[int, ..
     return (weight.ndim - 2,)
 
 
-def _reduced(node: ir.Node, ranges: ValueRanges) -> int | None:
+def reduced(node: ir.Node, ranges: ValueRanges) -> int | None:
     """How many elements one output element of a reduction sums; None when the shape does not tell."""
     if node.op_type in ("AveragePool", "LpPool"):
         return math.prod(node.attributes["kernel_shape"].as_ints())

@@ -9,7 +9,7 @@ a bin is at most 1/1024 of it, 8 to 16 bins per INT8 level.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,6 +70,18 @@ class TensorStats:
             return False
         return not self.has_histogram or (
             np.array_equal(self.bins, other.bins) and np.array_equal(self.counts, other.counts)  # type: ignore[arg-type]
+        )
+
+    def times_power(self, exponent: int) -> TensorStats:
+        """The statistics of the same tensor times two to the power of ``exponent``, in FP32's normal range."""
+        factor = 2.0**exponent
+        bins = None if self.bins is None else self.bins + np.int32(exponent << MANTISSA_BITS)
+        return replace(
+            self,
+            minimum=self.minimum * factor,
+            maximum=self.maximum * factor,
+            smallest_nonzero=self.smallest_nonzero * factor,
+            bins=bins,
         )
 
     def scalars(self) -> tuple[int | float | None, ...]:

@@ -17,15 +17,16 @@ _LARGEST_CONSTANT = 1e30
 """A constant beyond it stands for infinity (a mask): scaling it could overflow."""
 
 
-def channel_scales(model: ir.Model) -> ChannelScales:
+def channel_scales(model: ir.Model, *, alike: bool = False) -> ChannelScales:
     """The scales that ``model`` leaves free.
 
     Args:
         model: A widened model, nodes named, shapes inferred. It is not changed; what is returned names its nodes.
+        alike: All channels of a value have one scale, which the bounds of a Clip take up too.
     """
-    first = _walked(model, Tracker(model))
+    first = _walked(model, Tracker(model, alike=alike))
     # What fixes a value may come after nodes that took it for free, and tied others to it: they are asked again.
-    second = _walked(model, Tracker(model, first.fixed()))
+    second = _walked(model, Tracker(model, first.fixed(), alike=alike))
     found = second.finish()
     reasons = first.finish()
     return replace(
@@ -143,6 +144,12 @@ def _clip(tracker: Tracker, node: ir.Node) -> None:
     if not old and zero and input_of(node, 2) is None:
         _same(tracker, node)
         return
+    bounds = [index for index in (1, 2) if input_of(node, index) is not None]
+    if tracker.alike and not old and all(constant_dims(node, index) is not None for index in bounds):
+        for index in bounds:
+            tracker.constant(node, index, tracker.of(node.inputs[0]))
+        _same(tracker, node)
+        return
     what = "a bound of one number, and one per channel would not fuse into the kernel in front"
     tracker.fix_inputs(node, f"{node.name} (Clip) has {what}")
 
@@ -224,13 +231,16 @@ def _channel_factor(tracker: Tracker, node: ir.Node, activations: list[int]) -> 
 
 
 def _norm(tracker: Tracker, node: ir.Node) -> None:
-    """Normalizations: what comes in stays, the constants per channel behind may be scaled."""
-    tracker.fix_inputs(node, f"{node.name} ({node.op_type}) normalizes it")
+    """Normalizations: what comes in stays, or is scaled as a whole; the constants per channel behind may be scaled."""
     data, dims = node.inputs[0], constant_dims(node, 1)
     bias = input_of(node, 2)
+    others = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    if tracker.alike and not others:
+        tracker.epsilon(node, tracker.of(data))
+    else:
+        tracker.fix_inputs(node, f"{node.name} ({node.op_type}) normalizes it")
     layer = node.op_type in ("LayerNormalization", "RMSNormalization")
     rank = len(data.shape or ()) if data is not None else 0
-    others = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     axis = rank - 1 if layer else 1
     if dims is None or len(dims) != 1 or not rank or others or (bias is not None and constant_dims(node, 2) != dims):
         return
@@ -354,6 +364,10 @@ def _move(tracker: Tracker, node: ir.Node) -> None:
         return
     for value in node.inputs[1:]:
         tracker.fix(tracker.of(value), f"{node.name} reads it as an index")
+    if tracker.alike:
+        for output in node.outputs:
+            tracker.set(output, scales.reshape(-1)[:1].reshape((1,) * len(output.shape or ())))
+        return
     if shape is None or len(shape) != scales.ndim:
         tracker.fix(scales, f"the shape around {node.name} is not known")
         return

@@ -59,6 +59,8 @@ class ChannelScales:
         reads: For each product, by name: int64 ``[channels]``, the scales of its data input.
         why_not_read: Why no channel that a product reads can be scaled, by node; only where none can.
         why_not_written: The same for what a product or a normalization makes.
+        values: Where all channels of a value have one scale, that scale, by value; those that are fixed left out.
+        epsilons: The scale of what a normalization reads, by node: its epsilon takes up the square.
     """
 
     count: int
@@ -66,17 +68,21 @@ class ChannelScales:
     reads: Mapping[str, np.ndarray]
     why_not_read: Mapping[str, str]
     why_not_written: Mapping[str, str]
+    values: Mapping[str, int]
+    epsilons: Mapping[str, int]
 
 
 class Tracker:
     """Scales of values while the nodes of a graph are walked in order; what rules of operators work on.
 
     The scales of a value are int64 numbers in an array of its rank, with length 1 along axes where they are alike.
-    Those of ``fixed`` values are known not to be scaled, whatever their producers say.
+    Those of ``fixed`` values are known not to be scaled, whatever their producers say. With ``alike`` all channels of a
+    value have one scale.
     """
 
-    def __init__(self, model: ir.Model, fixed: Collection[ir.Value] = ()) -> None:
+    def __init__(self, model: ir.Model, fixed: Collection[ir.Value] = (), *, alike: bool = False) -> None:
         self.graph = model.graph
+        self.alike = alike
         self.sizes = Sizes()
         self._fixed = fixed
         self._made: list[ir.Value] = []
@@ -85,6 +91,7 @@ class Tracker:
         self._size = [1]
         self._reasons: dict[int, str] = {}
         self._constants: list[ScaledConstant] = []
+        self._epsilons: dict[str, np.ndarray] = {}
         self._reads: dict[str, np.ndarray] = {}
         self._writes: dict[str, np.ndarray] = {}
         self._sources: dict[str, str] = {}
@@ -107,6 +114,8 @@ class Tracker:
             self.fix(scales, f"the shape of {value.name} is not known")
             return
         self._scales[value] = scales
+        if self.alike:
+            self.tie(scales, scales.reshape(-1)[:1], f"a part of {value.name} cannot be scaled")
         if value.is_graph_output():
             self.fix(scales, f"{value.name} leaves the network")
         elif any(user.graph is not self.graph for user, _ in value.uses()):
@@ -166,7 +175,13 @@ class Tracker:
         self, node: ir.Node, index: int, makes: np.ndarray | None = None, sums: np.ndarray | None = None
     ) -> None:
         """A constant input of a node takes up scales."""
+        if self.alike:
+            makes, sums = (None if each is None else each.reshape(-1)[0].reshape(()) for each in (makes, sums))
         self._constants.append(ScaledConstant(node, index, makes, sums))
+
+    def epsilon(self, node: ir.Node, reads: np.ndarray) -> None:
+        """A normalization takes up the one scale of what it reads."""
+        self._epsilons[str(node.name)] = reads
 
     def product(self, node: ir.Node, reads: np.ndarray, writes: np.ndarray) -> None:
         """The scales of the channels that a product reads, and of those it makes."""
@@ -197,6 +212,8 @@ class Tracker:
             if makes is not None or sums is not None:
                 constants.append(ScaledConstant(item.node, item.index, makes, sums))
         reads = {name: final[scales] for name, scales in self._reads.items()}
+        alike = self._scales.items() if self.alike else ()
+        values = {str(value.name): int(final[scales.flat[0]]) for value, scales in alike if final[scales].any()}
         return ChannelScales(
             len(free) + 1,
             tuple(constants),
@@ -207,6 +224,8 @@ class Tracker:
                 if not scales.any()
             },
             {name: self._reason(scales) for name, scales in self._writes.items() if not final[scales].any()},
+            values,
+            {name: int(final[scales.flat[0]]) for name, scales in self._epsilons.items() if final[scales].any()},
         )
 
     def _roots(self, scales: np.ndarray) -> np.ndarray:

@@ -46,6 +46,9 @@ from trtopt.precision.ptq.channel_scale_rules import channel_scales
 from trtopt.precision.ptq.channel_scales import FIXED, ChannelScales, ScaledConstant
 from trtopt.report.schema.steps import Refusal
 
+_EPSILON = 1e-5
+"""Epsilon of ONNX's normalizations where they do not say."""
+
 LARGEST_SCALE = 2.0**8
 """Scales stay between its inverse and itself: beyond, FP16 loses small weights or overflows."""
 
@@ -127,9 +130,16 @@ def apply_scales(
     made from this model; ``refusals`` are those of whoever chose the scales.
     """
     scales, found = _that_fit(channels, scales)
+    scaled = written_scales(model, channels, scales)
+    return replace(scaled, refusals=(*refusals, *found))
+
+
+def written_scales(model: ir.Model, channels: ChannelScales, scales: np.ndarray) -> Scaled:
+    """As :func:`apply_scales`, whatever the constants become."""
     changed = [(item, factor) for item in channels.constants if (factor := _factor(item, scales)) is not None]
-    if not changed:
-        return Scaled(model, 0, (*refusals, *found))
+    epsilons = {name: scales[number] ** 2 for name, number in channels.epsilons.items() if scales[number] != 1}
+    if not changed and not epsilons:
+        return Scaled(model, 0, ())
     clone = model.clone()
     nodes, names = {node.name: node for node in clone.graph}, edit.Names(clone)
     for item, factor in changed:
@@ -138,13 +148,16 @@ def apply_scales(
         if array is None or old is None:
             raise ValueError(f"input {item.index} of {node.name} is no constant")
         name = names.value(f"{node.outputs[0].name}_scaled_{item.index}")
-        content = (array * factor).astype(array.dtype)
+        content = np.asarray(array * factor, array.dtype)
         content = content.reshape(array.shape) if content.size == array.size else content
         new = edit.add_initializer(clone.graph, name, content)
         node.replace_input_with(item.index, new)
         if old.is_initializer() and not old.uses() and not old.is_graph_input() and not old.is_graph_output():
             clone.graph.initializers.pop(str(old.name), None)
-    return Scaled(clone, sum(item.is_weight for item, _ in changed), (*refusals, *found))
+    for name, factor in epsilons.items():
+        epsilon = edit.float_attribute(nodes[name], "epsilon", _EPSILON)
+        nodes[name].attributes["epsilon"] = ir.AttrFloat32("epsilon", float(epsilon * factor))
+    return Scaled(clone, sum(item.is_weight for item, _ in changed), ())
 
 
 def _that_fit(channels: ChannelScales, scales: np.ndarray) -> tuple[np.ndarray, list[Refusal]]:
