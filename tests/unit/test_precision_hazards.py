@@ -11,7 +11,7 @@ import pytest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.fp16.cast_to_half import cast_to_half
-from trtopt.precision.fp16.hazards import wide_nodes
+from trtopt.precision.fp16.hazards import are_settled, wide_nodes
 from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import BF16, FP16, NarrowType
@@ -334,3 +334,24 @@ def test_a_small_head_before_final_scores_stays_fp32_and_a_large_one_does_not() 
     assert set(wide(small, stats)) == {"a", "y"}
     assert set(wide(small, stats, integer=frozenset({"a"}))) == {"y"}
     assert set(wide(large, stats)) == {"y"}
+
+
+@pytest.mark.parametrize(
+    ("stats", "settled"),
+    [
+        (seen(-8, 8), True),
+        (seen(-1000, 1000), False),  # 64 times that overflows
+        (seen(-1e-4, 1e-4), False),  # too small, and may not be on other samples
+        (seen(-1e6, 1e6), True),  # wide whatever follows
+        (TensorStats(count=64, minimum=-8, maximum=8, zeros=0, nonfinite=1, smallest_nonzero=1e-3), False),
+    ],
+)
+def test_few_samples_settle_what_larger_values_do_not_change(stats: TensorStats, settled: bool) -> None:
+    source = model("g (float[1,8,4,4] x) => (float[1,8,4,4] y) { r = Relu(x) y = Tanh(r) }")
+    assert are_settled(source, {"x": stats}, static_shapes(source, {}), FP16) is settled
+
+
+def test_few_samples_do_not_settle_a_small_denominator() -> None:
+    source = model("g (float[1,8] x, float[1,8] z) => (float[1,8] y) { d = Abs(z) y = Div(x, d) }")
+    table = {"x": seen(-8, 8), "z": seen(-8, 8, 1e-3), "d": seen(0, 8, 1e-3), "y": seen(-8, 8)}
+    assert not are_settled(source, table, static_shapes(source, {}), FP16)

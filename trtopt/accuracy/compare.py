@@ -143,6 +143,7 @@ def compare(
     on_event: OnEvent = ignore,
     task: str = "verify",
     varying: Collection[str] = (),
+    enough: Callable[[Mapping[str, OutputAccuracy]], bool] | None = None,
 ) -> dict[str, OutputAccuracy]:
     """Compare the outputs of two runners over ``samples``; memory does not grow with their number.
 
@@ -156,6 +157,7 @@ def compare(
         samples: One call's inputs each.
         on_event: Called with an ``advance`` of ``task`` after each sample.
         varying: Outputs whose shape depends on the values (boxes found): a rounding may change it.
+        enough: Asked after each sample whether what was found so far is enough; None runs all of them.
 
     Raises:
         InvalidModelError: The outputs differ in name or shape, are not tensors of numbers, or there is no sample.
@@ -175,6 +177,8 @@ def compare(
         for name, value in expected:
             accumulators[name].update(*checked_arrays(name, value, outputs[name], may_differ=name in varying))
         on_event(Event("advance", task))
+        if enough is not None and enough({name: item.result() for name, item in accumulators.items()}):
+            break
     if not count:
         raise InvalidModelError("There are no samples to verify on", remedy="give at least one sample with --eval")
     return {name: item.result() for name, item in accumulators.items()}

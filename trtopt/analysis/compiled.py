@@ -80,7 +80,7 @@ def compile_level(
         prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
         open_judge = partial(judge_for, TENSORRT_RTX, gpu, prices=prices)
         asked = BuildTarget(TENSORRT_RTX, gpu, (_static(shapes),))
-        cleaned = rewrite(artifact, asked, precision, config, open_judge, clock.listen).artifact
+        cleaned = rewrite(artifact, asked, precision, config, open_judge, {}, clock.listen).artifact
     with clock.stage("rewrite precision"):
         lowered = cleaned if precision is None else lower_unobserved(cleaned, precision, shapes)
     all_shapes = static_shapes(lowered.model, shapes)

@@ -29,6 +29,7 @@ from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.rewrite import driver
 from trtopt.rewrite.driver import Rewritten
 from trtopt.rewrite.protocol import Target
+from trtopt.rewrite.sweeps import Verdict
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
 
@@ -39,10 +40,11 @@ def rewrite(
     precision: Precision | None,
     config: BuildConfig,
     open_judge: OpenJudge,
+    verdicts: dict[str, Verdict],
     on_event: OnEvent,
 ) -> driver.Rewritten:
     """Apply the recipes of ``config``, judged for a target at its shapes; ``precision`` None keeps the types of the
-    model.
+    model. ``verdicts`` on places are remembered from one call to the next.
 
     Raises:
         MissingDependencyError: TensorRT for RTX has to judge and is not installed.
@@ -63,7 +65,7 @@ def rewrite(
     if config.recipes == "none":
         return run()
     with open_judge(precision, io=parse_io(config.io)) as judge:
-        return run(judging=driver.Judging(judge, target.profiles))
+        return run(judging=driver.Judging(judge, target.profiles, verdicts))
 
 
 OWN = "Q/DQ of the model"

@@ -391,11 +391,11 @@ class _Trials:
         if not found.changes:
             return False
         tried: _Trial | None = None
-        for observer in (self._observer.few(SMALLEST_SAMPLES), self._observer):
+        for observer, most in ((self._observer.few(SMALLEST_SAMPLES), -math.inf), (self._observer, self._screened)):
             calibration = observer.observe(found.model, is_variant=True)
             if calibration is None:
                 return False
-            tried = self._trial(replace(self.best.problem, model=found.model, stats=calibration.table.stats))
+            tried = self._trial(replace(self.best.problem, model=found.model, stats=calibration.table.stats), most)
             if not tried.screened < self._screened:
                 break
         return tried is not None and self._decide(name, tried, began, found)
@@ -405,12 +405,13 @@ class _Trials:
         network."""
         for name in names:
             began = time.perf_counter()
-            self._decide(f"ranges-{name}", self._trial(replace(self.best.problem, method=name)), began)
+            self._decide(f"ranges-{name}", self._trial(replace(self.best.problem, method=name), self._screened), began)
 
-    def _trial(self, problem: Problem) -> _Trial:
+    def _trial(self, problem: Problem, most: float) -> _Trial:
+        """A form, measured on more than a few samples where its error on these is below ``most``."""
         plan = transferred(self.best.plan, problem)
         lost = len(self.best.plan.quantized) - len(plan.quantized)
-        errors = (math.inf, math.inf) if lost else self._judge.screened(problem.model, plan, self._screened)
+        errors = (math.inf, math.inf) if lost else self._judge.screened(problem.model, plan, most)
         return _Trial(problem, plan, lost, *errors)
 
     def _decide(self, name: str, tried: _Trial, began: float, scaled: Scaled | None = None) -> bool:

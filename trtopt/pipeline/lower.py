@@ -102,16 +102,17 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     """
     base = to_fp32(artifact.model)
     observer = Observer(artifact, job.precision, job.target.backend.name, job.samples, job.config, clock)
-    calibration = observer.observe(base)
+    shapes = static_shapes(base, job.target.largest)
+    is_quantized = job.precision.is_quantized
+    calibration = observer.observe(base) if is_quantized else observer.observe_by_need(base, shapes)
     if calibration is not None:
         observer.warn_synthetic()
     stats = calibration.table.stats if calibration is not None else {}
     if job.samples.source == "user":
         for text in range_warnings(stats, [str(value.name) for value in base.graph.inputs]):
             clock.warn("calibrate", f"calibration samples: {text}")
-    shapes = static_shapes(base, job.target.largest)
     put_back = PutBack(job.samples, job.target, job.config, job.open_judge, clock)
-    if job.precision.is_quantized:
+    if is_quantized:
         problem = Problem(base, job.target.backend.name, stats, shapes, job.config.calib_method, FP16)
         problem = replace(problem, takes_bfloat=job.target.takes_bfloat and not job.saved)
         mended = put_back.mend(problem.model, _of_16_bits(problem, job, clock))

@@ -63,6 +63,7 @@ from trtopt.pipeline.shipped import (
     accuracy_cost,
     as_accurate,
     as_asked,
+    bound_of,
     dynamic_cost,
     gates_of,
     hold,
@@ -80,6 +81,7 @@ from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.report.schema.write import environment
 from trtopt.rewrite import registry
 from trtopt.rewrite.driver import Rewritten
+from trtopt.rewrite.sweeps import Verdict
 from trtopt.roofline.layer import predict
 from trtopt.support.clock import Clock
 from trtopt.support.files import check_outputs
@@ -121,6 +123,8 @@ class _Run:
         self._settings, self._config, self._inputs, self._clock = settings, settings.config, inputs, clock
         config, target = settings.config, settings.target
         prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
+        self._owns: dict[tuple[str, bool], OwnQdq] = {}
+        self._verdicts: dict[str, Verdict] = {}
         self._open_judge = partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
 
     def run(self) -> BuildReport:
@@ -213,13 +217,23 @@ class _Run:
 
         def with_recipes(artifact: ModelArtifact) -> Rewritten:
             with clock.stage("rewrite"):
-                return rewrite(artifact, target, settings.judged_in, config, self._open_judge, clock.listen)
+                judged_in, verdicts = settings.judged_in, self._verdicts
+                return rewrite(artifact, target, judged_in, config, self._open_judge, verdicts, clock.listen)
 
-        return own_qdq(self._parts.artifact, with_recipes, target, settings.precision, config, clock, self._open_judge)
+        key = config.recipes, config.keep_all_int8
+        if key not in self._owns:
+            artifact, precision = self._parts.artifact, settings.precision
+            own = own_qdq(artifact, with_recipes, target, precision, config, clock, self._open_judge)
+            self._owns[key] = own
+        return self._owns[key]
 
     def _verification(self, own: OwnQdq) -> Verification:
         """How the model after its recipes is compared with the model as loaded."""
-        inputs, tensors = self._inputs, self._config.compare_tensors
+        inputs, tensors, precision = self._inputs, self._config.compare_tensors, self._settings.precision
+        budget = self._settings.budget
+        is_open = inputs.source != "calibration" or inputs.metric is not None or budget.drop is not None
+        is_rounded = precision is not None and not precision.is_quantized and budget.floor is None
+        bound = bound_of(precision, budget.sqnr_db) if precision is not None and is_rounded and not is_open else None
         return Verification(
             inputs.loaded.model,
             own.rewritten.artifact.model,
@@ -229,7 +243,8 @@ class _Run:
             tensors,
             self._parts.host,
             inputs.axes,
-            floor=self._settings.budget.floor,
+            floor=budget.floor,
+            bound_db=bound,
         )
 
     def _as_shipped(self, artifact: ModelArtifact) -> FinalModel:

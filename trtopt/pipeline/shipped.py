@@ -291,9 +291,14 @@ def why_barred(first: Built, precision: Precision) -> str:
     return f"{count(len(found), 'node')} may not be {narrow}: {found[0].node}: {found[0].reason}"
 
 
+def bound_of(precision: Precision, least_db: float | None) -> float:
+    """What the outputs of a 16-bit network keep, in dB: ``least_db``, or the default of its type."""
+    return smallest_sqnr_db(BF16 if precision.base == Precision.BF16 else FP16) if least_db is None else least_db
+
+
 def within_bound(precision: Precision, least_db: float | None) -> Accepts:
-    """Whether the outputs keep the bound of a 16-bit type: ``least_db``, or the default."""
-    bound = smallest_sqnr_db(BF16 if precision.base == Precision.BF16 else FP16) if least_db is None else least_db
+    """Whether the outputs keep the bound of a 16-bit type."""
+    bound = bound_of(precision, least_db)
 
     def why_not(built: Built) -> str:
         low = [

@@ -38,7 +38,7 @@ from trtopt.events import Event, ignore
 from trtopt.graph.skeleton import content_hash
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.samples import FEW_ROWS, Samples
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
@@ -51,6 +51,10 @@ SYNTHETIC_SECONDS = 20.0
 
 FEW_SAMPLES = 32
 """With fewer, a single sample moves the agreement by more than the floor leaves."""
+
+
+CLEAR_DB = 10.0
+"""How far above its bound an output is without a doubt: a tenth of the noise allowed."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Verification:
         feeds: Turns a sample into what the engine takes, where that differs from the model as loaded.
         floor: What the outputs have to keep; None where nothing is asked of them.
         most_seconds: How long synthetic samples may be run; those that are left then are left out.
+        bound_db: What every output has to keep where a few rows may be enough; None runs every sample.
     """
 
     reference: ir.Model
@@ -82,6 +87,7 @@ class Verification:
     feeds: Callable[[Feeds], Feeds] | None = None
     floor: Floor | None = None
     most_seconds: float = SYNTHETIC_SECONDS
+    bound_db: float | None = None
 
     @property
     def watched(self) -> tuple[str, ...] | None:
@@ -119,7 +125,14 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
     ):
         clock.listen(Event("start", "verify", total=total))
         first, second = job.batched(before), job.batched(after)
-        outputs = compare(first, second, samples, on_event=clock.listen, varying=sizes_vary(job.reference))
+        outputs = compare(
+            first,
+            second,
+            samples,
+            on_event=clock.listen,
+            varying=sizes_vary(job.reference),
+            enough=samples.are_enough,
+        )
         metric = None if job.metric is None else _measured(job.metric, job, second, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
@@ -145,10 +158,10 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
 
 class _Counted:
     """The samples of a verification, counted as they are read, and their rows; synthetic ones end when their time is
-    over."""
+    over, those of 16 bits where few leave no doubt."""
 
     def __init__(self, job: Verification) -> None:
-        self._samples = job.samples
+        self._samples, self._bound_db = job.samples, job.bound_db
         self._seconds = job.most_seconds if job.samples.source == "synthetic" else math.inf
         self._axes = job.axes
         self.count = self.rows = 0
@@ -162,6 +175,13 @@ class _Counted:
             self.count += 1
             self.rows += 1 if self._axes is None else max(1, self._axes.rows_in(feeds))
             yield feeds
+
+    def are_enough(self, outputs: Mapping[str, OutputAccuracy]) -> bool:
+        """Whether those read so far show that every output is far above its bound, with the same answers throughout."""
+        if self._bound_db is None or self.rows < FEW_ROWS:
+            return False
+        clear = self._bound_db + CLEAR_DB
+        return all(item.sqnr_db >= clear and item.top1_agreement in (None, 1.0) for item in outputs.values())
 
 
 def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> FloorRecord | None:
@@ -178,7 +198,10 @@ def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> F
 def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccuracy]) -> tuple[str, ...]:
     """What the number of samples leaves open, and what nobody checked."""
     notes = []
-    if job.samples.source == "synthetic":
+    if job.bound_db is not None and ran.count < (job.samples.count or ran.count):
+        clear = job.bound_db + CLEAR_DB
+        notes.append(f"{ran.count} of {job.samples.count} samples were run: every output keeps {clear:g} dB on them")
+    elif job.samples.source == "synthetic":
         notes.append("random data: nothing was checked on real data; give samples with --calib or --eval")
         total = job.samples.count or ran.count
         if ran.count < total:
@@ -212,13 +235,15 @@ def verify_engine(
     ):
         clock.listen(Event("start", "verify engine", total=job.samples.count))
         second = job.batched(after)
+        samples = _Counted(job)
         outputs = compare(
             job.batched(before),
             second,
-            job.samples,
+            samples,
             on_event=clock.listen,
             task="verify engine",
             varying=sizes_vary(job.reference),
+            enough=samples.are_enough,
         )
         metric = None if job.metric is None else _measured_on_engine(job.metric, job, second, outputs, clock)
         clock.listen(Event("end", "verify engine"))

@@ -56,12 +56,12 @@ class Verdict:
 
 @dataclass
 class PlaceJudge:
-    """Judges places, each structure once."""
+    """Judges places, each structure once; ``verdicts`` are those found before by the same judge."""
 
     judge: Judge
     target: Target
     on_event: OnEvent = ignore
-    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
     _prices: Prices = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,15 +80,15 @@ class PlaceJudge:
         except CutError as error:
             return Verdict(matches[0].choice, False, f"it cannot be judged: {error}")
         key = self._key(recipe, matches, subgraph)
-        if key not in self._verdicts:
+        if key not in self.verdicts:
             verdict = None
             if len(subgraph.graph) < len(model.graph):
                 infer_in_place(subgraph)
                 verdict = self._judged(recipe, matches, self._priceable(subgraph), inner=True)
             if verdict is None:  # it is all, or the subgraph does not show enough of the graph for the recipe
                 verdict = self._judged(recipe, matches, model, inner=False)
-            self._verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found as it is judged")
-        return self._verdicts[key]
+            self.verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found as it is judged")
+        return self.verdicts[key]
 
     def _priceable(self, subgraph: ir.Model) -> ir.Model:
         """The subgraph; at the optimum of its profile where it can be judged only so."""
@@ -159,10 +159,12 @@ class Judging:
 
     Attributes:
         profiles: The shapes the engine takes; none for a model whose inputs are all static.
+        verdicts: What was found of places by then, and is found now, for runs with other recipes on the same model.
     """
 
     judge: Judge
     profiles: tuple[ShapeProfile, ...]
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
 
 
 @dataclass
@@ -211,7 +213,7 @@ class Sweeper:
 
     def __post_init__(self) -> None:
         if self.judging is not None:
-            self.place_judge = PlaceJudge(self.judging.judge, self.target, self.on_event)
+            self.place_judge = PlaceJudge(self.judging.judge, self.target, self.on_event, self.judging.verdicts)
 
     def sweep(self, model: ir.Model, recipes: tuple[Recipe, ...]) -> tuple[ir.Model, dict[str, Tally]]:
         """The model after the recipes, and what each did. Raises RecipeError: a recipe failed, with ``strict``."""

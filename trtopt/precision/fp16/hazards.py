@@ -7,7 +7,8 @@ between a cause and the operator that suffers from it. Where nothing was observe
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,7 @@ from trtopt.graph import edit
 from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.fp16.heads import score_nodes
 from trtopt.precision.observe.ranges import LAYOUT_OPS, ValueRange, ValueRanges, finite_range, is_float, ranking_readers
+from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import WEIGHTED, NarrowType
 
 HEADROOM = 2.0
@@ -67,6 +69,29 @@ def wide_nodes(
     kept = score_nodes(model, integer) | reasons
     keep_ranking(model, kept)
     return kept
+
+
+UNSEEN = 64.0
+"""Values of samples that were not run are at most so many times larger, or smaller, than those of a few that were."""
+
+
+def are_settled(
+    model: ir.Model, stats: Mapping[str, TensorStats], shapes: Mapping[str, tuple[int, ...]], narrow: NarrowType
+) -> bool:
+    """Whether :func:`wide_nodes` are the same for values :data:`UNSEEN` times as far out as those observed."""
+    if any(item.nonfinite for item in stats.values()):
+        return False
+    beyond = {
+        name: replace(
+            item,
+            minimum=item.minimum * UNSEEN,
+            maximum=item.maximum * UNSEEN,
+            smallest_nonzero=item.smallest_nonzero / UNSEEN,
+        )
+        for name, item in stats.items()
+    }
+    seen, unseen = (wide_nodes(model, ValueRanges(table, shapes), narrow).keys() for table in (stats, beyond))
+    return seen == unseen
 
 
 def _node_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType, integer: bool) -> Iterator[str]:

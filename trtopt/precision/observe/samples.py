@@ -264,6 +264,10 @@ def up_to(samples: Iterable[_Feeds], most: int) -> Iterator[_Feeds]:
             return
 
 
+FEW_ROWS = 16
+"""Entries that are run first where 16 bits are decided and verified; all of them where these leave a doubt."""
+
+
 class SomeSamples(Samples):
     """Samples of at most ``most`` entries of others, one sample at least: spread evenly where their number is known,
     else the first."""
