@@ -8,7 +8,7 @@ import pytest
 
 from trtopt.accuracy.metric import Run, gate, load_metric, python_metric
 from trtopt.config.budget import AccuracyBudget
-from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
 from trtopt.errors import UsageError
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
@@ -28,7 +28,7 @@ LABELS = np.array([1, 2, 0, 2])
 class Engine(OrtSession):
     """What ONNX Runtime makes of another graph than the one that was verified, for batches of one."""
 
-    def __init__(self, data: bytes, backend: object) -> None:
+    def __init__(self, data: bytes, backend: object, options: RuntimeOptions) -> None:
         super().__init__(ir.from_onnx_text(data.decode()))
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
@@ -48,7 +48,9 @@ def verified(monkeypatch: pytest.MonkeyPatch, metric: object, clock: Clock) -> A
     chosen = load_metric(metric, has_labels=True) if isinstance(metric, str) else python_metric(metric)  # type: ignore[arg-type]
     measured = verification.with_baseline(chosen, model, samples, clock)
     job = verification.Verification(model, model, samples, "eval", measured, tensors=False)
-    return verification.verify_engine(verification.verify(job, clock), job, NEGATED.encode(), TENSORRT_RTX, clock)
+    return verification.verify_engine(
+        verification.verify(job, clock), job, NEGATED.encode(), TENSORRT_RTX, RuntimeOptions(), clock
+    )
 
 
 @pytest.mark.parametrize("metric", ["top1", "agreement"])

@@ -16,17 +16,19 @@ from typing import Any
 import pytest
 import rtx_nets
 
-from trtopt.engine import run
-from trtopt.engine.backend import TENSORRT_RTX, describe, identify
+from trtopt.engine import cuda, loaded, run
+from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, describe, identify
 from trtopt.engine.build import build_engine
 from trtopt.engine.manifest import load_engine
+from trtopt.engine.native_log import heard, logger_of
 from trtopt.errors import TargetError, UsageError
 from trtopt.hardware.probe import probe
 from trtopt.profiling import gpu
 from trtopt.profiling.gpu import measure_engine
+from trtopt.serve import gpu as serving
 
 trt = pytest.importorskip("tensorrt_rtx")
-SOURCES = (run, gpu)
+SOURCES = (run, loaded, cuda, gpu, serving)
 OWNERS = {
     "trt": trt,
     "self.trt": trt,
@@ -39,8 +41,9 @@ OWNERS = {
     "inspector": trt.EngineInspector,
     "config": trt.IRuntimeConfig,
     "self._runtime": trt.Runtime,
+    "trt.get_plugin_registry()": trt.IPluginRegistry,
 }
-"""What the expressions in the two modules stand for."""
+"""What the expressions in the modules stand for."""
 
 
 def attributes(module: ModuleType) -> Iterator[tuple[str, str]]:
@@ -90,7 +93,7 @@ def named(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Call):
         parts = [node.func, *node.args]
         for function, argument in itertools.pairwise(parts):
-            if ast.unparse(function).endswith("cuda.call") and isinstance(argument, ast.Constant):
+            if ast.unparse(function).endswith(("cuda.call", "self.call")) and isinstance(argument, ast.Constant):
                 yield str(argument.value)
 
 
@@ -137,8 +140,8 @@ def test_without_a_gpu_the_runtime_loads_no_engine_so_that_there_is_no_inspector
     if probe().gpu is not None:
         pytest.skip("there is a GPU")
     messages: list[str] = []
-    runtime = trt.Runtime(run.error_log(trt, messages))
-    assert runtime.deserialize_cuda_engine(engine) is None
+    with heard(lambda severity, message: messages.append(message)):
+        assert trt.Runtime(logger_of(trt)).deserialize_cuda_engine(engine) is None
     assert any("cuda" in message.lower() for message in messages)
 
 
@@ -146,4 +149,4 @@ def test_the_runtimes_own_words_reach_the_error(engine: bytes) -> None:
     if importlib.util.find_spec("cuda") is None or probe().gpu is not None:
         pytest.skip("cuda-python is not installed, or there is a GPU")
     with contextlib.ExitStack() as stack, pytest.raises(TargetError, match=r"for compute capability 8\.9: .*(?i:cuda)"):
-        run._Runner(trt, engine, stack, rtx_graphs=True)
+        run._Runner(trt, engine, AS_BUILT, stack, rtx_graphs=True)

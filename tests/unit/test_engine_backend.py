@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from trtopt.engine.backend import (
     choose_backend,
     describe,
     identify,
+    installed_version,
     read_header,
 )
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
@@ -122,3 +125,21 @@ def test_what_is_no_engine_of_either_backend_is_refused(data: bytes) -> None:
 def test_what_is_not_a_whole_engine_is_refused(data: bytes) -> None:
     with pytest.raises(UsageError):
         read_header(data)
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-cu12", "tensorrt-cu13"])
+def test_the_version_is_found_under_every_name_of_the_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(asked: str) -> str:
+        if asked != name:
+            raise importlib.metadata.PackageNotFoundError(asked)
+        return "10.13.3"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert installed_version(TENSORRT) == "10.13.3"
+
+
+def test_the_extras_name_the_packages_of_one_cuda() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    for extra, package in (("gpu", "tensorrt"), ("gpu-cu12", "tensorrt-cu12"), ("gpu-cu13", "tensorrt-cu13")):
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = "))
+        assert f'"{package}>=' in line and package in TENSORRT.distributions

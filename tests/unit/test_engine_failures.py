@@ -6,14 +6,6 @@ from trtopt.engine.process import crash, refusal
 from trtopt.errors import EngineBuildError
 
 
-def test_an_engine_the_runtime_does_not_load_is_not_called_a_failed_build() -> None:
-    messages = [("WARNING", "slow"), ("ERROR", "no device")]
-    error = refusal("inspect", [], messages, "model.onnx")
-    assert isinstance(error, EngineBuildError)
-    assert "was built" in error.what and error.where == "no device"
-    assert refusal("inspect", [], [], "model.onnx").where == "model.onnx"
-
-
 def test_a_crash_names_the_signal_and_the_last_line() -> None:
     error = crash(-11, "first\nlast words\n\n")
     assert "SIGSEGV" in error.what and error.where == "last words"

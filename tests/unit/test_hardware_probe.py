@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from trtopt.hardware.probe import probe, read_answer
+from trtopt.engine.backend import TENSORRT, check_target
+from trtopt.hardware.probe import _first_of_cuda, probe, read_answer
+from trtopt.hardware.spec import gpus_of
+
+BUS = "00000000:01:00.0"
+
+
+def never() -> tuple[str, str]:
+    raise AssertionError("there is but one GPU")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +57,7 @@ from trtopt.hardware.probe import probe, read_answer
     ],
 )
 def test_the_drivers_name_leads_to_the_right_variant(answer: str, found: str) -> None:
-    result = read_answer(answer + "\n")
+    result = read_answer(f"{answer}, {BUS}\n", never)
     assert result.gpu is not None
     assert result.gpu.name == found
     assert result.reason == ""
@@ -57,7 +65,7 @@ def test_the_drivers_name_leads_to_the_right_variant(answer: str, found: str) ->
 
 
 def test_another_model_of_a_known_kind_says_whose_numbers_it_has() -> None:
-    result = read_answer("NVIDIA GeForce RTX 4090 D, 8.9, 24564, 555.42\n")
+    result = read_answer("NVIDIA GeForce RTX 4090 D, 8.9, 24564, 555.42, " + BUS, never)
     assert result.gpu is not None
     assert result.gpu.name == "NVIDIA GeForce RTX 4090 D"
     assert result.gpu.compute_capability == "8.9"
@@ -65,15 +73,42 @@ def test_another_model_of_a_known_kind_says_whose_numbers_it_has() -> None:
     assert result.gpu.source == result.reason
 
 
-def test_an_unknown_kind_has_no_numbers_and_a_reason() -> None:
-    result = read_answer("NVIDIA Future, 15.0, 100000, 999.0\n")
-    assert result.gpu is None
-    assert "15.0" in result.reason
+@pytest.mark.parametrize(("capability", "like"), [("15.0", "12.1"), ("9.9", "9.0"), ("8.8", "8.7")])
+def test_a_kind_that_is_not_in_the_table_is_a_gpu_with_the_figures_of_another(capability: str, like: str) -> None:
+    result = read_answer(f"NVIDIA Future, {capability}, 100000, 999.0, {BUS}\n", never)
+    assert result.gpu is not None and result.gpu.compute_capability == capability
+    assert result.gpu.name == "NVIDIA Future" and result.gpu.memory_gb == pytest.approx(104.8576)
+    assert result.gpu.sm in {gpu.sm for gpu in gpus_of(like)}
+    assert capability in result.reason and result.gpu.source == result.reason
+    check_target(TENSORRT, result.gpu, result.gpu)
+
+
+def test_a_gpu_before_volta_is_none() -> None:
+    result = read_answer(f"Tesla P4, 6.1, 7680, 535.1, {BUS}\n", never)
+    assert result.gpu is None and "6.1" in result.reason
+
+
+TWO = "NVIDIA T1000, 7.5, 4096, 580.1, 00000000:01:00.0\nNVIDIA L4, 8.9, 23034, 580.1, 00000000:C1:00.0\n"
+
+
+def test_of_several_gpus_cudas_first_is_the_one() -> None:
+    result = read_answer(TWO, lambda: ("0000:c1:00.0", ""))
+    assert result.gpu is not None and result.gpu.name == "L4"
+
+
+def test_several_gpus_that_cuda_does_not_tell_apart_are_none() -> None:
+    for answer in (("", "no libcuda.so.1"), ("0000:99:00.0", "")):
+        assert read_answer(TWO, lambda answer=answer: answer).gpu is None  # type: ignore[misc]
+
+
+def test_cuda_is_asked_in_a_process_of_its_own() -> None:
+    address, why = _first_of_cuda()
+    assert bool(address) != bool(why)
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "No devices were found\n"])
 def test_no_gpu_is_no_gpu(answer: str) -> None:
-    result = read_answer(answer)
+    result = read_answer(answer, never)
     assert result.gpu is None
     assert "no GPU" in result.reason
 
@@ -82,7 +117,7 @@ def test_no_gpu_is_no_gpu(answer: str) -> None:
 @pytest.mark.parametrize(
     ("script", "gpu", "reason"),
     [
-        ("echo 'NVIDIA L4, 8.9, 23034, 550.54'", "L4", ""),
+        ("echo 'NVIDIA L4, 8.9, 23034, 550.54, 00000000:01:00.0'", "L4", ""),
         ("echo 'NVIDIA-SMI has failed'; exit 9", None, "NVIDIA-SMI has failed"),
     ],
 )

@@ -88,7 +88,7 @@ def compile_level(
     profiles = () if all(item.is_static for item in lowered.inputs) else (_static(inputs),)
     job = Compilation(BuildTarget(TENSORRT_RTX, nearest, profiles), precision == Precision.TF32)
     engine = compile_engine(lowered, job, BuildConfig(), clock)
-    work = layers_of_engine(engine.record.layers, lowered.model, all_shapes, tf32=precision == Precision.TF32)
+    work = layers_of_engine(engine.record.layers or (), lowered.model, all_shapes, tf32=precision == Precision.TF32)
     for note in work.notes:
         clock.warn("compile", note)
     return CompiledLevel(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig
+from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig, flag
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
-from trtopt.engine.manifest import load_engine, manifest_path
+from trtopt.engine.manifest import load_engine, manifest_path, runtime_options
+from trtopt.engine.options import weight_budget
 from trtopt.engine.request import input_shapes
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
@@ -158,6 +159,10 @@ class _Run:
             )
         if _is_engine(path):
             return self._engine(path)
+        for name in ("plugins", "weight_streaming_budget"):
+            if getattr(config, name):
+                what = "Only an engine is loaded with plugins and a weight streaming budget"
+                raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
         if config.backend == ONNXRUNTIME:
             return self._on_cpu(path)
         return self._built(path)
@@ -246,7 +251,10 @@ class _Run:
         if probe().gpu is not None:
             self._present()  # a wrong --gpu is refused before the run; without a GPU, the engine says what it is for
         with self.clock.stage("measure"):
-            measurement = gpu.measure_engine(engine, self.config.shapes[0] if self.config.shapes else {})
+            budget = weight_budget(self.config.weight_streaming_budget)
+            options = runtime_options(engine, map(Path, self.config.plugins), budget)
+            shapes = self.config.shapes[0] if self.config.shapes else {}
+            measurement = gpu.measure_engine(engine, shapes, options)
         return join(measurement, Device(self._present()))
 
     def _built(self, path: Path) -> ProfileReport:

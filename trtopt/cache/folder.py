@@ -280,33 +280,44 @@ class _Kept:
     def locked(
         self, key: str, longest_wait_s: float = 10.0, on_wait: Callable[[], None] | None = None
     ) -> Iterator[str]:
-        """Hold the lock of a key; yields why that cannot be, empty where it is held.
-
-        The lock is the kernel's (flock): it ends with the process that holds it, however that ends.
-        """
-        folder, refused = cache_folder(self.folder) / LOCKS, ""
-        # A soft lock stays when its holder is killed: worse than none.
-        lock = filelock.FileLock(folder / f"{key}.lock", fallback_to_soft=False)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(blocking=False)
-            except filelock.Timeout:
-                if on_wait is not None:
-                    on_wait()
-                lock.acquire(timeout=longest_wait_s)
-        except (OSError, NotImplementedError, filelock.Timeout) as error:
-            refused = why(error)
-        try:
+        """Hold the lock of a key, as :func:`held`."""
+        with held(self.lock_of(key), longest_wait_s, on_wait) as refused:
             yield refused
-        finally:
-            lock.release()
+
+    def lock_of(self, key: str) -> Path:
+        """The lock of a key."""
+        return cache_folder(self.folder) / LOCKS / f"{key}.lock"
 
     def _stop(self, error: Exception, place: Path | None = None) -> None:
         if self._writes:
             text = f"the cache {place or cache_folder(self.folder)} cannot be written ({why(error)})"
             self.on_event(Event("warning", "cache", text=f"{text}: it is read, and what is made now is not kept"))
         self._writes = False
+
+
+@contextlib.contextmanager
+def held(path: Path, longest_wait_s: float, on_wait: Callable[[], None] | None = None) -> Iterator[str]:
+    """Hold a lock; yields why that cannot be, empty where it is held.
+
+    The lock is the kernel's (flock): it ends with the process that holds it, however that ends.
+    """
+    refused = ""
+    # A soft lock stays when its holder is killed: worse than none.
+    lock = filelock.FileLock(path, fallback_to_soft=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            if on_wait is not None:
+                on_wait()
+            lock.acquire(timeout=longest_wait_s)
+    except (OSError, NotImplementedError, filelock.Timeout) as error:
+        refused = why(error)
+    try:
+        yield refused
+    finally:
+        lock.release()
 
 
 @dataclass

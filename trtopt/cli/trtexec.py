@@ -78,7 +78,8 @@ REFUSED = {
     ),
     "--dumpLayerInfo": "write the layers with --export-layer-info FILE",
     "--refitFromOnnx": "build the engine again from the new model",
-    "--weightStreamingBudget": "set the budget in the program that runs the engine",
+    "--weightStreamingBudget": "give it where the engine is loaded: `trtopt profile --weight-streaming-budget`, "
+    "`Engine.load(weight_budget=...)`",
     **_all("markDebug markUnfusedTensorsAsDebugTensors saveDebugTensors", _TENSORS),
     "--device": "choose the GPU of this machine with CUDA_VISIBLE_DEVICES, the target with --gpu",
     "--computeCapabilities": "name the target with --gpu",

@@ -257,6 +257,23 @@ class ProfileConfig(Config):
     key: str | None = file_field(
         "public key (Ed25519, PEM) that the engine's manifest has to be signed with", path="file"
     )
+    plugins: tuple[str, ...] = option_field(
+        (),
+        "shared library with the engine's TensorRT plugins, one that it was built with",
+        TARGET,
+        aliases=("--staticPlugins", "--dynamicPlugins"),
+        metavar="LIB",
+        repeatable=True,
+        path="file",
+    )
+    weight_streaming_budget: str | None = option_field(
+        None,
+        "bytes of weights that stay on the GPU (K, M, G), or auto, of an engine of --builder weight_streaming=true; "
+        "the others are streamed (default: all stay)",
+        TARGET,
+        aliases=("--weightStreamingBudget",),
+        metavar="BYTES",
+    )
     backend: str = option_field(
         "auto",
         "what runs the network: an engine's own runtime on this machine's GPU, or ONNX Runtime on its CPU",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
 from trtopt.hardware.spec import GpuSpec
@@ -22,6 +24,8 @@ class Backend:
         runtime: What loads its engines.
         needs_gpu: Whether building needs the target GPU to be present.
         oldest: The oldest version that is supported.
+        distributions: The packages that bring the module, by their names on PyPI: the one for the newest CUDA, and
+            those for one CUDA each.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Backend:
     suffix: str
     needs_gpu: bool
     oldest: tuple[int, int]
+    distributions: tuple[str, ...]
 
 
 TENSORRT_RTX = Backend(
@@ -41,6 +46,7 @@ TENSORRT_RTX = Backend(
     ".rtx.engine",
     needs_gpu=False,
     oldest=(1, 7),
+    distributions=("tensorrt-rtx", "tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
 )
 TENSORRT = Backend(
     "tensorrt",
@@ -50,6 +56,7 @@ TENSORRT = Backend(
     ".engine",
     needs_gpu=True,
     oldest=(10, 3),
+    distributions=("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
 )
 BACKENDS = {backend.name: backend for backend in (TENSORRT_RTX, TENSORRT)}
 
@@ -106,10 +113,10 @@ def backend_of_rules(requested: str, gpu: GpuSpec | None) -> Backend:
 
 def installed_version(backend: Backend) -> str:
     """The version of the backend's package; empty where it is not known."""
-    try:
-        return importlib.metadata.version(backend.module)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    for name in backend.distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
 
 
 def check_version(backend: Backend, version: str) -> None:
@@ -156,6 +163,26 @@ def _check_present(gpu: GpuSpec | None, present: GpuSpec | None) -> None:
             where="--gpu",
             remedy="run `trtopt build` on a machine with that GPU; `trtopt optimize` writes the model to take there",
         )
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How an engine is loaded.
+
+    Attributes:
+        host_code: Whether the engine may bring code for the host: a version-compatible one brings its own runtime.
+        plugins: Libraries of its plugins, which the user names. What they hold runs in this process.
+        weight_budget: Bytes of its streamable weights that stay on the GPU, or ``auto`` for what TensorRT takes; None
+            for all. For engines of ``--builder weight_streaming=true``.
+    """
+
+    host_code: bool = False
+    plugins: tuple[Path, ...] = ()
+    weight_budget: int | Literal["auto"] | None = None
+
+
+AS_BUILT = RuntimeOptions()
+"""Nothing allowed, nothing added."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from trtopt.engine import worker
 from trtopt.engine.backend import TENSORRT_RTX, Backend, check_target, installed_version, read_header
-from trtopt.engine.cache import Compiled, EngineCache, TimingCache, engine_key, timing_for
+from trtopt.engine.cache import Compiled, EngineCache, TimingCache, engine_key, held_timing, timing_for
 from trtopt.engine.layers import (
     Resolved,
     activation_bytes,
@@ -57,12 +57,14 @@ class EngineArtifact:
         record: What it is; ``path`` is None until it is written.
         raw_log: Warnings of the parser and builder, then the list of layers as they gave it.
         sized_layers: The layers with every size known: those of a static build at the first profile's optimum.
+        without_layers: Why the record has no layers; empty where it has.
     """
 
     data: bytes
     record: EngineRecord
     raw_log: str
     sized_layers: tuple[LayerInfo, ...]
+    without_layers: str = ""
 
 
 def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: EngineCache | None = None) -> EngineArtifact:
@@ -94,13 +96,16 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
 
     def make() -> Compiled:
         first, *static = _builds(request)
-        compiled = _run(first, settings, timing, on_event)
+        with held_timing(timing, request, cache, on_event) as now:
+            compiled = _run(first, settings, now, on_event)
+            if compiled.timing_cache is not None and request.timing_cache is not None:
+                atomic_write(request.timing_cache, compiled.timing_cache)
+            elif cache is not None and timing.name and compiled.timing_cache is not None:
+                cache.keep_timing(timing.name, compiled.timing_cache)
+                compiled = replace(compiled, timing_cache=None)
         for item in static:
             compiled = replace(compiled, sized=_run(item, settings, timing, ignore).layers)
         made.append(compiled)
-        if cache is not None and timing.name and compiled.timing_cache is not None:
-            cache.keep_timing(timing.name, compiled.timing_cache)
-            return replace(compiled, timing_cache=None)
         return compiled
 
     def use(compiled: Compiled) -> tuple[EngineArtifact, Compiled]:
@@ -110,10 +115,10 @@ def build_engine(request: BuildRequest, on_event: OnEvent = ignore, cache: Engin
         (artifact, compiled), cached = use(make()), False
     else:
         (artifact, compiled), cached = cache.obtain(cache_key(request, version, timing.decides), make, use)
-    for warning in _warnings(compiled.messages):
+    for warning in (*_warnings(compiled.messages), *filter(None, [artifact.without_layers])):
         on_event(Event("warning", TASK, text=warning))
     # A file that there is may know more by now than it did when the cached engine was built.
-    if compiled.timing_cache is not None and request.timing_cache is not None and not (cached and timing.content):
+    if cached and compiled.timing_cache is not None and request.timing_cache is not None and not timing.content:
         atomic_write(request.timing_cache, compiled.timing_cache)
     on_event(Event("detail", TASK, text="taken from the cache") if cached else Event("end", TASK))
     return replace(artifact, record=replace(artifact.record, cached=cached))
@@ -141,8 +146,15 @@ def _warnings(messages: Iterable[tuple[str, str]]) -> list[str]:
 def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compiled, *, is_new: bool) -> EngineArtifact:
     """What the compiler left, read; where that fails, the error names the log that is kept of a new build."""
     raw_log = "\n".join([*(f"{severity}: {message}" for severity, message in compiled.messages), compiled.layers])
-    resolved = _read_layers(request, compiled.layers, raw_log if is_new else "")
-    sized = resolved.layers if compiled.sized is None else parse_layers_log(compiled.sized)
+    resolved, missing = None, ""
+    try:
+        resolved = _read_layers(request, compiled.layers, raw_log if is_new else "")
+    except EngineBuildError as error:
+        if request.backend == TENSORRT_RTX:  # which builds in seconds, and whose layers are what judges price
+            raise
+        missing = f"the engine is built, and its layers are not known: {error.what} ({error.where}); {error.remedy}"
+    layers = None if resolved is None else resolved.layers
+    sized = layers if compiled.sized is None else parse_layers_log(compiled.sized)
     record = EngineRecord(
         path=None,
         sha256=hashlib.sha256(compiled.engine).hexdigest(),
@@ -151,16 +163,16 @@ def _artifact(request: BuildRequest, settings: BuilderSettings, compiled: Compil
         backend_version=compiled.version,
         compute_capabilities=_targets(request, compiled.engine),
         runtime=request.backend.runtime,
-        kernels=kernel_count(resolved.layers),
-        activation_bytes=activation_bytes(sized),
-        weight_bytes=weight_bytes(sized),
+        kernels=None if layers is None else kernel_count(layers),
+        activation_bytes=None if sized is None else activation_bytes(sized),
+        weight_bytes=None if sized is None else weight_bytes(sized),
         build_seconds=compiled.seconds,
-        layers=resolved.layers,
-        unclaimed_nodes=resolved.unclaimed,
+        layers=layers,
+        unclaimed_nodes=() if resolved is None else resolved.unclaimed,
         ignored_options=settings.ignored + _ignored_timing(request),
         profiles=tuple(profile.to_json_dict() for profile in request.profiles),
     )
-    return EngineArtifact(compiled.engine, record, raw_log, sized)
+    return EngineArtifact(compiled.engine, record, raw_log, sized or (), missing)
 
 
 def _ignored_timing(request: BuildRequest) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trtopt.cache.code import code_hash
-from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, Blobs, make_cache_folder
+from trtopt.cache.folder import DEFAULT_BYTES, ENGINES, TIMES, TIMING, Blobs, held, make_cache_folder
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.process import START
 from trtopt.engine.request import BuildRequest
@@ -150,8 +150,12 @@ class EngineCache:
         return self._timing.load(_file_name(name), bytes) or b""
 
     def keep_timing(self, name: str, content: bytes) -> None:
-        """Replace the timing cache of a GPU and a version: of builds at once, that of the last to end stays."""
+        """Replace the timing cache of a GPU and a version, which :func:`held_timing` holds."""
         self._timing.store(_file_name(name), [content])
+
+    def timing_lock(self, name: str) -> Path:
+        """The lock of the timing cache of a GPU and a version."""
+        return self._timing.lock_of(_file_name(name))
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
@@ -202,8 +206,7 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
     if request.backend == TENSORRT_RTX:
         return TimingCache()
     if request.timing_cache is not None:
-        is_there = os.path.lexists(request.timing_cache)
-        content = read_file(request.timing_cache, "The timing cache", _MOST_TIMING_BYTES) if is_there else b""
+        content = _of_user(request)
         return TimingCache(content, decides=hashlib.sha256(content).hexdigest() if must_hit else "a file")
     if cache is not None:
         name = f"{probe().name} {request.gpu.compute_capability if request.gpu else ''} {version}"
@@ -216,6 +219,40 @@ def timing_for(request: BuildRequest, version: str, cache: EngineCache | None) -
             remedy="give --timing-cache FILE, or leave --no-cache out",
         )
     return TimingCache()
+
+
+@contextmanager
+def held_timing(
+    timing: TimingCache, request: BuildRequest, cache: EngineCache | None, on_event: OnEvent
+) -> Iterator[TimingCache]:
+    """The timing cache as it is now, which no other build reads or writes meanwhile.
+
+    A build adds to what it read, so that of two at once one would lose what the other added; and two that time kernels
+    on one GPU time each other. trtexec has a lock of the same name beside the user's file.
+    """
+    if timing.content is None:
+        yield timing
+        return
+    kept = cache if timing.name else None
+    lock = Path(f"{request.timing_cache}.lock") if kept is None else kept.timing_lock(timing.name)
+
+    def said(text: str) -> None:
+        on_event(Event("warning", _TASK, text=text))
+
+    with held(lock, _LONGEST_WAIT_S, lambda: said("another build has this timing cache: waiting for it")) as refused:
+        if refused:
+            said(f"no lock of the timing cache ({refused}): what another build adds to it may be lost")
+        if request.error_on_timing_cache_miss:  # the engine's key holds what it was
+            yield timing
+        else:
+            yield replace(timing, content=_of_user(request) if kept is None else kept.timing(timing.name))
+
+
+def _of_user(request: BuildRequest) -> bytes:
+    path = request.timing_cache
+    if path is None or not os.path.lexists(path):
+        return b""
+    return read_file(path, "The timing cache", _MOST_TIMING_BYTES)
 
 
 _DRIVER = "trtopt.engine.worker"

@@ -29,7 +29,7 @@ from trtopt.support.precision import Precision
 
 PACKAGES = (
     *("numpy", "onnx", "onnx_ir", "ml_dtypes", "rich", "onnxruntime", "onnxruntime-gpu"),
-    *("torch", "onnxscript", "tensorrt", "tensorrt_rtx", "cuda-python"),
+    *("torch", "onnxscript", "tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt_rtx", "cuda-python"),
 )
 _PRECISIONS = (Precision.FP16, Precision.INT8)
 _BATCH, _CHANNELS, _SIZE, _CLASSES = 4, 16, 16, 8
@@ -123,7 +123,7 @@ def _check(backend: Backend, precision: Precision) -> dict[str, Any]:
             onnx.save(model, path)
             artifact = build_engine(BuildRequest(path, backend, gpu, tuple(node.name for node in model.graph.node)))
             check["kernels"] = artifact.record.kernels
-            achieved = achieved_precision(artifact.record.layers, _FLOP)
+            achieved = achieved_precision(artifact.record.layers or (), _FLOP)
             check["flop_share"] = {dtype: round(share.flop_share, 3) for dtype, share in achieved.items()}
             check["not_run_because"] = why_not_run(backend, artifact.data) or None
             if check["not_run_because"] is None:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend, EngineHeader, describe, identify
+from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend, EngineHeader, RuntimeOptions, describe, identify
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
 from trtopt.hardware.probe import Probe, probe
 from trtopt.report.schema.manifest import SCHEMA, FileHash, Manifest, has_digest, with_digest
@@ -285,6 +286,27 @@ def check_version(engine: VerifiedEngine, version: str) -> None:
             where=str(engine.path),
             remedy=f"build it again, or install {engine.backend.module}=={header.version}",
         )
+
+
+def runtime_options(
+    engine: VerifiedEngine, plugins: Iterable[Path] = (), weight_budget: int | Literal["auto"] | None = None
+) -> RuntimeOptions:
+    """How an engine is loaded: with code for the host as its manifest says, and what the user gives.
+
+    Raises:
+        IntegrityError: A library of plugins is none that the engine was built with.
+        UsageError: A library cannot be read.
+    """
+    given, manifest = tuple(plugins), engine.manifest
+    for library in given:
+        found = hash_file(library, "The plugin library")
+        if manifest is not None and found not in [(file.bytes, file.sha256) for file in manifest.files]:
+            raise IntegrityError(
+                "The plugin library is none of those that the engine was built with",
+                where=str(library),
+                remedy="give the library that `trtopt build --plugins` was given, or build the engine again",
+            )
+    return RuntimeOptions(manifest is not None and manifest.version_compatible, given, weight_budget)
 
 
 def _release(version: str) -> list[str]:

@@ -152,10 +152,33 @@ def _apply(settings: BuilderSettings, option: _Option, item: str, value: str) ->
         settings.masks[option.target] = (option.enum, option.members[lowered].split())
     elif option.kind == "enum" and lowered in option.members:
         settings.enums[option.target] = (option.enum, option.members[lowered])
-    elif option.kind == "pool" and (match := re.fullmatch(r"(\d{1,15})([KMG]?)(?:I?B)?", value.upper())):
-        settings.pools[option.target] = int(match[1]) * _UNITS[match[2]]
+    elif option.kind == "pool" and (size := _bytes(value)) is not None:
+        settings.pools[option.target] = size
     else:
         raise UsageError("Not a value of this builder option", where=f"--builder {item}", remedy=f"give {option.help}")
+
+
+def _bytes(value: str) -> int | None:
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)(?:I?B)?", value.upper())
+    return None if match is None else int(match[1]) * _UNITS[match[2]]
+
+
+def weight_budget(value: str | None) -> int | Literal["auto"] | None:
+    """``--weight-streaming-budget``: bytes, or ``auto``.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if value is None:
+        return None
+    found = "auto" if value == "auto" else _bytes(value)
+    if found is None:
+        raise UsageError(
+            f"{value!r} is no weight streaming budget",
+            where="--weight-streaming-budget",
+            remedy="give bytes, with K, M or G for powers of 1024, or auto",
+        )
+    return found  # type: ignore[return-value]
 
 
 def _is_within(value: str, limits: tuple[int, int]) -> bool:

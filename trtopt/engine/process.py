@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from trtopt.errors import EngineBuildError, MissingDependencyError, TrtoptError, UsageError
+from trtopt.errors import EngineBuildError, MissingDependencyError, TargetError, TrtoptError, UsageError
 
 START = (
     "import os, sys; os.environ.pop('NVIDIA_TF32_OVERRIDE', None); "
@@ -69,6 +69,46 @@ class Stall:
         self._stop()
 
 
+_FACTORY = "factory function returned nullptr"
+_CUDA_FAILURE = re.compile(r"CUDA initialization failure with error: (\d+)")
+_DRIVER_REMEDIES = {
+    "35": "the driver is older than the CUDA of the installed TensorRT: update it (CUDA 13 needs R580), or install "
+    'TensorRT for CUDA 12: pip install "trtopt[gpu-cu12]"',
+    "100": "CUDA sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, run it with --gpus all",
+    "101": "CUDA_VISIBLE_DEVICES names a GPU that is not there",
+    "803": "the driver's library and its kernel module are of different versions: restart the machine",
+    "804": "this GPU takes no newer CUDA than its driver: update the driver, or use an older container",
+    "999": "load the kernel module nvidia_uvm, or restart the machine",
+}
+"""By the number of ``cudaError_t``."""
+
+
+def is_driver_failure(error: TypeError) -> bool:
+    """Whether ``Builder`` or ``Runtime`` of TensorRT failed to start: pybind11 knows no better word for it."""
+    return _FACTORY in str(error)
+
+
+def driver_failed(messages: Sequence[str]) -> TargetError:
+    """The error for a ``Builder`` or ``Runtime`` that did not start, with what it logged."""
+    text = "; ".join(dict.fromkeys(" ".join(message.split()) for message in messages))
+    found = _CUDA_FAILURE.search(text)
+    known = None if found is None else _DRIVER_REMEDIES.get(found[1])
+    return TargetError(
+        f"TensorRT cannot start: {text or 'it gave no reason'}",
+        where="the NVIDIA driver",
+        remedy=known or "check the driver with nvidia-smi, and free GPU memory",
+    )
+
+
+def plugin_refused(library: str) -> UsageError:
+    """The error for a library of plugins that the registry does not take."""
+    return UsageError(
+        "The plugin library cannot be loaded, or its plugins are already registered",
+        where=library,
+        remedy="check that it is built for this version of TensorRT, and that it is named once",
+    )
+
+
 _NOISE = ("cudaError 35", "Network must have at least one output", "--- Begin node", "--- End node")
 _NO_MEMORY = ("MemoryError", "std::bad_alloc")
 _SOURCE = re.compile(
@@ -106,11 +146,9 @@ def refusal(
             remedy="install it again; `trtopt doctor` says what is installed",
         )
     if stage == "plugin":
-        return UsageError(
-            "The plugin library cannot be loaded, or its plugins are already registered",
-            where=str(details[0]["library"]),
-            remedy="check that it is built for this version of TensorRT, and that it is named once",
-        )
+        return plugin_refused(str(details[0]["library"]))
+    if stage == "driver":
+        return driver_failed([text for severity, text in messages if severity != "WARNING"])
     if stage == "timing-cache":
         return UsageError(
             "The timing cache does not belong to this GPU and version of TensorRT",
@@ -120,12 +158,6 @@ def refusal(
     if stage == "option":
         return UsageError(
             f"This version of the backend has no {details[0]['name']}", where="--builder", remedy="leave the option out"
-        )
-    if stage == "inspect":
-        return EngineBuildError(
-            "The engine was built, and the runtime of the same package does not load it to list its layers",
-            where="; ".join(text for severity, text in messages if severity != "WARNING")[:400] or model,
-            remedy="report it with the output of `trtopt doctor --selftest`",
         )
     if stage == "parse":
         return _parse_error(details, model)

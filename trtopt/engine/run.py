@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
-from trtopt.engine.backend import TENSORRT_RTX, Backend, describe, identify, read_header
-from trtopt.errors import EngineBuildError, TargetError, UsageError
+from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, Backend, RuntimeOptions, read_header
+from trtopt.engine.cuda import Cuda
+from trtopt.engine.loaded import LoadedEngine, guarded, output_allocator
+from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.probe import probe
 from trtopt.support._lazy import is_available, require
@@ -24,12 +23,6 @@ from trtopt.support.ort_session import Feeds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_T = TypeVar("_T")
-_CHANNELS_LAST = ("HWC", "HWC8")
-"""Formats of inputs and outputs that `--io` gives; their channels fill the memory without gaps."""
-_MOST_MESSAGES = 32
-_ML_DTYPES = {"BF16": ml_dtypes.bfloat16, "FP8": ml_dtypes.float8_e4m3fn}
 
 
 def why_not_run(backend: Backend, engine: bytes | None = None) -> str:
@@ -39,7 +32,7 @@ def why_not_run(backend: Backend, engine: bytes | None = None) -> str:
         return found.reason
     if not is_available(backend.module):
         return f"the Python package {backend.module} is not installed"
-    if not is_available("cuda"):
+    if not is_available("cuda.bindings"):  # cuda-pathfinder alone brings a folder "cuda"
         return "the Python package cuda-python is not installed (pip install cuda-python)"
     capability = found.gpu.compute_capability
     if backend == TENSORRT_RTX and engine is not None:
@@ -60,6 +53,9 @@ class EngineSession:
     A context manager that frees its memory.
 
     Args:
+        engine: The engine file's content.
+        backend: What built it.
+        options: How it is loaded.
         rtx_graphs: Whether TensorRT for RTX captures and launches CUDA graphs by itself; it falls back unseen.
 
     Raises:
@@ -67,13 +63,15 @@ class EngineSession:
         EngineBuildError: The runtime fails.
     """
 
-    def __init__(self, engine: bytes, backend: Backend, *, rtx_graphs: bool = False) -> None:
+    def __init__(
+        self, engine: bytes, backend: Backend, options: RuntimeOptions = AS_BUILT, *, rtx_graphs: bool = False
+    ) -> None:
         reason = why_not_run(backend, engine)
         if reason:
             raise TargetError(f"The engine cannot run here: {reason}", where=backend.runtime, remedy=backend.install)
         trt = require(backend.module, "gpu", "run engines")
         with contextlib.ExitStack() as stack:
-            self._runner = guarded(lambda: _Runner(trt, engine, stack, rtx_graphs))
+            self._runner = guarded(lambda: _Runner(trt, engine, options, stack, rtx_graphs))
             self._stack = stack.pop_all()
         self.output_names: tuple[str, ...] = self._runner.output_names
 
@@ -87,7 +85,7 @@ class EngineSession:
             UsageError: A feed is missing an input, or its shape is outside of the engine's profile.
             EngineBuildError: The engine fails to run.
         """
-        return guarded(functools.partial(self._runner.run, feeds))
+        return self._runner.guarded(lambda: self._runner.run(feeds))
 
     def __enter__(self) -> Self:
         return self
@@ -96,152 +94,31 @@ class EngineSession:
         self._stack.close()
 
 
-def guarded(call: Callable[[], _T]) -> _T:
-    """``call()``, with what the native bindings raise as one of our errors."""
-    try:
-        return call()
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise EngineBuildError(
-            f"The runtime's Python interface failed: {type(error).__name__}: {error}",
-            where="running the engine",
-            remedy="run `trtopt doctor --selftest` and report it with the output",
-        ) from error
-
-
-class Cuda:
-    """The calls of the CUDA runtime that are needed, with errors raised."""
-
-    def __init__(self) -> None:
-        self.api = require("cuda.bindings.runtime", "gpu", "run engines")
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        status, *values = getattr(self.api, name)(*arguments)
-        if status != self.api.cudaError_t.cudaSuccess:
-            self.api.cudaGetLastError()  # else the runtime's next launch takes it for its own
-            raise EngineBuildError(
-                f"CUDA failed: {status.name}", where=name, remedy="check the driver with nvidia-smi; free GPU memory"
-            )
-        return values[0] if values else None
-
-    @contextlib.contextmanager
-    def first_gpu(self) -> Iterator[None]:
-        """Make the first GPU the current one of this thread: the caller's package may have chosen another."""
-        before = self.call("cudaGetDevice")
-        if before:
-            self.call("cudaSetDevice", 0)
-        try:
-            yield
-        finally:
-            if before:
-                self.call("cudaSetDevice", before)
-
-
-class Buffer:
-    """Memory that grows: of the device, or of the host, for what the runtime reads and writes there."""
-
-    def __init__(self, cuda: Cuda, *, on_host: bool = False) -> None:
-        self._cuda = cuda
-        self._allocate, self._release = ("cudaMallocHost", "cudaFreeHost") if on_host else ("cudaMalloc", "cudaFree")
-        self._bytes = 0
-        self.pointer = 0
-
-    def reserve(self, size: int) -> int:
-        if size > self._bytes:
-            self.free()
-            self.pointer = int(self._cuda.call(self._allocate, size))
-            self._bytes = size
-        return self.pointer
-
-    def free(self) -> None:
-        if self._bytes:
-            self._cuda.call(self._release, self.pointer)
-        self._bytes = self.pointer = 0
-
-
-class LoadedEngine:
-    """An engine in its runtime, and what its inputs and outputs are.
-
-    Attributes:
-        on_host: Inputs and outputs whose values the runtime reads or writes in the host's memory: shapes, as a rule.
-        channels_last: Inputs and outputs that hold their channels last in memory.
-        messages: Errors that the runtime logged.
-    """
-
-    def __init__(self, trt: Any, data: bytes) -> None:
-        self.trt = trt
-        self.messages: list[str] = []
-        self._built = describe(*identify(data))
-        self._logger = error_log(trt, self.messages)
-        trt.init_libnvinfer_plugins(self._logger, "")
-        self._runtime = trt.Runtime(self._logger)
-        self.engine = self._given(self._runtime.deserialize_cuda_engine(data))
-        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        modes = {name: self.engine.get_tensor_mode(name) for name in names}
-        self.inputs = [name for name in names if modes[name] == trt.TensorIOMode.INPUT]
-        self.outputs = [name for name in names if modes[name] == trt.TensorIOMode.OUTPUT]
-        self.on_host = {name for name in names if self.engine.get_tensor_location(name) == trt.TensorLocation.HOST}
-        self.dtypes = {name: self._dtype(self.engine.get_tensor_dtype(name)) for name in names}
-        self.channels_last = {name for name in names if self.engine.get_tensor_format(name).name in _CHANNELS_LAST}
-
-    def new_context(self, rtx_graphs: bool) -> Any:
-        """An execution context.
-
-        TensorRT for RTX compiles the kernels for a new shape in the background unless it is told to wait, so that the
-        first runs are those of other kernels.
-
-        Raises:
-            TargetError: The runtime refuses, for want of memory as a rule.
-        """
-        trt, engine = self.trt, self.engine
-        if trt.__name__ != TENSORRT_RTX.module:
-            return self._given(engine.create_execution_context())
-        config = engine.create_runtime_config()
-        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
-        if rtx_graphs:
-            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        return self._given(engine.create_execution_context(config))
-
-    def new_buffer(self, cuda: Cuda, name: str) -> Buffer:
-        return Buffer(cuda, on_host=name in self.on_host)
-
-    def failed(self, shapes: str) -> EngineBuildError:
-        """What is raised when the engine fails to run."""
-        return EngineBuildError(
-            f"The engine failed to run: {'; '.join(self.messages[-3:]) or 'without a reason'}",
-            where=shapes,
-            remedy="run `trtopt doctor --selftest` and report it with the output",
-        )
-
-    def _given(self, made: Any) -> Any:
-        if made is None:
-            raise TargetError(
-                f"The runtime refuses the engine, built by {self._built}: "
-                + ("; ".join(self.messages) or "without a reason"),
-                where=f"{self.trt.__name__} {self.trt.__version__} on {probe().name}",
-                remedy="build it with this version and for this GPU; free GPU memory",
-            )
-        return made
-
-    def _dtype(self, dtype: Any) -> np.dtype[Any]:
-        found: np.dtype[Any] = np.dtype(_ML_DTYPES.get(dtype.name) or self.trt.nptype(dtype))
-        return found
-
-
 class _Runner(LoadedEngine):
     """An engine with its context and buffers, freed when ``stack`` closes."""
 
-    def __init__(self, trt: Any, data: bytes, stack: contextlib.ExitStack, rtx_graphs: bool) -> None:
-        super().__init__(trt, data)
+    def __init__(
+        self, trt: Any, data: bytes, options: RuntimeOptions, stack: contextlib.ExitStack, rtx_graphs: bool
+    ) -> None:
+        super().__init__(trt, data, options)
+        stack.callback(self.release)
         self.cuda = Cuda()
-        self.context = self.new_context(rtx_graphs)
         self.stream = self.cuda.call("cudaStreamCreate")
         stack.callback(self.cuda.call, "cudaStreamDestroy", self.stream)
         self.output_names = tuple(self.outputs)
-        self._buffers = {name: self.new_buffer(self.cuda, name) for name in (*self.inputs, *self.outputs)}
+        self._buffers = self.new_buffers(self.cuda)
         for buffer in self._buffers.values():
             stack.callback(buffer.free)
-        self._allocators = {name: output_allocator(trt, self._buffers[name]) for name in self.outputs}
+        own = [name for name in self.outputs if name not in self.aliased]
+        self._allocators = {name: output_allocator(trt, self._buffers[name]) for name in own}
         self._held: list[np.ndarray] = []
+        with self.heard():
+            self.context = self.new_context(rtx_graphs)
+        stack.callback(self._drop_context)
+
+    def _drop_context(self) -> None:
+        """Before its engine, stream and memory go."""
+        self.context = None
 
     def input_specs(self) -> tuple[InputSpec, ...]:
         specs = []
@@ -263,23 +140,30 @@ class _Runner(LoadedEngine):
     def set(self, feed: Feeds) -> None:
         """Copy the inputs, and have the outputs' memory follow their sizes."""
         self._held = [self._set_input(name, feed) for name in self.inputs]  # must live until the stream is done
-        for name in self.outputs:
-            self.context.set_output_allocator(name, self._allocators[name])
-            self.context.set_tensor_address(name, self._buffers[name].reserve(1))
+        for name, allocator in self._allocators.items():
+            self.context.set_output_allocator(name, allocator)
+            self._set_address(name, self._buffers[name].reserve(1))
+        for name in self.aliased:
+            self._set_address(name, self._buffers[name].pointer)
 
     def fix_outputs(self) -> None:
         """After a run: keep the outputs' memory as it is, so that no callback into Python is timed.
 
         Outputs whose size depends on the data keep their allocator.
         """
-        for name in self.outputs:
+        for name in self._allocators:
             if -1 not in tuple(self.context.get_tensor_shape(name)):
                 self.context.set_output_allocator(name, None)
-                self.context.set_tensor_address(name, self._buffers[name].pointer)
+                self._set_address(name, self._buffers[name].pointer)
+
+    def _set_address(self, name: str, address: int) -> None:
+        if not self.context.set_tensor_address(name, address):
+            raise self.failed(f"the address of {name!r}")
 
     def enqueue(self) -> None:
         if not self.context.execute_async_v3(int(self.stream)):
-            raise self.failed(", ".join(f"{n}{a.shape}" for n, a in zip(self.inputs, self._held, strict=True)))
+            where = ", ".join(f"{n}{a.shape}" for n, a in zip(self.inputs, self._held, strict=True))
+            raise self.failed(where, self._allocators.values())
 
     def synchronize(self) -> None:
         self.cuda.call("cudaStreamSynchronize", self.stream)
@@ -297,17 +181,17 @@ class _Runner(LoadedEngine):
         if name in self.channels_last:
             array = np.ascontiguousarray(np.moveaxis(array, 1, -1))
         if name in self.on_host:
-            self.context.set_tensor_address(name, array.ctypes.data)
+            self._set_address(name, array.ctypes.data)
             return array
         pointer = self._buffers[name].reserve(max(array.nbytes, 1))
         kind = self.cuda.api.cudaMemcpyKind.cudaMemcpyHostToDevice
         self.cuda.call("cudaMemcpyAsync", pointer, array.ctypes.data, array.nbytes, kind, self.stream)
-        self.context.set_tensor_address(name, pointer)
+        self._set_address(name, pointer)
         return array
 
     def _fetch(self, name: str) -> np.ndarray:
-        allocator = self._allocators[name]
-        shape = allocator.shape
+        aliased = name in self.aliased
+        shape = tuple(self.context.get_tensor_shape(name)) if aliased else self._allocators[name].shape
         if name in self.channels_last:
             shape = (shape[0], *shape[2:], shape[1])
         array = np.empty(shape, self.dtypes[name])
@@ -317,38 +201,3 @@ class _Runner(LoadedEngine):
         kind = self.cuda.api.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self.cuda.call("cudaMemcpy", array.ctypes.data, self._buffers[name].pointer, array.nbytes, kind)
         return np.moveaxis(array, -1, 1) if name in self.channels_last else array
-
-
-def error_log(trt: Any, messages: list[str]) -> Any:
-    class ErrorLogger(trt.ILogger):  # type: ignore[misc]
-        """Keeps the last errors: a service may go on for long after them."""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity.value <= trt.ILogger.Severity.ERROR.value:
-                messages.append(message)
-                del messages[:-_MOST_MESSAGES]
-
-    return ErrorLogger()
-
-
-def output_allocator(trt: Any, buffer: Buffer) -> Any:
-    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
-        """Gives the engine memory once it knows an output's size, which may depend on the data."""
-
-        def __init__(self) -> None:
-            trt.IOutputAllocator.__init__(self)
-            self.shape: tuple[int, ...] = ()
-
-        def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
-            return buffer.reserve(max(size, 1))
-
-        def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
-            return buffer.reserve(max(size, 1))
-
-        def notify_shape(self, name: str, shape: Any) -> None:
-            self.shape = tuple(shape)
-
-    return Allocator()

@@ -22,9 +22,12 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from trtopt.engine.native_log import Sink, heard, logger_of
+from trtopt.engine.process import is_driver_failure
 from trtopt.support.limits import limit_memory
 
 REQUEST, RESULT, ENGINE, LAYERS = "request.json", "result.json", "engine", "layers"
@@ -140,9 +143,16 @@ def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]
         trt = importlib.import_module(request["module"])
     except ImportError as error:
         raise _RefusedError("import", [{"text": str(error)}]) from error
-    logger = _logger(trt, folder, messages)
+    with heard(_sink(trt, folder, messages)):
+        return _built(trt, request, folder, messages, events)
+
+
+def _built(
+    trt: Any, request: dict[str, Any], folder: Path, messages: list[tuple[str, str]], events: TextIO
+) -> dict[str, Any]:
+    logger = logger_of(trt)
     _load_plugins(trt, logger, request["plugins"])
-    builder = trt.Builder(logger)
+    builder = _started(lambda: trt.Builder(logger))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request["onnx"]):
@@ -164,22 +174,31 @@ def _build(request: dict[str, Any], folder: Path, messages: list[tuple[str, str]
     if cache is not None:
         Path(folder, TIMING_CACHE).write_bytes(config.get_timing_cache().serialize())
     if request["inspect"]:
-        _inspect(trt, logger, bytes(plan), folder)
+        try:
+            _inspect(trt, bytes(plan), folder, host_code=request["flags"].get("VERSION_COMPATIBLE", False))
+        except (_RefusedError, AttributeError, RuntimeError, TypeError, ValueError) as error:  # the engine is made
+            messages.append(("WARNING", f"the layers of the engine cannot be listed: {error}"))
     return {"version": trt.__version__}
 
 
-def _logger(trt: Any, folder: Path, messages: list[tuple[str, str]]) -> Any:
-    class BuildLogger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
+def _started(make: Callable[[], Any]) -> Any:
+    """A ``Builder`` or ``Runtime``; refused where the driver does not start."""
+    try:
+        return make()
+    except TypeError as error:
+        if not is_driver_failure(error):
+            raise
+        raise _RefusedError("driver") from error
 
-        def log(self, severity: Any, message: str) -> None:
-            if message.startswith("Layers:"):
-                Path(folder, LAYERS).write_bytes(message.encode())
-            elif severity.value <= trt.ILogger.Severity.WARNING.value:
-                messages.append((severity.name, message))
 
-    return BuildLogger()
+def _sink(trt: Any, folder: Path, messages: list[tuple[str, str]]) -> Sink:
+    def take(severity: Any, message: str) -> None:
+        if message.startswith("Layers:"):
+            Path(folder, LAYERS).write_bytes(message.encode())
+        elif severity.value <= trt.ILogger.Severity.WARNING.value:
+            messages.append((severity.name, message))
+
+    return take
 
 
 def _load_plugins(trt: Any, logger: Any, plugins: list[str]) -> None:
@@ -302,13 +321,21 @@ def _timing_cache(config: Any, request: dict[str, Any], folder: Path) -> Any:
     return cache
 
 
-def _inspect(trt: Any, logger: Any, plan: bytes, folder: Path) -> None:
-    """Write the inspector's JSON, with the shapes of the first profile's optimum where they are dynamic."""
-    engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
+def _inspect(trt: Any, plan: bytes, folder: Path, *, host_code: bool) -> None:
+    """Write the inspector's JSON, with the shapes of the first profile's optimum where they are dynamic.
+
+    The context gets no memory for activations: nothing runs in it.
+    """
+    runtime = _started(lambda: trt.Runtime(logger_of(trt)))
+    if host_code:
+        runtime.engine_host_code_allowed = True
+    engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        raise _RefusedError("inspect")
+        raise _RefusedError("the runtime does not load the engine")
     inspector = engine.create_engine_inspector()
-    context = engine.create_execution_context()
+    context = engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    if context is None:
+        raise _RefusedError("the runtime gives no context")
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT and not engine.is_shape_inference_io(name):

@@ -57,7 +57,7 @@ def result_of(folder: Path, seconds: float) -> Result:
         engine=f"model{BACKENDS[engine.backend].suffix}" if engine is not None and written else "",
         engine_bytes=0 if engine is None else engine.bytes,
         engine_sha256="" if engine is None else engine.sha256,
-        kernels=0 if engine is None else engine.kernels,
+        kernels=0 if engine is None else engine.kernels or 0,
         failures=() if written else report.gate_failures,
     )
 

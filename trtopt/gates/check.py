@@ -393,7 +393,7 @@ def _kernels(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
     old = None if pair.before is None else pair.before.kernels
     if now is None:
         if asked is not None or old is not None:
-            yield _missing("kernels", "kernels", asked, "the report has no engine")
+            yield _missing("kernels", "kernels", asked, "the report has no engine, or not its layers")
         return
     gate = Gate("kernels", "kernels", "passed", "kernels", old, now, is_default=asked is None)
     most = pair.layers(added)

@@ -140,7 +140,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
     layers: tuple[KernelFacts, ...] = ()
     if found is not None:
         layers = _kernels(found.layers)
-    elif engine is not None:
+    elif engine is not None and engine.layers is not None:
         layers = tuple(_compiled(layer) for layer in layers_of_profile(engine.layers) if layer.is_kernel)
     return Facts(
         _checked(path, report.schema, model, _name(report.gpu), compiler, precision.requested),

@@ -94,11 +94,16 @@ def parse_clocks(answer: str, bus_id: str) -> Clocks:
     """Read the line of the GPU at ``bus_id`` (any case, with four or eight digits of the domain)."""
     for line in answer.splitlines():
         bus, *fields = (field.strip() for field in line.split(","))
-        if len(fields) == len(_FIELDS.split(",")) and _address(bus) == _address(bus_id):
+        if len(fields) == len(_FIELDS.split(",")) and same_address(bus, bus_id):
             sm, memory, max_sm, max_memory, temperature, power, limit = map(_number, fields[:-1])
             reasons = _reasons(fields[-1])
             return Clocks(sm, memory, max_sm, max_memory, temperature, power, limit, reasons)
     return Clocks(clocks_unknown=f"nvidia-smi says nothing of the GPU at {bus_id}: {answer.strip()[:200]}")
+
+
+def same_address(one: str, two: str) -> bool:
+    """Whether two PCI addresses are one: any case, with four or eight digits of the domain."""
+    return _address(one) == _address(two)
 
 
 def _address(bus_id: str) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from trtopt.cache.code import entry_key
 from trtopt.cache.folder import DEFAULT_BYTES, cache_folder, make_cache_folder, prune
 from trtopt.config import BuildConfig
-from trtopt.engine.backend import Backend, installed_version
+from trtopt.engine.backend import Backend, RuntimeOptions, installed_version
 from trtopt.engine.build import EngineArtifact, build_engine, cache_key, check_options
 from trtopt.engine.cache import EngineCache, timing_for
 from trtopt.engine.option_search import Answer, EngineTime, Options, remembered, search_options
-from trtopt.engine.options import SEARCH, key_of
+from trtopt.engine.options import SEARCH, key_of, parse_builder_options
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import why_not_run
 from trtopt.errors import TargetError
@@ -97,6 +97,16 @@ def engine_request(artifact: ModelArtifact, job: Compilation, config: BuildConfi
     )
 
 
+def as_built(config: BuildConfig, backend: Backend) -> RuntimeOptions:
+    """How an engine that was built with these options is loaded."""
+    return RuntimeOptions(runs_host_code(config.builder, backend), tuple(Path(item) for item in config.plugins))
+
+
+def runs_host_code(builder: tuple[str, ...], backend: Backend) -> bool:
+    """Whether an engine of these builder options brings a runtime of its own."""
+    return parse_builder_options(builder, backend, gpu_present=True).flags.get("VERSION_COMPATIBLE", False)
+
+
 def check_search(config: BuildConfig, backend: Backend) -> None:
     """Check before the work that engines can be timed, where a search over builder options is asked for.
 
@@ -134,8 +144,10 @@ def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) 
         return replace(request, builder=(*request.builder, *options))
 
     def measure(options: Options) -> Answer[EngineArtifact]:
-        engine = build_engine(with_options(options), clock.listen, cache)
-        found = time_engine(engine.data, request.backend).device
+        asked = with_options(options)
+        engine = build_engine(asked, clock.listen, cache)
+        host_code = runs_host_code(asked.builder, request.backend)
+        found = time_engine(engine.data, request.backend, RuntimeOptions(host_code, request.plugins)).device
         record = engine.record
         measured = EngineTime(found.median_us, found.spread_us, found.stable, record.build_seconds, record.sha256)
         return Answer(measured, engine)

@@ -144,6 +144,6 @@ def chip_of(target: BuildTarget) -> GpuSpec:
 def cost_of_engine(engine: EngineArtifact, model: ir.Model, target: BuildTarget, *, tf32: bool) -> Cost:
     """What an engine of a model costs, counted as :class:`Pricer` counts."""
     shapes = static_shapes(model, target.shapes)
-    layers = layers_of_profile(engine.record.layers)
+    layers = layers_of_profile(engine.record.layers or ())
     full = sized(layers, model, shapes) or engine.sized_layers
     return priced_layers(layers, full, model, shapes, chip_of(target), tf32=tf32).total

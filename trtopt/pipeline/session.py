@@ -30,7 +30,7 @@ from trtopt.judge.judges import judge_for
 from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io
-from trtopt.pipeline.compile import Compilation, compile_engine, trim_cache
+from trtopt.pipeline.compile import Compilation, as_built, compile_engine, trim_cache
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
 from trtopt.pipeline.lower import Lowering, blamed, lower
@@ -294,7 +294,8 @@ class _Run:
                 if lowering is None:
                     raise
                 continue
-            accuracy = verify_engine(accuracy, job, engine.data, target.backend, clock)
+            loading = as_built(self._config, target.backend)
+            accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             return replace(built, accuracy=accuracy, engine=engine, failures=failures, cost=self._cost(final, engine))
 
@@ -419,14 +420,16 @@ class _Run:
         )
 
     def _predicted(self, built: Built, target: BuildTarget) -> EngineAnalysis | None:
-        """The predicted time of an engine's layers; None without an engine, and for a target that is not one chip."""
-        if built.engine is None or target.gpu is None:
+        """The predicted time of an engine's layers; None where they are not known, and for a target that is not one
+        chip."""
+        own = None if built.engine is None else built.engine.record.layers
+        if built.engine is None or own is None or target.gpu is None:
             return None
         model = built.final.artifact.model
         tf32 = self._settings.uses_tf32 and supports(target.gpu, Precision.TF32)
         with self._clock.stage("predict"):
             shapes = static_shapes(model, target.shapes)
-            layers = sized(layers_of_profile(built.engine.record.layers), model, shapes) or built.engine.sized_layers
+            layers = sized(layers_of_profile(own), model, shapes) or built.engine.sized_layers
             work = layers_of_engine(layers, model, shapes, tf32=tf32)
             rows, uncosted = predict(work.layers, target.gpu)
         return EngineAnalysis(target.gpu.name, rows, totals_of(rows), uncosted)
@@ -446,11 +449,12 @@ def _calibration(target: BuildTarget) -> dict[str, object]:
 
 def _precision(built: Built, target: BuildTarget, analysis: EngineAnalysis | None) -> PrecisionRecord:
     """The precision record, with what the engine's layers say when there is an engine."""
-    if built.engine is None:
+    layers = None if built.engine is None else built.engine.record.layers
+    if layers is None:
         return built.lowered.record
     model = built.final.artifact.model
     flop = cost.flop_by_node(model, static_shapes(model, target.shapes))
-    achieved = achieved_precision(built.engine.record.layers, flop, analysis.layers if analysis else ())
+    achieved = achieved_precision(layers, flop, analysis.layers if analysis else ())
     return replace(built.lowered.record, achieved=achieved)
 
 

@@ -22,7 +22,7 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import input_values
 from trtopt.graph.shapes import with_sizes
-from trtopt.hardware.probe import present_gpu
+from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
 from trtopt.judge.target import BuildTarget
@@ -139,6 +139,8 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
         MissingDependencyError: The compiler is not installed, or what signs.
     """
     target = _target(config, make_engine)
+    if config.gpu is None and probe().gpu is not None and probe().reason:
+        clock.warn("gpu", probe().reason)
     outputs = _outputs(path, config, target.backend, make_engine)
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)

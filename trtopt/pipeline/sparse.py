@@ -106,7 +106,8 @@ def as_made(
     if wide and precision is not None and precision.is_quantized:
         text = f"Gains are predicted in {precision.upper()}; {count(len(wide), 'pruned layer')} did not become that."
         record = replace(record, note=f"{record.note} {text}")
-    return record if engine is None else replace(record, sparse_kernels=sparse_kernels(engine.record.layers))
+    layers = None if engine is None else engine.record.layers
+    return record if layers is None else replace(record, sparse_kernels=sparse_kernels(layers))
 
 
 def sparsify(artifact: ModelArtifact, job: SparseJob, clock: Clock) -> Sparsified:

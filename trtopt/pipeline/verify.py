@@ -31,7 +31,7 @@ from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric, drop_of
 from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig, Floor
-from trtopt.engine.backend import Backend
+from trtopt.engine.backend import Backend, RuntimeOptions
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.errors import UsageError
 from trtopt.events import Event, ignore
@@ -222,7 +222,7 @@ def _measured(
 
 
 def verify_engine(
-    record: AccuracyRecord, job: Verification, engine: bytes, backend: Backend, clock: Clock
+    record: AccuracyRecord, job: Verification, engine: bytes, backend: Backend, options: RuntimeOptions, clock: Clock
 ) -> AccuracyRecord:
     """Add the engine's own outputs, and the metric on them, where it can run; else return ``record`` as it is."""
     if not can_run(backend, engine):
@@ -230,7 +230,7 @@ def verify_engine(
     with (
         clock.stage("verify engine"),
         OrtSession(to_fp32(job.reference), job.watched) as before,
-        EngineSession(engine, backend) as run,
+        EngineSession(engine, backend, options) as run,
         as_whole(run if job.feeds is None else ConvertingRunner(run, job.feeds), job.host) as after,
     ):
         clock.listen(Event("start", "verify engine", total=job.samples.count))

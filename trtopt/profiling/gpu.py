@@ -21,10 +21,10 @@ import numpy as np
 
 from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays
 from trtopt.config import ShapeMap
-from trtopt.engine.backend import TENSORRT_RTX, Backend
-from trtopt.engine.manifest import VerifiedEngine, check_runs_here
+from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, Backend, RuntimeOptions
+from trtopt.engine.manifest import VerifiedEngine, check_runs_here, runtime_options
 from trtopt.engine.request import check_shape
-from trtopt.engine.run import EngineSession, guarded
+from trtopt.engine.run import EngineSession
 from trtopt.errors import EngineBuildError, TargetError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks, read_clocks
@@ -44,6 +44,7 @@ class TimedEngine(EngineSession):
     Args:
         engine: The engine file's content.
         backend: What built it.
+        options: How it is loaded.
         graph: Whether :attr:`launch` launches a CUDA graph. TensorRT for RTX captures it itself and falls back unseen.
 
     Attributes:
@@ -56,18 +57,20 @@ class TimedEngine(EngineSession):
 
     launch: Callable[[], object]
 
-    def __init__(self, engine: bytes, backend: Backend, *, graph: bool = False) -> None:
+    def __init__(
+        self, engine: bytes, backend: Backend, options: RuntimeOptions = AS_BUILT, *, graph: bool = False
+    ) -> None:
         by_runtime = graph and backend == TENSORRT_RTX
-        super().__init__(engine, backend, rtx_graphs=by_runtime)
+        super().__init__(engine, backend, options, rtx_graphs=by_runtime)
         self._captures = graph and not by_runtime
 
     def inputs(self) -> tuple[InputSpec, ...]:
         """The engine's inputs."""
-        return guarded(self._runner.input_specs)
+        return self._runner.guarded(self._runner.input_specs)
 
     def optimum(self, name: str) -> tuple[int, ...]:
         """The shape of a dynamic input that the engine's first optimization profile is tuned for."""
-        return guarded(lambda: self._runner.optimum(name))
+        return self._runner.guarded(lambda: self._runner.optimum(name))
 
     def prepare(self, feeds: Feeds) -> None:
         """Copy the inputs, run once, so that everything is allocated, and capture the graph where one is asked for.
@@ -87,7 +90,7 @@ class TimedEngine(EngineSession):
             self._runner.synchronize()
             self.launch = self._captured() if self._captures else self._runner.enqueue
 
-        guarded(run)
+        self._runner.guarded(run)
 
     def _event(self) -> Any:
         cuda = self._runner.cuda
@@ -102,13 +105,10 @@ class TimedEngine(EngineSession):
         try:
             self._runner.enqueue()
         except EngineBuildError:  # which says more than the error that ending this capture gives
-            cuda.api.cudaStreamEndCapture(stream)
-            cuda.api.cudaGetLastError()
+            cuda.end_capture(stream)
             raise
-        graph = cuda.call("cudaStreamEndCapture", stream)
-        executable = cuda.call("cudaGraphInstantiate", graph, 0)
+        executable = cuda.instantiated(cuda.call("cudaStreamEndCapture", stream))
         self._stack.callback(cuda.call, "cudaGraphExecDestroy", executable)
-        cuda.call("cudaGraphDestroy", graph)
         return functools.partial(cuda.call, "cudaGraphLaunch", executable, stream)
 
     def synchronize(self) -> None:
@@ -132,7 +132,7 @@ class TimedEngine(EngineSession):
             cuda.call("cudaEventSynchronize", self._end)
             return float(cuda.call("cudaEventElapsedTime", self._start, self._end)) * 1e3 / count
 
-        return guarded(run)
+        return self._runner.guarded(run)
 
     def profiled(self) -> Callable[[], list[tuple[str, float]]]:
         """Attach the profiler; every run from now on is slower.
@@ -158,8 +158,8 @@ class TimedEngine(EngineSession):
                 )
             return list(profiler.times)
 
-        guarded(attach)
-        return lambda: guarded(run)
+        self._runner.guarded(attach)
+        return lambda: self._runner.guarded(run)
 
     def layer_information(self) -> str:
         """The engine inspector's JSON, with the shapes of the inputs that are set."""
@@ -170,7 +170,11 @@ class TimedEngine(EngineSession):
             text: str = inspector.get_engine_information(self._runner.trt.LayerInformationFormat.JSON)
             return text
 
-        return guarded(run)
+        return self._runner.guarded(run)
+
+    def weight_streaming(self) -> dict[str, int] | None:
+        """Bytes of weights that are streamed, and that stay; None where nothing is streamed."""
+        return self._runner.guarded(self._runner.weight_streaming)
 
     def pci_bus_id(self) -> str:
         """The PCI address of the GPU, ``domain:bus:device.function``."""
@@ -210,23 +214,26 @@ class InferenceTiming:
     inferences: int
 
 
-def time_engine(engine: bytes, backend: Backend, limits: RunLimits = _LIMITS) -> InferenceTiming:
+def time_engine(
+    engine: bytes, backend: Backend, options: RuntimeOptions = AS_BUILT, limits: RunLimits = _LIMITS
+) -> InferenceTiming:
     """Time an engine end to end, as :func:`measure_engine` does: with a CUDA graph where one can be captured.
 
     Args:
         engine: The engine file's content, of this machine's GPU and versions.
         backend: What built it.
+        options: How it is loaded.
         limits: When a median stands still.
 
     Raises:
         TargetError: It cannot run here.
         EngineBuildError: It fails to run.
     """
-    with TimedEngine(engine, backend) as session:
+    with TimedEngine(engine, backend, options) as session:
         feeds = feeds_of(session.inputs(), {}, session.optimum)
         session.prepare(feeds)
         stream = timing_of(session, limits)
-    return graph_timing(engine, backend, feeds, limits)[0] or stream
+    return graph_timing(lambda: TimedEngine(engine, backend, options, graph=True), feeds, limits)[0] or stream
 
 
 def feeds_of(inputs: Sequence[InputSpec], shapes: ShapeMap, optimum: Callable[[str], tuple[int, ...]]) -> Feeds:
@@ -267,7 +274,7 @@ def timing_of(session: TimedEngine, limits: RunLimits) -> InferenceTiming:
 
 
 def graph_timing(
-    engine: bytes, backend: Backend, feeds: Feeds, limits: RunLimits
+    opened: Callable[[], TimedEngine], feeds: Feeds, limits: RunLimits
 ) -> tuple[InferenceTiming | None, str]:
     """The timing with a CUDA graph; None, and why, where none can be captured.
 
@@ -275,7 +282,7 @@ def graph_timing(
     may leave a context behind that fails.
     """
     try:
-        with TimedEngine(engine, backend, graph=True) as session:
+        with opened() as session:
             session.prepare(feeds)
             return timing_of(session, limits), ""
     except (EngineBuildError, TargetError) as error:  # the engine itself has run before
@@ -290,7 +297,12 @@ Run = Sequence[tuple[str, float]]
 
 
 def measure_engine(
-    verified: VerifiedEngine, shapes: ShapeMap, *, reference: Runner | None = None, limits: RunLimits = _LIMITS
+    verified: VerifiedEngine,
+    shapes: ShapeMap,
+    options: RuntimeOptions | None = None,
+    *,
+    reference: Runner | None = None,
+    limits: RunLimits = _LIMITS,
 ) -> Measurement:
     """Run an engine on this machine's GPU and time it, on random inputs.
 
@@ -300,6 +312,7 @@ def measure_engine(
     Args:
         verified: The engine, of either backend.
         shapes: Shapes of dynamic inputs; others are at the optimum of the engine's first optimization profile.
+        options: How it is loaded; None for what its manifest allows.
         reference: The FP32 model, for ``accuracy`` on the same inputs; its outputs are matched by name.
         limits: When a median stands still.
 
@@ -309,13 +322,14 @@ def measure_engine(
         and does not say whether it did.
 
     Raises:
-        UsageError: A shape does not fit it.
+        UsageError: A shape does not fit it, or an option does not.
         TargetError: It was built for another GPU or version than is here, or there is no GPU.
         MissingDependencyError: The backend's package or cuda-python is not installed.
         EngineBuildError: It fails to run.
     """
     version, backend = check_runs_here(verified), verified.backend
-    with TimedEngine(verified.data, backend) as session:
+    options = runtime_options(verified) if options is None else options
+    with TimedEngine(verified.data, backend, options) as session:
         feeds = feeds_of(session.inputs(), shapes, session.optimum)
         session.prepare(feeds)
         bus_id = session.pci_bus_id()
@@ -325,12 +339,14 @@ def measure_engine(
         runs, layers_stable = profiled_runs(session.profiled(), limits)
         entries = inspected(session.layer_information())
         outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
-    graph, refusal = graph_timing(verified.data, backend, feeds, limits)
+        streamed = session.weight_streaming()
+    graph, refusal = graph_timing(lambda: TimedEngine(verified.data, backend, options, graph=True), feeds, limits)
     clocks = {"": load, "_before": before, "_after": read_clocks(bus_id)}
     layers, notes = join_times(entries, layer_times(runs))
     end_to_end = graph or stream
     found = conditions(stream, graph, clocks)
     found |= {"cuda_graph_confirmed": graph is not None and backend != TENSORRT_RTX}
+    found |= {} if streamed is None else {"weight_streaming": streamed}
     found |= {"input_shapes": {name: list(np.shape(array)) for name, array in feeds.items()}}
     return Measurement(
         ProfileSource(

@@ -74,7 +74,8 @@ class Engine:
             contexts: How many calls run at a time.
             queue: How many more may wait; the next one is refused.
             nan: ``refuse`` looks at every value of every call and refuses NaN in inputs and outputs.
-            options: ``key``, ``allow_unverified`` and ``cuda_graphs``, see :class:`~trtopt.serve.load.EngineOptions`.
+            options: ``key``, ``allow_unverified``, ``cuda_graphs``, ``plugins`` and ``weight_budget``, see
+                :class:`~trtopt.serve.load.EngineOptions`.
 
         Raises:
             UsageError: A file cannot be read, or an argument is wrong.

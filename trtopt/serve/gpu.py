@@ -17,9 +17,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from trtopt.engine.backend import TENSORRT_RTX
+from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
+from trtopt.engine.cuda import Buffer, Cuda
+from trtopt.engine.loaded import LoadedEngine, guarded, output_allocator
 from trtopt.engine.manifest import VerifiedEngine
-from trtopt.engine.run import Buffer, Cuda, LoadedEngine, guarded, output_allocator, why_not_run
+from trtopt.engine.run import why_not_run
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.hardware.probe import probe
 from trtopt.report.schema.manifest import ShapeRange
@@ -127,23 +129,31 @@ class Lane:
     def __init__(self, loaded: LoadedEngine, stack: contextlib.ExitStack, graphs: int) -> None:
         self._loaded, self._cuda = loaded, Cuda()
         by_runtime = loaded.trt.__name__ == TENSORRT_RTX.module
-        self._context = loaded.new_context(by_runtime and graphs > 0)
         call, api = self._cuda.call, self._cuda.api
         self._stream = call("cudaStreamCreateWithFlags", api.cudaStreamNonBlocking)
         stack.callback(call, "cudaStreamDestroy", self._stream)
         self._event = call("cudaEventCreateWithFlags", api.cudaEventDisableTiming)
         stack.callback(call, "cudaEventDestroy", self._event)
-        self._buffers = {name: loaded.new_buffer(self._cuda, name) for name in (*loaded.inputs, *loaded.outputs)}
+        self._buffers = loaded.new_buffers(self._cuda)
         self._scratch = Buffer(self._cuda)
         for buffer in (*self._buffers.values(), self._scratch):
             stack.callback(buffer.free)
-        self._allocators = {name: output_allocator(loaded.trt, self._buffers[name]) for name in loaded.outputs}
-        limit = 0 if by_runtime or loaded.on_host else graphs
+        own = [name for name in loaded.outputs if name not in loaded.aliased]
+        self._allocators = {name: output_allocator(loaded.trt, self._buffers[name]) for name in own}
+        # What is written where an input lies may not run twice, as the run before a capture would have it.
+        limit = 0 if by_runtime or loaded.on_host or loaded.aliased else graphs
         self._graphs: GraphCache[_Captured] = GraphCache(limit, self._free)
-        stack.callback(self._graphs.clear)
+        with loaded.heard():
+            self._context = loaded.new_context(by_runtime and graphs > 0)
+        stack.callback(self._drop)
         self._captures = limit > 0
         self._allocates = False
         self.counts = self._graphs.counts
+
+    def _drop(self) -> None:
+        """Let go of the contexts, before their engine, stream and memory go."""
+        self._graphs.clear()
+        self._context = None
 
     def run(self, profile: int, feeds: Mapping[str, CallInput]) -> dict[str, Any]:
         """Outputs by name: numpy arrays, or tensors on the GPU where the first input is one.
@@ -153,7 +163,7 @@ class Lane:
             EngineBuildError: The engine fails.
         """
         try:
-            return self._run(profile, feeds)
+            return self._loaded.guarded(lambda: self._run(profile, feeds))
         except BaseException:  # the caller's memory may be read until the stream is done
             with contextlib.suppress(EngineBuildError):
                 self._cuda.call("cudaStreamSynchronize", self._stream)
@@ -205,7 +215,8 @@ class Lane:
     def _place(self, name: str, given: CallInput) -> int:
         """The address of an input. What may be in a graph has one that stays, and is copied there."""
         if isinstance(given, GpuTensor):
-            if not self._captures and given.pointer % _ALIGNMENT_BYTES == 0:
+            is_written = name in self._loaded.aliased.values()  # by the engine: the caller keeps what it gave
+            if not self._captures and not is_written and given.pointer % _ALIGNMENT_BYTES == 0:
                 return given.pointer
             return self._copied(name, given.pointer, given.nbytes, "cudaMemcpyDeviceToDevice")
         if name in self._loaded.on_host:
@@ -257,12 +268,14 @@ class Lane:
             # not at every call: TensorRT's Python interface keeps a reference for each
             self._allocates = not fixed
             self._graphs.clear()  # allocators have moved the memory
-            for name in shapes:
-                self._context.set_output_allocator(name, None if fixed else self._allocators[name])
-        for name, shape in shapes.items():
+            for name, allocator in self._allocators.items():
+                self._context.set_output_allocator(name, None if fixed else allocator)
+        for name in self._allocators:
             # no callback into Python where the size is known, and an address that a graph may hold
-            size = int(np.prod(shape)) * self._loaded.dtypes[name].itemsize if fixed else 1
+            size = self._loaded.output_bytes(self._context, name, shapes[name]) if fixed else 1
             self._set_address(self._context, name, self._reserve(name, size))
+        for name in self._loaded.aliased:
+            self._set_address(self._context, name, self._buffers[name].pointer)
         return shapes if fixed else None
 
     def _launch(
@@ -283,7 +296,8 @@ class Lane:
 
     def _enqueue(self, context: Any, feeds: Mapping[str, CallInput]) -> None:
         if not context.execute_async_v3(int(self._stream)):
-            raise self._loaded.failed(", ".join(f"{name}{list(given.shape)}" for name, given in feeds.items()))
+            where = ", ".join(f"{name}{list(given.shape)}" for name, given in feeds.items())
+            raise self._loaded.failed(where, self._allocators.values())
 
     def _capture(self, profile: int, feeds: Mapping[str, CallInput], addresses: Mapping[str, int]) -> _Captured:
         """A graph of these shapes, in a context of its own that shares its scratch memory with the others."""
@@ -303,21 +317,21 @@ class Lane:
         try:
             self._enqueue(context, feeds)
         except EngineBuildError:  # which says more than the error that ending this capture gives
-            with contextlib.suppress(EngineBuildError):
-                call("cudaStreamEndCapture", self._stream)
+            self._cuda.end_capture(self._stream)
             raise
-        graph = call("cudaStreamEndCapture", self._stream)
-        try:
-            return _Captured(context, call("cudaGraphInstantiate", graph, 0))
-        finally:
-            call("cudaGraphDestroy", graph)
+        return _Captured(context, self._cuda.instantiated(call("cudaStreamEndCapture", self._stream)))
 
     def _free(self, captured: _Captured) -> None:
         self._cuda.call("cudaGraphExecDestroy", captured.graph)
 
     def _fetch(self, name: str, shapes: dict[str, tuple[int, ...]] | None, source: Any) -> Any:
         """An output, being copied: into an array, or a new tensor like ``source``."""
-        shape = self._allocators[name].shape if shapes is None else shapes[name]
+        if shapes is not None:
+            shape = shapes[name]
+        elif name in self._loaded.aliased:
+            shape = tuple(self._context.get_tensor_shape(name))
+        else:
+            shape = self._allocators[name].shape
         if name in self._loaded.channels_last:
             shape = (shape[0], *shape[2:], shape[1])
         dtype, pointer = self._loaded.dtypes[name], self._buffers[name].pointer
@@ -347,6 +361,7 @@ class GpuRunner:
     """An engine on its GPU, with as many execution contexts and streams as calls run at a time.
 
     Args:
+        options: How the engine is loaded.
         graphs: How many shapes have a CUDA graph, in each context.
 
     Raises:
@@ -356,19 +371,20 @@ class GpuRunner:
 
     takes_gpu = True
 
-    def __init__(self, engine: VerifiedEngine, contexts: int, graphs: int) -> None:
-        backend = engine.backend
-        reason = why_not_run(backend, engine.data)
+    def __init__(self, verified: VerifiedEngine, options: RuntimeOptions, contexts: int, graphs: int) -> None:
+        backend = verified.backend
+        reason = why_not_run(backend, verified.data)
         if reason:
             raise TargetError(f"The engine cannot run here: {reason}", where=backend.runtime, remedy=backend.install)
         trt = require(backend.module, "gpu", "run engines")
         self._cuda = Cuda()
         with self._cuda.first_gpu(), contextlib.ExitStack() as stack:
-            loaded = guarded(lambda: LoadedEngine(trt, engine.data))
+            loaded = guarded(lambda: LoadedEngine(trt, verified.data, options))
+            stack.callback(loaded.release)
             self._lanes = guarded(lambda: [Lane(loaded, stack, graphs) for _ in range(contexts)])
             self._stack = stack.pop_all()
         self.runtime = f"{backend.name} {trt.__version__} on {probe().name}"
-        manifest = engine.manifest
+        manifest = verified.manifest
         if manifest is None:
             self.inputs = guarded(lambda: tuple(_spec(loaded, name) for name in loaded.inputs))
             self.outputs = guarded(lambda: tuple(_spec(loaded, name) for name in loaded.outputs))
@@ -381,7 +397,7 @@ class GpuRunner:
         """Outputs by name, on the GPU where the first input is."""
         profile = choose(self._profiles, {name: tuple(feeds[name].shape) for name in self._profiles})
         with self._cuda.first_gpu():
-            return guarded(lambda: self._lanes[context].run(profile, feeds))
+            return self._lanes[context].run(profile, feeds)
 
     def close(self) -> None:
         with self._cuda.first_gpu():

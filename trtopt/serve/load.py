@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.engine.backend import is_engine
-from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine
+from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine, runtime_options
 from trtopt.errors import IntegrityError, InvalidModelError, MissingDependencyError, TargetError, UsageError
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.cpu import available_threads
@@ -191,11 +191,16 @@ class EngineOptions(TypedDict, total=False):
         key: A public Ed25519 key (PEM): the engine's manifest has to be signed with it.
         allow_unverified: Take an engine that has no manifest.
         cuda_graphs: How many shapes have a CUDA graph, in each context; 0 for none.
+        plugins: Libraries of its plugins, each one that it was built with: their code runs in this process.
+        weight_budget: Bytes of its weights that stay on the GPU, or ``auto``, for an engine of ``--builder
+            weight_streaming=true``; the others are streamed at every call. None for all.
     """
 
     key: str | Path | None
     allow_unverified: bool
     cuda_graphs: int
+    plugins: Sequence[str | Path]
+    weight_budget: int | Literal["auto"] | None
 
 
 @dataclass(frozen=True)
@@ -207,6 +212,8 @@ class LoadSettings:
     key: str | Path | None = None
     allow_unverified: bool = False
     cuda_graphs: int = 8
+    plugins: Sequence[str | Path] = ()
+    weight_budget: int | Literal["auto"] | None = None
 
     @classmethod
     def of(cls, contexts: int, fallback: Path | None, options: EngineOptions) -> LoadSettings:
@@ -222,6 +229,11 @@ class LoadSettings:
             raise UsageError(
                 f"cuda_graphs is {found.cuda_graphs!r}", where="cuda_graphs", remedy="give a whole number, 0 for none"
             )
+        budget = found.weight_budget
+        if budget not in (None, "auto") and (not isinstance(budget, int) or budget < 0):
+            raise UsageError(f"weight_budget is {budget!r}", where="weight_budget", remedy="give bytes, or 'auto'")
+        if isinstance(found.plugins, (str, Path)):
+            raise UsageError("plugins is one path", where="plugins", remedy="give a list of paths")
         return found
 
 
@@ -260,7 +272,8 @@ def load(path: Path, settings: LoadSettings) -> Loaded:
                 f"machine; or {error.remedy}",
             ) from error
         return _fallback(engine, settings.fallback, settings.contexts, error.what)
-    runner: ServingRunner = GpuRunner(engine, settings.contexts, settings.cuda_graphs)
+    access = runtime_options(engine, map(Path, settings.plugins), settings.weight_budget)
+    runner: ServingRunner = GpuRunner(engine, access, settings.contexts, settings.cuda_graphs)
     if engine.manifest is not None and engine.manifest.host is not None:
         runner = _with_host(runner, engine.path, engine.manifest.host, settings.contexts)
     return Loaded(path.name, runner, runner.inputs)
@@ -297,8 +310,8 @@ def _with_host(first: ServingRunner, path: Path, host: HostFiles, contexts: int)
 
 def _check_no_engine_settings(path: Path, settings: LoadSettings) -> None:
     """Settings that protect engines must not be taken for protection of a model."""
-    for name, value in (("fallback", settings.fallback), ("key", settings.key)):
-        if value is not None:
+    for name in ("fallback", "key", "plugins", "weight_budget"):
+        if getattr(settings, name) not in (None, ()):
             raise UsageError(
                 f"{name} is for engines, and the file is none",
                 where=str(path),

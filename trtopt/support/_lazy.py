@@ -31,4 +31,7 @@ def require(module: str, extra: str, why: str) -> ModuleType:
 
 def is_available(module: str) -> bool:
     """Whether ``module`` can be found, without importing it."""
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False

@@ -27,6 +27,8 @@ class EngineRecord:
     """The engine that was built.
 
     Attributes:
+        kernels: How many there are; None, as all that follows from the layers, where these are not known.
+        layers: Its layers; None where the runtime does not list them, or in words that trtopt does not know.
         unclaimed_nodes: ONNX nodes that no layer says it computes (folded into weights, or fused without a trace).
         activation_bytes: Bytes of activations read and written by all kernels once.
         weight_bytes: Bytes of constants read by all kernels once.
@@ -44,11 +46,11 @@ class EngineRecord:
     backend_version: str
     compute_capabilities: tuple[str, ...]
     runtime: str
-    kernels: int
-    activation_bytes: int
-    weight_bytes: int
+    kernels: int | None
+    activation_bytes: int | None
+    weight_bytes: int | None
     build_seconds: float
-    layers: tuple[LayerInfo, ...]
+    layers: tuple[LayerInfo, ...] | None
     unclaimed_nodes: tuple[str, ...]
     ignored_options: tuple[str, ...] = ()
     profiles: tuple[dict[str, dict[str, list[int]]], ...] = ()
@@ -314,9 +316,9 @@ class BuildReport:
         return self.plain if self.rewriting.before is None else self.rewriting.before
 
 
-def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]]:
-    """The layers of an engine as plain JSON values, as in ``engine.layers[]`` of the report."""
-    return [dict(plain(dataclasses.asdict(layer))) for layer in engine.layers]
+def layer_dicts(engine: EngineRecord) -> list[dict[str, Any]] | None:
+    """The layers of an engine as plain JSON values, as in ``engine.layers`` of the report; None where not known."""
+    return None if engine.layers is None else [dict(plain(dataclasses.asdict(layer))) for layer in engine.layers]
 
 
 @dataclass(frozen=True)

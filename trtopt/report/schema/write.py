@@ -41,7 +41,9 @@ def _write(value: dict[str, Any], path: Path) -> None:
     atomic_write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-_PACKAGES = "numpy onnx onnx_ir onnxruntime onnxruntime-gpu tensorrt-rtx tensorrt torch".split()
+_PACKAGES = (
+    "numpy onnx onnx_ir onnxruntime onnxruntime-gpu tensorrt-rtx tensorrt tensorrt-cu12 tensorrt-cu13 torch".split()
+)
 
 
 def environment() -> dict[str, str]:

@@ -68,7 +68,7 @@ def render_matrix(builds: Sequence[MatrixBuild]) -> Table:
         rows.append(
             (
                 *(visible(build.varied[axis]) for axis in axes),
-                "" if engine is None else str(engine.kernels),
+                "" if engine is None or engine.kernels is None else str(engine.kernels),
                 "" if found is None else time_text(found.totals.predicted_us),
                 "" if engine is None else bytes_text(engine.bytes),
                 "done" if not build.exit_code else f"exit code {build.exit_code}: {visible(build.error)}",
@@ -216,12 +216,11 @@ def _engine(report: BuildReport) -> list[RenderableType]:
         return []
     took = seconds_text(engine.build_seconds)
     origin = f"from the cache, {took} of building saved" if engine.cached else f"built in {took}"
-    rows = [
-        ("kernels", str(engine.kernels)),
-        ("activations", f"{bytes_text(engine.activation_bytes)} read and written per run"),
-        ("weights", f"{bytes_text(engine.weight_bytes)} read per run"),
-        ("file", f"{bytes_text(engine.bytes)}, {origin}"),
-    ]
+    rows = [("kernels", "not known" if engine.kernels is None else str(engine.kernels))]
+    if engine.activation_bytes is not None and engine.weight_bytes is not None:
+        rows.append(("activations", f"{bytes_text(engine.activation_bytes)} read and written per run"))
+        rows.append(("weights", f"{bytes_text(engine.weight_bytes)} read per run"))
+    rows.append(("file", f"{bytes_text(engine.bytes)}, {origin}"))
     found = report.analysis
     if found is not None:
         slowest = max(found.layers, key=lambda row: row.predicted_us, default=None)
