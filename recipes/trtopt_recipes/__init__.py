@@ -46,6 +46,7 @@ from trtopt_recipes.residual_activation import ResidualActivation
 from trtopt_recipes.resize_conv import ResizeConv
 from trtopt_recipes.selu import Selu
 from trtopt_recipes.settled_selection import SettledSelection
+from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
 from trtopt_recipes.transpose_pair import TransposePair
@@ -87,6 +88,7 @@ PACK = (
     Rank4Linear(),
     LinearAsConv(),
     LateSelection(),
+    SigmoidAfterProduct(),
     StackedRecurrence(),
     StaticRecurrence(),
     BackwardRecurrence(),

@@ -48,7 +48,8 @@ class QkvBias:
         [1, heads, 1, size].
     Requires:
         Biases that are constants, one number per feature, with only moves (Reshape, Transpose, Split, Gather, ...) and
-        a scale up to attention's products; projections apart or merged into one. Between Q K^T and softmax only
+        a scale up to attention's products; projections apart or merged into one. Where no output projection takes the
+        values' bias, as behind masked-rows, it stays. Between Q K^T and softmax only
         scales that are the same for all keys, added masks, and Where with a number that vanishes (below -1e30).
     Why faster:
         TensorRT for RTX runs Q, K and V as one product whose output attention reads in place; a bias anywhere puts a
@@ -131,9 +132,17 @@ def _plan(found: Attention) -> _Plan | None:
     for path in paths:
         nodes += [path.root, *(node for node, _ in path.steps)]
     projection, added = None, None
-    if value in paths:
-        projection, added, between = _value_bias(found, value, sizes)
-        nodes += [*between, *(node for node in projection if node is not None)]
+    if value is not None and value in paths:
+        try:
+            projection, added, between = _value_bias(found, value, sizes)
+        except _CannotError:
+            paths.remove(value)
+            # What adds the values' bias alone may stay.
+            if not any(path.root is not value.root for path in paths) or any(path.root is value.root for path in paths):
+                raise
+            nodes = [node for node in nodes if node is not value.root]
+        else:
+            nodes += [*between, *(node for node in projection if node is not None)]
     return _Plan(
         tuple(dict.fromkeys(path.root for path in paths)),
         moved_query,

@@ -158,7 +158,12 @@ CASES: tuple[Case, ...] = (
         f"{Q} {K} {V} {CORE} {MIX} {OUT}",
         io="g (float[2, 5, 8] x, float[8, 8] wo) => (float[2, 5, 8] y)",
         weights={**{name: shape for name, shape in W.items() if name != "wo"}, **B},
-        changes=0,
+        refusals=1,
+    ),
+    case(
+        "rows-set-to-zero",
+        f"{Q} {K} {V} {CORE} {MIX} {OUT}".replace("o0 = MatMul(p, v3)", "oa = MatMul(p, v3) o0 = Mul(oa, alive)"),
+        io="g (float[2, 5, 8] x, float[2, 1, 5, 1] alive) => (float[2, 5, 8] y)",
         refusals=1,
     ),
     case(

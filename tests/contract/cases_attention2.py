@@ -19,6 +19,11 @@ SMALL = {
 """A bias the weights can carry is small beside them: with eight features, at most a few of them."""
 BIAS_FREE = f"{NORM} {NORMED} {CORE} {MIX} o3 = MatMul(o2, wo) r = Add(x, o3) y = LayerNormalization(r, ns)"
 
+RESIDUAL = BLOCK.replace("Add(o3, bo)", "Add(o3, n)")
+QUERIES_ONLY = RESIDUAL.replace("MatMul(n, wk)", "MatMul(x, wk)").replace("MatMul(n, wv)", "MatMul(x, wv)")
+VALUES_ONLY = RESIDUAL.replace("MatMul(n, wk)", "MatMul(x, wk)").replace("MatMul(n, wq)", "MatMul(x, wq)")
+STATISTICS = f"{BLOCK} z = Neg(mean)".replace("n = Layer", "n, mean = Layer")
+
 
 def case(recipe: str, label: str, body: str, **options: object) -> Case:
     arguments: dict[str, object] = {"io": IO, "constants": HEADS, "weights": {**W, "bo": (8,), **N}, **options}
@@ -77,8 +82,13 @@ CASES: tuple[Case, ...] = (
         "a3 = Transpose <perm = [0, 2, 1, 3]> (a2) a4 = Transpose <perm = [0, 2, 3, 1]> (a2) a5 = MatMul(a3, a4) "
         "a6 = Softmax(a5) a7 = MatMul(a6, a3) a8 = Transpose <perm = [0, 2, 1, 3]> (a7) y = Reshape(a8, fs)",
     ),
-    normalized("residual", BLOCK.replace("Add(o3, bo)", "Add(o3, n)"), changes=0, refusals=1),
-    normalized("normalized-is-output", io=f"{IO[:-1]}, float[2, 5, 8] n)", changes=0, refusals=1),
+    normalized("residual", BLOCK.replace("Add(o3, bo)", "Add(o3, n)")),
+    normalized("residual-without-offset", BLOCK.replace(", nb)", ")").replace("Add(o3, bo)", "Add(n, o3)")),
+    normalized("normalized-is-output", io=f"{IO[:-1]}, float[2, 5, 8] n)"),
+    normalized("normalized-is-output-and-residual", RESIDUAL, io=f"{IO[:-1]}, float[2, 5, 8] n)"),
+    normalized("residual-beside-the-queries-product", QUERIES_ONLY),
+    normalized("residual-beside-the-values-product", VALUES_ONLY, changes=0),
+    normalized("statistics-used", STATISTICS, io=f"{IO[:-1]}, float[2, 5, 1] z)", changes=0, refusals=1),
     normalized(
         "wrong-axis",
         BLOCK.replace("LayerNormalization(", "LayerNormalization <axis = 1> ("),
@@ -91,8 +101,6 @@ CASES: tuple[Case, ...] = (
         "computed-weight",
         io="g (float[2, 5, 8] x, float[8, 8] wk) => (float[2, 5, 8] y)",
         weights={name: shape for name, shape in {**W, **N, "bo": (8,)}.items() if name != "wk"},
-        changes=0,
-        refusals=1,
     ),
     normalized(
         "large-bias",

@@ -147,7 +147,6 @@ CASES: tuple[Case, ...] = (
     attention(
         "rows-mixed",
         "j = Concat <axis = 0> (n, less, f) o9 = Reshape(o1, j) o2 = Concat <axis = -1> (o9, o9)",
-        changes=0,
         refusals=1,
     ),
 )

@@ -62,6 +62,17 @@ def test_what_it_says_holds_at_every_shape(tmp_path: Path) -> None:
                     assert size_of(dim, names, shapes) in (None, size), value.name
 
 
+def test_loading_names_what_is_left_open(tmp_path: Path) -> None:
+    body = (
+        "s = Shape(x) d1 = Gather(s, i1) m = Unsqueeze(d1, a) p = Slice(w, a, m, a) "
+        "q = Transpose <perm = [0, 2, 1]> (x) r = Add(q, p) y = Neg(r)"
+    )
+    artifact = model(tmp_path, body, "float y")
+    values = {value.name: value for node in artifact.model.graph for value in node.outputs}
+    assert str(values["r"].shape) == "[N,8,S]"
+    assert str(values["p"].shape) == "[None]"  # w may be shorter than S
+
+
 def size_of(dim: Dim, names: dict[str, int], shapes: dict[ir.Value, tuple[int, ...]]) -> int | None:
     """What a dimension is; None where it is that of a value that is not seen."""
     if isinstance(dim, Product):

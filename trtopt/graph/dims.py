@@ -115,6 +115,27 @@ class Dimensions:
         return tuple(dims)
 
 
+def name_dimensions(model: ir.Model) -> None:
+    """Give dimensions inside the graph that have no name yet that of the dimension they are provably equal to."""
+    outputs = set(model.graph.outputs)
+    open_ = [
+        value
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None and value not in outputs and any(_is_open(dim) for dim in value.shape)
+    ]
+    known = Dimensions(model) if open_ else None
+    for value in open_:
+        found = known.of(value) if known is not None else None
+        for axis, (dim, told) in enumerate(zip(found or (), value.shape or (), strict=False)):
+            if isinstance(dim, str) and _is_open(told) and value.shape is not None:
+                value.shape[axis] = dim
+
+
+def _is_open(dim: int | ir.SymbolicDim) -> bool:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is None
+
+
 def reshaped(dims: _Dims | None, target: Sequence[Dim | None]) -> list[Dim | None]:
     """The dimensions of a tensor of ``dims`` reshaped to ``target``, in which 0 copies and -1 is what is left."""
     found: list[Dim | None] = []

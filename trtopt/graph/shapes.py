@@ -10,6 +10,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, UsageError
+from trtopt.graph.dims import name_dimensions
 from trtopt.graph.edit import Names, all_graphs, all_nodes, dims_of_value, remove_node, static_shape, subgraphs_of
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.skeleton import flat_skeleton, skeleton
@@ -29,6 +30,8 @@ _Dims = tuple[int | str | None, ...]
 def infer_shapes(model: ir.Model) -> ir.Model:
     """A clone of ``model`` in which every value has the dtype and shape ONNX can infer.
 
+    Dimensions that ONNX leaves open have the name of the input's dimension that they are provably equal to.
+
     What the file says about values inside the graph is inferred anew; only for outputs of custom operators, which
     ONNX cannot infer, is it kept. What it says about the graph's outputs must agree with what is inferred.
 
@@ -47,6 +50,7 @@ def infer_in_place(model: ir.Model) -> None:
     _infer(model)
     for value, dims in declared.items():
         _merge_declared(value, dims)
+    name_dimensions(model)
 
 
 def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
