@@ -18,6 +18,7 @@ from token_parts import (
     repeated_bias,
     selected,
     stacked,
+    waves_to_pixels,
 )
 
 OPSETS = (13, 17, 17, 17, 18, 21)
@@ -25,6 +26,7 @@ DIALECTS = 10_000
 """Seeds from here on give attention as exporters spell it."""
 _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
+RARE_PARTS = (stacked, normalized_attention, repeated_bias, waves_to_pixels)
 
 
 def random_network(seed: int) -> onnx.ModelProto:
@@ -76,7 +78,7 @@ def _rare_network(b: NetBuilder, batch: int | str, number: int) -> onnx.ModelPro
     """Patterns that need several choices in a row to fall right."""
     b.opset = max(b.opset, 17)
     x = Value("x", (batch, b.size(2, 6), b.size(16, 32)))  # wide, so that a bias is small beside a sum
-    y = (stacked, normalized_attention, repeated_bias)[number % 3](b, x)
+    y = RARE_PARTS[number % len(RARE_PARTS)](b, x)
     return b.model([x], [_named(b, _part(b, y) if b.chance() else y)])
 
 

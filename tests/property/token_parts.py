@@ -262,3 +262,16 @@ def _small(b: NetBuilder, width: int) -> str:
 
 
 TOKEN_PARTS = (attention, attention, attention, mlp, mlp, gated, parallel, product_chain, recurrent, recurrent)
+
+
+def waves_to_pixels(b: NetBuilder, x: Value) -> Value:
+    """Residual blocks of a vocoder, [N, C, L], whose channels are then tokens, and the pixels of an image."""
+    for _ in range(2):
+        y = b.unary("LeakyRelu", x, alpha=b.pick(0.1, 0.2))
+        inputs = [y.name, b.weight((x.channels, x.channels, 3), 3 * x.channels), b.vector((x.channels,))]
+        x = b.binary("Add", b.op("Conv", inputs, x.shape, pads=[1, 1]), x)
+    y = linear(b, b.unary("LeakyRelu", x), b.size(2, 9))
+    n, tokens, width = y.shape
+    y = b.reshape(b.transpose(y, 0, 2, 1), n, width, tokens, 1)
+    weight = b.weight((y.channels, 1, 3, 3), 9)
+    return b.op("Conv", [y.name, weight], y.shape, pads=[1] * 4, group=y.channels)

@@ -173,7 +173,7 @@ def plans(model: ir.Model, path: Path) -> dict[str, list[str]]:
         artifact = ModelArtifact(model, path, "")
         gpu = find_gpu("A100")
         open_judge = partial(judge_for, backend, gpu)
-        rewritten = rewrite(artifact, BuildTarget(backend, gpu), Precision.FP16, config, open_judge, ignore)
+        rewritten = rewrite(artifact, BuildTarget(backend, gpu), Precision.FP16, config, open_judge, {}, ignore)
         regions = [region for step in rewritten.artifact.steps for region in step.regions]
         found[backend.name] = [region.choice for region in regions if region.kept]
     return found
@@ -218,7 +218,7 @@ def test_a_second_run_of_the_recipes_asks_the_compiler_for_nothing(tmp_path: Pat
         prices = partial(PriceFile, folder=config.cache_dir, on_event=ignore)
         open_judge = partial(judge_for, TENSORRT_RTX, L4, prices=prices)
         artifact, target = ModelArtifact(model, tmp_path, ""), BuildTarget(TENSORRT_RTX, L4)
-        found = rewrite(artifact, target, Precision(precision), config, open_judge, ignore)
+        found = rewrite(artifact, target, Precision(precision), config, open_judge, {}, ignore)
         return tuple(replace(step, seconds=0.0) for step in found.artifact.steps), len(asked)
 
     first, count = steps("fp16")

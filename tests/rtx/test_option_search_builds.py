@@ -42,7 +42,7 @@ class Search:
         self.timed = 0
         patch.setattr(compile, "time_engine", self._time)
 
-    def _time(self, engine: bytes, backend: object) -> InferenceTiming:
+    def _time(self, engine: bytes, backend: object, options: object) -> InferenceTiming:
         self.timed += 1
         samples = RunTimes((100.0 if self.timed == 1 else 90.0,) * 3, stable=True)
         return InferenceTiming(samples, samples, 1)

@@ -11,8 +11,9 @@ import onnx
 import pytest
 
 import trtopt
+from trtopt.engine.loaded import LoadedEngine
 from trtopt.engine.manifest import verify
-from trtopt.engine.run import error_log
+from trtopt.engine.native_log import logger_of
 from trtopt.errors import IntegrityError
 from trtopt.hardware.probe import probe
 from trtopt.source.check import sha256_of
@@ -59,8 +60,9 @@ def test_without_save_onnx_the_manifest_has_no_hash_of_it(tmp_path: Path) -> Non
 
 
 def test_what_the_runtime_logs_is_bounded() -> None:
-    messages: list[str] = []
-    logger = error_log(tensorrt_rtx, messages)
-    for index in range(1000):
-        logger.log(tensorrt_rtx.ILogger.Severity.ERROR, f"error {index}")
-    assert len(messages) <= 100 and messages[-1] == "error 999"
+    engine = LoadedEngine.__new__(LoadedEngine)
+    engine.trt, engine.messages = tensorrt_rtx, []
+    with engine.heard():
+        for index in range(1000):
+            logger_of(tensorrt_rtx).log(tensorrt_rtx.ILogger.Severity.ERROR, f"error {index}")
+    assert len(engine.messages) <= 100 and engine.messages[-1] == "error 999"

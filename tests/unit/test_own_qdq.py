@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_in_place
 from trtopt.hardware.spec import find_gpu
 from trtopt.judge.judges import judge_for
+from trtopt.judge.protocol import Priced
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.guard import OwnQdq, own_qdq
 from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.observe.trt_cache import imports
 from trtopt.precision.qdq.existing import existing_nodes
+from trtopt.report.schema.steps import Cost
 from trtopt.rewrite.driver import Rewritten
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
@@ -47,8 +50,22 @@ def net(batch: str, size: int) -> ir.Model:
     return found
 
 
+class SlowQuantizers:
+    """A judge of a target on which a quantizer is a kernel of its own."""
+
+    name = "slow-quantizers"
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        kernels = sum(node.op_type in ("MatMul", "QuantizeLinear") for node in model.graph)
+        return Priced(Cost(kernels, 0, 0, 5.0 * kernels), ())
+
+
 def judged(
-    model: ir.Model, precision: str | None, shapes: Sequence[int], **options: object
+    model: ir.Model,
+    precision: str | None,
+    shapes: Sequence[int],
+    judge: SlowQuantizers | None = None,
+    **options: object,
 ) -> tuple[OwnQdq, tuple[str, ...]]:
     clock = Clock(ignore)
     target = BuildTarget(TENSORRT, find_gpu("L4"), (ShapeProfile({"x": (tuple(shapes),) * 3}),) if shapes else ())
@@ -56,11 +73,13 @@ def judged(
     config = BuildConfig().with_options(options)
     asked = None if precision is None else Precision(precision)
     open_judge = partial(judge_for, TENSORRT, target.gpu)
+    if judge is not None:
+        open_judge = lambda *_, **__: nullcontext(judge)  # noqa: E731
     return own_qdq(artifact, Rewritten, target, asked, config, clock, open_judge), tuple(clock.warnings)
 
 
 def test_what_is_taken_out_leaves_its_ranges() -> None:
-    found, said = judged(net("8", 64), Precision.INT8, [8, 64])
+    found, said = judged(net("8", 64), Precision.INT8, [8, 64], SlowQuantizers())
     assert found.guard == () and len(said) == 1 and "is taken out" in said[0]
     assert found.ranges == {"x": pytest.approx(0.05 * 127)}
     base = found.rewritten.artifact.model
