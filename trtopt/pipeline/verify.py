@@ -197,15 +197,15 @@ def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> F
 
 def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccuracy]) -> tuple[str, ...]:
     """What the number of samples leaves open, and what nobody checked."""
-    notes = []
+    notes, unit = [], "batches" if job.axes is not None and (job.axes.rows or 1) > 1 else "samples"
     if job.bound_db is not None and ran.count < (job.samples.count or ran.count):
         clear = job.bound_db + CLEAR_DB
-        notes.append(f"{ran.count} of {job.samples.count} samples were run: every output keeps {clear:g} dB on them")
+        notes.append(f"{ran.count} of {job.samples.count} {unit} were run: every output keeps {clear:g} dB on them")
     elif job.samples.source == "synthetic":
         notes.append("random data: nothing was checked on real data; give samples with --calib or --eval")
         total = job.samples.count or ran.count
         if ran.count < total:
-            notes.append(f"{ran.count} of {total} synthetic samples were run: they may take {job.most_seconds:g} s")
+            notes.append(f"{ran.count} of {total} synthetic {unit} were run: they may take {job.most_seconds:g} s")
     elif ran.rows < FEW_SAMPLES and any(found.top1_agreement is not None for found in outputs.values()):
         notes.append(f"{ran.rows} sample{'s' if ran.rows > 1 else ''}: one that disagrees is {100 / ran.rows:.0f} %")
     return tuple(notes)
