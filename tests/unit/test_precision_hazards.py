@@ -77,6 +77,14 @@ def test_values_all_too_small_stay_wide() -> None:
     assert set(wide(text, {"a": seen(0, 1e-5)})) == {"a", "y"}
 
 
+@pytest.mark.parametrize(("largest", "kept"), [(1.0, set()), (1e-4, {"a", "y"})])
+def test_small_values_that_are_added_to_large_ones_need_no_more_than_fp16(largest: float, kept: set[str]) -> None:
+    """A branch behind a layer scale: its rounding is finer than that of the sum."""
+    text = "g (float[4] x, float[4] z) => (float[4] y) { a = Tanh(x) y = Add(z, a) }"
+    stats = {"a": seen(0, 1e-5), "y": seen(-largest, largest)}
+    assert set(wide(text, stats)) == kept
+
+
 def test_operators_that_move_values_stay_wide_between_hazards() -> None:
     text = """g (float[4] x) => (float[2] y) <int64[2] s = {2, 2}, int64 i = {0}> {
         a = Neg(x) b = Reshape(a, s) c = Transpose(b) d = Gather(c, i) e = Concat <axis = 0> (d, d) f, h = Split

@@ -112,6 +112,13 @@ def _node_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType, intege
         yield f"epsilon {epsilon.as_float():.1e} is 0 in {narrow.name}"
 
 
+def _is_lost_in_sums(value: ir.Value, ranges: ValueRanges, narrow: NarrowType) -> bool:
+    """Whether all that reads a small value adds it to one whose own rounding is eight times as coarse, and more."""
+    sums = [ranges.of(user.outputs[0]) if user.op_type in ("Add", "Sub", "Sum") else None for user, _ in value.uses()]
+    coarse = 16 * narrow.smallest_normal
+    return bool(sums) and not value.is_graph_output() and all(item and item.largest >= coarse for item in sums)
+
+
 def _range_hazards(value: ir.Value | None, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
     if value is None or not is_float(value) or edit.constant_tensor_of(value) is not None:
         return
@@ -120,7 +127,7 @@ def _range_hazards(value: ir.Value | None, ranges: ValueRanges, narrow: NarrowTy
         return
     if bounds.largest * HEADROOM > narrow.largest:
         yield f"values up to {bounds.largest:.3g} in {value.name} (the limit of {narrow.name} is {narrow.largest:.5g})"
-    if 0 < bounds.largest < 4 * narrow.smallest_normal:
+    if 0 < bounds.largest < 4 * narrow.smallest_normal and not _is_lost_in_sums(value, ranges, narrow):
         yield f"values no larger than {bounds.largest:.3g} in {value.name} lose their precision in {narrow.name}"
     if bounds.largest > narrow.largest_exact_integer and _holds_integers(value):
         exact = narrow.largest_exact_integer
