@@ -150,6 +150,10 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
     )
 
 
+_WORTH_MOVING = 0.95
+"""Share of the flop in FP32 that may be left for values to be moved."""
+
+
 @dataclass(frozen=True)
 class _Moved:
     """An FP32 form of the model, its plan and its statistics, and how they came about."""
@@ -167,7 +171,7 @@ def _rescaled(
     shapes: Mapping[str, tuple[int, ...]],
     job: Lowering,
 ) -> _Moved:
-    """With values moved into the range of FP16, where fewer nodes stay FP32 then; as given where not.
+    """With values moved into the range of FP16, where fewer nodes and less flop stay FP32 then; as given where not.
 
     Values that are to be compared stay as they are, and all others with them.
     """
@@ -179,7 +183,9 @@ def _rescaled(
     if found is None:
         return given
     again = decide(found.model, job.precision, job.target.backend.name, found.stats, shapes, job.config.calib_method)
-    if len(again.wide) >= len(plan.wide):
+    flop = cost.flop_by_node(base, shapes)
+    kept, left = ((sum(flop.get(name, 0) for name in wide), len(wide)) for wide in (plan.wide, again.wide))
+    if left[0] > kept[0] * _WORTH_MOVING or left[1] >= kept[1]:
         return given
     text = f"{len(found.values)} values times powers of two: {len(plan.wide)} -> {len(again.wide)} nodes in FP32"
     step = StepRecord(RESCALE, "PRECISION", len(found.values), time.perf_counter() - began, details=(text,))

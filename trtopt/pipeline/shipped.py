@@ -24,6 +24,7 @@ from trtopt.pipeline.plain import has_one_shape, plain, with_only_shape
 from trtopt.pipeline.pricing import Compiled, Pricer
 from trtopt.pipeline.product import Built
 from trtopt.precision.fp16.cast_to_half import why_fp32
+from trtopt.precision.fp16.hazards import shows_on_a_cpu
 from trtopt.precision.fp16.heads import score_nodes
 from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.fp16.rescale import RESCALE
@@ -327,8 +328,8 @@ def as_accurate(first: Built) -> Accepts:
 
 
 def hazards(built: Built, precision: Precision) -> tuple[KeptNode, ...]:
-    """The nodes kept in a wider type for their ranges or constants: not those whose rounding was measured, those that
-    have no narrow form, and scores, which FP32 spares ties."""
+    """The nodes kept in a wider type for what no CPU shows: not for small numbers, not those whose rounding was
+    measured, those that have no narrow form, and scores, which FP32 spares ties."""
     base = to_fp32(built.own.rewritten.artifact.model)
     narrow = BF16 if precision.base == Precision.BF16 else FP16
     measured = {item.node for step in built.lowered.artifact.steps if step.name == "put-back" for item in step.refusals}
@@ -340,6 +341,7 @@ def hazards(built: Built, precision: Precision) -> tuple[KeptNode, ...]:
         if item.node not in measured
         and item.reason != scores.get(item.node)
         and not item.reason.startswith("ranks or compares")
+        and not shows_on_a_cpu(item.reason)
         and (item.node not in nodes or why_fp32(nodes[item.node], narrow) is None)
     )
 

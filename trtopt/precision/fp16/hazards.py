@@ -7,6 +7,7 @@ between a cause and the operator that suffers from it. Where nothing was observe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -92,6 +93,15 @@ def are_settled(
     }
     seen, unseen = (wide_nodes(model, ValueRanges(table, shapes), narrow).keys() for table in (stats, beyond))
     return seen == unseen
+
+
+_SMALL = re.compile(r"values no larger than |weights as small as |reads .*, whose weights ")
+
+
+def shows_on_a_cpu(reason: str) -> bool:
+    """Whether a hazard is that of small numbers, whose rounding an FP32 emulation has as the engine has it: what they
+    do to the outputs is measured, unlike an overflow inside a kernel."""
+    return _SMALL.match(reason) is not None
 
 
 def _node_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType, integer: bool) -> Iterator[str]:
