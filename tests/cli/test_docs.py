@@ -31,7 +31,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 BUILD = (ROOT / "docs" / "build.md").read_text(encoding="utf-8")
 OPTION_ROWS = re.findall(r"^\| (?:`-o FILE`, )?`(--[\w-]+)[^`]*` \|(.*)\|$", BUILD, flags=re.MULTILINE)
-BUILDER_ROWS = re.findall(r"^\| `([a-z_]+)` \| (.+?) \| (\w[\w ]*) \| (\w[\w ]*) \|$", BUILD, flags=re.MULTILINE)
+BUILDER_ROWS = re.findall(r"^\| `([a-z0-9_]+)` \| (.+?) \| (\w[\w ]*) \| (\w[\w ]*) \|$", BUILD, flags=re.MULTILINE)
 
 
 def test_the_page_of_build_has_each_option_once() -> None:
@@ -143,13 +143,14 @@ def test_the_fields_of_a_manifest_are_on_its_page() -> None:
     assert written == {*Manifest.__dataclass_fields__, DIGEST} - {"schema"}
 
 
-def test_the_page_of_recipes_is_what_the_recipes_say() -> None:
-    spec = importlib.util.spec_from_file_location("recipe_docs", ROOT / "scripts" / "recipe_docs.py")
+@pytest.mark.parametrize("script", ["recipe_docs", "trtexec_docs"])
+def test_a_page_that_is_written_from_the_code_is_as_the_code_says(script: str) -> None:
+    spec = importlib.util.spec_from_file_location(script, ROOT / "scripts" / f"{script}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     text = module.PAGE.read_text(encoding="utf-8")
-    assert module.page(text) == text, "run scripts/recipe_docs.py"
+    assert module.page(text) == text, f"run scripts/{script}.py"
 
 
 def test_the_page_of_gpus_says_what_each_compute_capability_stands_for() -> None:

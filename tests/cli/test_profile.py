@@ -146,6 +146,10 @@ def test_the_model_of_an_engine_names_its_modules(trtopt: Run, folder: Path) -> 
         (("--layer-info", ".", "--layer-profile", "profile.json", "--gpu", "A100"), 2, "Is a directory"),
         (("--layer-info", "profile.json", "--layer-profile", "layers.json", "--gpu", "A100"), 2, "profile.json"),
         ((*FILES, "--gpu", "A100", "--report", "layers.json"), 2, "would overwrite"),
+        ((*FILES, "--gpu", "A100", "--export-times", "t.json"), 2, "No engine is timed"),
+        ((*FILES, "--gpu", "A100", "--iterations", "0"), 2, "give a whole number from 1"),
+        (("--inf-streams", "1.5"), 2, "give a whole number from 1 to 64"),
+        (("--duration", "-1"), 2, "give a number from 0"),
         ((*FILES, "--gpu", "A100", "--html", "no/such/folder.html"), 2, "folder does not exist"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Each option of trtexec means what docs/migrating-from-tensorrt-10.md says it means."""
+"""Each option of trtexec means what the table of trtopt/cli/trtexec_flags.py says, which has all of the help texts."""
 
 from __future__ import annotations
 
@@ -6,91 +6,115 @@ import re
 from pathlib import Path
 
 import pytest
+import tomllib
 from command_line import parse
 
-from trtopt.cli import trtexec
-from trtopt.config import BuildConfig, flag, options
+from trtopt.cli.options import Parser, add_config_options
+from trtopt.cli.trtexec import translated
+from trtopt.cli.trtexec_flags import FLAGS, Flag
+from trtopt.config import BuildConfig, ProfileConfig
 from trtopt.errors import UsageError
-from trtopt.support.precision import PRECISIONS
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "migrating-from-tensorrt-10.md"
-_ROW = re.compile(r"\| `(?P<trtexec>--[^`]+)` \| (?P<trtopt>[^|]+?) \| (?P<note>[^|]*?) ?\|")
-_SAME_NAME = {"--fp16", "--bf16", "--int8", "--fp8", "--plugins", "--verbose"}
-"""Options that trtexec and trtopt spell alike."""
+HELP = tomllib.loads((Path(__file__).parent / "trtexec_help.toml").read_text(encoding="utf-8"))
+LISTED = {
+    f"--{name}" for texts in HELP.values() for group in texts if group != "source" for name in texts[group].split()
+}
 
-ROWS = [
-    (match["trtexec"], match["trtopt"].strip(), match["note"].strip())
-    for match in map(_ROW.fullmatch, DOCUMENT.read_text(encoding="utf-8").splitlines())
-    if match
-]
-MEANT = [(row[0], row[1].strip("`")) for row in ROWS if row[1].startswith("`")]
-NO_EFFECT = [(row[0], row[2]) for row in ROWS if row[1] == "no effect"]
-REFUSED = [(row[0], row[2]) for row in ROWS if row[1] == "not supported"]
+BUILD = [flag for flag in FLAGS.values() if flag.command != "profile" and not flag.is_refused]
+PROFILE = [flag for flag in FLAGS.values() if flag.command != "build" and not flag.is_refused]
+REFUSED = [flag for flag in FLAGS.values() if flag.is_refused]
+ALL_MEANT = [flag for flag in FLAGS.values() if flag.means]
 
 
-def _parse(text: str) -> tuple[BuildConfig, list[str], str, bool]:
-    """The configuration, notes, model and verbosity of a command line, which names a model if ``text`` does not."""
-    words = text.split()
-    has_model = text.startswith("--onnx") or not text.startswith("-")
+def _parse(*words: str) -> tuple[BuildConfig, list[str], str, bool]:
+    """The configuration, notes, model and verbosity of a command line, which names a model if ``words`` do not."""
+    has_model = words[0].startswith("--onnx") or not words[0].startswith("-")
     args, config = parse("build", words if has_model else ["model.onnx", *words])
     return config, args.notes, args.model, args.verbose
 
 
-def test_the_table_has_a_row_for_every_spelling_and_no_other() -> None:
-    names = [row[0].partition("=")[0] for row in ROWS]
-    known = {"--onnx", "--best", "--noTF32", "--shapes"} | _SAME_NAME
-    known |= {alias for option in options(BuildConfig).values() for alias in option.aliases}
-    for table in (
-        trtexec.BUILDER_FLAGS,
-        trtexec.BUILDER_VALUES,
-        trtexec.NO_EFFECT,
-        trtexec.NO_EFFECT_VALUES,
-        trtexec.REFUSED,
-    ):
-        known |= set(table)
-    assert sorted(names) == sorted(known)
-    assert len(ROWS) == len(MEANT) + len(NO_EFFECT) + len(REFUSED)
+def _own(config: type[ProfileConfig]) -> list[str]:
+    parser = Parser()
+    add_config_options(parser, config)
+    return parser.option_names()
 
 
-def test_options_with_the_same_name_exist() -> None:
-    names = {flag(name) for name in (*options(BuildConfig), *PRECISIONS)} | {"--verbose"}
-    assert names >= _SAME_NAME
+def _id(flag: Flag) -> str:
+    return flag.name
 
 
-@pytest.mark.parametrize(("old", "new"), MEANT, ids=lambda text: text)
-def test_an_alias_means_its_option(old: str, new: str) -> None:
-    config, notes, model, verbose = _parse(old)
-    assert (config, notes, model, verbose) == _parse(new)
-    assert config != BuildConfig() or verbose or old.startswith("--onnx")
+def test_the_table_has_every_option_of_the_help_texts_and_no_other() -> None:
+    assert set(FLAGS) == LISTED
+    assert len(HELP["10"]["build"].split()) > 60 and len(HELP["11"]["tuning"].split()) == 10
 
 
-@pytest.mark.parametrize("old", [row[0] for row in MEANT if "=" in row[0]], ids=lambda text: text)
-def test_an_alias_takes_its_value_after_a_space_too(old: str) -> None:
-    name, _, value = old.partition("=")
-    args, config = parse("build", [*([] if name == "--onnx" else ["model.onnx"]), name, value])
-    assert (config, args.notes, args.model, args.verbose) == _parse(old)
+@pytest.mark.parametrize("flag", [flag for flag in BUILD if flag.means], ids=_id)
+def test_an_option_of_a_build_means_its_arguments(flag: Flag) -> None:
+    found = _parse(flag.example)
+    assert found == _parse(*flag.arguments(flag.value))
+    assert found[0] != BuildConfig() or flag.name in ("--verbose", "--onnx")
+    if flag.value:
+        args, config = parse("build", [*([] if flag.name == "--onnx" else ["model.onnx"]), flag.name, flag.value])
+        assert (config, args.notes, args.model, args.verbose) == found
 
 
-@pytest.mark.parametrize(("old", "why"), NO_EFFECT, ids=lambda text: text)
-def test_an_option_without_effect_is_accepted_with_a_note(old: str, why: str) -> None:
-    config, notes, _, _ = _parse(old)
+@pytest.mark.parametrize("flag", [flag for flag in PROFILE if flag.means], ids=_id)
+def test_an_option_of_a_profile_means_its_arguments(flag: Flag) -> None:
+    parser = Parser()
+    parser.add_argument("target", nargs="?")
+    add_config_options(parser, ProfileConfig)
+    own = parser.option_names()
+    arguments, notes = translated([flag.example], "profile", own)
+    assert notes == []
+    assert vars(parser.parse(arguments)) == vars(parser.parse(flag.arguments(flag.value))) != vars(parser.parse([]))
+    if flag.name not in own:
+        assert translated([*([flag.name, flag.value] if flag.value else [flag.name])], "profile", own)[0] == arguments
+
+
+@pytest.mark.parametrize("flag", [flag for flag in BUILD if not flag.means], ids=_id)
+def test_an_option_without_effect_is_accepted_with_a_note(flag: Flag) -> None:
+    config, notes, _, _ = _parse(flag.example)
     assert config == BuildConfig()
-    assert notes == [f"{old.partition('=')[0]} has no effect: {why}"]
+    assert notes == [f"{flag.name} has no effect: {flag.note}"]
 
 
-@pytest.mark.parametrize(("old", "remedy"), REFUSED, ids=lambda text: text)
+@pytest.mark.parametrize("flag", [flag for flag in PROFILE if not flag.means], ids=_id)
+def test_an_option_without_effect_on_a_profile_is_accepted_with_a_note(flag: Flag) -> None:
+    assert translated([flag.example], "profile", ()) == ([], [f"{flag.name} has no effect: {flag.note}"])
+
+
+@pytest.mark.parametrize("flag", REFUSED, ids=_id)
 @pytest.mark.parametrize("value", ["", "=1"])
-def test_a_refused_option_says_what_to_do_instead(old: str, remedy: str, value: str) -> None:
+def test_a_refused_option_says_what_to_do_instead(flag: Flag, value: str) -> None:
     with pytest.raises(UsageError, match="is not supported") as caught:
-        _parse(old + value)
-    assert caught.value.where == old
-    assert caught.value.remedy == remedy
+        translated([flag.name + value], "profile" if flag.command == "profile" else "build", ())
+    assert caught.value.where == flag.name
+    assert caught.value.remedy == flag.note
+
+
+def test_a_build_notes_what_times_an_engine_and_refuses_what_gives_a_file() -> None:
+    config, notes, _, _ = _parse("--warmUp=500", "--iterations", "100", "--useCudaGraph", "--sleepTime=3", "--fp16")
+    assert config == BuildConfig(precision="fp16")
+    assert notes[0] == "--warmUp has no effect: a build times nothing; `trtopt profile ENGINE --warmup=500` does"
+    assert len(notes) == 4
+    with pytest.raises(UsageError) as caught:
+        _parse("--exportTimes=t.json")
+    assert caught.value.remedy == "a build times nothing; `trtopt profile ENGINE --export-times=times.json` does"
+    with pytest.raises(UsageError) as caught:
+        _parse("--loadEngine=m.engine")
+    assert "`trtopt profile model.engine` does" in caught.value.remedy
+
+
+def test_a_profile_refuses_what_is_of_a_build() -> None:
+    with pytest.raises(UsageError, match="--saveEngine is not supported") as caught:
+        translated(["--saveEngine=m.engine"], "profile", _own(ProfileConfig))
+    assert caught.value.remedy == "give it to `trtopt build MODEL --saveEngine=model.engine`"
 
 
 def test_several_profiles_are_repeated_shape_options() -> None:
     config, notes, _, _ = _parse(
-        "--profile=0 --minShapes=x:1x3 --optShapes=x:2x3 --maxShapes=x:4x3"
-        " --profile=1 --minShapes=x:8x3 --optShapes=x:8x3 --maxShapes=x:8x3"
+        *"--profile=0 --minShapes=x:1x3 --optShapes=x:2x3 --maxShapes=x:4x3".split(),
+        *"--profile=1 --minShapes=x:8x3 --optShapes=x:8x3 --maxShapes=x:8x3".split(),
     )
     assert config.min_shapes == ({"x": (1, 3)}, {"x": (8, 3)})
     assert config.max_shapes == ({"x": (4, 3)}, {"x": (8, 3)})
@@ -98,20 +122,20 @@ def test_several_profiles_are_repeated_shape_options() -> None:
 
 
 def test_inference_shapes_yield_to_those_of_the_profile() -> None:
-    config, notes, _, _ = _parse("--optShapes=x:2x3 --shapes=x:4x3")
+    config, notes, _, _ = _parse("--optShapes=x:2x3", "--shapes=x:4x3")
     assert config.opt_shapes == ({"x": (2, 3)},)
     assert "--shapes has no effect" in notes[0]
 
 
 def test_no_tf32_yields_to_a_narrower_precision() -> None:
-    assert _parse("--noTF32 --fp16")[0] == BuildConfig(precision="fp16")
+    assert _parse("--noTF32", "--fp16")[0] == BuildConfig(precision="fp16")
 
 
 @pytest.mark.parametrize("eight", ["--int8", "--fp8", "--auto", "--best"])
 def test_fp16_beside_an_8_bit_type_is_implied(eight: str) -> None:
-    alone = _parse(f"--onnx=m.onnx {eight} --saveEngine=m.engine")
-    for words in (f"{eight} --fp16", f"--fp16 {eight}"):
-        config, notes, model, _ = _parse(f"--onnx=m.onnx {words} --saveEngine=m.engine")
+    alone = _parse("--onnx=m.onnx", eight, "--saveEngine=m.engine")
+    for words in ((eight, "--fp16"), ("--fp16", eight)):
+        config, notes, model, _ = _parse("--onnx=m.onnx", *words, "--saveEngine=m.engine")
         assert (config, model) == (alone[0], "m.onnx")
         (note,) = notes
         assert note.startswith(f"--fp16 is implied by {eight}: ")
@@ -132,12 +156,12 @@ def test_fp16_beside_an_8_bit_type_is_implied(eight: str) -> None:
 )
 def test_other_precisions_exclude_each_other(words: str, first: str, second: str) -> None:
     with pytest.raises(UsageError, match=f"argument {second}: not allowed with argument {first}") as caught:
-        _parse(words)
+        _parse(*words.split())
     assert caught.value.where == second
 
 
 def test_a_precision_may_be_given_twice() -> None:
-    assert _parse("--int8 --int8")[:2] == (BuildConfig(precision="int8"), [])
+    assert _parse("--int8", "--int8")[:2] == (BuildConfig(precision="int8"), [])
 
 
 @pytest.mark.parametrize(
@@ -149,20 +173,43 @@ def test_a_precision_may_be_given_twice() -> None:
         ("--tilingOptimizationLevel=3", "tiling=full"),
         ("--hardwareCompatibilityLevel=sameComputeCapability", "hardware_compatibility=same_compute_capability"),
         ("--sparsity=disable", "sparsity=disable"),
+        ("--tacticSources=-JIT_CONVOLUTIONS,-EDGE_MASK_CONVOLUTIONS", "tactic_sources=none"),
+        ("--tacticSources=+JIT_CONVOLUTIONS", "tactic_sources=all"),
+        ("--setBuildRoute=-a=on -b=1", "build_route=-a=on -b=1"),
     ],
 )
 def test_values_are_translated(old: str, setting: str) -> None:
     assert _parse(old)[0].builder == (setting,)
 
 
+@pytest.mark.parametrize(
+    ("command", "old", "words"),
+    [
+        ("build", "--sparsity=force", "'force' is not supported"),
+        ("build", "--tacticSources=+CUDNN", "'+CUDNN': only"),
+        ("build", "--tacticSources=", "needs a value"),
+        ("build", "--memPoolSize=dlaSRAM:1M", "only workspace:SIZE"),
+        ("build", "--saveEngine", "needs a value"),
+        ("build", "--refit=1", "takes no value"),
+        ("profile", "--useProfile=1", "'1' is not supported"),
+        ("profile", "--allocationStrategy=runtime", "'runtime' is not supported"),
+        ("profile", "--weightStreamingBudget=50%", "'50%' is not supported"),
+    ],
+)
+def test_values_that_are_not_supported_are_said(command: str, old: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        translated([old], "build" if command == "build" else "profile", ())
+    assert words in caught.value.what and caught.value.where == old
+
+
 def test_every_builder_option_that_an_alias_makes_exists() -> None:
     from trtopt.engine.backend import TENSORRT
     from trtopt.engine.options import parse_builder_options
 
-    settings = {setting for old, _ in MEANT for setting in _parse(old)[0].builder}
-    assert settings
-    for setting in settings:
-        assert not parse_builder_options([setting], TENSORRT, gpu_present=True).ignored
+    settings = [_parse(flag.example)[0].builder for flag in BUILD]
+    assert any(settings)
+    for items in settings:
+        assert not parse_builder_options(items, TENSORRT, gpu_present=True).ignored
 
 
 def test_aliases_do_not_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

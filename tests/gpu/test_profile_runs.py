@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from trtopt.engine.manifest import load_engine
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import why_not_run
 from trtopt.hardware.probe import present_gpu
+from trtopt.profiling.export import times_json
 from trtopt.profiling.gpu import measure_engine
+from trtopt.profiling.measured import RunLimits
+from trtopt.profiling.timing import TimingOptions
 from trtopt.support.ort_session import OrtSession
 
 BACKENDS = [pytest.param(backend, id=backend.name) for backend in (TENSORRT_RTX, TENSORRT)]
@@ -37,7 +41,10 @@ def test_an_engine_is_measured_layer_by_layer_and_end_to_end(backend: Backend, t
     engine = tmp_path / f"model{backend.suffix}"
     engine.write_bytes(build_engine(BuildRequest(path, backend, gpu, tuple(nodes))).data)
     with OrtSession(ir.serde.deserialize_model(model)) as reference:
-        found = measure_engine(load_engine(engine, allow_unverified=True), {}, reference=reference)
+        loaded = load_engine(engine, allow_unverified=True)
+        found = measure_engine(loaded, {}, reference=reference).measurement
+    limits = RunLimits(warm_up_seconds=0.1, min_runs=50, min_seconds=0.1, fixed=True)
+    both = measure_engine(loaded, {}, timing=TimingOptions(limits, streams=2, transfers=True, graph=False))
 
     claimed = {node for layer in found.layers for node in layer.info.onnx_nodes}
     assert {"conv1", "conv2", "gemm"} <= claimed
@@ -47,7 +54,11 @@ def test_an_engine_is_measured_layer_by_layer_and_end_to_end(backend: Backend, t
     assert found.host_us is not None and found.host_us > 0
     assert found.source.origin == backend.name and found.source.runs
     assert found.source.conditions["stream_device_us"] > 0
+    assert found.source.conditions["stream_device_p99_us"] >= found.source.conditions["stream_device_us"]
+    assert found.source.conditions["stream_per_second"] > 0
     assert found.source.conditions["end_to_end"] == "cuda_graph", found.warnings
     assert found.source.conditions["sm_clock_mhz"] > 0
+    assert both.measurement.source.conditions["stream_h2d_us"] > 0 and len(both.timing.trace) >= 50
+    assert {"startComputeMs", "latencyMs"} <= json.loads(times_json(both.timing))[0].keys()
     assert found.accuracy is not None and list(found.accuracy) == ["y"]
     assert found.accuracy["y"].sqnr_db > 30 and math.isfinite(found.accuracy["y"].max_abs)

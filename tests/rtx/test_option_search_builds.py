@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rtx_nets import conv_net, request
 
@@ -22,8 +23,8 @@ from trtopt.events import ignore
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import compile
 from trtopt.pipeline.compile import Compilation
-from trtopt.profiling.gpu import InferenceTiming
 from trtopt.profiling.measured import RunTimes
+from trtopt.profiling.timing import InferenceTiming
 from trtopt.support.clock import Clock
 
 pytest.importorskip("tensorrt_rtx")
@@ -45,7 +46,7 @@ class Search:
     def _time(self, engine: bytes, backend: object, options: object) -> InferenceTiming:
         self.timed += 1
         samples = RunTimes((100.0 if self.timed == 1 else 90.0,) * 3, stable=True)
-        return InferenceTiming(samples, samples, 1)
+        return InferenceTiming(samples, np.zeros((3, 8)))
 
     def run(self) -> EngineArtifact:
         self.timed = 0

@@ -23,12 +23,12 @@ from trtopt.engine.manifest import load_engine
 from trtopt.engine.native_log import heard, logger_of
 from trtopt.errors import TargetError, UsageError
 from trtopt.hardware.probe import probe
-from trtopt.profiling import gpu
+from trtopt.profiling import inference
 from trtopt.profiling.gpu import measure_engine
 from trtopt.serve import gpu as serving
 
 trt = pytest.importorskip("tensorrt_rtx")
-SOURCES = (run, loaded, cuda, gpu, serving)
+SOURCES = (run, loaded, cuda, inference, serving)
 OWNERS = {
     "trt": trt,
     "self.trt": trt,
@@ -98,7 +98,7 @@ def named(node: ast.AST) -> Iterator[str]:
 
 
 def test_the_profiler_keeps_names_and_microseconds() -> None:
-    profiler = gpu._profiler(trt)
+    profiler = inference._profiler(trt)
     assert isinstance(profiler, trt.IProfiler)
     profiler.report_layer_time("conv", 0.25)
     profiler.report_layer_time("copy", 0.001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
-from trtopt.engine.options import parse_builder_options
+from trtopt.engine.options import parse_builder_options, route_axes, with_found
 from trtopt.errors import TargetError, UsageError
 
 
@@ -23,9 +23,21 @@ def test_every_option_reaches_the_api_of_tensorrt() -> None:
         "version_compatible=true",
         "tactic_sources=JIT_convolutions",
         "search=8",
+        "l2_limit_for_tiling=1M",
+        "avg_timing_iterations=4",
+        "max_num_tactics=100",
+        "build_route=-conv_lowering=off  -kgen:tiling=[0|1]",
+        "exclude_lean_runtime=true",
     )
     settings = parse_builder_options(items, TENSORRT, gpu_present=True)
-    assert settings.attributes == {"builder_optimization_level": 5, "max_aux_streams": 0}
+    assert settings.attributes == {
+        "builder_optimization_level": 5,
+        "max_aux_streams": 0,
+        "l2_limit_for_tiling": 1 << 20,
+        "avg_timing_iterations": 4,
+        "max_num_tactics": 100,
+        "build_route": "-conv_lowering=off -kgen:tiling=[0|1]",
+    }
     assert settings.pools == {"WORKSPACE": 2 << 30}
     assert settings.masks == {"tactic_sources": ("TacticSource", ["JIT_CONVOLUTIONS"])}
     assert settings.search == {"search": 8}
@@ -39,6 +51,7 @@ def test_every_option_reaches_the_api_of_tensorrt() -> None:
         "REFIT": True,
         "STRIP_PLAN": False,
         "VERSION_COMPATIBLE": True,
+        "EXCLUDE_LEAN_RUNTIME": True,
     }
     assert settings.ignored == ()
 
@@ -61,6 +74,15 @@ def test_sizes_take_powers_of_1024(text: str, size: int) -> None:
         "search=1",
         "search=many",
         "search=99999999999999999999",
+        "max_num_tactics=-1",
+        "avg_timing_iterations=0",
+        "l2_limit_for_tiling=some",
+        "build_route=",
+        "build_route=conv_lowering=off",
+        "build_route=-conv_lowering",
+        "build_route=-a=[on",
+        "build_route=-a=[on||off]",
+        "build_route=-a=$(reboot)",
         "tiling=sometimes",
         "refit=perhaps",
         "=",
@@ -100,3 +122,16 @@ def test_what_tensorrt_for_rtx_cannot_do_without_a_gpu_is_refused_there_only(key
 def test_version_compatible_engines_are_tensorrts_alone() -> None:
     with pytest.raises(TargetError, match="lean runtime"):
         parse_builder_options(["version_compatible=true"], TENSORRT_RTX, gpu_present=True)
+
+
+def test_values_of_a_knob_are_for_a_search() -> None:
+    with pytest.raises(UsageError, match="no search tries them"):
+        parse_builder_options(["build_route=-a=[on|off]"], TENSORRT, gpu_present=True)
+
+
+def test_knobs_that_a_search_chose_are_one_route() -> None:
+    items = ("search=8", "build_route=-a=[1|2] -b=on -c=[x|y]", "workspace=1G")
+    assert route_axes(items) == (("-a", ("1", "2")), ("-c", ("x", "y")))
+    assert with_found(items) == ("workspace=1G", "build_route=-b=on")
+    assert with_found(items, ("tiling=fast", "-a=2")) == ("workspace=1G", "tiling=fast", "build_route=-b=on -a=2")
+    assert with_found(("search=8",), ()) == ()

@@ -123,6 +123,13 @@ def test_every_option_is_tried_once_where_nothing_helps() -> None:
     assert {trial.reason for trial in found.trials[1:]} == {"10.0% slower than as asked for"}
 
 
+def test_knobs_of_a_build_route_are_axes_of_their_own() -> None:
+    knobs = (("-a", ("on", "off")), ("-b", ("0", "1", "2")))
+    net = Landscape({"-a=off": 0.8, "-b=2": 0.9, "tiling=fast": 0.9})
+    found = search_options(64, (), net.ask, (*AXES, *knobs))
+    assert found.options == ("tiling=fast", "-a=off", "-b=2")
+
+
 def test_what_the_builder_refuses_is_reported_and_the_engine_as_asked_for_must_build() -> None:
     net = Landscape({"tiling=fast": 0.5})
     net.refuses = {"tiling=fast"}

@@ -13,29 +13,21 @@ from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks
 from trtopt.profiling.engine_layers import LayerTime
 from trtopt.profiling.gpu import (
-    InferenceTiming,
     accuracy_of,
     conditions,
-    feeds_of,
-    inferences_per_sample,
     inspected,
     layer_times,
     profiled_runs,
     warnings_of,
 )
+from trtopt.profiling.inputs import feeds_of
 from trtopt.profiling.measured import RunLimits, RunTimes
+from trtopt.profiling.timing import InferenceTiming
 from trtopt.support.ort_session import Feeds
 
 
 def time(name: str, *figures: float) -> LayerTime:
     return LayerTime(name, *map(Decimal, figures))
-
-
-@pytest.mark.parametrize(
-    ("us", "count"), [(0.0, 50), (5.0, 50), (20.0, 50), (30.0, 34), (400.0, 3), (1000.0, 1), (2e5, 1)]
-)
-def test_short_inferences_are_timed_many_at_once(us: float, count: int) -> None:
-    assert inferences_per_sample(us) == count
 
 
 def test_layers_of_one_name_are_told_apart_in_the_order_they_run() -> None:
@@ -70,7 +62,8 @@ def test_runs_that_drift_are_kept_and_said_to_drift() -> None:
 
 
 def timing(device_us: float, host_us: float, *, stable: bool = True) -> InferenceTiming:
-    return InferenceTiming(RunTimes((device_us,) * 3, stable), RunTimes((host_us,) * 3, stable=True), 34)
+    host, end = host_us / 1e3, device_us / 1e3
+    return InferenceTiming(RunTimes((device_us,) * 3, stable), np.array([[0, host, 0, 0, 0, end, end, end]] * 3))
 
 
 LOAD = Clocks(1740.0, 1215.0, 1980.0, 2619.0, 61.0, 412.5, 700.0, ("software power cap", "sync boost"))
@@ -82,7 +75,7 @@ def test_the_conditions_tell_both_ways_of_launching_and_the_clocks() -> None:
     assert found["end_to_end"] == "cuda_graph"
     assert (found["stream_device_us"], found["stream_host_us"]) == (30.0, 80.0)
     assert (found["cuda_graph_device_us"], found["cuda_graph_host_us"]) == (25.0, 4.0)
-    assert found["cuda_graph_inferences_per_sample"] == 34
+    assert (found["cuda_graph_device_p99_us"], found["cuda_graph_inferences"]) == (25.0, 3)
     assert (found["sm_clock_mhz"], found["power_limit_w"], found["temperature_c"]) == (1740.0, 700.0, 61.0)
     assert found["clocks_held_by"] == "software power cap, sync boost"
     assert (found["sm_clock_mhz_before"], found["clocks_held_by_before"]) == (345.0, "none")
@@ -105,7 +98,8 @@ def test_a_good_run_has_no_warnings() -> None:
     [
         (timing(30.0, 80.0, stable=False), timing(25.0, 4.0), "", True, LOAD, ["(stream) did not settle", "3 samples"]),
         (timing(30.0, 80.0), timing(25.0, 4.0, stable=False), "", True, LOAD, ["(cuda_graph) did not settle"]),
-        (timing(30.0, 80.0), None, "CUDA failed", True, LOAD, ["no CUDA graph", "CUDA failed"]),
+        (timing(30.0, 8.0), None, "CUDA failed", True, LOAD, ["no CUDA graph", "CUDA failed"]),
+        (timing(30.0, 4.0), timing(25.0, 24.0), "", True, LOAD, ["the host needs about as long"]),
         (timing(30.0, 80.0), timing(25.0, 4.0), "", False, LOAD, ["layers did not settle"]),
         (timing(30.0, 80.0), timing(25.0, 4.0), "", True, Clocks(clocks_unknown="no answer"), ["clocks", "no answer"]),
     ],

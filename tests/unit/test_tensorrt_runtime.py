@@ -33,7 +33,7 @@ from trtopt.engine.run import EngineSession, why_not_run
 from trtopt.errors import EngineBuildError, IntegrityError, TargetError, UsageError
 from trtopt.hardware.probe import Probe
 from trtopt.hardware.spec import find_gpu
-from trtopt.profiling.gpu import TimedEngine
+from trtopt.profiling.inference import TimedEngine
 from trtopt.report.schema.manifest import FileHash
 from trtopt.serve.gpu import WARM_UPS, GpuRunner
 from trtopt.support.files import hash_file

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from trtopt.config import ONNXRUNTIME, BuildConfig, ProfileConfig, flag
+from trtopt.config import ONNXRUNTIME, TIMING, BuildConfig, ProfileConfig, flag, options
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
 from trtopt.engine.manifest import load_engine, manifest_path, runtime_options
@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     import torch
 
     from trtopt.graph.artifact import ModelArtifact
+    from trtopt.profiling.gpu import EngineRun
+    from trtopt.profiling.timing import TimingOptions
+
+_DURATION_S, _ITERATIONS = 3.0, 10
+"""trtexec's defaults (``defaultDuration`` and ``defaultIterations`` of its samples/common/sampleOptions.h)."""
 
 
 def profile(
@@ -130,6 +135,20 @@ def compare_reports(after: str | Path, before: str | Path, *, markdown: str | Pa
     return found
 
 
+def timing_options(config: ProfileConfig) -> TimingOptions:
+    """How an engine is timed: until its median stands still; as long as trtexec would with a duration or iterations."""
+    from trtopt.profiling.timing import TimingOptions
+
+    limits = TimingOptions().limits
+    if config.warmup is not None:
+        limits = dataclasses.replace(limits, warm_up_seconds=config.warmup / 1e3, warm_up_runs=0)
+    if config.duration is not None or config.iterations is not None:
+        seconds = _DURATION_S if config.duration is None else config.duration
+        runs = _ITERATIONS if config.iterations is None else int(config.iterations)
+        limits = dataclasses.replace(limits, fixed=True, min_seconds=seconds, min_runs=runs)
+    return TimingOptions(limits, int(config.inf_streams or 1), config.data_transfers, not config.no_cuda_graph)
+
+
 def _is_engine(path: Path) -> bool:
     """Whether a file is an engine, or was one that was written over, which is refused."""
     return is_engine(path) or os.path.lexists(manifest_path(path))
@@ -150,6 +169,7 @@ class _Run:
         if config.key is not None and (path is None or config.layer_info is not None or not _is_engine(path)):
             raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
         if config.layer_info is not None:
+            self._refuse_timing()
             return self._ingested(path)
         if path is None:
             raise UsageError(
@@ -164,8 +184,17 @@ class _Run:
                 what = "Only an engine is loaded with plugins and a weight streaming budget"
                 raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
         if config.backend == ONNXRUNTIME:
+            self._refuse_timing()
             return self._on_cpu(path)
         return self._built(path)
+
+    def _refuse_timing(self) -> None:
+        """Raise where an option is about how an engine is timed, and none is."""
+        default = ProfileConfig()
+        for name, option in options(ProfileConfig).items():
+            if option.group == TIMING and getattr(self.config, name) != getattr(default, name):
+                what = "No engine is timed"
+                raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
 
     def _ingested(self, path: Path | None) -> ProfileReport:
         from trtopt.profiling.ingest import ingest
@@ -252,10 +281,25 @@ class _Run:
             self._present()  # a wrong --gpu is refused before the run; without a GPU, the engine says what it is for
         with self.clock.stage("measure"):
             budget = weight_budget(self.config.weight_streaming_budget)
-            options = runtime_options(engine, map(Path, self.config.plugins), budget)
+            loaded = runtime_options(engine, map(Path, self.config.plugins), budget)
             shapes = self.config.shapes[0] if self.config.shapes else {}
-            measurement = gpu.measure_engine(engine, shapes, options)
-        return join(measurement, Device(self._present()))
+            found = gpu.measure_engine(
+                engine, shapes, loaded, timing=timing_options(self.config), inputs=self.config.load_inputs
+            )
+        self._export(found)
+        return join(found.measurement, Device(self._present()))
+
+    def _export(self, found: EngineRun) -> None:
+        """Write the files of trtexec that are asked for."""
+        from trtopt.profiling.export import profile_json, times_json
+
+        config = self.config
+        if config.export_times is not None:
+            atomic_write(Path(config.export_times), times_json(found.timing))
+        if config.export_profile is not None:
+            atomic_write(Path(config.export_profile), profile_json(found.runs))
+        if config.export_layer_info is not None:
+            atomic_write(Path(config.export_layer_info), found.layer_information)
 
     def _built(self, path: Path) -> ProfileReport:
         """A model: built as ``trtopt build`` does by default, then measured, its outputs compared with FP32."""
@@ -272,7 +316,12 @@ class _Run:
             with self.clock.stage("measure"):
                 shapes = input_shapes(loaded.inputs, self.config.shapes).shapes
                 with OrtSession(to_fp32(loaded.model)) as reference:
-                    measurement = gpu.measure_engine(load_engine(built), shapes, reference=reference)
+                    timing, inputs = timing_options(self.config), self.config.load_inputs
+                    found = gpu.measure_engine(
+                        load_engine(built), shapes, reference=reference, timing=timing, inputs=inputs
+                    )
+        self._export(found)
+        measurement = found.measurement
         measurement = dataclasses.replace(
             measurement, source=dataclasses.replace(measurement.source, files={"model": str(path)})
         )

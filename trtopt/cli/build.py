@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtopt.cli import trtexec
 from trtopt.cli.options import Parser, add_config_options, config_from
 from trtopt.cli.streams import Listener, gate, own_stdout, print_error, print_json, print_renderable, say, show
+from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import BuildConfig, flag, options
 from trtopt.config.paths import check_files
 from trtopt.config.toml_file import MATRIX, MODEL, load_matrix, matrix_word
@@ -68,14 +69,16 @@ def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[
         usage=f"trtopt {command} MODEL [options]",
         description=description,
         epilog=epilog,
-        refused=trtexec.REFUSED,
+        hints=FLAGS,
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="the ONNX file; may stand in [matrix] of --config instead"
     )
     add_config_options(parser, BuildConfig)
     trtexec.add_aliases(parser)
-    args = parser.parse(trtexec.model_of(argv))
+    arguments, notes = trtexec.translated(argv, "build", parser.option_names())
+    args = parser.parse(arguments)
+    args.notes = [*notes, *args.notes]
     trtexec.resolve(args)
     return args
 

@@ -20,19 +20,15 @@ from trtopt.support.words import did_you_mean, nearest
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations whose errors are :class:`UsageError`.
 
-    ``refused`` are options of another tool that users may type, and what to do instead.
+    ``hints`` are options of another tool that users may type, and mistype.
     """
 
-    def __init__(self, *, refused: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, hints: Iterable[str] = (), **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", _HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
-        self._refused = dict(refused or {})
+        self._hints = tuple(hints)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        for argument in argv:
-            name = argument.partition("=")[0]
-            if name in self._refused:
-                raise UsageError(f"{name} is not supported", where=name, remedy=self._refused[name])
         args, rest = self.parse_known_args(argv)
         unknown = next((argument for argument in rest if argument.startswith("-")), rest[0] if rest else "")
         if unknown:
@@ -43,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         if not name.startswith("-"):
             return UsageError(f"One argument too many: {argument}", where=self.prog, remedy=f"see {self.prog} --help")
-        bare = {option.lstrip("-"): option for option in self.option_names()}
+        bare = {option.lstrip("-"): option for option in (*self.option_names(), *self._hints)}
         near = nearest(name.lstrip("-"), bare)
         return UsageError(
             f"{self.prog} has no option {name}",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, own_stdout, show
+from trtopt.cli.streams import Listener, own_stdout, say, show
+from trtopt.cli.trtexec import translated
+from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import ProfileConfig
 from trtopt.config.paths import check_files
 
@@ -14,7 +17,10 @@ _EPILOG = """\
 examples:
   trtopt profile model.engine --html model.html
   trtopt profile model.onnx --backend onnxruntime
+  trtopt profile model.engine --warmup 500 --iterations 1000 --data-transfers --export-times times.json
   trtopt profile --layer-info layers.json --layer-profile profile.json --times times.json --gpu A100
+
+Options of trtexec such as --loadEngine, --warmUp and --exportTimes work too: see docs/migrating-from-tensorrt-10.md.
 """
 
 
@@ -26,6 +32,7 @@ def run(argv: Sequence[str]) -> int:
         "       trtopt profile [MODEL] --layer-info FILE --layer-profile FILE --gpu NAME [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
+        hints=FLAGS,
     )
     parser.add_argument(
         "target",
@@ -34,7 +41,10 @@ def run(argv: Sequence[str]) -> int:
         help="the engine or the ONNX file; with --layer-info, the ONNX file that the engine was built from",
     )
     add_config_options(parser, ProfileConfig)
-    args = parser.parse(argv)
+    arguments, notes = translated(argv, "profile", parser.option_names())
+    args = parser.parse(arguments)
+    for note in notes:
+        say(f"note: {note}", sys.stderr)
     config = config_from(args, ProfileConfig, "profile")
     check_files(args.target, config, args.config)
 

@@ -1,6 +1,6 @@
 """Every option once: its help, unit, choices, aliases and kind of value."""
 
-from trtopt.config.base import GROUPS, Config, Option, ShapeMap, field_kinds, flag, options
+from trtopt.config.base import GROUPS, TIMING, Config, Option, ShapeMap, field_kinds, flag, options
 from trtopt.config.budget import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, Floor
 from trtopt.config.commands import ONNXRUNTIME, AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
 
@@ -9,6 +9,7 @@ __all__ = [
     "DEFAULT_FLOOR",
     "GROUPS",
     "ONNXRUNTIME",
+    "TIMING",
     "AccuracyBudget",
     "AnalyzeConfig",
     "BuildConfig",

@@ -116,8 +116,9 @@ SAMPLES = "calibration and accuracy"
 TARGET = "target and shapes"
 REWRITES = "graph rewrites"
 BUILDER = "builder"
+TIMING = "timing an engine"
 FILES = "files"
-GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, FILES)
+GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
 CALIB_HELP = "calibration samples: .npz, .npy, a folder of either, script.py:function, or 'synthetic'"
 REPORT_HELP = "write the report as JSON"

@@ -16,6 +16,7 @@ from trtopt.config.base import (
     REWRITES,
     SAMPLES,
     TARGET,
+    TIMING,
     Config,
     ShapeMap,
     file_field,
@@ -43,7 +44,6 @@ class BuildConfig(Config):
 
     output: str | None = file_field(
         "file to write: the engine (default: MODEL.rtx.engine or MODEL.engine), or the ONNX file of optimize",
-        "--saveEngine",
     )
     precision: Precision | None = option_field(
         None,
@@ -100,12 +100,10 @@ class BuildConfig(Config):
     strict_recipes: bool = switch_field("fail (exit code 5) when a recipe fails instead of rolling it back", REWRITES)
     backend: str = option_field("auto", "compiler", TARGET, choices=BACKENDS)
     min_shapes: tuple[ShapeMap, ...] = shapes_field(
-        "smallest shapes, name:1x3x224x224,other:1x77; repeat for several profiles", "--minShapes"
+        "smallest shapes, name:1x3x224x224,other:1x77; repeat for several profiles"
     )
-    opt_shapes: tuple[ShapeMap, ...] = shapes_field(
-        "shapes to optimize for; alone, they make the profile static", "--optShapes"
-    )
-    max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes", "--maxShapes")
+    opt_shapes: tuple[ShapeMap, ...] = shapes_field("shapes to optimize for; alone, they make the profile static")
+    max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes")
     keep_dynamic: bool = switch_field("leave axes dynamic that every profile gives one size", TARGET)
     io: tuple[str, ...] = option_field(
         (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
@@ -117,19 +115,15 @@ class BuildConfig(Config):
         (),
         "shared library with TensorRT plugins",
         BUILDER,
-        aliases=("--staticPlugins", "--dynamicPlugins"),
         metavar="LIB",
         repeatable=True,
         path="file",
     )
     timing_cache: str | None = file_field(
         "timing cache file of the builder (default: one in the cache, per GPU and version)",
-        "--timingCacheFile",
         group=BUILDER,
     )
-    error_on_timing_cache_miss: bool = switch_field(
-        "fail where a kernel's time is not in the timing cache", BUILDER, "--errorOnTimingCacheMiss"
-    )
+    error_on_timing_cache_miss: bool = switch_field("fail where a kernel's time is not in the timing cache", BUILDER)
     cache_dir: str | None = file_field(
         "folder of the cache: engines, statistics, searches (default: ~/.cache/trtopt)", path="folder", metavar="DIR"
     )
@@ -142,7 +136,7 @@ class BuildConfig(Config):
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )
     report: str | None = file_field(REPORT_HELP)
-    export_layer_info: str | None = file_field("write the engine's fused layers as JSON", "--exportLayerInfo")
+    export_layer_info: str | None = file_field("write the engine's fused layers as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,7 +255,6 @@ class ProfileConfig(Config):
         (),
         "shared library with the engine's TensorRT plugins, one that it was built with",
         TARGET,
-        aliases=("--staticPlugins", "--dynamicPlugins"),
         metavar="LIB",
         repeatable=True,
         path="file",
@@ -271,7 +264,6 @@ class ProfileConfig(Config):
         "bytes of weights that stay on the GPU (K, M, G), or auto, of an engine of --builder weight_streaming=true; "
         "the others are streamed (default: all stay)",
         TARGET,
-        aliases=("--weightStreamingBudget",),
         metavar="BYTES",
     )
     backend: str = option_field(
@@ -285,6 +277,32 @@ class ProfileConfig(Config):
         "--opt-shapes",
         "--optShapes",
     )
+    load_inputs: str | None = option_field(
+        None,
+        "values to run on: an .npz, or name:file,other:file with raw values or an .npy (default: random)",
+        TIMING,
+        metavar="FILES",
+    )
+    warmup: float | None = option_field(
+        None, "milliseconds before the first inference that counts (default: 200)", TIMING, metavar="MS"
+    )
+    duration: float | None = option_field(
+        None,
+        "seconds of inferences that count, at least (default: until the median stands still; 3 with --iterations)",
+        TIMING,
+        metavar="S",
+    )
+    iterations: float | None = option_field(
+        None, "inferences that count, at least (default: 10 with --duration)", TIMING, metavar="N"
+    )
+    inf_streams: float | None = option_field(
+        None, "contexts of the engine that run at once (default: 1)", TIMING, metavar="N"
+    )
+    data_transfers: bool = switch_field("transfer inputs and outputs with each inference, and time that", TIMING)
+    no_cuda_graph: bool = switch_field("time without a CUDA graph only", TIMING)
+    export_times: str | None = file_field("write the times of every inference as trtexec does", group=TIMING)
+    export_profile: str | None = file_field("write the times of the layers as trtexec does", group=TIMING)
+    export_layer_info: str | None = file_field("write the engine inspector's layers as trtexec does", group=TIMING)
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
     markdown: str | None = file_field("write the report as Markdown, for a pull request")
@@ -300,3 +318,13 @@ class ProfileConfig(Config):
         if self.times is not None and missing:
             what = "Times of whole inferences need the layers too"
             raise UsageError(what, where="--times", remedy="give --layer-info and --layer-profile")
+        for name, least, most in (
+            ("warmup", 0, 600_000),
+            ("duration", 0, 600),
+            ("iterations", 1, 10_000_000),
+            ("inf_streams", 1, 64),
+        ):
+            value = getattr(self, name)
+            if value is not None and (not least <= value <= most or (least and value != int(value))):
+                remedy = f"give a {'whole ' if least else ''}number from {least} to {most}"
+                raise UsageError(f"{flag(name)} is {value:g}", where=flag(name), remedy=remedy)

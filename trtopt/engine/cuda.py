@@ -71,22 +71,27 @@ class Cuda:
 
 
 class Buffer:
-    """Memory that grows: of the device, or of the host, for what the runtime reads and writes there."""
+    """Memory that grows: of the device, or of the host, for what the runtime reads and writes there.
+
+    Attributes:
+        pointer: Where it lies; 0 without any.
+        size: Its bytes.
+    """
 
     def __init__(self, cuda: Cuda, *, on_host: bool = False) -> None:
         self._cuda = cuda
         self._allocate, self._release = ("cudaMallocHost", "cudaFreeHost") if on_host else ("cudaMalloc", "cudaFree")
-        self._bytes = 0
+        self.size = 0
         self.pointer = 0
 
     def reserve(self, size: int) -> int:
-        if size > self._bytes:
+        if size > self.size:
             self.free()
             self.pointer = int(self._cuda.call(self._allocate, size))
-            self._bytes = size
+            self.size = size
         return self.pointer
 
     def free(self) -> None:
-        if self._bytes:
+        if self.size:
             self._cuda.call(self._release, self.pointer)
-        self._bytes = self.pointer = 0
+        self.size = self.pointer = 0

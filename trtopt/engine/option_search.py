@@ -11,6 +11,8 @@ https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api/infer/Co
   synchronization and memory.
 - ``set_tactic_sources``, by default both EDGE_MASK_CONVOLUTIONS and JIT_CONVOLUTIONS. Those of cuBLAS and cuDNN are
   deprecated.
+- knobs of a build route (``build_route``, TensorRT 11.1 and later): those that the user names with several values. They
+  are the compiler's own, more than two hundred, and differ between versions, so that none is tried unasked.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from trtopt.errors import EngineBuildError
 from trtopt.report.schema.decisions import BuilderTrial
 from trtopt.support.json_text import converted
 
-AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
+Axes = tuple[tuple[str, tuple[str, ...]], ...]
+"""Options and knobs of a build route, and the values beside the builder's default."""
+
+AXES: Axes = (
     ("builder_optimization_level", ("4", "5")),
     ("tiling", ("fast", "moderate", "full")),
     ("max_aux_streams", ("0", "4")),
@@ -38,7 +43,7 @@ NOISE = 0.02
 (:class:`trtopt.profiling.measured.Limits`)."""
 
 Options = tuple[str, ...]
-"""``KEY=VALUE`` in the order of :data:`AXES`; an option that is not there has the builder's default."""
+"""``KEY=VALUE`` in the order of the axes; an option that is not there has the builder's default."""
 
 _T = TypeVar("_T")
 
@@ -76,7 +81,9 @@ class Found(Generic[_T]):
     trials: tuple[BuilderTrial, ...]
 
 
-def search_options(builds: int, fixed: Collection[str], ask: Callable[[Options], Answer[_T]]) -> Found[_T]:
+def search_options(
+    builds: int, fixed: Collection[str], ask: Callable[[Options], Answer[_T]], axes: Axes = AXES
+) -> Found[_T]:
     """Vary one option at a time from the best so far, until nothing helps or ``builds`` engines were asked for.
 
     An engine is taken where it is faster than the best by more than :data:`NOISE` and more than both spreads together:
@@ -85,6 +92,8 @@ def search_options(builds: int, fixed: Collection[str], ask: Callable[[Options],
     Args:
         builds: Engines to ask for, at most; the first is the one as asked for.
         fixed: Keys that the user set; they are not varied.
+        ask: Builds and times the engine of some options.
+        axes: What is varied.
 
     Raises:
         EngineBuildError: The engine as asked for cannot be built. Other options that are refused are left out.
@@ -94,9 +103,9 @@ def search_options(builds: int, fixed: Collection[str], ask: Callable[[Options],
     tried = {options: _trial(options, best, "as asked for")}
     while True:
         before = options
-        for key, values in AXES:
+        for key, values in axes:
             for value in (None, *values) if key not in fixed else ():
-                candidate = _with(options, key, value)
+                candidate = _with(options, key, value, axes)
                 if candidate in tried or len(tried) >= builds:
                     continue
                 try:
@@ -153,13 +162,13 @@ def _read(content: memoryview) -> EngineTime | _Refused:
     return converted(data, _Refused) if b'"refused"' in data else converted(data, EngineTime)
 
 
-def _with(options: Options, key: str, value: str | None) -> Options:
+def _with(options: Options, key: str, value: str | None, axes: Axes) -> Options:
     """``options`` with another value of one of them; None for the builder's default."""
     found = dict(item.split("=", 1) for item in options)
     found.pop(key, None)
     if value is not None:
         found[key] = value
-    return tuple(f"{name}={found[name]}" for name, _ in AXES if name in found)
+    return tuple(f"{name}={found[name]}" for name, _ in axes if name in found)
 
 
 def _noise_us(found: EngineTime, best: EngineTime) -> float:

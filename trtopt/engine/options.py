@@ -21,14 +21,14 @@ class _Option:
     """How a key reaches the builder.
 
     Attributes:
-        kind: A builder flag, an integer attribute, an enum attribute, a memory pool, a set of members of an enum, or
-            how many engines the search over the others may build.
+        kind: A builder flag, an attribute (an integer, bytes, an enum, a build route), a memory pool, a set of members
+            of an enum, or how many engines the search over the others may build.
         members: The enum's members by the value a user writes; of a set, several with spaces between.
         rtx: What TensorRT for RTX does with it: takes it, ignores it (the engine is the same to the byte), needs a GPU
             for it, or has no such engines.
     """
 
-    kind: Literal["flag", "int", "enum", "pool", "mask", "search"]
+    kind: Literal["flag", "int", "bytes", "enum", "route", "pool", "mask", "search"]
     target: str
     help: str
     enum: str = ""
@@ -47,7 +47,10 @@ _TACTICS = {
 }
 """Those of TensorRT 10.3 and later that are not deprecated (cuBLAS, cuBLASLt and cuDNN are, and off by default)."""
 
-SEARCH = "search"
+SEARCH, ROUTE = "search", "build_route"
+_KNOB = re.compile(r"(?P<knob>-\w[\w:.]*)=(?:\[(?P<choices>[\w.+-]+(?:\|[\w.+-]+)*)\]|(?P<value>[\w.+-]+))")
+"""``-knob=value`` or ``-knob=[one|other]``, as in trtexec's ``--tuneBuildRoutes``."""
+
 _OPTIONS = {
     "builder_optimization_level": _Option("int", "builder_optimization_level", "0 to 5", limits=(0, 5), rtx="ignores"),
     "workspace": _Option("pool", "WORKSPACE", "bytes, with K, M or G for powers of 1024"),
@@ -56,6 +59,12 @@ _OPTIONS = {
         "enum", "tiling_optimization_level", ", ".join(_TILING), "TilingOptimizationLevel", _TILING, rtx="ignores"
     ),
     "tactic_sources": _Option("mask", "tactic_sources", ", ".join(_TACTICS), "TacticSource", _TACTICS, rtx="ignores"),
+    "l2_limit_for_tiling": _Option(
+        "bytes", "l2_limit_for_tiling", "bytes, with K, M or G for powers of 1024", rtx="ignores"
+    ),
+    "avg_timing_iterations": _Option("int", "avg_timing_iterations", "1 to 1000", limits=(1, 1000), rtx="ignores"),
+    "max_num_tactics": _Option("int", "max_num_tactics", "1 to 1000000", limits=(1, 1_000_000), rtx="ignores"),
+    ROUTE: _Option("route", ROUTE, "-knob=value -other=[one|two], knobs of trtexec --helpBuildRoute", rtx="ignores"),
     SEARCH: _Option("search", SEARCH, "2 to 64 builds", limits=(2, 64), rtx="ignores"),
     "hardware_compatibility": _Option(
         "enum",
@@ -70,6 +79,7 @@ _OPTIONS = {
     "refit": _Option("flag", "REFIT", "true or false", rtx="needs-gpu"),
     "strip_plan": _Option("flag", "STRIP_PLAN", "true or false", rtx="needs-gpu"),
     "version_compatible": _Option("flag", "VERSION_COMPATIBLE", "true or false", rtx="never"),
+    "exclude_lean_runtime": _Option("flag", "EXCLUDE_LEAN_RUNTIME", "true or false", rtx="never"),
 }
 
 
@@ -86,7 +96,7 @@ class BuilderSettings:
     """
 
     flags: dict[str, bool]
-    attributes: dict[str, int]
+    attributes: dict[str, int | str]
     enums: dict[str, tuple[str, str]]
     pools: dict[str, int]
     masks: dict[str, tuple[str, list[str]]]
@@ -118,12 +128,45 @@ def parse_builder_options(items: Sequence[str], backend: Backend, *, gpu_present
             _check_rtx(key, option, gpu_present)
             if is_ignored:
                 ignored.append(f"{key}={value}")
+    if route_axes(items) and SEARCH not in seen:
+        raise UsageError(
+            "A build route has several values for a knob, and no search tries them",
+            where="--builder",
+            remedy=f"add --builder {SEARCH}=8, or give one value for each knob",
+        )
     return replace(settings, ignored=tuple(ignored))
 
 
 def key_of(item: str) -> str:
     """The key of ``KEY=VALUE``, as it is spelled here."""
     return item.partition("=")[0].strip().lower().replace("-", "_")
+
+
+def route_axes(items: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The knobs of a build route that have several values, and these.
+
+    Example:
+        >>> route_axes(["build_route=-conv_lowering=on -kgen:tiling=[0|1]"])
+        (('-kgen:tiling', ('0', '1')),)
+    """
+    return tuple((knob["knob"], tuple(knob["choices"].split("|"))) for knob in _knobs(items) if knob["choices"])
+
+
+def with_found(items: Sequence[str], found: Sequence[str] = ()) -> tuple[str, ...]:
+    """The builder options of one engine of a search: without the search, and with what it chose, knobs as one route.
+
+    Example:
+        >>> with_found(["search=8", "build_route=-a=[1|2] -b=on"], ["tiling=fast", "-a=2"])
+        ('tiling=fast', 'build_route=-b=on -a=2')
+    """
+    own = [item for item in items if key_of(item) not in (SEARCH, ROUTE)]
+    route = [knob[0] for knob in _knobs(items) if knob["value"]] + [item for item in found if item.startswith("-")]
+    chosen = [item for item in found if not item.startswith("-")]
+    return (*own, *chosen, *([f"{ROUTE}={' '.join(route)}"] if route else []))
+
+
+def _knobs(items: Sequence[str]) -> list[re.Match[str]]:
+    return [knob for item in items if key_of(item) == ROUTE for knob in _KNOB.finditer(item.partition("=")[2])]
 
 
 def _nothing() -> BuilderSettings:
@@ -148,6 +191,10 @@ def _apply(settings: BuilderSettings, option: _Option, item: str, value: str) ->
         settings.flags[option.target] = lowered in _TRUE
     elif option.kind in ("int", "search") and _is_within(value, option.limits):
         (settings.attributes if option.kind == "int" else settings.search)[option.target] = int(value)
+    elif option.kind == "bytes" and (size := _bytes(value)) is not None:
+        settings.attributes[option.target] = size
+    elif option.kind == "route" and value and all(_KNOB.fullmatch(word) for word in value.split()):
+        settings.attributes[option.target] = " ".join(value.split())
     elif option.kind == "mask" and lowered in option.members:
         settings.masks[option.target] = (option.enum, option.members[lowered].split())
     elif option.kind == "enum" and lowered in option.members:

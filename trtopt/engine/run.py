@@ -7,13 +7,14 @@ not been run on a GPU yet. `trtopt doctor --selftest` runs it and compares with 
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, Backend, RuntimeOptions, read_header
-from trtopt.engine.cuda import Cuda
+from trtopt.engine.cuda import Buffer, Cuda
 from trtopt.engine.loaded import LoadedEngine, guarded, output_allocator
 from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import InputSpec
@@ -101,8 +102,17 @@ class _Runner(LoadedEngine):
         self, trt: Any, data: bytes, options: RuntimeOptions, stack: contextlib.ExitStack, rtx_graphs: bool
     ) -> None:
         super().__init__(trt, data, options)
-        stack.callback(self.release)
         self.cuda = Cuda()
+        self._open(stack, rtx_graphs)
+
+    def another(self, stack: contextlib.ExitStack, rtx_graphs: bool) -> _Runner:
+        """A context of the same engine, with a stream and memory of its own, that runs beside this one."""
+        found = copy.copy(self)
+        found._open(stack, rtx_graphs)
+        return found
+
+    def _open(self, stack: contextlib.ExitStack, rtx_graphs: bool) -> None:
+        stack.callback(self.release)
         self.stream = self.cuda.call("cudaStreamCreate")
         stack.callback(self.cuda.call, "cudaStreamDestroy", self.stream)
         self.output_names = tuple(self.outputs)
@@ -110,8 +120,9 @@ class _Runner(LoadedEngine):
         for buffer in self._buffers.values():
             stack.callback(buffer.free)
         own = [name for name in self.outputs if name not in self.aliased]
-        self._allocators = {name: output_allocator(trt, self._buffers[name]) for name in own}
+        self._allocators = {name: output_allocator(self.trt, self._buffers[name]) for name in own}
         self._held: list[np.ndarray] = []
+        self._pinned: dict[str, Buffer] = {}
         with self.heard():
             self.context = self.new_context(rtx_graphs)
         stack.callback(self._drop_context)
@@ -155,6 +166,29 @@ class _Runner(LoadedEngine):
             if -1 not in tuple(self.context.get_tensor_shape(name)):
                 self.context.set_output_allocator(name, None)
                 self._set_address(name, self._buffers[name].pointer)
+
+    def pin(self, stack: contextlib.ExitStack) -> None:
+        """After :meth:`fix_outputs`: memory of the host that :meth:`transfer` copies at full speed."""
+        for name in (*self.inputs, *self._allocators):
+            if name not in self.on_host:
+                self._pinned[name] = Buffer(self.cuda, on_host=True)
+                stack.callback(self._pinned[name].free)
+                self._pinned[name].reserve(self._buffers[name].size)
+        for name, array in zip(self.inputs, self._held, strict=True):
+            if name in self._pinned:
+                ctypes.memmove(self._pinned[name].pointer, array.ctypes.data, array.nbytes)
+
+    def transfer(self, *, to_host: bool) -> None:
+        """Enqueue the copies of all inputs to the GPU, or of all outputs to the host's memory."""
+        kinds = self.cuda.api.cudaMemcpyKind
+        for name in self._allocators if to_host else self.inputs:
+            if name in self._pinned:
+                host, device = self._pinned[name], self._buffers[name].pointer
+                if to_host:
+                    ends, kind = (host.pointer, device), kinds.cudaMemcpyDeviceToHost
+                else:
+                    ends, kind = (device, host.pointer), kinds.cudaMemcpyHostToDevice
+                self.cuda.call("cudaMemcpyAsync", *ends, host.size, kind, self.stream)
 
     def _set_address(self, name: str, address: int) -> None:
         if not self.context.set_tensor_address(name, address):

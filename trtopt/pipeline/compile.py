@@ -16,8 +16,8 @@ from trtopt.config import BuildConfig
 from trtopt.engine.backend import Backend, RuntimeOptions, installed_version
 from trtopt.engine.build import EngineArtifact, build_engine, cache_key, check_options
 from trtopt.engine.cache import EngineCache, timing_for
-from trtopt.engine.option_search import Answer, EngineTime, Options, remembered, search_options
-from trtopt.engine.options import SEARCH, key_of, parse_builder_options
+from trtopt.engine.option_search import AXES, Answer, EngineTime, Options, remembered, search_options
+from trtopt.engine.options import SEARCH, key_of, parse_builder_options, route_axes, with_found
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import why_not_run
 from trtopt.errors import TargetError
@@ -27,7 +27,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.hardware.probe import probe
 from trtopt.judge.target import BuildTarget
 from trtopt.precision.fp16.network_io import formats, parse_io
-from trtopt.profiling.gpu import time_engine
+from trtopt.profiling.inference import time_engine
 from trtopt.source.save import save_model
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY
@@ -131,8 +131,7 @@ def compile_engine(artifact: ModelArtifact, job: Compilation, config: BuildConfi
         request = engine_request(artifact, job, config, Path(folder))
         if builds is None:
             return build_engine(request, clock.listen, job.cache)
-        own = tuple(item for item in config.builder if key_of(item) != SEARCH)
-        return fastest(replace(request, builder=own), builds, job, clock)
+        return fastest(request, builds, job, clock)
 
 
 def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) -> EngineArtifact:
@@ -141,7 +140,7 @@ def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) 
     cache = job.cache if version else None
 
     def with_options(options: Options) -> BuildRequest:
-        return replace(request, builder=(*request.builder, *options))
+        return replace(request, builder=with_found(request.builder, options))
 
     def measure(options: Options) -> Answer[EngineArtifact]:
         asked = with_options(options)
@@ -156,7 +155,7 @@ def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) 
         asked, gpu = with_options(options), probe()
         timing = timing_for(asked, version, cache)
         return entry_key(
-            "trtopt.profiling.gpu", cache_key(asked, version, timing.decides), gpu.name, gpu.driver, version
+            "trtopt.profiling.inference", cache_key(asked, version, timing.decides), gpu.name, gpu.driver, version
         )
 
     def ask(options: Options) -> Answer[EngineArtifact]:
@@ -164,7 +163,8 @@ def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) 
         clock.listen(Event("detail", "build engine", text=text))
         return remembered(cache, times_key(options), lambda: measure(options), refusals=bool(options))
 
-    found = search_options(builds, {key_of(item) for item in request.builder}, ask)
+    axes = (*AXES, *route_axes(request.builder))
+    found = search_options(builds, {key_of(item) for item in request.builder}, ask, axes)
     engine = found.best.engine or build_engine(with_options(found.options), clock.listen, cache)
     if engine.record.sha256 != found.best.measured.sha256:
         text = "the engine that was timed is not in the cache any more: it was built again, and may differ from it"

@@ -15,7 +15,7 @@ from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend
 from trtopt.engine.build import EngineArtifact
 from trtopt.engine.manifest import Signer, write_manifest
-from trtopt.engine.options import SEARCH, key_of, parse_builder_options
+from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
 from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
@@ -176,7 +176,7 @@ def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
 def builder_of(items: Sequence[str], engine: EngineRecord) -> tuple[str, ...]:
     """The builder options of an engine: those asked for, and what a search chose in place of itself."""
     chosen = [item for trial in engine.builder_search if trial.chosen for item in trial.options]
-    return (*(item for item in items if key_of(item) != SEARCH), *chosen) if engine.builder_search else tuple(items)
+    return with_found(items, chosen) if engine.builder_search else tuple(items)
 
 
 def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> EngineTensor:

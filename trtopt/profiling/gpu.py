@@ -1,8 +1,6 @@
-"""An engine timed on the GPU that it was built for: end to end, on the host, and layer by layer.
+"""An engine measured on the GPU that it was built for: end to end, on the host, and layer by layer.
 
-:class:`TimedEngine` makes the native calls and decides nothing. It is written to the documented API of TensorRT 10.3
-and later, TensorRT for RTX 1.7 and cuda-python 12.6.1 and later, and has not been run yet:
-`tests/gpu/test_profile_runs.py` is its first run.
+:class:`~trtopt.profiling.inference.TimedEngine` makes the native calls and decides nothing.
 """
 
 from __future__ import annotations
@@ -21,279 +19,46 @@ import numpy as np
 
 from trtopt.accuracy.compare import Accumulator, Runner, checked_arrays
 from trtopt.config import ShapeMap
-from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, Backend, RuntimeOptions
+from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
 from trtopt.engine.manifest import VerifiedEngine, check_runs_here, runtime_options
-from trtopt.engine.request import check_shape
-from trtopt.engine.run import EngineSession
-from trtopt.errors import EngineBuildError, TargetError
-from trtopt.graph.artifact import InputSpec
+from trtopt.errors import EngineBuildError
 from trtopt.hardware.clocks import Clocks, read_clocks
-from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.engine_layers import LayerTime, join_times
-from trtopt.profiling.measured import Measurement, RunLimits, RunTimes, spread, timed, until_stable
+from trtopt.profiling.inference import TimedEngine, graph_timing
+from trtopt.profiling.inputs import feeds_of
+from trtopt.profiling.measured import Measurement, RunLimits, spread, until_stable
+from trtopt.profiling.timing import DEFAULT_TIMING, InferenceTiming, TimingOptions
 from trtopt.report.schema.build import OutputAccuracy
 from trtopt.report.schema.profile import ProfileSource
 from trtopt.support.ort_session import Feeds
 
-_BUS_ID_BYTES = 32
-
-
-class TimedEngine(EngineSession):
-    """An engine whose runs are timed. After :meth:`prepare` the other methods run it on the same inputs.
-
-    Args:
-        engine: The engine file's content.
-        backend: What built it.
-        options: How it is loaded.
-        graph: Whether :attr:`launch` launches a CUDA graph. TensorRT for RTX captures it itself and falls back unseen.
-
-    Attributes:
-        launch: Enqueues one inference and returns at once; set by :meth:`prepare`.
-
-    Raises:
-        TargetError: It cannot run here, or the runtime refuses the engine.
-        EngineBuildError: The runtime fails.
-    """
-
-    launch: Callable[[], object]
-
-    def __init__(
-        self, engine: bytes, backend: Backend, options: RuntimeOptions = AS_BUILT, *, graph: bool = False
-    ) -> None:
-        by_runtime = graph and backend == TENSORRT_RTX
-        super().__init__(engine, backend, options, rtx_graphs=by_runtime)
-        self._captures = graph and not by_runtime
-
-    def inputs(self) -> tuple[InputSpec, ...]:
-        """The engine's inputs."""
-        return self._runner.guarded(self._runner.input_specs)
-
-    def optimum(self, name: str) -> tuple[int, ...]:
-        """The shape of a dynamic input that the engine's first optimization profile is tuned for."""
-        return self._runner.guarded(lambda: self._runner.optimum(name))
-
-    def prepare(self, feeds: Feeds) -> None:
-        """Copy the inputs, run once, so that everything is allocated, and capture the graph where one is asked for.
-
-        Raises:
-            UsageError: A feed is missing an input, or its shape is outside of the engine's profile.
-            EngineBuildError: The engine fails to run, or cannot be captured.
-        """
-
-        def run() -> None:
-            self._start, self._end = self._event(), self._event()
-            self._runner.set(feeds)
-            self._runner.enqueue()
-            self._runner.synchronize()
-            self._runner.fix_outputs()
-            self._runner.enqueue()  # what changed must reach the context outside of a capture
-            self._runner.synchronize()
-            self.launch = self._captured() if self._captures else self._runner.enqueue
-
-        self._runner.guarded(run)
-
-    def _event(self) -> Any:
-        cuda = self._runner.cuda
-        event = cuda.call("cudaEventCreate")
-        self._stack.callback(cuda.call, "cudaEventDestroy", event)
-        return event
-
-    def _captured(self) -> Callable[[], object]:
-        cuda, stream = self._runner.cuda, self._runner.stream
-        mode = cuda.api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        cuda.call("cudaStreamBeginCapture", stream, mode)
-        try:
-            self._runner.enqueue()
-        except EngineBuildError:  # which says more than the error that ending this capture gives
-            cuda.end_capture(stream)
-            raise
-        executable = cuda.instantiated(cuda.call("cudaStreamEndCapture", stream))
-        self._stack.callback(cuda.call, "cudaGraphExecDestroy", executable)
-        return functools.partial(cuda.call, "cudaGraphLaunch", executable, stream)
-
-    def synchronize(self) -> None:
-        """Wait until the GPU is done."""
-        self._runner.synchronize()
-
-    def device_us(self, count: int) -> float:
-        """Microseconds of one of ``count`` inferences, enqueued at once, between two events on the device.
-
-        One more goes before them: while it runs, the next ones are enqueued, so that the GPU does not wait for the host
-        where the host is fast enough.
-        """
-        cuda, stream = self._runner.cuda, self._runner.stream
-
-        def run() -> float:
-            self.launch()
-            cuda.call("cudaEventRecord", self._start, stream)
-            for _ in range(count):
-                self.launch()
-            cuda.call("cudaEventRecord", self._end, stream)
-            cuda.call("cudaEventSynchronize", self._end)
-            return float(cuda.call("cudaEventElapsedTime", self._start, self._end)) * 1e3 / count
-
-        return self._runner.guarded(run)
-
-    def profiled(self) -> Callable[[], list[tuple[str, float]]]:
-        """Attach the profiler; every run from now on is slower.
-
-        Returns what runs once, and gives names and microseconds of the layers in the order they are reported.
-        """
-        context = self._runner.context
-        profiler = _profiler(self._runner.trt)
-
-        def attach() -> None:
-            context.profiler = profiler
-            context.enqueue_emits_profile = False
-
-        def run() -> list[tuple[str, float]]:
-            profiler.times = []
-            self._runner.enqueue()
-            self._runner.synchronize()
-            if not context.report_to_profiler():
-                raise EngineBuildError(
-                    "The runtime reports no times of layers",
-                    where="report_to_profiler",
-                    remedy="measure with trtexec --exportProfile, and give the file with --layer-profile",
-                )
-            return list(profiler.times)
-
-        self._runner.guarded(attach)
-        return lambda: self._runner.guarded(run)
-
-    def layer_information(self) -> str:
-        """The engine inspector's JSON, with the shapes of the inputs that are set."""
-
-        def run() -> str:
-            inspector = self._runner.engine.create_engine_inspector()
-            inspector.execution_context = self._runner.context
-            text: str = inspector.get_engine_information(self._runner.trt.LayerInformationFormat.JSON)
-            return text
-
-        return self._runner.guarded(run)
-
-    def weight_streaming(self) -> dict[str, int] | None:
-        """Bytes of weights that are streamed, and that stay; None where nothing is streamed."""
-        return self._runner.guarded(self._runner.weight_streaming)
-
-    def pci_bus_id(self) -> str:
-        """The PCI address of the GPU, ``domain:bus:device.function``."""
-        cuda = self._runner.cuda
-        name: bytes = cuda.call("cudaDeviceGetPCIBusId", _BUS_ID_BYTES, cuda.call("cudaGetDevice"))
-        return name.split(b"\0")[0].decode()
-
-
-def _profiler(trt: Any) -> Any:
-    class Profiler(trt.IProfiler):  # type: ignore[misc]
-        """Keeps what it is told of one run."""
-
-        def __init__(self) -> None:
-            trt.IProfiler.__init__(self)
-            self.times: list[tuple[str, float]] = []
-
-        def report_layer_time(self, layer_name: str, ms: float) -> None:
-            self.times.append((layer_name, ms * 1e3))
-
-    return Profiler()
-
-
-_SAMPLE_US = 1000.0
-_MOST_INFERENCES = 50
-_LIMITS = RunLimits()
-
-
-@dataclass(frozen=True)
-class InferenceTiming:
-    """One inference without profiling: its time on the device, and on the host to enqueue it with the GPU idle.
-
-    Each sample of ``device`` is the mean of so many ``inferences``.
-    """
-
-    device: RunTimes
-    host: RunTimes
-    inferences: int
-
-
-def time_engine(
-    engine: bytes, backend: Backend, options: RuntimeOptions = AS_BUILT, limits: RunLimits = _LIMITS
-) -> InferenceTiming:
-    """Time an engine end to end, as :func:`measure_engine` does: with a CUDA graph where one can be captured.
-
-    Args:
-        engine: The engine file's content, of this machine's GPU and versions.
-        backend: What built it.
-        options: How it is loaded.
-        limits: When a median stands still.
-
-    Raises:
-        TargetError: It cannot run here.
-        EngineBuildError: It fails to run.
-    """
-    with TimedEngine(engine, backend, options) as session:
-        feeds = feeds_of(session.inputs(), {}, session.optimum)
-        session.prepare(feeds)
-        stream = timing_of(session, limits)
-    return graph_timing(lambda: TimedEngine(engine, backend, options, graph=True), feeds, limits)[0] or stream
-
-
-def feeds_of(inputs: Sequence[InputSpec], shapes: ShapeMap, optimum: Callable[[str], tuple[int, ...]]) -> Feeds:
-    """Random inputs for an engine, at the shapes that were asked for; ``optimum`` gives those that were not.
-
-    Raises:
-        UsageError: A shape is of no input, or does not fit.
-    """
-    known = {item.name: item for item in inputs}
-    for name, shape in shapes.items():
-        check_shape(known, name, shape, "--shapes")
-    fixed = dict(shapes)
-    for item in inputs:
-        if item.name not in fixed:
-            static = tuple(dim for dim in item.shape if isinstance(dim, int))
-            fixed[item.name] = static if item.is_static else optimum(item.name)
-    return random_feeds(inputs, fixed)
-
-
-def inferences_per_sample(us: float) -> int:
-    """How many inferences of ``us`` microseconds to time at once: events resolve half a microsecond."""
-    return max(1, min(_MOST_INFERENCES, math.ceil(_SAMPLE_US / us))) if us > 0 else _MOST_INFERENCES
-
-
-def timing_of(session: TimedEngine, limits: RunLimits) -> InferenceTiming:
-    """The timing of one inference of a prepared engine."""
-    count = inferences_per_sample(session.device_us(1))
-    device = until_stable(lambda: session.device_us(count), limits)
-    launch = timed(lambda: session.launch())
-
-    def enqueue_alone() -> float:
-        session.synchronize()
-        return launch()
-
-    host = until_stable(enqueue_alone, limits)
-    session.synchronize()
-    return InferenceTiming(device, host, count)
-
-
-def graph_timing(
-    opened: Callable[[], TimedEngine], feeds: Feeds, limits: RunLimits
-) -> tuple[InferenceTiming | None, str]:
-    """The timing with a CUDA graph; None, and why, where none can be captured.
-
-    In a session of its own: TensorRT for RTX takes the choice when a context is created, and a capture that failed
-    may leave a context behind that fails.
-    """
-    try:
-        with opened() as session:
-            session.prepare(feeds)
-            return timing_of(session, limits), ""
-    except (EngineBuildError, TargetError) as error:  # the engine itself has run before
-        return None, f"{error.what} ({error.where})"
-
-
 _STREAM, _GRAPH = "stream", "cuda_graph"
+_LIMITS = RunLimits()
+_BUSY_US, _MOST_AT_ONCE = 1000.0, 50
+"""What the GPU is given at once to see its clocks under load, and in how many inferences at most."""
+_HOST_BOUND = 0.8
+"""Share of the device's time from which trtexec warns that the throughput may be bound by the enqueue."""
 _CHANGING = ("sm_clock_mhz", "temperature_c", "power_w", "clocks_held_by")
 
 Run = Sequence[tuple[str, float]]
 """Names and microseconds of the layers of one inference, in the order they were reported."""
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """A measured engine, and what trtexec would have written of it.
+
+    Attributes:
+        measurement: What was measured.
+        timing: The inferences behind ``measurement.end_to_end_us``.
+        runs: Names and microseconds of the layers of each inference that was profiled.
+        layer_information: The engine inspector's JSON.
+    """
+
+    measurement: Measurement
+    timing: InferenceTiming
+    runs: Sequence[Run]
+    layer_information: str
 
 
 def measure_engine(
@@ -302,19 +67,21 @@ def measure_engine(
     options: RuntimeOptions | None = None,
     *,
     reference: Runner | None = None,
-    limits: RunLimits = _LIMITS,
-) -> Measurement:
-    """Run an engine on this machine's GPU and time it, on random inputs.
+    timing: TimingOptions = DEFAULT_TIMING,
+    inputs: str | None = None,
+) -> EngineRun:
+    """Run an engine on this machine's GPU and time it.
 
-    End to end is timed without and with a CUDA graph, each until its median stands still; the layers are timed in runs
-    of their own, by the runtime's profiler, which slows the whole down. Clocks are read before, under load and after.
+    End to end is timed without and with a CUDA graph; the layers are timed in runs of their own, by the runtime's
+    profiler, which slows the whole down. Clocks are read before, under load and after.
 
     Args:
         verified: The engine, of either backend.
         shapes: Shapes of dynamic inputs; others are at the optimum of the engine's first optimization profile.
         options: How it is loaded; None for what its manifest allows.
         reference: The FP32 model, for ``accuracy`` on the same inputs; its outputs are matched by name.
-        limits: When a median stands still.
+        timing: How inferences are timed.
+        inputs: Files with the inputs' values (:func:`~trtopt.profiling.inputs.feeds_of`); None for random ones.
 
     Returns:
         The measurement. ``end_to_end_us`` and ``host_us`` are those with a CUDA graph where one can be captured, and
@@ -322,33 +89,36 @@ def measure_engine(
         and does not say whether it did.
 
     Raises:
-        UsageError: A shape does not fit it, or an option does not.
+        UsageError: A shape or a file of values does not fit it, or an option does not.
         TargetError: It was built for another GPU or version than is here, or there is no GPU.
         MissingDependencyError: The backend's package or cuda-python is not installed.
         EngineBuildError: It fails to run.
     """
     version, backend = check_runs_here(verified), verified.backend
     options = runtime_options(verified) if options is None else options
-    with TimedEngine(verified.data, backend, options) as session:
-        feeds = feeds_of(session.inputs(), shapes, session.optimum)
+    opened = functools.partial(TimedEngine, verified.data, backend, options, streams=timing.streams)
+    with opened() as session:
+        feeds = feeds_of(session.inputs(), shapes, session.optimum, inputs)
         session.prepare(feeds)
         bus_id = session.pci_bus_id()
         before = read_clocks(bus_id)
-        stream = timing_of(session, limits)
-        load = read_clocks(bus_id, lambda: session.device_us(stream.inferences))
-        runs, layers_stable = profiled_runs(session.profiled(), limits)
-        entries = inspected(session.layer_information())
+        stream = session.time(timing)
+        at_once = int(max(1.0, min(_MOST_AT_ONCE, _BUSY_US / max(stream.device.median_us, 1.0))))
+        load = read_clocks(bus_id, functools.partial(session.busy, at_once))
+        runs, layers_stable = profiled_runs(session.profiled())
+        information = session.layer_information()
         outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
         streamed = session.weight_streaming()
-    graph, refusal = graph_timing(lambda: TimedEngine(verified.data, backend, options, graph=True), feeds, limits)
+    graph, refusal = graph_timing(functools.partial(opened, graph=True), feeds, timing) if timing.graph else (None, "")
     clocks = {"": load, "_before": before, "_after": read_clocks(bus_id)}
-    layers, notes = join_times(entries, layer_times(runs))
+    layers, notes = join_times(inspected(information), layer_times(runs))
     end_to_end = graph or stream
     found = conditions(stream, graph, clocks)
     found |= {"cuda_graph_confirmed": graph is not None and backend != TENSORRT_RTX}
+    found |= {"streams": timing.streams} if timing.streams > 1 else {}
     found |= {} if streamed is None else {"weight_streaming": streamed}
     found |= {"input_shapes": {name: list(np.shape(array)) for name, array in feeds.items()}}
-    return Measurement(
+    measurement = Measurement(
         ProfileSource(
             origin="tensorrt-rtx" if backend == TENSORRT_RTX else "tensorrt",
             files={"engine": str(verified.path)},
@@ -360,10 +130,11 @@ def measure_engine(
         layers,
         end_to_end.device.median_us,
         end_to_end.device.spread_us,
-        end_to_end.host.median_us,
+        end_to_end.host_us,
         None if reference is None else accuracy_of(reference, feeds, outputs),
         (*warnings_of(stream, graph, refusal, layers_stable=layers_stable, load=load), *notes),
     )
+    return EngineRun(measurement, end_to_end, runs, information)
 
 
 def accuracy_of(reference: Runner, feeds: Feeds, outputs: Mapping[str, np.ndarray]) -> dict[str, OutputAccuracy]:
@@ -400,7 +171,7 @@ def inspected(text: str) -> list[Any]:
     return entries
 
 
-def profiled_runs(run: Callable[[], Run], limits: RunLimits) -> tuple[list[Run], bool]:
+def profiled_runs(run: Callable[[], Run], limits: RunLimits = _LIMITS) -> tuple[list[Run], bool]:
     """Repeat ``run`` until the sum over the layers stands still; the runs that count, and whether it did."""
     runs: list[Run] = []
 
@@ -435,23 +206,12 @@ def conditions(stream: InferenceTiming, graph: InferenceTiming | None, clocks: M
     found: dict[str, Any] = {"end_to_end": _STREAM if graph is None else _GRAPH}
     for name, timing in ((_STREAM, stream), (_GRAPH, graph)):
         if timing is not None:
-            found |= {f"{name}_{key}": value for key, value in _figures(timing).items()}
+            found |= {f"{name}_{key}": value for key, value in timing.figures().items()}
     for ending, reading in clocks.items():
         for key, value in asdict(reading).items():
             if value not in (None, "") and (not ending or key in _CHANGING):
                 found[f"{key}{ending}"] = ", ".join(value) or "none" if isinstance(value, tuple) else value
     return found
-
-
-def _figures(timing: InferenceTiming) -> dict[str, float]:
-    return {
-        "device_us": timing.device.median_us,
-        "device_spread_us": timing.device.spread_us,
-        "host_us": timing.host.median_us,
-        "host_spread_us": timing.host.spread_us,
-        "samples": len(timing.device.us),
-        "inferences_per_sample": timing.inferences,
-    }
 
 
 def warnings_of(
@@ -467,6 +227,12 @@ def warnings_of(
         found.append("the times of the layers did not settle")
     if refusal:
         found.append(f"no CUDA graph could be captured, so the end-to-end time is without one: {refusal}")
+    end_to_end = graph or stream
+    if end_to_end.host_us > _HOST_BOUND * end_to_end.device.median_us:
+        found.append(
+            "the host needs about as long to enqueue an inference as the GPU to run it: the time on the device may hold"
+            " some of it, and more inferences may run at once (--inf-streams)"
+        )
     if load.clocks_unknown:
         found.append(f"the clocks are not known: {load.clocks_unknown}")
     return found

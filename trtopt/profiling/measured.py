@@ -32,6 +32,8 @@ class RunLimits:
         max_runs: Runs that count, at most.
         max_seconds: Seconds for the runs that count, at most; one run is always made.
         tolerance: Largest difference of the parts' medians, as a share of the median of all of them.
+        fixed: Whether the runs end as soon as there are ``min_runs`` and ``min_seconds`` of them, and all count: as
+            trtexec measures.
     """
 
     warm_up_runs: int = 5
@@ -41,6 +43,7 @@ class RunLimits:
     max_runs: int = 5000
     max_seconds: float = 10.0
     tolerance: float = 0.02
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class RunTimes:
     """Times of one thing, repeated.
 
     Attributes:
-        us: Microseconds of the runs that count, in order: the first quarter after the warm-up is left out.
+        us: Microseconds of the runs that count, in order: the first quarter after the warm-up is left out, unless the
+            limits are fixed.
         stable: Whether the medians of the three quarters agree, and there were as many runs as asked for.
     """
 
@@ -75,7 +79,8 @@ def spread(values: Sequence[float]) -> float:
 def until_stable(
     run: Callable[[], float], limits: RunLimits = RunLimits(), clock: Callable[[], float] = time.perf_counter
 ) -> RunTimes:
-    """Repeat ``run`` until the medians of the last three quarters of its times agree, or a limit is reached.
+    """Repeat ``run`` until the medians of the last three quarters of its times agree, or a limit is reached; as often
+    as was asked for where the limits are fixed.
 
     Medians, so that single slow runs (the system's) do not count; three of them over growing parts, so that a drift
     shows and so that noise does not prevent an end, since it averages out as the parts grow. A network that jumps
@@ -98,6 +103,10 @@ def until_stable(
     look = max(limits.min_runs, _PARTS)
     while True:
         times.append(run())
+        if limits.fixed:
+            if len(times) >= limits.min_runs and clock() - start >= limits.min_seconds:
+                return RunTimes(tuple(times), stable=len(times) < _PARTS or _agree(times, limits.tolerance))
+            continue
         if len(times) >= look:
             if clock() - start >= limits.min_seconds and _agree(times, limits.tolerance):
                 return RunTimes(_kept(times), stable=True)

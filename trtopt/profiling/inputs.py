@@ -1,0 +1,100 @@
+"""What an engine is timed on: random inputs, or files, as trtexec's ``--loadInputs`` names them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trtopt.config import ShapeMap
+from trtopt.engine.request import check_shape
+from trtopt.errors import UsageError
+from trtopt.graph.artifact import InputSpec
+from trtopt.precision.observe.feeds import ArrayReader, open_arrays
+from trtopt.precision.observe.samples import random_feeds
+from trtopt.support.files import open_file
+from trtopt.support.ort_session import Feeds
+
+_OPTION = "--load-inputs"
+
+
+def feeds_of(
+    inputs: Sequence[InputSpec], shapes: ShapeMap, optimum: Callable[[str], tuple[int, ...]], files: str | None = None
+) -> Feeds:
+    """Inputs for an engine, at the shapes that were asked for; ``optimum`` gives those that were not.
+
+    Args:
+        inputs: The engine's inputs.
+        shapes: Shapes by input name.
+        optimum: The shape of a dynamic input that the engine is tuned for.
+        files: ``name:file,...`` or an ``.npz``; an input that it leaves out is random. An array brings its shape.
+
+    Raises:
+        UsageError: A shape or a file is of no input, or does not fit.
+    """
+    known = {item.name: item for item in inputs}
+    for name, shape in shapes.items():
+        check_shape(known, name, shape, "--shapes")
+    fixed = dict(shapes)
+    for item in inputs:
+        if item.name not in fixed:
+            static = tuple(dim for dim in item.shape if isinstance(dim, int))
+            fixed[item.name] = static if item.is_static else optimum(item.name)
+    found = {} if files is None else _loaded(files, known, fixed, shapes)
+    fixed.update((name, array.shape) for name, array in found.items())
+    return {**random_feeds(inputs, fixed), **found}
+
+
+def _loaded(
+    text: str, inputs: Mapping[str, InputSpec], shapes: Mapping[str, tuple[int, ...]], asked: ShapeMap
+) -> dict[str, np.ndarray]:
+    where, found = f"{_OPTION} {text}", {}
+    for name, source in _sources(text).items():
+        if name not in inputs:
+            remedy = f"the engine's inputs are {', '.join(inputs)}"
+            raise UsageError(f"The engine has no input {name!r}", where=where, remedy=remedy)
+        spec = inputs[name]
+        if isinstance(source, Path):
+            found[name] = _raw(source, spec, shapes[name])
+            continue
+        if not np.can_cast(source.dtype, spec.dtype, "same_kind"):
+            what = f"The values of {name!r} are {source.dtype}, the engine reads {spec.dtype}"
+            raise UsageError(what, where=where, remedy="convert them")
+        check_shape(inputs, name, source.shape, _OPTION)
+        if name in asked and source.shape != tuple(asked[name]):
+            what = f"The values of {name!r} have the shape {list(source.shape)}, --shapes says {list(asked[name])}"
+            raise UsageError(what, where=where, remedy="leave one of them out")
+        found[name] = source.read().astype(spec.dtype)
+    return found
+
+
+def _sources(text: str) -> dict[str, ArrayReader | Path]:
+    """What holds the values of each input: an array, or a file of raw values."""
+    if text.endswith(".npz") and ":" not in text:
+        return dict(open_arrays(Path(text)))
+    found: dict[str, ArrayReader | Path] = {}
+    for pair in text.split(","):
+        quoted, _, file = pair.rpartition(":")
+        name = quoted.strip("'")
+        if not name or not file:
+            remedy = "give a .npz with an array for each input, or name:file,other:file with raw values or an .npy"
+            raise UsageError(f"{pair!r} names no input and its file", where=f"{_OPTION} {text}", remedy=remedy)
+        found[name] = open_arrays(Path(file))[""] if file.endswith(".npy") else Path(file)
+    return found
+
+
+def _raw(path: Path, spec: InputSpec, shape: tuple[int, ...]) -> np.ndarray:
+    """The bytes of a tensor in C order, as trtexec reads them."""
+    size = math.prod(shape) * spec.dtype.itemsize
+    with open_file(path, f"The values of {spec.name!r}") as file:
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise UsageError(
+            f"The file of {spec.name!r} has {'more' if len(data) > size else 'less'} than the {size} bytes of"
+            f" {spec.dtype} {list(shape)}",
+            where=f"{_OPTION} {path}",
+            remedy="give the shape of its values with --shapes, and values of the engine's type",
+        )
+    return np.frombuffer(data, spec.dtype).reshape(shape)
