@@ -6,6 +6,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from trtopt.engine.request import ShapeProfile
 from trtopt.engine.sizes import sized
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
@@ -13,10 +14,11 @@ from trtopt.report.schema.layers import LayerInfo, TensorInfo
 TEXT = """<ir_version: 10, opset_import: ["" : 21]>
 g (float[N, S, 64] x, float[64, 192] w) => (float[N, S, 192] y) { h = Relu(x) m = MatMul(h, w) y = Relu(m) }"""
 SHAPES = {"x": (8, 16, 64)}
+PROFILE = ShapeProfile({"x": ((1, 1, 64), (8, 16, 64), (16, 32, 64))})
 
 
-def model() -> ir.Model:
-    found = infer_shapes(ir.from_proto(onnx.parser.parse_model(TEXT)))
+def model(text: str = TEXT) -> ir.Model:
+    found = infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
     for node in found.graph:
         node.name = str(node.outputs[0].name)
     return found
@@ -32,7 +34,7 @@ def half(name: str, *shape: int) -> TensorInfo:
 
 def sizes(*layers: LayerInfo) -> list[list[tuple[int, ...]]] | None:
     source = model()
-    found = sized(layers, source, static_shapes(source, SHAPES))
+    found = sized(layers, source, static_shapes(source, SHAPES), (PROFILE,))
     return None if found is None else [[item.shape for item in (*each.inputs, *each.outputs)] for each in found]
 
 
@@ -61,6 +63,38 @@ def test_one_axis_may_be_padded_beside_an_open_one() -> None:
 def test_static_layers_stay_and_what_nothing_tells_is_not_guessed() -> None:
     assert sizes(layer((), [half("q", 3, 4)], [half("r", 3, 4)])) == [[(3, 4), (3, 4)]]
     assert sizes(layer((), [half("q", -1, 4)], [half("r", -1, 4)])) is None
+
+
+def test_the_rows_of_three_products_in_one_are_those_of_their_operand() -> None:
+    """The heads of one of them, read from the same buffer, do not tell them."""
+    found = sizes(
+        layer(("h",), [half("x", -1, -1, 64)], [half("__mye1_myl0", -1, 64)]),
+        layer((), [half("__mye1_myl0", -1, 64)], [half("__mye2_myl0", 3, -1, 64)]),
+        layer((), [half("__mye2_myl0", -1, 16, 16)], [half("__mye3_myl0", -1, 16, 16)]),
+    )
+    assert found is not None and found[1:] == [[(128, 64), (3, 128, 64)], [(96, 16, 16)] * 2]
+
+
+def test_a_table_of_positions_is_not_the_rows_of_a_batch() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[N, 16, 64] x, float[16, 64] p) => (float[N, 16, 64] h) { c = Neg(p) h = Add(x, c) }"""
+    source = model(text)
+    layers = [layer(("c", "h"), [half("x", -1, 16, 64)], [half("__mye1_myl0", -1, 64)])]
+    profile = ShapeProfile({"x": ((1, 16, 64), (8, 16, 64), (8, 16, 64))})
+    found = sized(layers, source, static_shapes(source, SHAPES), (profile,))
+    assert found is not None and found[0].outputs[0].shape == (128, 64)
+
+
+def test_the_static_engine_tells_what_the_graph_does_not() -> None:
+    """A loop over the sequence reads and writes the rows of one step."""
+    source = model()
+    dynamic = layer(("m",), [half("__mye1_myl0", 2, -1, 64)], [half("__mye2_myl0", 2, -1, 192)])
+    static = layer(("m",), [half("__mye7_myl0", 2, 8, 64)], [half("__mye8_myl0", 2, 8, 192)])
+    found = sized([dynamic], source, static_shapes(source, SHAPES), (PROFILE,), [static])
+    assert found is not None and [item.shape for item in (*found[0].inputs, *found[0].outputs)] == [
+        (2, 8, 64),
+        (2, 8, 192),
+    ]
 
 
 @pytest.mark.parametrize("name", ["h", "h_myl0", "h.1_myl0"])

@@ -13,11 +13,14 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from trtopt.engine.request import ShapeProfile
 from trtopt.graph import edit
 from trtopt.graph.products import Shapes
+from trtopt.graph.shapes import static_shapes
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 
 _LOWERING = re.compile(r"_myl\d+$")
+_LOWERED = re.compile(r"_myl\d+_\d+$")
 _COPY = re.compile(r"\.\d+$")
 
 _Shape = tuple[int, ...]
@@ -26,38 +29,63 @@ _Rule = Callable[[LayerInfo, TensorInfo, bool], Iterable[_Shape]]
 _Fit = Callable[[_Shape, _Shape], _Shape | None]
 
 
-def sized(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes) -> tuple[LayerInfo, ...] | None:
+def sized(
+    layers: Sequence[LayerInfo],
+    model: ir.Model,
+    shapes: Shapes,
+    profiles: Sequence[ShapeProfile],
+    static: Sequence[LayerInfo] = (),
+) -> tuple[LayerInfo, ...] | None:
     """The layers with all their dimensions.
 
     Args:
         layers: Those of one profile of an engine; one of static shapes is given back as it is.
         model: The model that was compiled.
-        shapes: Static shapes of its values, by name.
+        shapes: Static shapes of its values at the first profile's optimum, by name.
+        profiles: Those of the engine; none for static shapes.
+        static: The layers of the same model compiled at the optimum, for what the graph does not tell surely.
 
     Returns:
         None where nothing tells the size of some tensor.
     """
     every = [item for layer in layers for item in (*layer.inputs, *layer.outputs)]
-    if all(-1 not in item.shape for item in every):
+    if not profiles or all(-1 not in item.shape for item in every):
         return tuple(layers)
-    return _Sizes(layers, model, shapes).layers()
+    elsewhere = static_shapes(model, _elsewhere(profiles[0]))
+    # A value that is as large elsewhere is no tensor of open size: a table of positions is not the rows of a batch.
+    vary = {name: dims for name, dims in shapes.items() if elsewhere.get(name) != dims}
+    return _Sizes(layers, model, vary, static).layers()
+
+
+def _elsewhere(profile: ShapeProfile) -> dict[str, _Shape]:
+    """Shapes that differ from the optimum along every axis that is open."""
+    return {
+        name: tuple(a if a != b else c for a, b, c in zip(low, best, high, strict=True))
+        for name, (low, best, high) in profile.shapes.items()
+    }
 
 
 class _Sizes:
-    """What is known of the tensors of one engine."""
+    """What is known of the tensors of one engine, from the values whose shapes vary."""
 
-    def __init__(self, layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes) -> None:
+    def __init__(
+        self, layers: Sequence[LayerInfo], model: ir.Model, shapes: Shapes, static: Sequence[LayerInfo]
+    ) -> None:
         self._layers, self._shapes = layers, shapes
+        self._static: dict[tuple[str, ...], list[LayerInfo]] = {}
+        for layer in static:
+            self._static.setdefault(_computes(layer), []).append(layer)
         self._nodes = {str(node.name): node for node in edit.all_nodes(model.graph)}
         self._known: dict[tuple[str, _Shape], _Shape] = {}
-        self._by_name: dict[str, list[_Shape]] = {}
+        self._by_name: dict[str, list[tuple[_Shape, _Shape]]] = {}
 
     def layers(self) -> tuple[LayerInfo, ...] | None:
         """All layers, sized."""
-        sure: tuple[_Rule, ...] = (self._own, self._same_buffer)
-        near: tuple[_Rule, ...] = (self._border, self._beside, self._inside, self._near)
-        ways = [(fit, rule) for rules in (sure, near) for fit in (_exact, _grouped) for rule in rules]
-        ways += [(_counted, rule) for rule in (*sure, *near)]
+        rules: tuple[_Rule, ...] = (
+            *(self._own, self._as_static, self._same_buffer),
+            *(self._border, self._beside, self._inside, self._near),
+        )
+        ways = [(fit, rule) for fit in (_viewed, _counted) for rule in rules]
         while any(self._tells(fit, rule) for fit, rule in ways):
             pass
         found = tuple(self._sized(layer) for layer in self._layers)
@@ -80,7 +108,7 @@ class _Sizes:
 
     def _learn(self, item: TensorInfo, dims: _Shape) -> None:
         self._known[item.name, item.shape] = dims
-        self._by_name.setdefault(item.name, []).append(dims)
+        self._by_name.setdefault(item.name, []).append((item.shape, dims))
 
     def _sized(self, layer: LayerInfo) -> LayerInfo:
         def all_of(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
@@ -97,11 +125,19 @@ class _Sizes:
                 yield self._shapes[each]
                 return
 
+    def _as_static(self, layer: LayerInfo, item: TensorInfo, is_output: bool) -> Iterator[_Shape]:
+        """What a layer of the static engine for the same nodes has in its place."""
+        mine = layer.outputs if is_output else layer.inputs
+        for other in self._static.get(_computes(layer), ()):
+            theirs = other.outputs if is_output else other.inputs
+            if len(theirs) == len(mine):
+                yield theirs[mine.index(item)].shape
+
     def _same_buffer(self, _layer: LayerInfo, item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
         """The same buffer seen in another shape, or a slice of it."""
-        for dims in self._by_name.get(item.name, ()):
+        for shape, dims in self._by_name.get(item.name, ()):
             yield dims
-            yield from _slice(item.shape, dims)
+            yield from _slice(item.shape, shape, dims)
 
     def _border(self, layer: LayerInfo, item: TensorInfo, is_output: bool) -> Iterator[_Shape]:
         """What the layer's nodes take from other layers, or give to them."""
@@ -119,13 +155,14 @@ class _Sizes:
             yield from self._computed((*node.inputs, *node.outputs))
 
     def _beside(self, layer: LayerInfo, item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
-        """What the layer reads or writes beside it: the rows of a product are those of its operand."""
+        """What the layer reads or writes beside it: the rows of a product, or of several in one, are those of its
+        operand."""
         for other in (*layer.inputs, *layer.outputs):
             dims = self._known.get((other.name, other.shape))
             if dims is not None:
                 yield dims
-                if [dim == -1 for dim in other.shape] == [dim == -1 for dim in item.shape]:
-                    yield tuple(a if b == -1 else b for a, b in zip(dims, item.shape, strict=True))
+                yield from _slice(item.shape, other.shape, dims)
+                yield from ((item.shape[0], *rows) for rows in _slice(item.shape[1:], other.shape, dims))
 
     def _near(self, layer: LayerInfo, _item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
         """What the nodes before and behind the layer's compute."""
@@ -147,14 +184,24 @@ class _Sizes:
         return [self._nodes[name] for name in layer.onnx_nodes if name in self._nodes]
 
 
-def _slice(shape: _Shape, dims: _Shape) -> Iterator[_Shape]:
-    """Some of the columns of a tensor with these dimensions."""
-    if len(shape) == len(dims):
+def _computes(layer: LayerInfo) -> tuple[str, ...]:
+    """What two layers that compute the same agree in: their nodes, else the operations that the compiler names."""
+    return tuple(sorted(layer.onnx_nodes)) or (_LOWERED.sub("", layer.name),)
+
+
+def _slice(shape: _Shape, other: _Shape, dims: _Shape) -> Iterator[_Shape]:
+    """More or fewer columns of ``other``, which has these dimensions, open along the same axes."""
+    if [dim == -1 for dim in shape] == [dim == -1 for dim in other]:
         yield tuple(b if a == -1 else a for a, b in zip(shape, dims, strict=True))
 
 
+def _viewed(shape: _Shape, other: _Shape) -> _Shape | None:
+    """``shape``, in which -1 stands for any number, as ``other`` or a view of it; None where it is neither."""
+    return _exact(shape, other) or _grouped(shape, other)
+
+
 def _exact(shape: _Shape, other: _Shape) -> _Shape | None:
-    """``other`` where ``shape``, in which -1 stands for any number, is the same; else None."""
+    """``other`` where ``shape`` is the same; else None."""
     same = len(shape) == len(other) and all(a in (-1, b) for a, b in zip(shape, other, strict=True))
     return other if same else None
 

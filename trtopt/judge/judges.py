@@ -191,22 +191,26 @@ class CompilerJudge:
                 plugins=self._plugins,
                 formats=formats,
             )
-            layers, full, shapes = self._compiled(request, model)
+            layers, full, shapes = self._compiled(request, model, inner=inner)
         found = priced_layers(layers, full, model, shapes, self._gpu, tf32=self._tf32)
         return replace(found, total=at_least(found.total, model, shapes, self._gpu))
 
     def _compiled(
-        self, request: BuildRequest, model: ir.Model
+        self, request: BuildRequest, model: ir.Model, *, inner: bool
     ) -> tuple[tuple[LayerInfo, ...], tuple[LayerInfo, ...], dict[str, tuple[int, ...]]]:
-        """The layers of one model, the same with all sizes, and the shapes of its values that they are for."""
+        """The layers of one model, the same with all sizes, and the shapes of its values that they are for.
+
+        The sizes of a whole network are looked up in its static engine where there is one for the same nodes.
+        """
         profile = profile_of(model)
         profiles = () if profile is None else (profile,)
         layers = self._compiler.layers(replace(request, profiles=profiles))
         shapes = static_shapes(model, optimum(profiles))
-        known = sized(layers, model, shapes)
+        known = sized(layers, model, shapes, profiles) if inner or profile is None else None
         if known is not None or profile is None:
             return layers, known or layers, shapes
-        return layers, self._compiler.layers(replace(request, profiles=(profile.at_optimum(),))), shapes
+        static = self._compiler.layers(replace(request, profiles=(profile.at_optimum(),)))
+        return layers, sized(layers, model, shapes, profiles, static) or static, shapes
 
 
 def _maps(model: ir.Model) -> list[str]:

@@ -130,9 +130,10 @@ class _Compilations:
             request = engine_request(ModelArtifact(model, None, ""), job, self._config, Path(folder))
             shapes = static_shapes(model, job.target.shapes)
             layers = layers_of_profile(self._compiler.layers(request))
-            full = sized(layers, model, shapes)
-            if full is None:
-                full = self._compiler.layers(replace(request, profiles=(profiles[0].at_optimum(),)))
+            full = layers
+            if profiles and not profiles[0].is_static:
+                static = self._compiler.layers(replace(request, profiles=(profiles[0].at_optimum(),)))
+                full = sized(layers, model, shapes, profiles, static) or static
         return priced_layers(layers, full, model, shapes, self._chip, tf32=job.tf32).total
 
 
@@ -145,5 +146,5 @@ def cost_of_engine(engine: EngineArtifact, model: ir.Model, target: BuildTarget,
     """What an engine of a model costs, counted as :class:`Pricer` counts."""
     shapes = static_shapes(model, target.shapes)
     layers = layers_of_profile(engine.record.layers or ())
-    full = sized(layers, model, shapes) or engine.sized_layers
+    full = sized(layers, model, shapes, target.profiles, engine.sized_layers) or engine.sized_layers
     return priced_layers(layers, full, model, shapes, chip_of(target), tf32=tf32).total

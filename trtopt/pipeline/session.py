@@ -429,7 +429,8 @@ class _Run:
         tf32 = self._settings.uses_tf32 and supports(target.gpu, Precision.TF32)
         with self._clock.stage("predict"):
             shapes = static_shapes(model, target.shapes)
-            layers = sized(layers_of_profile(own), model, shapes) or built.engine.sized_layers
+            static = built.engine.sized_layers
+            layers = sized(layers_of_profile(own), model, shapes, target.profiles, static) or static
             work = layers_of_engine(layers, model, shapes, tf32=tf32)
             rows, uncosted = predict(work.layers, target.gpu)
         return EngineAnalysis(target.gpu.name, rows, totals_of(rows), uncosted)
