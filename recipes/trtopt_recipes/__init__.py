@@ -26,11 +26,13 @@ from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.linear_as_conv import LinearAsConv
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
+from trtopt_recipes.merged_projection import MergedProjection
 from trtopt_recipes.merged_transpose import MergedTranspose
 from trtopt_recipes.mish import Mish
 from trtopt_recipes.nan_guard import NanGuard
 from trtopt_recipes.no_op import NoOp
 from trtopt_recipes.normalized_qkv_bias import NormalizedQkvBias
+from trtopt_recipes.normalized_scores import NormalizedScores
 from trtopt_recipes.pad_conv import PadConv
 from trtopt_recipes.pool_activation import PoolActivation
 from trtopt_recipes.prelu import Prelu
@@ -52,6 +54,7 @@ from trtopt_recipes.split_after_conv import SplitAfterConv
 from trtopt_recipes.transpose_pair import TransposePair
 from trtopt_recipes.transpose_push import TransposePush
 from trtopt_recipes.transposed_conv import TransposedConv
+from trtopt_recipes.window_residual import WindowResidual
 
 PACK = (
     Identity(),
@@ -76,12 +79,15 @@ PACK = (
     DecomposedLayerNorm(),
     GroupNorm(),
     MaskConstant(),
+    MergedProjection(),
     Prelu(),
     Selu(),
     Mish(),
     Softplus(),
     DivisionAfterProduct(),
     MaskedRows(),
+    NormalizedScores(),
+    WindowResidual(),
     NormalizedQkvBias(),
     QkvBias(),
     BatchFirstAttention(),

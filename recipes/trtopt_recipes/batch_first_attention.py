@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +29,8 @@ class BatchFirstAttention:
         region, and back where they leave it; the Reshape and Transpose that split features into heads, and those that
         merge them, read and write the other order. Attention itself is not touched.
     Requires:
-        A batch of more than one, heads split by Reshape to [batch, tokens, heads, size] and a Transpose.
+        A batch of more than one, heads split by Reshape to [batch, tokens, heads, size] and a Transpose. Windows of a
+        map are such a batch.
     Why faster:
         In [tokens, batch, features] batch and heads are one axis with one stride, so that the fused attention kernel
         reads the projections and writes its result in place. TensorRT for RTX changes to this order by itself, but at
@@ -175,10 +177,12 @@ def _keeps_tokens(node: ir.Node) -> bool:
     before, after = node.inputs[0], node.outputs[0]
     if before is None or before.shape is None or after.shape is None or min(len(before.shape), len(after.shape)) < 2:
         return False
-    return all(
-        (isinstance(old, int) or old.value is not None) and old == new
-        for old, new in zip(before.shape[:2], after.shape[:2], strict=True)
-    )
+    sizes = [[dim for dim in shape[1:] if isinstance(dim, int)] for shape in (before.shape, after.shape)]
+    is_known = [len(item) + 1 for item in sizes] == [len(before.shape), len(after.shape)]
+    # Where only the batch is open, sizes of equal product say that it stays.
+    axes = (1,) if is_known and math.prod(sizes[0]) == math.prod(sizes[1]) > 0 else (0, 1)
+    pairs = [(before.shape[axis], after.shape[axis]) for axis in axes]
+    return all((isinstance(old, int) or old.value is not None) and old == new for old, new in pairs)
 
 
 def _merged_by(node: ir.Node) -> ir.Node | None:

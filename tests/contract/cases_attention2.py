@@ -128,6 +128,12 @@ CASES: tuple[Case, ...] = (
     batch_first("residual", BIAS_FREE),
     batch_first("dynamic", io="g (float[N, S, 8] x) => (float[N, S, 8] y)"),
     batch_first(
+        "windows-without-a-name",
+        f"x = Reshape(m, wins) {BLOCK}",
+        io="g (float[N, 2, 5, 8] m) => (float[M, 5, 8] y)",
+        constants=f"{HEADS.replace('0, 0', '-1, 5')}, int64[3] wins = {{-1, 5, 8}}",
+    ),
+    batch_first(
         "class-token",
         f"c = Concat <axis = 1> (t, x) {BLOCK} u = Gather <axis = 1> (y, i0) z = Neg(u)".replace("(x, ns", "(c, ns"),
         io="g (float[2, 4, 8] x) => (float[2, 8] z)",

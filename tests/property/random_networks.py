@@ -20,10 +20,13 @@ from token_parts import (
     stacked,
     waves_to_pixels,
 )
+from window_parts import window_block
 
 OPSETS = (13, 17, 17, 17, 18, 21)
 DIALECTS = 10_000
 """Seeds from here on give attention as exporters spell it."""
+WINDOWS = 20_000
+"""Seeds from here on give attention in windows of a map."""
 _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
 RARE_PARTS = (stacked, normalized_attention, repeated_bias, waves_to_pixels)
@@ -37,6 +40,8 @@ def random_network(seed: int) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
     b = NetBuilder(rng, int(rng.choice(OPSETS)))
     batch: int | str = b.pick("N", "N", 1, 2)
+    if seed >= WINDOWS:
+        return _window_network(b, batch)
     if seed >= DIALECTS:
         return _dialect_network(b, batch)
     if seed % _RARE_EVERY == _RARE_EVERY - 1:
@@ -72,6 +77,13 @@ def _dialect_network(b: NetBuilder, batch: int | str) -> onnx.ModelProto:
     if b.chance():
         y = dialect_attention(b, layer_norm(b, y))
     return b.model([x], [_named(b, y)])
+
+
+def _window_network(b: NetBuilder, batch: int | str) -> onnx.ModelProto:
+    b.opset = max(b.opset, 17)
+    x = Value("x", (batch, b.pick(4, 6), b.pick(6, 12), b.size(4, 12)))
+    y = window_block(b, x)
+    return b.model([x], [_named(b, window_block(b, y) if b.chance() else y)])
 
 
 def _rare_network(b: NetBuilder, batch: int | str, number: int) -> onnx.ModelProto:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 import pytest
 from check_network import check_all
-from random_networks import DIALECTS, random_network
+from random_networks import DIALECTS, WINDOWS, random_network
 
 from trtopt.rewrite.registry import all_recipes
 
@@ -16,10 +16,12 @@ FEW = (*range(11), 16, 19, 21, 24, 25, 34, 39, 51, 59, 79, 160)
 MANY = range(260)
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27)
 MANY_DIALECTS = range(DIALECTS, DIALECTS + 300)
+FEW_WINDOWS = range(WINDOWS, WINDOWS + 6)
+MANY_WINDOWS = range(WINDOWS, WINDOWS + 150)
 
 
 def test_a_seed_makes_one_network_and_it_is_valid() -> None:
-    for seed in (*MANY[::10], *FEW_DIALECTS):
+    for seed in (*MANY[::10], *FEW_DIALECTS, *FEW_WINDOWS):
         model = random_network(seed)
         assert model.SerializeToString(deterministic=True) == random_network(seed).SerializeToString(deterministic=True)
         onnx.checker.check_model(model, full_check=True)
@@ -28,8 +30,8 @@ def test_a_seed_makes_one_network_and_it_is_valid() -> None:
 @pytest.mark.parametrize(
     ("seeds", "least", "processes"),
     [
-        pytest.param((*FEW, *FEW_DIALECTS), 1, 1, id="few"),
-        pytest.param((*MANY, *MANY_DIALECTS), 3, 2, id="many", marks=pytest.mark.long),
+        pytest.param((*FEW, *FEW_DIALECTS, *FEW_WINDOWS), 1, 1, id="few"),
+        pytest.param((*MANY, *MANY_DIALECTS, *MANY_WINDOWS), 3, 2, id="many", marks=pytest.mark.long),
     ],
 )
 def test_recipes_change_nothing_that_is_computed(seeds: Sequence[int], least: int, processes: int) -> None:

@@ -1,0 +1,172 @@
+"""Projections of attention that are merged into one product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph import edit
+from trtopt.graph.attention import only_user
+from trtopt.graph.views import Sizes, moved, one_per
+from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+
+_CUTS = ("Gather", "Slice", "Split")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of several projections.
+
+    Attributes:
+        value: Its result, [batch, heads, tokens, size] in some order.
+        columns: The columns of the weight that make it, [heads, size] or [size, heads].
+        perm: The order of its axes, of those of [batch, tokens, *columns].
+    """
+
+    value: ir.Value
+    columns: np.ndarray
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A merged product and its parts; ``add`` adds its bias; ``nodes`` are all nodes from the product on."""
+
+    product: ir.Node
+    add: ir.Node | None
+    parts: tuple[_Part, ...]
+    nodes: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True)
+class MergedProjection:
+    """Gives queries, keys and values a product each, where one product makes them all.
+
+    Rewrite:
+        The parts that Gather, Slice or Split take from Transpose(Reshape(x W + b)) become
+        Transpose(Reshape(x W_i + b_i)), with the columns of W and b that make them.
+    Requires:
+        Activations [batch, tokens, features], constant weights and biases; parts of heads and their size, which
+        share no column, in any order of axes.
+    Why faster:
+        The compiler of TensorRT for RTX runs products of one input as one and lets attention read its parts in place;
+        of a product that is merged in the graph it copies the parts first, unless it changes the order of batch and
+        tokens itself: each block of Swin-T copies three tensors, DeiT-S at its ends only.
+    Numerics:
+        Exact: the same sums.
+    Refuses when:
+        Never: what is used elsewhere, or split otherwise, does not match.
+    """
+
+    name: str = "merged-projection"
+    stage: Stage = Stage.FOLD
+    lossless: bool = True
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        """Products whose result is reshaped, transposed and cut into parts."""
+        plans = (_plan(node) for node in edit.all_nodes(model.graph) if edit.is_op(node, "MatMul"))
+        return Findings(tuple(Match(plan.nodes) for plan in plans if plan is not None))
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        """Write one product per part."""
+        plan = _plan(match.nodes[0])
+        if plan is None:
+            return Refusal(match.label, "it has changed since it was found")
+        product, splice = plan.product, edit.Splice(model, plan.product, self.name)
+        source, total = product.inputs[0], product.outputs[0]
+        weight, bias = edit.constant_of(product.inputs[1]), None if plan.add is None else _bias_of(plan.add)
+        if weight is None or total.shape is None:
+            raise ValueError("the weight is no constant, or the product has no rank")
+        for part in plan.parts:
+            columns, like = part.columns.ravel(), part.value
+            value = splice.op("MatMul", source, splice.constant(weight[:, columns], like, "weight"), like=like)
+            lead = tuple(total.shape[:2])
+            value.shape = ir.Shape([*lead, columns.size])
+            if bias is not None:
+                value = splice.op("Add", value, splice.constant(bias[columns], like, "bias"), like=value)
+            shape = splice.constant(np.asarray([0, 0, *part.columns.shape], np.int64), like, "shape")
+            value = splice.op("Reshape", value, shape, like=like)
+            value.shape = ir.Shape([*lead, *part.columns.shape])
+            edit.replace_value(like, splice.op("Transpose", value, attributes={"perm": part.perm}, like=like))
+        for node in reversed(plan.nodes):
+            edit.remove_node(node)
+        return None
+
+
+def _plan(product: ir.Node) -> _Plan | None:
+    """How a product is cut into parts; None where it is not."""
+    weight, total = edit.constant_tensor_of(product.inputs[1]), product.outputs[0]
+    if weight is None or len(weight.shape) != 2 or total.shape is None or len(total.shape) != 3:
+        return None
+    nodes, value, add = [product], total, only_user(total)
+    if add is not None and edit.is_op(add, "Add") and _bias_of(add) is not None:
+        nodes.append(add)
+        value = add.outputs[0]
+    else:
+        add = None
+    start = value
+    while (user := only_user(value)) is not None and edit.is_op(user, "Reshape", "Transpose"):
+        nodes.append(user)
+        value = user.outputs[0]
+    if value is start or value.is_graph_output():
+        return None
+    cuts = list(dict.fromkeys(user for user, _ in value.uses()))
+    chains = [chain for cut in cuts for chain in _chains(cut)]
+    if len(chains) < 2 or any(not edit.is_op(cut, *_CUTS) or cut.inputs[0] is not value for cut in cuts):
+        return None
+    moves = [(node, node.outputs[0]) for node in nodes if edit.is_op(node, "Reshape", "Transpose")]
+    parts = [_part(start, [*moves, *chain]) for chain in chains]
+    columns = [part.columns.ravel() for part in parts if part is not None]
+    if len(columns) != len(parts) or np.unique(np.concatenate(columns)).size != sum(item.size for item in columns):
+        return None
+    nodes += cuts
+    nodes += [node for chain in chains for node, _ in chain[1:]]
+    if any(node.graph is not product.graph for node in nodes):
+        return None
+    return _Plan(product, add, tuple(part for part in parts if part is not None), tuple(nodes))
+
+
+def _chains(cut: ir.Node) -> Iterator[list[tuple[ir.Node, ir.Value]]]:
+    """By part that a node cuts out: the node and the Squeeze after it, each with its output."""
+    for output in cut.outputs:
+        if not output.uses() and not output.is_graph_output():
+            continue
+        user = only_user(output)
+        squeezed = user is not None and edit.is_op(user, "Squeeze")
+        yield [(cut, output), *([(user, user.outputs[0])] if squeezed and user is not None else [])]
+
+
+def _part(start: ir.Value, steps: list[tuple[ir.Node, ir.Value]]) -> _Part | None:
+    """Where the batch, the tokens and the columns of a product are behind moves."""
+    sizes, value = Sizes(), steps[-1][1]
+    shape = sizes.of(start)
+    if shape is None or value.shape is None or len(value.shape) != 4 or value.is_graph_output():
+        return None
+    varies, columns = [], None
+    for axis, size in enumerate(shape):
+        numbers = np.arange(size).reshape([-1 if other == axis else 1 for other in range(3)])
+        array: np.ndarray | None = np.broadcast_to(numbers, shape)
+        for node, output in steps:
+            array = None if array is None else moved(node, output, array, sizes)
+        if array is None or array.ndim != 4:
+            return None
+        columns = one_per(array)
+        varies.append([place for place, dim in enumerate(columns.shape) if dim > 1])
+        if axis < 2 and (len(varies[axis]) > 1 or not np.array_equal(columns.ravel(), np.arange(size))):
+            return None
+    if columns is None or len(varies[2]) != 2 or len({*varies[0], *varies[1], *varies[2]}) != sum(map(len, varies)):
+        return None
+    idle = [place for place in range(4) if not any(place in places for places in varies)]
+    order = [places[0] if places else idle.pop(0) for places in varies[:2]] + varies[2]
+    perm = tuple(order.index(place) for place in range(4))
+    return _Part(value, columns.reshape([columns.shape[place] for place in varies[2]]), perm)
+
+
+def _bias_of(add: ir.Node) -> np.ndarray | None:
+    """The constant per feature that a node adds to a product."""
+    width = add.outputs[0].shape[-1] if add.outputs[0].shape is not None else None
+    found = [array for array in map(edit.constant_of, add.inputs) if array is not None]
+    return found[0] if len(found) == 1 and found[0].shape == (width,) else None
