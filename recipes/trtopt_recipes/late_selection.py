@@ -43,9 +43,10 @@ class LateSelection:
         The same products and sums, of fewer entries. For another size a library may sum in another order: within
         rounding of the type.
     Refuses when:
-        Something else reads what is selected from: another selection, or an output of the network. No match where the
-        index is computed; none beyond an operator that works across entries (convolution, pooling, normalisation or
-        softmax over the axis, keys and values of attention).
+        What is selected from is an output of the network, or one entry is selected and something else reads it, another
+        selection too. No match where several entries are and others are read (the halves of a rotary embedding), nor
+        where the index is computed; none beyond an operator that works across entries (convolution, pooling,
+        normalisation or softmax over the axis, keys and values of attention).
     """
 
     name: str = "late-selection"
@@ -183,14 +184,16 @@ class _Walk:
         return [-self._position[node] for node in nodes if node is not None and node in self._position]
 
     def why_not(self, selection: ir.Node, entries: _Entries) -> str:
-        """What else reads what could be selected earlier; empty where no product lies behind it."""
+        """What else reads what could be selected earlier; empty where no product lies behind it, and for several
+        entries whose neighbours are read as well: the halves of a rotary embedding are no late selection."""
         region = self.region(selection, entries, alone=False)
         for value in _values(reversed(region.nodes)) if region.has_product else ():
             if value.is_graph_output():
                 return f"{value.name} is an output of the network, too"
-            for user, index in value.uses():
-                if (user, index) not in region.reads:
-                    return f"{value.name} is read by {user.name} ({user.op_type}), too"
+            others = [user for user, index in value.uses() if (user, index) not in region.reads]
+            if others:
+                one = f"{value.name} is read by {others[0].name} ({others[0].op_type}), too"
+                return one if entries.count == 1 else ""
         return ""
 
 

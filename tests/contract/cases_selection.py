@@ -57,6 +57,14 @@ TOKEN_OF_U = "z = Gather <axis = 1> (u, i)"
 
 FLAG = io(inputs="float[2, 6, 8] x, bool b")
 
+ROTATED_HALVES = (
+    "q = MatMul(x, wo) a = Slice(q, zero, half, at) b = Slice(q, half, end, at) m = Neg(b)"
+    " r = Concat <axis = 1> (m, a) c = Mul(q, bo) z = Add(c, r)"
+)
+"""What a rotary embedding does to the halves of its heads, along an axis that a product keeps."""
+
+HALVES = "int64[1] zero = {0}, int64[1] half = {3}, int64[1] end = {6}, int64[1] at = {-2}"
+
 CASES: tuple[Case, ...] = (
     case("norm-last", f"{BERT} {TOKEN}"),
     case("norm-first", f"{VIT} {TOKEN}"),
@@ -94,6 +102,7 @@ CASES: tuple[Case, ...] = (
     case("branch", IN_A_BRANCH, io=FLAG),
     left_alone("output-too", f"{BERT} {TOKEN}", 1, io=io(more=", float[2, 6, 8] t")),
     left_alone("mean-too", f"{BERT} {MEAN_TOO}", 1, constants=f"{ONE}, int64[1] one = {{1}}"),
+    left_alone("rotated-halves", ROTATED_HALVES, io=io("2, 6, 8"), constants=HALVES),
     left_alone("two-selections", f"{BERT} {TWO}", 2, constants=f"{ONE}, int64 j = {{0}}"),
     left_alone("no-product", "t = Relu(x) z = Gather <axis = 1> (t, i)"),
     left_alone("index-of-input", f"{BERT} j = Cast <to = 7> (b) z = Gather <axis = 1> (t, j)", io=FLAG),

@@ -192,6 +192,11 @@ def _of_report(report: BuildReport, found: Found) -> list[str]:
         wrong.append(f"ships {shipped.predicted_us} us, the analysis says {report.analysis.totals.predicted_us}")
     if shipped.predicted_us > least.predicted_us * SLOWER and report.accuracy_cost is None:
         wrong.append(f"ships {shipped.predicted_us:.2f} us, plain {least.form} takes {least.predicted_us:.2f}")
+    bound = report.analysis.limit
+    if bound is None or not 0 <= bound.limit_us <= bound.predicted_us * (1 + 1e-9):
+        wrong.append(f"the limit is above the prediction: {bound}")
+    elif not math.isclose(bound.limit_us + sum(item.excess_us for item in bound.kernels), shipped.predicted_us):
+        wrong.append("limit and excesses do not add up to the prediction")
     found.seen["accuracy costs"] += report.accuracy_cost is not None
     found.seen["held by plain"] += any(step.name == STEP and step.changes for step in report.steps)
     if report.precision.requested == Precision.FP16 and not report.precision.kept and report.rewriting.after:

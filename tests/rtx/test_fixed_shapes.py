@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import rtx_nets
+from onnx import helper
 
 import trtopt
 from trtopt.engine.manifest import load_engine
@@ -55,3 +56,12 @@ def test_optimize_fixes_what_the_profile_fixes_unless_it_is_to_stay(tmp_path: Pa
     assert dims(out) == ["n", 16, 16, 16]
     trtopt.optimize(tmp_path / "net.onnx", output=out, recipes="none")
     assert dims(out) == ["n", 16, 16, 16]
+
+
+def test_the_sizes_of_an_input_are_one_line_of_the_report(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    onnx.save(rtx_nets.model([node], [("x", np.float32, ["n", "s"])], [("y", np.float32)], []), tmp_path / "net.onnx")
+    out = tmp_path / "out.onnx"
+    report = trtopt.optimize(tmp_path / "net.onnx", output=out, opt_shapes={"x": (4, 7)}, recipes="none")
+    (step,) = (step for step in report.steps if step.name == "fixed-shapes")
+    assert (step.changes, step.details) == (2, ("x axis 0: 4, axis 1: 7",))

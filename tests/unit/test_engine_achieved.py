@@ -53,7 +53,7 @@ def layer(
         (layer("pointwise", ("Int64",), (), ("Half",)), "fp16"),  # gathers
         (layer("pointwise", ("Int64",), (), ("Int32",)), "int64"),
         (layer("pointwise", (), ("Float",), ("Float",)), "fp32"),
-        (layer("pointwise", (), (), ("Int32",)), "none"),
+        (layer("pointwise", (), (), ("Int32",)), "int32"),  # sets a counter
     ],
 )
 def test_the_operands_say_what_a_kernel_computes_in(kernel: LayerInfo, dtype: str) -> None:
@@ -79,3 +79,11 @@ def test_flop_goes_to_the_kernel_that_does_the_math() -> None:
 def test_shares_without_any_flop_are_zero() -> None:
     assert achieved_precision([layer("pointwise", ("Half",))], {}) == {"fp16": Achieved(1, 0.0)}
     assert achieved_precision([], {"conv": 10}) == {}
+
+
+def test_a_kernel_that_sets_a_counter_is_integer_and_takes_no_arithmetic_of_a_normalization() -> None:
+    counter = layer("pointwise", (), outputs=("Int32",), nodes="norm")
+    norm = LayerInfo("norm", "kgen", ("norm",), tensors("Int32", "Half"), tensors("Half"), kind="pointwise")
+    assert math_dtype(counter) == "int32"
+    found = achieved_precision([counter, norm], {"norm": 100})
+    assert found == {"fp16": Achieved(1, 1.0), "int32": Achieved(1, 0.0)}

@@ -323,6 +323,20 @@ def test_warnings_of_a_forged_entry_may_be_empty() -> None:
     assert _warnings(messages) == ["a"]
 
 
+def test_the_compilers_advice_of_another_opset_is_not_passed_on() -> None:
+    messages = (
+        ("WARNING", "Detected layernorm nodes in FP16."),
+        (
+            "WARNING",
+            "Running layernorm after self-attention with FP16 Reduce or Pow may cause overflow. Forcing Reduce or Pow"
+            " Layers in FP32 precision, or exporting the model to use INormalizationLayer (available with ONNX opset >="
+            " 17) can help preserving accuracy.",
+        ),
+    )
+    (warning,) = _warnings(messages)
+    assert "opset" not in warning and "FP32" in warning
+
+
 def test_an_input_without_a_rank_is_an_error() -> None:
     with pytest.raises(InvalidModelError, match="no type or no rank"):
         input_spec(ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT)))

@@ -39,6 +39,15 @@ def test_a_group_normalization_grows_to_its_reshapes_and_to_its_silu() -> None:
     assert regions(base, "i", "r", "u", "m", "a", "s", "k") == []
 
 
+def test_normalizations_give_their_surroundings_one_reason_and_not_one_each() -> None:
+    again = "t = Reshape(d, three) j = InstanceNormalization(t, one, zero) v = Reshape(j, four) y = Add(c, v)"
+    base = network(GROUPS.replace("y = Add(c, d)", again), **WEIGHTS)
+    first, *_ = grown(base, PrecisionPlan(Precision.FP16, FP16, dict.fromkeys(("i", "j"), "because")))
+    assert {"r", "u", "t", "v"} <= first.wide.keys()
+    (reason,) = {why for name, why in first.wide.items() if name not in ("i", "j")}
+    assert "InstanceNormalization" in reason
+
+
 def test_other_nodes_grow_only_where_they_were_put_back() -> None:
     base = network("(float[4,8] x) => (float[4,8] y) { a = Exp(x) b = Tanh(a) c = Add(b, x) y = Relu(c) }")
     assert regions(base, "a") == []

@@ -28,7 +28,7 @@ from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.report.html import plots
 from trtopt.report.html.analysis import html
 from trtopt.report.html.page import check_html
-from trtopt.report.schema.analysis import Analysis
+from trtopt.report.schema.analysis import Analysis, Excess, Limit
 from trtopt.report.text.format import time_text, visible
 from trtopt.support.files import atomic_write
 
@@ -225,6 +225,14 @@ def test_the_page_shows_proxy_warnings_uncosted_operators_levels_and_versions() 
         GPU.source,
     ):
         assert part in text, part
+
+
+def test_the_limit_names_the_kernels_that_make_the_difference() -> None:
+    excess = Excess("layout", "Transpose", "fp16", 3, ("turn<b>",), 40.0, 38.0)
+    page = html(analysis_of(small_layers, limit=Limit(60.0, 98.0, 50.0, 2_000_000, (excess,))), GPU)
+    assert ">Limit<" in page and "60.0 µs of 98.0 µs (61.2 %)" in page
+    assert "turn&lt;b&gt;" in page and "only copies" in page
+    assert ">Limit<" not in html(analysis_of(small_layers), GPU)
 
 
 def test_parts_an_analysis_does_not_have_are_not_headed() -> None:

@@ -18,7 +18,7 @@ from analysis_samples import (
 )
 from rich.console import Console
 
-from trtopt.report.schema.analysis import Analysis, Finding
+from trtopt.report.schema.analysis import Analysis, Excess, Finding, Limit
 from trtopt.report.text.analysis import peak_of, product_text, render, share_of_peak
 from trtopt.report.text.format import flop_text, shorten, time_text, visible
 
@@ -124,6 +124,17 @@ def test_the_levels_are_compared_a_line_each() -> None:
     body = _section(dataclasses.replace(analysis, levels=same_target), "Levels")
     assert [line.split(" ")[0] for line in body] == ["level", "ONNX", "TensorRT"]
     assert body[2].startswith("TensorRT for RTX engine 53 ")
+
+
+def test_the_limit_says_what_is_necessary_and_what_is_not_by_reason() -> None:
+    kernels = (
+        Excess("layout", "Transpose", "fp16", 3, ("turn",), 40.0, 38.0),
+        Excess("sync", "sync", "fp32", 2, ("stream syncs",), 2.0, 2.0),
+    )
+    shown = " ".join(_section(analysis_of(small_layers, limit=Limit(60.0, 100.0, 50.0, 2_000_000, kernels)), "Limit"))
+    assert "necessary: 60.0 us of 100 us (60.0 %): products 50.0 us; 2.0 MB of weights, inputs and outputs" in shown
+    assert "Transpose turn" in shown
+    assert "by reason (kernels): only copies 38.0 us (3), waits of streams 2.00 us (2)" in shown
 
 
 def test_operators_without_a_cost_and_warnings_are_listed() -> None:

@@ -128,3 +128,13 @@ def test_a_network_of_tiny_kernels_is_bound_by_launches_and_one_of_large_ones_is
     assert found.message.startswith(f"{100 * share:.0f} % of the time")
     assert (found.severity, found.gain_us) == ("hint", 0.0)
     assert not findings("launch-bound", layers(16384, width=2048, count=1))
+
+
+def test_launches_are_those_of_every_step_and_of_the_compilers_kernels() -> None:
+    (found,) = findings("launch-bound", recurrent(64, 1))
+    steps = sum(layer.work.steps for layer in subject_of(recurrent(64, 1)).layers if layer.work is not None)
+    assert steps > 1
+    assert f"the launch of {steps} kernels, the steps of" in found.message
+    graph, engine = subject_of(layers(1, width=64, count=20)), subject_of(layers(1, width=64, count=5))
+    (found,) = (item for item in advise(graph, engine) if item.rule == "launch-bound")
+    assert f"the launch of {len(engine.rows)} kernels" in found.message

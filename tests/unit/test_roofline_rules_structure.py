@@ -63,6 +63,16 @@ def test_instance_normalization_and_a_batch_normalization_before_its_convolution
         assert found.gain_us > 0.05
 
 
+def test_a_group_normalization_written_as_an_instance_normalization_of_rows_is_no_finding() -> None:
+    for channels, groups, expected in ((64, 8, 0), (64, 64, 1)):
+        net = Net()
+        x = net.conv(net.input("x", 8, channels, 28, 28), channels, channels)
+        rows = net.op("Reshape", x, net.ints(0, groups, -1))
+        norm = net.op("InstanceNormalization", rows, net.weight(groups), net.weight(groups), name="norm")
+        y = net.op("Reshape", norm, net.ints(8, channels, 28, 28))
+        assert len(findings("normalization", net.output(net.conv(y, channels, channels)))) == expected
+
+
 def test_a_batch_normalization_that_folds_and_a_layer_normalization_are_no_finding() -> None:
     assert not findings("normalization", normalized("BatchNormalization", after_conv=True))
     net = Net()

@@ -170,16 +170,19 @@ class _Run:
             values = static_shapes(loaded.model, decided.shapes)
         job = _Job(loaded, decided.shapes, values, self._precision(loaded.model))
         level = self._onnx_level(job)
-        findings = self._findings(job, level)
-        shown, levels = level, [LevelSummary("onnx", len(level.rows), level.totals)]
+        shown, levels, limit = level, [LevelSummary("onnx", len(level.rows), level.totals)], None
         if config.compile:
             # What compiles is not loaded for a prediction from the graph alone: it doubles the time of a small model.
             from trtopt.analysis.compiled import compile_level
+            from trtopt.engine.limit import limit_of
 
             compiled = compile_level(loaded, gpu, self._build_precision(job), decided.shapes, clock)
             shown = _level(compiled.layers, gpu)
             levels.append(LevelSummary("engine", len(shown.rows), shown.totals, compiled.proxy))
-            findings = self._with_gaps(findings, compiled)
+            findings = self._with_gaps(self._findings(job, level, self._subject(job, shown, compiled)), compiled)
+            limit = limit_of(compiled.listed, compiled.layers, shown.rows, compiled.model, gpu)
+        else:
+            findings = self._findings(job, level)
         self._warn_uncosted(shown)
         sparsity = self._sparsity(job, level)
         sweep = self._sweep(job)
@@ -197,6 +200,7 @@ class _Run:
             batch_sweep=sweep,
             sparsity=sparsity,
             warnings=tuple(clock.warnings),
+            limit=limit,
         )
 
     @contextmanager
@@ -233,11 +237,15 @@ class _Run:
                 check_type(dtype, self.gpu, f"layer {name}")
             return _level(layers, self.gpu)
 
-    def _findings(self, job: _Job, level: _Level) -> tuple[Finding, ...]:
-        axis = job.axis
+    def _findings(self, job: _Job, level: _Level, engine: Subject | None = None) -> tuple[Finding, ...]:
         with self._stage("advise"):
-            batch = axis.size if axis is not None else None
-            return advise(Subject(job.loaded.model, job.values, level.layers, level.rows, self.gpu, batch))
+            return advise(self._subject(job, level), engine)
+
+    def _subject(self, job: _Job, level: _Level, compiled: CompiledLevel | None = None) -> Subject:
+        """A level of the model as the rules see it."""
+        model, shapes = (job.loaded.model, job.values) if compiled is None else (compiled.model, compiled.shapes)
+        batch = job.axis.size if job.axis is not None else None
+        return Subject(model, shapes, level.layers, level.rows, self.gpu, batch)
 
     def _warn_uncosted(self, level: _Level) -> None:
         missing = sum(len(item.nodes) for item in level.uncosted)

@@ -21,6 +21,7 @@ from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.compile import Compilation, compile_engine
 from trtopt.pipeline.guard import rewrite
 from trtopt.pipeline.host import cut
+from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import StepRecord
 from trtopt.roofline.work import Layer
 from trtopt.support.clock import Clock
@@ -37,12 +38,14 @@ class CompiledLevel:
         model: The graph that was compiled, recipes applied and precision written into it; its node names are those
             of ``layers[].onnx_nodes``.
         shapes: Static shapes of its values at the input shapes, by name.
+        listed: The layers as the compiler lists them.
     """
 
     layers: tuple[Layer, ...]
     proxy: str | None
     model: ir.Model
     shapes: Mapping[str, tuple[int, ...]]
+    listed: tuple[LayerInfo, ...]
 
 
 def compile_level(
@@ -96,6 +99,7 @@ def compile_level(
         proxy=None if nearest is gpu else f"{nearest.name} (compute capability {nearest.compute_capability})",
         model=lowered.model,
         shapes=all_shapes,
+        listed=engine.record.layers or (),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from trtopt.engine.layers import layers_of_profile
+from trtopt.engine.layers import layers_of_profile, tensor_bytes
 from trtopt.report.schema.analysis import WITHOUT_KERNEL, LayerRow
 from trtopt.report.schema.build import Achieved
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
@@ -76,7 +76,7 @@ def achieved_precision(
     owner: dict[str, int] = {}
     for index, layer in enumerate(kernels):
         for node in layer.onnx_nodes:
-            if node in flop_by_node and (node not in owner or math_rank(layer) < math_rank(kernels[owner[node]])):
+            if node in flop_by_node and (node not in owner or preference(layer) < preference(kernels[owner[node]])):
                 owner[node] = index
     flop: dict[str, int] = dict.fromkeys(dtypes, 0)
     for node, index in owner.items():
@@ -85,8 +85,9 @@ def achieved_precision(
     shares = {name: (value / total if total else 0.0) for name, value in flop.items()}
     order = sorted(shares, key=lambda name: (-shares[name], name))
     times: dict[str, float] = {}
+    listed = {layer.name: dtype for layer, dtype in zip(kernels, dtypes, strict=True)}
     for row in (row for row in predicted if row.kind not in WITHOUT_KERNEL):
-        name = Precision.FP32 if row.dtype == Precision.TF32 else row.dtype
+        name = listed.get(row.name, Precision.FP32 if row.dtype == Precision.TF32 else row.dtype)
         times[name] = times.get(name, 0.0) + row.predicted_us
     spent = sum(times.values())
     return {
@@ -119,12 +120,17 @@ def _name(operands: Sequence[str], constants: Sequence[TensorInfo], outputs: Seq
         for dtype in _WIDEST_FIRST:
             if dtype in dtypes:
                 return TENSORRT_TYPES.get(dtype, dtype.lower())
-    return next((dtype.lower() for dtype in operands), "none")
+    return next((dtype.lower() for dtype in (*operands, *(item.dtype for item in outputs))), "none")
 
 
 def math_rank(layer: LayerInfo) -> int:
     """Lower for kernels that more surely do the math of the nodes they claim."""
     return MATH_KINDS.index(layer.kind) if layer.kind in MATH_KINDS else len(MATH_KINDS)
+
+
+def preference(layer: LayerInfo) -> tuple[int, int]:
+    """Lower for kernels that more surely do the math of the nodes they claim: by their kind, then by what they move."""
+    return math_rank(layer), -sum(tensor_bytes(item) for item in (*layer.inputs, *layer.outputs, *layer.constants))
 
 
 def sparse_kernels(layers: Sequence[LayerInfo]) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from trtopt.engine.achieved import MATH_KINDS, math_dtype, math_rank
+from trtopt.engine.achieved import MATH_KINDS, math_dtype, preference
 from trtopt.engine.layers import BITS, buffer_sizes, layers_of_profile, tensor_bytes, views_bytes
 from trtopt.graph import edit
 from trtopt.graph.cost import graphs_with_counts
@@ -69,7 +69,7 @@ def claims_of(layers: Sequence[LayerInfo], model: ir.Model, is_product: Callable
     owner: dict[str, int] = {}
     for index, names in enumerate(direct):
         for name in names:
-            if name not in owner or _preference(layers[index]) < _preference(layers[owner[name]]):
+            if name not in owner or preference(layers[index]) < preference(layers[owner[name]]):
                 owner[name] = index
     for index, names in enumerate(touched):
         for name in names if layers[index].kind in MATH_KINDS else ():
@@ -148,10 +148,6 @@ def _with_helpers(
     for index, at in helped.items():
         helpers.setdefault(at, []).append(index)
     return touched, helpers
-
-
-def _preference(layer: LayerInfo) -> tuple[int, int]:
-    return math_rank(layer), -sum(tensor_bytes(item) for item in (*layer.inputs, *layer.outputs, *layer.constants))
 
 
 def _folded(model: ir.Model) -> set[str]:
@@ -452,7 +448,7 @@ class _Counter:
         kernel = self.kernels[index]
         tables = self._gathered(index)
         constants = {item.name: item for item in kernel.constants}
-        weights = sum(_read_bytes(item, tables) for item in constants.values())
+        weights = _read_bytes(constants.values(), tables)
         return views_bytes(kernel.inputs, self.sizes), weights, views_bytes(kernel.outputs, self.sizes)
 
     def _gathered(self, index: int) -> dict[tuple[int, ...], int]:
@@ -537,10 +533,16 @@ def _gemm_of(kernel: LayerInfo) -> Gemm | None:
     return Gemm(m=out[-2], n=out[-1], k=left[-1], batch=math.prod(out[:-2]))
 
 
-def _read_bytes(constant: TensorInfo, tables: Mapping[tuple[int, ...], int]) -> int:
-    """Bytes read of a constant: all of it, or what is gathered."""
-    size, gathered = tensor_bytes(constant), tables.get(constant.shape)
-    return size if gathered is None else min(size, gathered * BITS[constant.dtype] // 8)
+def _read_bytes(constants: Iterable[TensorInfo], tables: Mapping[tuple[int, ...], int]) -> int:
+    """Bytes read of constants: all of each, but of tables of one shape together what is gathered of them."""
+    found, left = 0, {shape: float(elements) for shape, elements in tables.items()}
+    for item in constants:
+        size, bits = tensor_bytes(item), BITS[item.dtype]
+        read = min(size, left.get(item.shape, size * 8 / bits) * bits // 8)
+        if item.shape in left:
+            left[item.shape] -= read * 8 / bits
+        found += math.ceil(read)
+    return found
 
 
 def _alignment(kernel: LayerInfo) -> int:

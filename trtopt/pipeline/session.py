@@ -18,6 +18,7 @@ from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import EngineArtifact
 from trtopt.engine.layers import layers_of_profile
+from trtopt.engine.limit import limit_of
 from trtopt.engine.manifest import manifest_path
 from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine
@@ -433,7 +434,8 @@ class _Run:
             layers = sized(layers_of_profile(own), model, shapes, target.profiles, static) or static
             work = layers_of_engine(layers, model, shapes, tf32=tf32)
             rows, uncosted = predict(work.layers, target.gpu)
-        return EngineAnalysis(target.gpu.name, rows, totals_of(rows), uncosted)
+            limit = limit_of(layers, work.layers, rows, model, target.gpu)
+        return EngineAnalysis(target.gpu.name, rows, totals_of(rows), uncosted, limit)
 
     def _engine(self, engine: EngineArtifact | None, *, is_written: bool) -> EngineRecord | None:
         if engine is None or not is_written:

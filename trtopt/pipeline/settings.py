@@ -334,8 +334,11 @@ def _fix(
     start = time.perf_counter()
     with clock.stage("fix shapes"):
         model = with_sizes(loaded.model, sizes)
-    details = tuple(f"{name} axis {axis}: {size}" for name, axes in sizes.items() for axis, size in axes.items())
-    step = StepRecord("fixed-shapes", "SHAPES", len(details), time.perf_counter() - start, details=details)
+    details = tuple(
+        f"{name} " + ", ".join(f"axis {axis}: {size}" for axis, size in axes.items()) for name, axes in sizes.items()
+    )
+    changes = sum(map(len, sizes.values()))
+    step = StepRecord("fixed-shapes", "SHAPES", changes, time.perf_counter() - start, details=details)
     return loaded.with_step(model, step), fixed_axes(loaded.model, loaded.inputs, sizes)
 
 

@@ -164,12 +164,38 @@ def attention_times(rows: Attentions, chip: Chip, c: Constants, compute_capabili
     return AttentionTimes(time, np.where(single, np.minimum(math, busy), math), memory, least)
 
 
+def fitted_time(works: Sequence[Work], rate: Array, sustained: float, c: Constants, compute_capability: str) -> Array:
+    """Microseconds of the products of attentions at the fitted peak, [attentions]: for the pairs that the mask leaves,
+    at the rate of an endless tile, or of the loop where that is higher.
+
+    Args:
+        works: All have an ``attention``.
+        rate: The datasheet's flop per microsecond of the whole GPU for the type of the operands, [attentions].
+        sustained: Share of its clock that the GPU sustains.
+        c: The constants.
+        compute_capability: Of the GPU.
+    """
+    rows = Attentions.of(works, np.zeros_like(rate), rate)
+    own = _loop_share(rows, c, tensor_path(compute_capability))
+    # One query is bound by what it streams, and no tile is fitted to it: the peak itself bounds its arithmetic.
+    share = np.where(rows.queries == 1, 1.0, np.maximum(own, c.peak_share) * sustained)
+    return 2 * rows.seen * rows.heads * (rows.size + rows.value_size) / (rate * share)
+
+
+def _loop_share(rows: Attentions, c: Constants, path: TensorPath) -> Array:
+    """Share of the peak that the loop's products reach, by the size of a head as the Tensor Cores take it."""
+    unit = path.row_bytes / rows.element_bytes
+    size = np.ceil(rows.size / unit) * unit
+    found: Array = c.attention_share * path.gain * (size / _HEAD_UNIT) ** -c.head_loss
+    return found
+
+
 def _tiled(rows: Attentions, chip: Chip, c: Constants, compute_capability: str) -> tuple[Array, Array]:
     """Time in which the SMs are busy, and what of it every SM works, of the better tile."""
     path = tensor_path(compute_capability)
     unit = path.row_bytes / rows.element_bytes
     size, value = (np.ceil(each / unit) * unit for each in (rows.size, rows.value_size))
-    rate = rows.rate / chip.sm * c.attention_share * path.gain * (size / _HEAD_UNIT) ** -c.head_loss
+    rate = rows.rate / chip.sm * _loop_share(rows, c, path)
     product, softmax = 2 * (size + value) / rate, 1 / (exponentials_per_clock(compute_capability) * chip.clock)
     step = (product**c.norm + softmax**c.norm) ** (1 / c.norm) if path.overlaps else product + c.softmax_share * softmax
     fill = c.block_cycles / chip.clock

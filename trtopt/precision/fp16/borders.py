@@ -50,7 +50,7 @@ def grown(base: ir.Model, plan: PrecisionPlan, put_back: Collection[str] = ()) -
     for joins in (_LAYOUT, _LAYOUT | _ELEMENTWISE):
         more: dict[str, str] = {}
         for seed in seeds:
-            reason = f"computed with {seed.name}, which is FP32: a Cast between them would part their kernel"
+            reason = f"around an operator {seed.op_type} in FP32: a Cast between them would part their kernel"
             for node in _around(seed, joins):
                 if node.name not in taken and why_fp32(node, plan.narrow) is None:
                     more.setdefault(str(node.name), reason)

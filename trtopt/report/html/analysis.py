@@ -29,7 +29,7 @@ from trtopt.report.html.page import (
     text,
     tiles,
 )
-from trtopt.report.schema.analysis import Analysis, BatchPoint, LayerRow, SparseLayer, Totals
+from trtopt.report.schema.analysis import Analysis, BatchPoint, Excess, LayerRow, Limit, SparseLayer, Totals
 from trtopt.report.text.analysis import (
     BACKENDS,
     LEVELS,
@@ -57,6 +57,7 @@ from trtopt.report.text.format import (
     range_text,
     visible,
 )
+from trtopt.report.text.limit import REASONS, limit_text
 from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def html(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         findings(analysis.findings, analysis.totals.predicted_us, _NO_SUM),
         _roofline(analysis, gpu, l2_bandwidth_gbs, draw),
         _layers(analysis, draw),
+        _limit(analysis),
         _sparsity(analysis),
         _batches(analysis, draw),
         _memory(analysis),
@@ -167,6 +169,15 @@ def _layers(analysis: Analysis, draw: Draw) -> str:
         cut if len(rows) > MOST_ROWS else "",
         scroll(layer_table(rows[:MOST_ROWS], analysis.totals.predicted_us)),
     )
+
+
+def _limit(analysis: Analysis) -> str:
+    limit = analysis.limit
+    if limit is None or not limit.kernels:
+        return ""
+    note = f"<p>Necessary: {text(limit_text(limit, micro='µ'))}. Beyond it, equal kernels together:</p>"
+    rows = limit.kernels[:MOST_ROWS]
+    return section("Limit", note, scroll(limit_table(limit, rows)))
 
 
 def _sparsity(analysis: Analysis) -> str:
@@ -294,6 +305,28 @@ def level_table(analysis: Analysis) -> str:
             ]
         )
     return table(columns, rows, style="levels", sorted_by=None)
+
+
+def limit_table(limit: Limit, kernels: Sequence[Excess]) -> str:
+    """What kernels take beyond their necessary work, and why."""
+    columns = [
+        *numbers("beyond", "share", "predicted", "kernels"),
+        *(Column("operator", "operator"), Column("type", "short"), Column("the first of them"), Column("why", "short")),
+    ]
+    rows = [
+        [
+            Cell(page_time(item.excess_us), item.excess_us),
+            Cell(percent(item.excess_us / limit.predicted_us) if limit.predicted_us else ""),
+            Cell(page_time(item.predicted_us), item.predicted_us),
+            Cell(str(item.kernels), item.kernels),
+            Cell(name(item.op, 40), visible(item.op)),
+            Cell(text(item.dtype)),
+            Cell(name(item.layers[0]), visible(item.layers[0])),
+            Cell(text(REASONS[item.reason])),
+        ]
+        for item in kernels
+    ]
+    return table(columns, rows, style="layers", sorted_by=0)
 
 
 def batch_table(analysis: Analysis, points: Sequence[BatchPoint]) -> str:

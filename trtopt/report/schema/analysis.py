@@ -19,6 +19,21 @@ SCHEMA = "trtopt.analysis/1"
 Limiter = Literal["math", "memory", "latency"]
 Severity = Literal["error", "warning", "hint", "info"]
 Level = Literal["onnx", "engine"]
+ExcessReason = Literal[
+    "launch",
+    "sync",
+    "copy",
+    "layout",
+    "fp32",
+    "quantize",
+    "element-wise",
+    "reduction",
+    "activations",
+    "read-again",
+    "bandwidth",
+    "peak",
+]
+"""Why a kernel takes longer than its necessary work (:data:`trtopt.report.text.limit.REASONS` has them in words)."""
 
 WITHOUT_KERNEL = ("sync", "copy")
 """Kinds of rows that are no kernel: waits between streams, copies between host and GPU."""
@@ -315,6 +330,50 @@ def range_of_sum(parts: Iterable[tuple[str, float, float, float]]) -> tuple[floa
 
 
 @dataclass(frozen=True)
+class Excess:
+    """Equal kernels that take longer than their necessary work.
+
+    Attributes:
+        reason: What takes most of the excess.
+        op: Their operator.
+        dtype: The type of their arithmetic.
+        kernels: How many they are.
+        layers: Their names, the first eight.
+        predicted_us: Their predicted time together.
+        excess_us: That, less the time of their necessary work.
+    """
+
+    reason: ExcessReason
+    op: str
+    dtype: str
+    kernels: int
+    layers: tuple[str, ...]
+    predicted_us: float
+    excess_us: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How near its limit an engine is. The excesses and ``limit_us`` add up to ``predicted_us``.
+
+    Attributes:
+        limit_us: The time of the necessary work, kernel by kernel the slower of arithmetic and memory: products at the
+            fitted peak of the precision they run in, constants and the network's inputs and outputs once at the fitted
+            bandwidth.
+        predicted_us: The predicted time of all kernels.
+        products_us: The products' part alone.
+        needed_bytes: The bytes of constants, inputs and outputs.
+        kernels: The kernels that make the difference, equal ones together, the largest excess first.
+    """
+
+    limit_us: float
+    predicted_us: float
+    products_us: float
+    needed_bytes: int
+    kernels: tuple[Excess, ...]
+
+
+@dataclass(frozen=True)
 class EngineAnalysis:
     """The predicted times of a built engine's layers, at the first profile's optimum, in a captured CUDA graph."""
 
@@ -322,12 +381,13 @@ class EngineAnalysis:
     layers: tuple[LayerRow, ...]
     totals: Totals
     uncosted: tuple[Uncosted, ...] = ()
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True)
 class Analysis:
     """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
-    of the ONNX graph."""
+    of the ONNX graph; ``limit`` is that of the engine, None where none was compiled."""
 
     model: dict[str, Any]
     gpu: dict[str, Any]
@@ -341,6 +401,7 @@ class Analysis:
     batch_sweep: BatchSweep | None = None
     sparsity: Sparsity | None = None
     warnings: tuple[str, ...] = ()
+    limit: Limit | None = None
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -302,7 +302,11 @@ class BuildReport:
         prediction = (
             None
             if found is None
-            else {**{name: getattr(found.totals, name) for name in times}, "baseline_fp16_us": baseline}
+            else {
+                **{name: getattr(found.totals, name) for name in times},
+                "limit_us": None if found.limit is None else found.limit.limit_us,
+                "baseline_fp16_us": baseline,
+            }
         )
         pareto = None if self.search is None else result["search"]["pareto"]
         result.update(pareto=pareto, prediction=prediction)

@@ -38,6 +38,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
+from trtopt.report.text.limit import limit_section
 from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ def render(analysis: Analysis, gpu: GpuSpec) -> Group:
             ("Time by limiter", _split(analysis.totals.by_limiter, LIMITERS)),
             ("Time by kind of kernel", _split(analysis.totals.by_kind, {})),
             ("Slowest layers", _layers(analysis)),
+            ("Limit", limit_section(analysis.limit)),
             ("Findings", _findings(analysis)),
             ("2:4 sparsity", _sparsity(analysis)),
             ("Batch sweep", _batches(analysis)),

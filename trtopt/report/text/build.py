@@ -34,6 +34,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
+from trtopt.report.text.limit import limit_section
 from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
@@ -377,6 +378,7 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
         lambda report: _groups((f"{kept.dtype}: {kept.reason}", kept.node) for kept in report.precision.kept),
     ),
     ("Engine", _engine),
+    ("Limit", lambda report: limit_section(report.analysis.limit) if report.analysis else []),
     ("Builder options", lambda report: builder_section(report.engine.builder_search if report.engine else ())),
     ("Host", _host),
     ("Saved model", lambda report: [line(visible(report.saved))] if report.saved else []),

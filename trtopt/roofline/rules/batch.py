@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trtopt.report.schema.analysis import WITHOUT_KERNEL
 from trtopt.report.text.format import count as counted
 from trtopt.roofline.rules.change import at_batch, resized
 from trtopt.roofline.rules.sizes import round_up
@@ -172,7 +173,8 @@ def launch_bound(subject: Subject) -> Iterator[Proposal]:
     """A network whose kernels are over before the next can start.
 
     What:
-        Launches take 30 % or more of the predicted time.
+        Launches take 30 % or more of the predicted time; a recurrent layer launches a kernel in
+        each step. With `--compile` they are those of the compiler's kernels.
     Why:
         Each kernel costs about two microseconds however little it does, in a captured CUDA graph;
         without one it is more. Small networks at batch 1 consist of such kernels. Neither precision
@@ -185,13 +187,16 @@ def launch_bound(subject: Subject) -> Iterator[Proposal]:
         Prefer one wide layer to several narrow ones. A hint: what could be won depends on which
         kernels fuse.
     """
-    launches = sum(row.latency_us for row in subject.rows)
+    layers = [(layer, work) for layer, work in subject.costed() if work.kind not in WITHOUT_KERNEL]
+    launches = sum(subject.row[layer.name].latency_us for layer, _ in layers)
     if subject.total_us and not subject.is_partial and launches >= _FEW_LAUNCHES * subject.total_us:
         share = 100 * launches / subject.total_us
+        steps = sum(work.steps for _, work in layers)
+        of_layers = f", the steps of {counted(len(layers), 'layer')}" if steps > len(layers) else ""
         yield Proposal(
             severity="hint",
             message=f"{share:.0f} % of the time ({launches:.0f} of {subject.total_us:.0f} us) is the launch of"
-            f" {len(subject.rows)} kernels",
+            f" {counted(steps, 'kernel')}{of_layers}",
             remedy="run larger batches, have fewer and larger layers; a CUDA graph is assumed already",
             nodes=(),
         )

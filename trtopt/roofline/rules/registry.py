@@ -74,14 +74,19 @@ NO_GAIN_US = 0.05
 """A predicted gain below this is none: it is within the printed digit."""
 
 
-def advise(subject: Subject) -> tuple[Finding, ...]:
+def advise(subject: Subject, engine: Subject | None = None) -> tuple[Finding, ...]:
     """Everything the rules find, by gain, the largest first; without gain: warnings, hints, information.
 
     A gain is the predicted time of the layers named less what they are predicted to take after the remedy. Within a
     finding each layer counts once; remedies of different rules for one layer are alternatives, so gains of different
     findings do not add up. Gains inside the noise of the model come after the others.
+
+    Args:
+        subject: The ONNX graph with the fusion TensorRT is known to do.
+        engine: The kernels that the compiler made of it, where it was compiled: launches are counted there.
     """
-    findings = [_finding(name, item, subject.row) for name, rule in RULES.items() for item in rule(subject)]
+    seen = {name: engine if engine and rule is batch.launch_bound else subject for name, rule in RULES.items()}
+    findings = [_finding(name, item, seen[name].row) for name, rule in RULES.items() for item in rule(seen[name])]
     return tuple(sorted(findings, key=rank))
 
 

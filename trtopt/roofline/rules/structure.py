@@ -137,7 +137,8 @@ def normalization(subject: Subject) -> Iterator[Proposal]:
 
     What:
         An InstanceNormalization, or a BatchNormalization that is not folded into the layer before
-        it, in a kernel with nothing but an activation.
+        it, in a kernel with nothing but an activation. Exporters write group normalization as
+        an InstanceNormalization between two Reshapes: that is none.
     Why:
         Instance normalization needs the mean and variance of each map before it can scale it, so it
         passes over the data twice; a batch normalization in inference mode is one multiplication
@@ -163,7 +164,7 @@ def normalization(subject: Subject) -> Iterator[Proposal]:
     for layer, work in subject.costed():
         ops = {subject.node[name].op_type for name in layer.onnx_nodes if name in subject.node}
         op = next((item for item in remedies if item in ops), None)
-        if op is not None and work.kind == "memory" and ops <= {op, *_ACTIVATIONS}:
+        if op is not None and work.kind == "memory" and ops <= {op, *_ACTIVATIONS} and not _is_grouped(layer, subject):
             found[op].append(layer)
     for op, layers in found.items():
         if layers:
@@ -174,6 +175,16 @@ def normalization(subject: Subject) -> Iterator[Proposal]:
                 nodes=tuple(name for layer in layers for name in layer.onnx_nodes if is_op(subject.node.get(name), op)),
                 gains=subject.us(layers),
             )
+
+
+def _is_grouped(layer: Layer, subject: Subject) -> bool:
+    """Whether an InstanceNormalization of rows that a Reshape makes of several channels is a group normalization."""
+    for node in (subject.node[name] for name in layer.onnx_nodes if name in subject.node):
+        split = node.inputs[0].producer() if is_op(node, "InstanceNormalization") and node.inputs[0] else None
+        if split is not None and is_op(split, "Reshape"):
+            rows, maps = (subject.shapes.get(str(value.name)) for value in (split.outputs[0], split.inputs[0]) if value)
+            return rows is not None and maps is not None and len(maps) > 2 and rows[1] < maps[1]
+    return False
 
 
 def qkv(subject: Subject) -> Iterator[Proposal]:
