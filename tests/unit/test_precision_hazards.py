@@ -11,7 +11,7 @@ import pytest
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.precision.fp16.cast_to_half import cast_to_half
-from trtopt.precision.fp16.hazards import are_settled, wide_nodes
+from trtopt.precision.fp16.hazards import are_settled, shows_on_a_cpu, wide_nodes
 from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import BF16, FP16, NarrowType
@@ -288,6 +288,9 @@ def test_constants_that_underflow(node: str, shape: tuple[int, ...], value: obje
     found = wide(source, {"x": ORDINARY, "y": ORDINARY})
     assert bool(found) is hazard
     assert not hazard or "underflow" in found["y"]
+    assert not hazard or shows_on_a_cpu(found["y"]) is bool(shape), (
+        "a number alone may be a floor that no sample reaches"
+    )
 
 
 def test_growth_counts_the_headroom_of_the_operand() -> None:

@@ -358,12 +358,13 @@ def accuracy_cost(settled: Settled, precision: Precision | None, clock: Clock) -
         clock.warn(STEP, f"what ships is predicted {share}: what was asked for costs it")
         return None
     kept = built.lowered.record.kept
-    bad = hazards(built, precision)
     nodes = tuple(item.node for item in kept)
-    if bad:
-        remedy = "samples with smaller values, or --bf16 where its precision is enough"
-    else:
-        remedy = "a lower --min-sqnr-db, or a --metric with --max-accuracy-drop that allows it"
+    remedies = []
+    if hazards(built, precision):
+        remedies.append("samples with smaller values, or --bf16 where its precision is enough")
+    if not remedies or any(step.name == "put-back" for step in built.lowered.artifact.steps):
+        remedies.append("a lower --min-sqnr-db, or a --metric with --max-accuracy-drop that allows it")
+    remedy = "; ".join(remedies)
     clock.warn(
         STEP,
         f"accuracy costs {share}, at {count(len(nodes), 'node')} in a wider type: {why}; what changes it: {remedy}",

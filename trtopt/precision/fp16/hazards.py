@@ -31,6 +31,9 @@ operands: if the kernel keeps it in 16 bits, equal terms are lost by an eighth a
 _RELATIVE_OPS = frozenset(["Mul", "Div", "Pow", "BatchNormalization", "Max", "Min", "Clip", "Where"])
 """Operators in which every entry of a constant counts by itself; elsewhere the tensor counts as a whole."""
 
+_SCALED = frozenset(["Mul", "BatchNormalization"])
+"""Operators that scale by a constant: an entry that is lost makes its result 0, which a CPU shows too."""
+
 _BOUNDS = frozenset(["Clip", "Max", "Min"])
 """Operators for which a constant too large is a bound no narrow value reaches."""
 
@@ -95,7 +98,7 @@ def are_settled(
     return seen == unseen
 
 
-_SMALL = re.compile(r"values no larger than |weights as small as |reads .*, whose weights ")
+_SMALL = re.compile(r"values no larger than |weights as small as |entries as small as |reads .*, whose weights ")
 
 
 def shows_on_a_cpu(reason: str) -> bool:
@@ -179,7 +182,11 @@ def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) ->
         else:
             lost = lost_entries(constant, narrow)
             if lost.size and not _floors_own_norm(node):
-                yield f"constant {float(lost[np.abs(lost).argmin()]):.3g} in {value.name} underflows {narrow.name}"
+                smallest = f"{float(lost[np.abs(lost).argmin()]):.3g} in {value.name}"
+                if constant.size > 1 and node.op_type in _SCALED:
+                    yield f"entries as small as {smallest} underflow {narrow.name}"
+                else:
+                    yield f"constant {smallest} underflows {narrow.name}"
 
 
 def _growth_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
