@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -364,6 +365,69 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     events: list[Event] = []
     found = guard_of(steps(), RuleJudge(wide_pay), file=PriceFile(("judge",), tmp_path, events.append)).choose()
     assert found.choice and [event.kind for event in events] == ["warning"] and "not kept" in events[0].text
+
+
+class WaitingJudge(RuleJudge):
+    """Says when it was asked, and answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(wide_pay)
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        self.is_asked.set()
+        self.may_answer.wait()
+        return super().price(model, inner=inner)
+
+
+def test_what_was_begun_is_priced_beside_other_work_and_once() -> None:
+    judge, source = WaitingJudge(), chain()
+    prices = Prices(judge)
+    prices.begin(source, inner=True)
+    prices.begin(source, inner=True)
+    judge.is_asked.wait()  # nobody has asked for the price by now
+    judge.may_answer.set()
+    found = prices.price(source, inner=True)
+    prices.begin(source, inner=True)
+    prices.close()
+    assert found == prices.price(source, inner=True) == Prices(RuleJudge(wide_pay)).price(source, inner=True)
+    assert len(judge.asked) == 1
+
+
+def test_what_was_begun_and_nobody_waited_for_is_kept(tmp_path: Path) -> None:
+    judge, source = WaitingJudge(), chain()
+    prices = Prices(judge, file_of(tmp_path))
+    prices.begin(source, inner=True)
+    judge.is_asked.wait()
+    judge.may_answer.set()
+    prices.close()
+    again = RuleJudge(wide_pay)
+    Prices(again, file_of(tmp_path)).price(source, inner=True)
+    assert len(judge.asked) == 1 and not again.asked
+
+
+def test_what_the_judge_refuses_beside_other_work_is_raised_where_its_price_is_asked() -> None:
+    class Refusing(RuleJudge):
+        def price(self, model: ir.Model, *, inner: bool) -> Priced:
+            raise EngineBuildError("The builder failed: no tactic", where="there", remedy="none")
+
+    prices, source = Prices(Refusing(wide_pay)), chain()
+    prices.begin(source, inner=True)
+    with pytest.raises(EngineBuildError, match="no tactic"):
+        prices.price(source, inner=True)
+    prices.begin(source, inner=False)
+    prices.close()
+
+
+def test_the_guard_asks_for_no_form_twice() -> None:
+    judge = RuleJudge(wide_pay)
+    guard = guard_of(steps(), judge)
+    found = guard.choose()
+    guard.close()
+    assert found == guard_of(steps(), RuleJudge(wide_pay)).choose()
+    known = len(judge.asked)
+    guard.choose()
+    assert len(judge.asked) == known
 
 
 def test_names_follow_the_order_of_the_nodes() -> None:

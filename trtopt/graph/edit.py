@@ -147,7 +147,7 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray | ir.TensorPro
 
     ``name`` is one that no other value of the model has (see :class:`Names`). The array is not copied.
     """
-    tensor = ir.tensor(array, name=name) if isinstance(array, np.ndarray) else array
+    tensor = ir.Tensor(array, name=name) if isinstance(array, np.ndarray) else array
     shape = ir.Shape(dims_of(tensor))
     value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,6 +133,8 @@ class Prices:
     file: PriceFile | None = None
     by_name: bool = False
     _known: dict[str, Priced | TrtoptError] = field(default_factory=dict)
+    _started: dict[str, Future[Priced | TrtoptError]] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor | None = None
 
     def __post_init__(self) -> None:
         if self.file is not None:
@@ -143,10 +145,28 @@ class Prices:
         return self.judge.name
 
     def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        return self.answer(self._question(model, inner))
+
+    def begin(self, model: ir.Model, *, inner: bool) -> None:
+        """Begin to price a model beside other work, of which a clone is taken, for :meth:`price` to find."""
+        question = self._question(model, inner)
+        if question.key not in self._known:
+            clone = model.clone()
+            self.start((replace(question, make=lambda: clone),))
+
+    def _question(self, model: ir.Model, inner: bool) -> Question:
         names = [str(node.name) for node in edit.all_nodes(model.graph)]
         ends = (*model.graph.inputs, *model.graph.outputs) if self.by_name and not inner else ()
         key = " ".join((structure_key(model), str(inner), *(str(value.name) for value in ends)))
-        return self.answer(Question(key, names, lambda: model, inner))
+        return Question(key, names, lambda: model, inner)
+
+    def start(self, questions: Sequence[Question]) -> None:
+        """Begin to price models beside other work, :data:`AT_ONCE` of them at a time, for :meth:`answer` to find."""
+        for question in questions:
+            if question.key in self._known or question.key in self._started:
+                continue
+            self._pool = self._pool or ThreadPoolExecutor(AT_ONCE)
+            self._started[question.key] = self._pool.submit(self._asked, question)
 
     def answer(self, question: Question) -> Priced:
         """The price of one model.
@@ -154,24 +174,30 @@ class Prices:
         Raises:
             TrtoptError: The judge raised it for the first model of this key.
         """
-        self.ask((question,))
+        if question.key not in self._known:
+            begun = self._started.pop(question.key, None)
+            waits = begun is None or begun.cancel()  # behind others: it is asked here and now
+            self._keep(question.key, self._asked(question) if begun is None or waits else begun.result())
         found = self._known[question.key]
         if isinstance(found, TrtoptError):
             raise found
         return _renamed(found, {str(index): name for index, name in enumerate(question.names)})
 
-    def ask(self, questions: Sequence[Question]) -> None:
-        """Let the judge price several models at once, for :meth:`answer` to find."""
-        unknown = list({item.key: item for item in questions if item.key not in self._known}.values())
-        if len(unknown) < 2:
-            found = [self._asked(item) for item in unknown]
-        else:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                found = list(pool.map(self._asked, unknown))
-        for question, priced in zip(unknown, found, strict=True):
-            self._known[question.key] = priced
-            if self.file is not None and isinstance(priced, Priced):
-                self.file.add(question.key, priced)
+    def close(self) -> None:
+        """Wait for what was begun; what is priced by then is kept, and what is not begun is left."""
+        begun = {key: future for key, future in self._started.items() if not future.cancel()}
+        self._started.clear()
+        for key, future in begun.items():
+            if future.exception() is None:
+                self._keep(key, future.result())
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _keep(self, key: str, priced: Priced | TrtoptError) -> None:
+        self._known[key] = priced
+        if self.file is not None and isinstance(priced, Priced):
+            self.file.add(key, priced)
 
     def _asked(self, question: Question) -> Priced | TrtoptError:
         try:

@@ -108,6 +108,7 @@ class Guard:
     on_event: OnEvent
     file: PriceFile | None = None
     _prices: Prices = field(init=False)
+    _following: Region | None = field(init=False, default=None)
     _subgraphs: dict[str, Subgraph | str] = field(default_factory=dict)
     _forms_now: Candidates = field(init=False)
     _wide: Mapping[str, str] = field(init=False)
@@ -124,6 +125,10 @@ class Guard:
         self._wide_quantized = {
             dtype: plan_for(self.problem, Precision.AUTO, tuple(ops)).wide for dtype, ops in each.items()
         }
+
+    def close(self) -> None:
+        """End what was begun and nobody waits for; before the judge is closed."""
+        self._prices.close()
 
     def choose(self) -> Guarded:
         """The choice that is fastest, with a verdict on every region.
@@ -252,7 +257,8 @@ class Guard:
         verdicts: dict[str, RegionVerdict] = {}
         for number in range(_ROUNDS):
             changed = False
-            for region in self.candidates.regions:
+            regions = self.candidates.regions
+            for region, self._following in zip(regions, (*regions[1:], None), strict=True):
                 verdict = self._judged(region, state)
                 verdicts[region.name] = verdict
                 now = {node: state[node] for node in region.nodes if node in state}
@@ -274,9 +280,7 @@ class Guard:
             return RegionVerdict(region, {}, f"it cannot be judged: {subgraph}")
         if not self._types(region):
             return RegionVerdict(region, {}, "the table keeps it out of this type")
-        others = {node: op for node, op in state.items() if node not in region.nodes}
-        wanted = [others, *({**others, **self._forms(region, dtype)[-1]} for dtype in self._types(region))]
-        self._prices.ask([self._question(subgraph, choice) for choice in wanted])
+        others = self._begin(region, state)
         try:
             whole = self._price(subgraph, others)
         except TrtoptError as error:
@@ -293,6 +297,15 @@ class Guard:
         best = {next(iter(verdict.kept.values())).dtype: verdict for verdict in paying}
         return replace(max(found, key=_rank), options=tuple(best.values()))
 
+    def _begin(self, region: Region, state: Choice) -> Choice:
+        """Begin to price a region's 16-bit and coarsest forms; the neighbours beside which it is judged."""
+        others = {node: op for node, op in state.items() if node not in region.nodes}
+        subgraph = self._subgraph(region)
+        if not isinstance(subgraph, str):
+            wanted = [others, *({**others, **self._forms(region, dtype)[-1]} for dtype in self._types(region))]
+            self._prices.start([self._question(subgraph, choice) for choice in wanted])
+        return others
+
     def _of_type(
         self, region: Region, dtype: Precision, subgraph: Subgraph, others: Choice, whole: Priced
     ) -> RegionVerdict:
@@ -303,6 +316,8 @@ class Guard:
         """
         fine, coarse = self._forms(region, dtype)
         best = self._tried(region, coarse, subgraph, others, whole)
+        if self._following is not None and len(self._types(region)) == 1:
+            self._begin(self._following, {**others, **best.kept})  # most regions stay as found so far
         form = coarse
         if fine != coarse and (best.kept or not any(op.multiply for op in fine.values())):
             accurate = self._tried(region, fine, subgraph, others, whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -183,7 +183,8 @@ def guard_of(
     form = judged_form(problem.model, target.profiles)
     with open_judge(None, prices=None) as judge:
         file = PriceFile((judge.name, repr(target.gpu)), config.cache_dir, listen, config.plugins)
-        yield Guard(problem, candidates, form, judge, listen, file)
+        with closing(Guard(problem, candidates, form, judge, listen, file)) as guard:
+            yield guard
 
 
 def form_price(guard: Guard, target: BuildTarget) -> Callable[[Problem, PrecisionPlan], float]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,15 @@ def save_checked(model: ir.Model, path: Path, request: BuildRequest | None) -> t
 
 
 def _check(model: ir.Model, request: BuildRequest | None, file: Path) -> None:
+    """The parser runs in a process of its own, beside the checker."""
+    with ThreadPoolExecutor(1) as pool:
+        parsed = None if request is None else pool.submit(parse_onnx, replace(request, onnx=file))
+        _check_onnx(model, file)
+        if parsed is not None:
+            parsed.result()
+
+
+def _check_onnx(model: ir.Model, file: Path) -> None:
     remedy = "report it with the model; --recipes none, or another precision, may avoid it"
     try:
         onnx.checker.check_model(os.fspath(file))
@@ -68,8 +78,6 @@ def _check(model: ir.Model, request: BuildRequest | None, file: Path) -> None:
             remedy=remedy,
         ) from error
     infer_shapes(model)
-    if request is not None:
-        parse_onnx(replace(request, onnx=file))
 
 
 def tried_in_onnxruntime(files: Sequence[Path]) -> str:

@@ -84,7 +84,12 @@ def apply(
     on_event: OnEvent = ignore,
 ) -> Rewritten:
     """Apply these recipe objects, in this order, as :func:`run` does for names."""
-    return _Settler(Sweeper(target, strict, judging, on_event), artifact).settle(recipes)
+    sweeper = Sweeper(target, strict, judging, on_event)
+    try:
+        return _Settler(sweeper, artifact).settle(recipes)
+    finally:
+        if sweeper.place_judge is not None:
+            sweeper.place_judge.close()
 
 
 @dataclass(frozen=True)
@@ -123,9 +128,10 @@ class _Settler:
         one to blame."""
         listen, judging = self.sweeper.on_event, self.sweeper.judging
         listen(Event("start", "rewrite"))
-        before = self._cost(self.artifact.model) if recipes else None
+        original = self._begun(self.artifact.model) if recipes else None
         dropped: dict[str, Refusal] = {}
         attempt = self._right(self._attempt(recipes), dropped)
+        before = self._cost(original)
         if before is not None:
             attempt = self._fast(attempt, before, dropped)
         listen(Event("end", "rewrite"))
@@ -136,8 +142,9 @@ class _Settler:
 
     def _attempt(self, recipes: tuple[Recipe, ...]) -> _Attempt:
         model, tallies = self.sweeper.sweep(self.artifact.model, recipes)
+        form = self._begun(model)
         off = self._off(model)
-        return _Attempt(recipes, model, tallies, off, None if off else self._cost(model))
+        return _Attempt(recipes, model, tallies, off, None if off else self._cost(form))
 
     def _without(self, attempt: _Attempt, recipe: Recipe) -> tuple[Recipe, ...]:
         return tuple(other for other in attempt.recipes if other is not recipe)
@@ -195,7 +202,7 @@ class _Settler:
         for recipe in attempt.changing:
             recipes = self._without(attempt, recipe)
             model, tallies = self.sweeper.sweep(self.artifact.model, recipes)
-            found.append((_Attempt(recipes, model, tallies, "", self._cost(model)), recipe))
+            found.append((_Attempt(recipes, model, tallies, "", self._cost(self._begun(model))), recipe))
         for other, recipe in sorted(found, key=lambda item: item[0].microseconds):
             if other.microseconds >= attempt.microseconds:
                 return None
@@ -210,16 +217,33 @@ class _Settler:
             return ""
         return difference(original, model, optimum(judging.profiles))
 
-    def _cost(self, model: ir.Model) -> Cost | None:
+    def _begun(self, model: ir.Model) -> ir.Model | None:
+        """The model as it is judged, whose price is found beside other work; None where nobody can say."""
         place_judge = self.sweeper.place_judge
         if place_judge is None:
             return None
         try:
-            return place_judge.price(self.sweeper.judged_form(model)[0]).total
+            form = self.sweeper.judged_form(model)[0]
         except TrtoptError as error:
-            text = f"the network as a whole cannot be judged: {error.what}"
-            self.sweeper.on_event(Event("warning", "rewrite", text=text))
+            self._unknown(error)
             return None
+        place_judge.begin(form)
+        return form
+
+    def _cost(self, form: ir.Model | None) -> Cost | None:
+        """What the whole costs; None where nobody can say."""
+        place_judge = self.sweeper.place_judge
+        if place_judge is None or form is None:
+            return None
+        try:
+            return place_judge.price(form).total
+        except TrtoptError as error:
+            self._unknown(error)
+            return None
+
+    def _unknown(self, error: TrtoptError) -> None:
+        text = f"the network as a whole cannot be judged: {error.what}"
+        self.sweeper.on_event(Event("warning", "rewrite", text=text))
 
 
 def _change(before: Cost | None, attempt: _Attempt) -> str:

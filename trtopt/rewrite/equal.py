@@ -103,12 +103,19 @@ def _differs(first: np.ndarray, second: np.ndarray) -> str:
     if first.dtype.kind not in "fV":
         changed = int(np.count_nonzero(first != second))
         return f"{changed} of {first.size} elements" if changed else ""
-    exact, other = first.astype(np.float64), second.astype(np.float64)
-    finite = np.isfinite(exact)
-    if not np.array_equal(finite, np.isfinite(other)):
-        return "other elements are finite"
-    scale = float(np.abs(exact[finite]).max(initial=0.0))
-    error = float(np.abs(exact[finite] - other[finite]).max(initial=0.0))
+    exact, other = (array if array.dtype.kind == "f" else array.astype(np.float32) for array in (first, second))
+    if not exact.size:
+        return ""
+    low, high, lowest, highest = (float(f(array)) for array in (exact, other) for f in (np.min, np.max))
+    if not all(map(math.isfinite, (low, high, lowest, highest))):
+        finite = np.isfinite(exact)
+        if not np.array_equal(finite, np.isfinite(other)):
+            return "other elements are finite"
+        exact, other = exact[finite], other[finite]
+        low, high = float(exact.min(initial=0.0)), float(exact.max(initial=0.0))
+    scale = max(abs(low), abs(high))
+    off = np.subtract(exact, other, dtype=np.result_type(exact.dtype, np.float32))
+    error = max(float(off.max(initial=0.0)), -float(off.min(initial=0.0)))
     bound = _BOUNDS.get(first.dtype, _NARROW_BOUND) * scale
     return f"by {error:.3g}, the largest output is {scale:.3g}" if error > bound else ""
 

@@ -101,6 +101,14 @@ class PlaceJudge:
             return at_shapes(subgraph, best_shapes(subgraph))
         return subgraph
 
+    def begin(self, model: ir.Model, *, inner: bool = False) -> None:
+        """Begin to price a model beside other work."""
+        self._prices.begin(model, inner=inner)
+
+    def close(self) -> None:
+        """End what was begun and nobody waits for; before the judge is closed."""
+        self._prices.close()
+
     def price(self, model: ir.Model, *, inner: bool = False) -> Priced:
         """As :meth:`Judge.price`, asked once for models of equal structure."""
         return self._prices.price(model, inner=inner)
@@ -135,6 +143,7 @@ class PlaceJudge:
             return Verdict(match.choice, False, refused.reason, before)
         invariants.check(clone, invariants.signature(subgraph))
         infer_in_place(clone)
+        self.begin(clone, inner=inner)
         off = difference(subgraph, clone, best_shapes(subgraph))
         if off:
             return Verdict(match.choice, False, f"the results differ: {off}", before)

@@ -117,6 +117,7 @@ def _deserialize(proto: onnx.ModelProto, folder: Path) -> ir.Model:
         _own_nested_outputs(function.node)
     try:
         model = ir.from_proto(proto)
+        _read_weights(model)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         cause = error.__cause__ or error
         raise InvalidModelError(
@@ -129,6 +130,19 @@ def _deserialize(proto: onnx.ModelProto, folder: Path) -> ir.Model:
             # An absolute folder: with a relative one onnx_ir skips its check that the file lies inside it.
             tensor.base_dir = str(folder)
     return model
+
+
+def _read_weights(model: ir.Model) -> None:
+    """Hold initializers as arrays: as protobufs each use of one would copy it."""
+    graphs = [*all_graphs(model.graph), *(g for item in model.functions.values() for g in all_graphs(item.graph))]
+    for value in (value for graph in graphs for value in graph.initializers.values()):
+        tensor = value.const_value
+        if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype != ir.DataType.STRING:
+            array = tensor.numpy()
+            array.flags.writeable = False
+            value.const_value = ir.Tensor(
+                array, tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string
+            )
 
 
 def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.edit import CAST_PREFIX, cast_node, insert_behind
 from trtopt.precision.plan import BF16, FP16, NarrowType
+from trtopt.support.memo import once_per_array
 from trtopt.support.precision import Precision
 
 TYPE_ATTRIBUTES = {
@@ -219,11 +220,7 @@ class _Writer:
             if tensor is None:
                 raise ValueError(f"initializer {value.name} has no value")
             name = self._names.value(f"{value.name}_{narrow.name}")
-            stored = narrow.saturate(tensor.numpy())
-            if stored.size == 1 and not stored.any() and tensor.numpy().any():  # an epsilon stays above zero
-                stored = np.full_like(
-                    stored, np.copysign(ml_dtypes.finfo(stored.dtype).smallest_subnormal, tensor.numpy())
-                )
+            stored = _stored(tensor.numpy(), narrow)
             found = ir.Value(
                 name=name,
                 shape=value.shape,
@@ -278,6 +275,15 @@ class _Writer:
         value.name = self._names.value(f"{name}_{kind.name}")
         present.name = name
         return present
+
+
+@once_per_array
+def _stored(exact: np.ndarray, narrow: NarrowType) -> np.ndarray:
+    """A weight as it is stored."""
+    stored = narrow.saturate(exact)
+    if stored.size == 1 and not stored.any() and exact.any():  # an epsilon stays above zero
+        return np.full_like(stored, np.copysign(ml_dtypes.finfo(stored.dtype).smallest_subnormal, exact))
+    return stored
 
 
 def _dtype(narrow: NarrowType | None) -> ir.DataType:

@@ -20,6 +20,7 @@ from trtopt.precision.fp16.heads import score_nodes
 from trtopt.precision.observe.ranges import LAYOUT_OPS, ValueRange, ValueRanges, finite_range, is_float, ranking_readers
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import WEIGHTED, NarrowType
+from trtopt.support.memo import once_per_array
 
 HEADROOM = 2.0
 """Observed magnitudes may be exceeded by this factor on data not seen."""
@@ -548,6 +549,7 @@ def overflows(constant: np.ndarray | None, narrow: NarrowType) -> bool:
     return constant is not None and constant.size > 0 and max(map(abs, finite_range(constant))) > narrow.largest
 
 
+@once_per_array
 def loses_weights(weights: np.ndarray, narrow: NarrowType) -> bool:
     """Whether rounding changes the tensor by more than ``WEIGHT_ERROR`` of its norm.
 

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.precision.observe.statistics import TensorStats, bin_edges
 from trtopt.support.json_text import check_text
+from trtopt.support.memo import once_per_array
 
 LEVELS = 127
 """The largest INT8 level of a symmetric scale (TensorRT clips at -128, Q/DQ weights and TensorRT's own use -127)."""
@@ -275,6 +276,7 @@ def _numbers(scalars: Any) -> Iterator[Any]:
         yield value
 
 
+@once_per_array
 def finite_range(array: np.ndarray) -> tuple[float, float]:
     """Lowest and highest finite element, (0, 0) without any."""
     if array.size == 0:
