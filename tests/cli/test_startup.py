@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -87,3 +88,17 @@ def test_the_help_of_a_command_loads_nothing_heavy(loaded: dict[str, list[str]],
 @pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
 def test_help_and_wrong_options_load_nothing_heavy(loaded: dict[str, list[str]], arguments: list[str]) -> None:
     assert loaded[_statement(arguments)] == []
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
+def test_numpy_multiplies_in_one_thread_unless_the_caller_says_otherwise(given: str | None, expected: str) -> None:
+    script = (
+        "import atexit, os, sys; from trtopt.cli.main import entry; sys.argv[1:] = ['--version']; "
+        "atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS'])); entry()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.splitlines()[-1] == expected

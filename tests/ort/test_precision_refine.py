@@ -76,17 +76,17 @@ def plan_of(plan: PrecisionPlan, node: ir.Node) -> PrecisionPlan:
 
 
 class Errors:
-    """``error_of`` as a build has it: noise over signal at the outputs."""
+    """``error_of`` as a build has it: noise over signal at the outputs, on samples that nothing is fitted to."""
 
     def __init__(self, base: ir.Model) -> None:
-        self.base = base
+        self.base, self.judged = base, samples(60, seed=4)
         self.calls = 0
 
-    def __call__(self, plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+    def __call__(self, plan: PrecisionPlan, chosen: Sequence[Sample] = ()) -> float:
         self.calls += 1
         signal = noise = 0.0
         with OrtSession(self.base) as exact, OrtSession(quantize(self.base, plan).model, keep_qdq=True) as rounded:
-            for sample in chosen:
+            for sample in chosen or self.judged:
                 wanted, found = exact.run(sample)[0], rounded.run(sample)[0]
                 signal += float(np.square(wanted).sum())
                 noise += float(np.square(found - wanted).sum())
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 def test_nothing_is_kept_that_does_not_lower_the_error() -> None:
     base, calls = network(), list[tuple[int, int]]()
 
-    def error_of(plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+    def error_of(plan: PrecisionPlan) -> float:
         calls.append((len(plan.rounded), len(plan.bias)))
         return 1.0
 
@@ -135,7 +135,7 @@ def test_nothing_is_kept_that_does_not_lower_the_error() -> None:
 
 @pytest.mark.parametrize(("both", "tried"), [(1.1, True), (1.5, False)])
 def test_rounding_alone_is_tried_where_rounding_and_biases_are_nearly_the_best(both: float, tried: bool) -> None:
-    def error_of(plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+    def error_of(plan: PrecisionPlan) -> float:
         return both if plan.rounded and plan.bias else 0.5 if plan.rounded else 1.0
 
     found = refine(network(), coarse_plan(), samples(20), error_of)
@@ -143,8 +143,16 @@ def test_rounding_alone_is_tried_where_rounding_and_biases_are_nearly_the_best(b
     assert bool(found.plan.rounded) == tried and not found.plan.bias
 
 
+def test_an_error_that_the_caller_knows_is_not_measured_again() -> None:
+    base = network()
+    errors, plan = Errors(base), coarse_plan()
+    known = errors(plan)
+    found = refine(base, plan, samples(60), errors, error=known)
+    assert found.trials[0].error == known and errors.calls == len(found.trials)
+
+
 def test_one_half_is_kept_where_the_other_does_harm() -> None:
-    def error_of(plan: PrecisionPlan, chosen: Sequence[Sample]) -> float:
+    def error_of(plan: PrecisionPlan) -> float:
         return 1.0 if not plan.bias else 2.0 if "a" in plan.bias or not plan.rounded else 0.5
 
     found = refine(network(), coarse_plan(), samples(20), error_of)

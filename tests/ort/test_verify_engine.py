@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -95,3 +97,24 @@ def test_a_metric_that_fails_on_the_engine_ends_the_build(monkeypatch: pytest.Mo
 
     with pytest.raises(UsageError, match="nan"):
         verified(monkeypatch, root, Clock(ignore))
+
+
+def test_forms_of_one_verification_share_one_run_of_the_fp32_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    class Counted(OrtSession):
+        def run(self, feeds: Feeds) -> list[np.ndarray]:
+            runs.append("")
+            return super().run(feeds)
+
+    model, negated = ir.from_onnx_text(PLAIN), ir.from_onnx_text(NEGATED)
+    samples = open_samples({"x": SCORES}, [InputSpec("x", np.dtype(np.float32), ("N", 3))])
+    job = verification.Verification(model, model, samples, "eval", None, tensors=False)
+    monkeypatch.setattr(verification, "OrtSession", Counted)
+    first = verification.verify(job, Clock(ignore))
+    assert len(runs) == 2 * len(SCORES) and first.outputs["y"].max_abs == 0
+    second = verification.verify(replace(job, optimized=negated), Clock(ignore))
+    assert len(runs) == 3 * len(SCORES) and second.outputs["y"].max_abs > 0
+    with verification.Gauge(job, AccuracyBudget(0.01)) as gauge:
+        assert gauge.measure(negated).outputs == second.outputs
+    assert len(runs) == 4 * len(SCORES)

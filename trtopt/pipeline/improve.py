@@ -6,6 +6,7 @@ for 8-bit nodes are kept only where the error at the outputs falls.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -25,9 +26,10 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.decide import plan_for
 from trtopt.precision.fp16.repair import Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.observe.calibrate import channel_stats, product_inputs
+from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.samples import entries, up_to
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
-from trtopt.precision.ptq.refine import refine
+from trtopt.precision.ptq.refine import refine, spread_samples
 from trtopt.precision.ptq.scaling import Scaled, equalize, smooth
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import apply_plan
@@ -207,14 +209,22 @@ _MOST_BYTES = 1 << 28
 _T = TypeVar("_T")
 
 
-def fitted(samples: Iterable[Feeds]) -> Iterator[Feeds]:
+def fitted(samples: Iterable[Sample]) -> Iterator[Sample]:
     """All samples but every fourth."""
     return (feeds for index, feeds in enumerate(samples) if index % _HELD_OUT)
 
 
-def held_out(samples: Iterable[Feeds]) -> Iterator[Feeds]:
+def held_out(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Every fourth sample: those that :func:`fitted` leaves out."""
     return (feeds for index, feeds in enumerate(samples) if index % _HELD_OUT == 0)
+
+
+def judged(samples: Iterable[Sample]) -> list[Sample]:
+    """Those of :func:`held_out` that errors are compared on: spread over all of them, the first half too."""
+    stream = iter(held_out(samples))
+    first = next(stream)
+    found = spread_samples(itertools.chain([first], stream), -(-JUDGED_SAMPLES // entries(first)))
+    return [*found[::2], *found[1::2]]
 
 
 class OutputErrorMeter:
@@ -233,18 +243,17 @@ class OutputErrorMeter:
         """How many entries its own samples hold."""
         return sum(entries(feeds) for feeds in self._own)
 
-    def of(self, base: ir.Model, plan: PrecisionPlan, samples: Sequence[Feeds] | None = None) -> float:
+    def of(self, base: ir.Model, plan: PrecisionPlan) -> float:
         """Noise power over signal power of the worst output; infinite where an output is not finite.
 
         Args:
             base: The FP32 form of the model that ``plan`` is for.
             plan: The plan.
-            samples: Other samples than the meter's own; the same object each time, for the reference to be run once.
 
         Raises:
             InvalidModelError: ONNX Runtime cannot run the model.
         """
-        return self.of_model(fp32_emulation(apply_plan(base, plan)), samples)
+        return self.of_model(fp32_emulation(apply_plan(base, plan)))
 
     def screened(self, base: ir.Model, plan: PrecisionPlan, most: float) -> tuple[float, float]:
         """:meth:`of` on the meter's first samples, and on all of them; the latter infinite, and not measured, where the
@@ -258,7 +267,10 @@ class OutputErrorMeter:
         return first, error()
 
     def of_model(self, model: ir.Model, samples: Sequence[Feeds] | None = None) -> float:
-        """The same for an FP32 model with the inputs and outputs of the reference."""
+        """The same for an FP32 model with the inputs and outputs of the reference.
+
+        Other ``samples`` than the meter's own are the same object each time, for the reference to be run once.
+        """
         last = deque(self._errors(model, self._own if samples is None else samples), maxlen=1)
         return last[0]() if last else 0.0
 
@@ -353,7 +365,7 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
         observer.clock.warn("improve", text)
         return Improved(problem, plan)
     with observer.clock.stage("improve"):
-        judge = OutputErrorMeter(problem.model, held_out(observer.samples))
+        judge = OutputErrorMeter(problem.model, judged(observer.samples))
         tried = _Trials(judge, observer, Improved(problem, plan), price)
         if not problem.imported:  # given ranges are those of the tensors as they are
             began = time.perf_counter()
@@ -361,7 +373,7 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
             _smooth(tried, nodes, observer, problem.fuses_quantizers)
             if problem.method == "auto":
                 tried.methods(_METHODS)
-        return _refined(tried.best, judge, observer)
+        return _refined(tried, judge, observer)
 
 
 @dataclass(frozen=True)
@@ -381,12 +393,13 @@ class _Trials:
 
     def __init__(self, judge: OutputErrorMeter, observer: Observer, start: Improved, price: Price | None) -> None:
         self._judge, self._observer, self.best, self._price = judge, observer, start, price
-        self._screened, self._error = judge.screened(start.problem.model, start.plan, math.inf)
+        self._screened, self.error = judge.screened(start.problem.model, start.plan, math.inf)
 
     def scaled(self, name: str, found: Scaled, began: float) -> bool:
         """Another FP32 form of the model, with the ranges that it has; whether it is kept.
 
-        The ranges of a few samples tell whether it may be better; those it gets are of all.
+        The ranges of a few samples tell whether it may be better; those it gets are of all, since a few do not hold the
+        largest values.
         """
         if not found.changes:
             return False
@@ -416,7 +429,7 @@ class _Trials:
 
     def _decide(self, name: str, tried: _Trial, began: float, scaled: Scaled | None = None) -> bool:
         """Keep what lowers the error and costs nothing; whether it did."""
-        before, error, count = self._error, tried.error, self._judge.count
+        before, error, count = self.error, tried.error, self._judge.count
         if not tried.screened < self._screened:
             before, error, count = self._screened, tried.screened, min(_SCREENED, count)
         kept = error < before
@@ -431,7 +444,7 @@ class _Trials:
         step = StepRecord(name, _STAGE, changes if kept else 0, time.perf_counter() - began, refusals, (text,))
         if kept:
             self.best = Improved(tried.problem, tried.plan, self.best.steps)
-            self._error, self._screened = tried.error, tried.screened
+            self.error, self._screened = tried.error, tried.screened
         self.best = replace(self.best, steps=(*self.best.steps, step))
         return kept
 
@@ -476,19 +489,19 @@ def _smooth(tried: _Trials, nodes: frozenset[str], observer: Observer, multiply:
         tried.scaled("smooth-folded", smooth(model, nodes, stats), began)
 
 
-def _refined(improved: Improved, judge: OutputErrorMeter, observer: Observer) -> Improved:
-    base = improved.problem.model
-    began = time.perf_counter()
+def _refined(tried: _Trials, judge: OutputErrorMeter, observer: Observer) -> Improved:
+    improved, base, began = tried.best, tried.best.problem.model, time.perf_counter()
     found = refine(
         base,
         improved.plan,
-        observer.samples,
-        lambda plan, samples: judge.of(base, plan, samples),
+        fitted(observer.samples),
+        lambda plan: judge.of(base, plan),
+        error=tried.error,
         on_event=observer.clock.listen,
     )
     seconds = time.perf_counter() - began
     changes = len({*found.plan.rounded, *found.plan.bias})
-    tried = [f"{trial.name}: output SQNR {decibels(trial.error):.2f} dB" for trial in found.trials]
-    details = tuple(tried) + ((f"kept: {found.kept}",) if tried else (found.reason,))
+    texts = [f"{trial.name}: output SQNR {decibels(trial.error):.2f} dB" for trial in found.trials]
+    details = tuple(texts) + ((f"kept: {found.kept}",) if texts else (found.reason,))
     step = StepRecord("round-weights", _STAGE, changes, seconds, details=details)
     return replace(improved, plan=found.plan, steps=(*improved.steps, step))

@@ -17,7 +17,7 @@ from trtopt.graph.skeleton import content_hash
 from trtopt.judge.selection import Guard, Guarded, RegionVerdict
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.calibrate import Observer
-from trtopt.pipeline.improve import Improved, OutputErrorMeter, held_out, transferred
+from trtopt.pipeline.improve import Improved, OutputErrorMeter, judged, transferred
 from trtopt.pipeline.verify import Gauge, accuracy_drop
 from trtopt.precision.decide import plan_for
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
@@ -216,7 +216,7 @@ def settled(found: SearchResult, oracle: RegionOracle, start: Problem, gauge: Ga
     if not plan.quantized or is_plain or len(plan.quantized) == len(improved.plan.quantized):
         return best
     plain = transferred(plan, start if plan.narrow is None else replace(start, narrow=plan.narrow))
-    judge = OutputErrorMeter(start.model, held_out(observer.samples))
+    judge = OutputErrorMeter(start.model, judged(observer.samples))
     errors = [judge.of(improved.problem.model, plan), judge.of(start.model, plain)]
     text = f"output SQNR {decibels(errors[0]):.2f} dB, without improved numbers {decibels(errors[1]):.2f}"
     details = f"{text} dB on {judge.count} samples, of the regions that ship"

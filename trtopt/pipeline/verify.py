@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal
 
@@ -57,6 +56,41 @@ CLEAR_DB = 10.0
 """How far above its bound an output is without a doubt: a tenth of the noise allowed."""
 
 
+class Reference:
+    """The FP32 outputs of the model as loaded, which all stages of a run share: a sample is run once.
+
+    The session is made for the first sample that is not known, and closed where the last ``with`` ends.
+
+    Args:
+        model: The model as loaded.
+        watched: Names of the values to return; None for the model's outputs.
+    """
+
+    def __init__(self, model: ir.Model, watched: Sequence[str] | None = None) -> None:
+        self._model, self._watched = model, watched
+        self.output_names = tuple(watched or (str(value.name) for value in model.graph.outputs))
+        self._session: OrtSession | None = None
+        self._known, self._users = MemoizedRunner(self), 0
+
+    def __enter__(self) -> Runner:
+        self._users += 1
+        return self._known
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        if self._session is not None and not self._users:
+            self._session.close()
+            self._session = None
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Run a sample, known or not; see :meth:`~trtopt.support.ort_session.OrtSession.run`."""
+        if self._session is None:
+            self._session = OrtSession(to_fp32(self._model), self._watched)
+        return self._session.run(feeds)
+
+
 @dataclass(frozen=True)
 class Verification:
     """What verification compares with what, and how.
@@ -74,6 +108,7 @@ class Verification:
         floor: What the outputs have to keep; None where nothing is asked of them.
         most_seconds: How long synthetic samples may be run; those that are left then are left out.
         bound_db: What every output has to keep where a few rows may be enough; None runs every sample.
+        fp32: The FP32 outputs of ``reference``; forms of one verification (:func:`dataclasses.replace`) share them.
     """
 
     reference: ir.Model
@@ -88,6 +123,11 @@ class Verification:
     floor: Floor | None = None
     most_seconds: float = SYNTHETIC_SECONDS
     bound_db: float | None = None
+    fp32: Reference = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.fp32 is None:
+            object.__setattr__(self, "fp32", Reference(self.reference, self.watched))
 
     @property
     def watched(self) -> tuple[str, ...] | None:
@@ -109,17 +149,14 @@ def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clo
         return metric.on_reference(reference, samples, samples.labels)
 
 
-def verify(job: Verification, clock: Clock, known: Runner | None = None) -> AccuracyRecord:
-    """Compare the optimized graph's FP32 emulation with the FP32 reference on every sample.
-
-    ``known`` is the reference where a caller compares many graphs with it.
-    """
-    reference, emulation = to_fp32(job.reference), fp32_emulation(job.optimized)
+def verify(job: Verification, clock: Clock) -> AccuracyRecord:
+    """Compare the optimized graph's FP32 emulation with the FP32 reference on every sample."""
+    emulation = fp32_emulation(job.optimized)
     samples, total = _Counted(job), job.samples.count
     computed = () if job.host is None else job.host.own_outputs
     with (
         clock.stage("verify"),
-        nullcontext(known) if known is not None else OrtSession(reference, job.watched) as before,
+        job.fp32 as before,
         OrtSession(emulation, keep_qdq=True) as engine,
         as_whole(engine, job.host) as after,
     ):
@@ -140,7 +177,7 @@ def verify(job: Verification, clock: Clock, known: Runner | None = None) -> Accu
         with clock.stage("compare tensors"):
             whole = job.samples if job.axes is None else BatchedSamples(job.samples, job.axes, filled=True)
             chosen = itertools.islice(whole, samples.count)
-            tensors = compare_tensors(reference, emulation, chosen, on_event=clock.listen)
+            tensors = compare_tensors(to_fp32(job.reference), emulation, chosen, on_event=clock.listen)
             entry = first_bad(emulation, tensors)
     return AccuracyRecord(
         samples.rows,
@@ -229,7 +266,7 @@ def verify_engine(
         return record
     with (
         clock.stage("verify engine"),
-        OrtSession(to_fp32(job.reference), job.watched) as before,
+        job.fp32 as before,
         EngineSession(engine, backend, options) as run,
         as_whole(run if job.feeds is None else ConvertingRunner(run, job.feeds), job.host) as after,
     ):
@@ -291,27 +328,16 @@ class Gauge:
     def __init__(self, job: Verification, allowed: AccuracyBudget) -> None:
         self._job, self._allowed = replace(job, tensors=False), allowed
         self._records: dict[str, AccuracyRecord] = {}
-        self._session: OrtSession | None = None
-        self._known: MemoizedRunner | None = None
 
     def __enter__(self) -> Gauge:
-        """Load the reference, which is run once for all comparisons."""
-        self._session = OrtSession(to_fp32(self._job.reference), self._job.watched)
-        self._known = MemoizedRunner(self._session)
+        """Keep the reference open, which is run once for all comparisons."""
+        self._job.fp32.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            self._session.close()
-        self._session = self._known = None
-
-    @property
-    def _reference(self) -> MemoizedRunner:
-        if self._known is None:
-            raise ValueError("the gauge is not open")
-        return self._known
+        self._job.fp32.__exit__(kind, error, trace)
 
     @property
     def identity(self) -> tuple[str, ...] | None:
@@ -330,7 +356,7 @@ class Gauge:
         """The accuracy of an optimized graph. Raises UsageError where the metric's function fails."""
         key = content_hash(model)
         if key not in self._records:
-            self._records[key] = verify(replace(self._job, optimized=model), Clock(ignore), self._reference)
+            self._records[key] = verify(replace(self._job, optimized=model), Clock(ignore))
         return self._records[key]
 
     def known(self, model: ir.Model) -> AccuracyRecord | None:
@@ -358,7 +384,8 @@ class Gauge:
         if self._job.metric is not None:
             return True
         first = next(iter(self._job.samples))
-        return any(is_class_like(array) for array in self._reference.run(first))
+        with self._job.fp32 as reference:
+            return any(is_class_like(array) for array in reference.run(first))
 
     def _answers(self) -> int:
         """How many answers the metric counts: the entries of the samples it runs."""

@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.observe.feeds import Sample
+from trtopt.precision.observe.samples import entries
 from trtopt.precision.ptq.correct import mean_error
 from trtopt.precision.ptq.layer_walk import (
     ProductLayer,
@@ -39,11 +40,12 @@ from trtopt.precision.ptq.layer_walk import (
     reading_key,
     rows_at,
     rows_read,
+    samples_held,
     spread,
     walk,
     why_no_bias,
 )
-from trtopt.precision.ptq.refine import SMALLEST_SAMPLES, TriedPlan, split_samples
+from trtopt.precision.ptq.refine import SMALLEST_SAMPLES, TriedPlan, shapes_at, spread_samples
 from trtopt.sparsity.layers import (
     GROUP,
     KEPT,
@@ -416,6 +418,9 @@ ErrorOf = Callable[[ir.Model, Sequence[Sample]], float]
 LARGEST_SAMPLES = 512
 """Samples that layers are fitted to, where memory allows (``layer_walk.HELD_BYTES``)."""
 
+JUDGED_SAMPLES = 16
+"""Samples, others, on which the error at the outputs is measured."""
+
 
 @dataclass(frozen=True)
 class PrunedModel:
@@ -472,3 +477,22 @@ def prune(
     if not trials[1].error < trials[0].error:
         return PrunedModel(simple, plain, trials, "magnitude is better at the outputs, on samples kept from the fit")
     return PrunedModel(fitted, found, trials)
+
+
+def split_samples(base: ir.Model, samples: Iterable[Sample], limit: int) -> tuple[list[Sample], list[Sample]]:
+    """Samples to search with, at most ``limit`` and as many as memory allows, and others to judge by, none where too
+    few; they are read once.
+    """
+    stream = iter(samples)
+    first = next(stream, None)
+    if first is None:
+        return [], []
+    size = entries(first)
+    held, most = samples_held(base, shapes_at(base, first), -(-limit // size)), -(-JUDGED_SAMPLES // size)
+    kept = spread_samples(itertools.chain([first], stream), held + most)
+    if len(kept) < SMALLEST_SAMPLES:
+        return kept, []
+    others = min(most, max(len(kept) // 4, len(kept) - held))
+    chosen = {index * len(kept) // others for index in range(others)}
+    judged = [sample for index, sample in enumerate(kept) if index in chosen]
+    return [sample for index, sample in enumerate(kept) if index not in chosen][:held], judged

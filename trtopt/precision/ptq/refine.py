@@ -7,6 +7,7 @@ has not seen.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,14 +21,11 @@ from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.ptq.correct import Corrections, Goal, correct
 from trtopt.precision.ptq.layer_walk import samples_held
 
-ErrorOf = Callable[[PrecisionPlan, Sequence[Sample]], float]
-"""The error at the network's outputs under a plan, on the given samples: noise over signal, the worst output's."""
+ErrorOf = Callable[[PrecisionPlan], float]
+"""The error at the network's outputs under a plan: noise over signal, the worst output's."""
 
 LARGEST_SAMPLES = 64
 """Samples the search walks with, where memory allows (``layer_walk.HELD_BYTES``)."""
-
-JUDGED_SAMPLES = 16
-"""Samples, others, on which the error at the outputs is measured."""
 
 NEAR = 1.26
 """Rounding alone is tried where rounding and biases leave an error of at most so many times the least (1 dB): of a
@@ -68,6 +66,7 @@ def refine(
     samples: Iterable[Sample],
     error_of: ErrorOf,
     *,
+    error: float | None = None,
     seed: int = 0,
     on_event: OnEvent = ignore,
 ) -> Refined:
@@ -80,7 +79,8 @@ def refine(
         base: The widened model the plan was made for.
         plan: The plan; its rounding and biases are replaced.
         samples: Calibration samples; they are read once. A bounded number spread evenly over them is held.
-        error_of: Measures a plan on samples of its second argument. Called at most six times.
+        error_of: Measures a plan on other samples. Called at most six times.
+        error: What it says of the plan without rounding and biases, where the caller knows.
         seed: Which positions of layers' inputs are looked at.
         on_event: Progress of the task ``refine``.
 
@@ -90,16 +90,17 @@ def refine(
     plain = dataclasses.replace(plan, rounded={}, bias={})
     if not plan.quantized:
         return Refined(plain, "none", (), "no node is quantized")
-    searched, judged = split_samples(base, samples, LARGEST_SAMPLES)
-    if not judged:
+    searched = _searched(base, samples)
+    if len(searched) < SMALLEST_SAMPLES:
         return Refined(plain, "none", (), f"fewer than {SMALLEST_SAMPLES} samples")
-    attempt = _Attempts(plain, lambda tried: error_of(tried, judged))
-    attempt.make("none", Corrections())
+    attempt = _Attempts(plain, error_of)
+    attempt.make("none", Corrections(), error)
     wishes = (Goal(rounding=False, bias=True), Goal(rounding=True, bias=True))
     bias, both = correct(base, plain, searched, wishes, seed=seed, on_event=on_event)
     attempt.make("bias", bias)
     if not attempt.make("rounding and bias", both) and attempt.is_near:
-        attempt.make("rounding", *correct(base, plain, searched, (Goal(True, False),), seed=seed, on_event=on_event))
+        (rounding,) = correct(base, plain, searched, (Goal(True, False),), seed=seed, on_event=on_event)
+        attempt.make("rounding", rounding)
     if attempt.kept == "none":
         names = [op.node for op in plan.quantized]
         for name, part in (("first", names[: len(names) // 2]), ("second", names[len(names) // 2 :])):
@@ -116,10 +117,10 @@ class _Attempts:
         self._best: tuple[float, PrecisionPlan] | None = None
         self.kept = "none"
 
-    def make(self, name: str, found: Corrections) -> bool:
-        """Measure one; whether it is the best so far."""
+    def make(self, name: str, found: Corrections, error: float | None = None) -> bool:
+        """Measure one, if its error is not known; whether it is the best so far."""
         plan = dataclasses.replace(self._plain, rounded=found.rounded, bias=found.bias)
-        error = self._error_of(plan)
+        error = self._error_of(plan) if error is None else error
         self._trials.append(TriedPlan(name, error))
         if self._best is not None and not error < self._best[0]:
             return False
@@ -144,35 +145,32 @@ def _only(found: Corrections, nodes: Sequence[str]) -> Corrections:
     )
 
 
-def split_samples(base: ir.Model, samples: Iterable[Sample], limit: int) -> tuple[list[Sample], list[Sample]]:
-    """Samples to search with, at most ``limit`` and as many as memory allows, and others to judge by, none where too
-    few; they are read once.
-    """
+def _searched(base: ir.Model, samples: Iterable[Sample]) -> list[Sample]:
+    """What the search walks with: as many as memory allows; ``samples`` are read once."""
     stream = iter(samples)
     first = next(stream, None)
     if first is None:
-        return [], []
+        return []
+    held = samples_held(base, shapes_at(base, first), -(-LARGEST_SAMPLES // entries(first)))
+    return spread_samples(itertools.chain([first], stream), held)
+
+
+def shapes_at(base: ir.Model, sample: Sample) -> dict[str, tuple[int, ...]]:
+    """The static shapes of a model's values for a sample, which may hold inputs of the part for the host too."""
     inputs = {value.name for value in base.graph.inputs}
-    # The part of a model for the host may read more inputs.
-    shapes = static_shapes(base, {name: array.shape for name, array in first.items() if name in inputs})
-    size = entries(first)
-    held, most = samples_held(base, shapes, -(-limit // size)), -(-JUDGED_SAMPLES // size)
-    kept = _spread([first], stream, held + most)
-    if len(kept) < SMALLEST_SAMPLES:
-        return kept, []
-    others = min(most, max(len(kept) // 4, len(kept) - held))
-    chosen = {index * len(kept) // others for index in range(others)}
-    judged = [sample for index, sample in enumerate(kept) if index in chosen]
-    return [sample for index, sample in enumerate(kept) if index not in chosen][:held], judged
+    return static_shapes(base, {name: array.shape for name, array in sample.items() if name in inputs})
 
 
-def _spread(kept: list[Sample], stream: Iterable[Sample], limit: int) -> list[Sample]:
-    """At most ``limit`` samples at even distances, whatever their number; no more are held at any time."""
+def spread_samples(stream: Iterable[Sample], limit: int) -> list[Sample]:
+    """At most ``limit`` samples at even distances, whatever their number; at most twice as many are held at any
+    time."""
+    kept: list[Sample] = []
     stride = 1
-    for index, sample in enumerate(stream, len(kept)):
+    for index, sample in enumerate(stream):
         if index % stride:
             continue
         kept.append(sample)
-        if len(kept) > limit:
+        if len(kept) > 2 * limit:
             kept, stride = kept[::2], stride * 2
-    return kept
+    count = min(limit, len(kept))
+    return [kept[index * len(kept) // count] for index in range(count)]
