@@ -78,9 +78,10 @@ def export(module: Any, path: str | Path, **options: Any) -> ExportRecord:
 
     Arguments and errors: :func:`trtopt.source.pytorch.export`.
     """
+    from trtopt.pipeline.host import check_layers
     from trtopt.source.pytorch import export as export_module
 
-    return export_module(module, path, **options)
+    return export_module(module, path, accept=check_layers, **options)
 
 
 def _run(

@@ -10,6 +10,7 @@ failed, the reason.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import multiprocessing
 import resource
@@ -24,8 +25,10 @@ SECONDS, GIGABYTES = 300, 10
 DIALECTS = {
     "torchscript": "resnet18 mobilenetv2 vit bert swin_tiny whisper_encoder vae_decoder yolov8 lstm segformer".split(),
     "raw": "mobilenetv2 bert vae_decoder".split(),
+    "trtopt": "resnet18 mobilenetv2 deit_small bert swin_tiny whisper_encoder yolov8 lstm dlrm_bags gpt2".split(),
 }
-"""Networks that are exported by the TorchScript exporter too (opset 17), and by dynamo without its optimizations."""
+"""Networks that are exported by the TorchScript exporter too (opset 17), by dynamo without its optimizations, and by
+``trtopt export``."""
 
 
 def written(exported: Any, subject: Any, path: Path, dialect: str) -> None:
@@ -36,6 +39,12 @@ def written(exported: Any, subject: Any, path: Path, dialect: str) -> None:
     if dialect == "torchscript":
         axes = {name: dict(axes) for name, axes in subject.axes.items()}
         torch.onnx.export(exported, inputs, path, dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes)
+        return
+    if dialect == "trtopt":
+        from trtopt.source.pytorch import export as trtopt_export
+
+        dynamic = [f"{name}:{axis}={label}" for name, axes in subject.axes.items() for axis, label in axes.items()]
+        trtopt_export(named(exported, names), path, subject.inputs, dynamic=dynamic, opset=OPSET)
         return
     program = torch.onnx.export(
         exported,
@@ -48,6 +57,19 @@ def written(exported: Any, subject: Any, path: Path, dialect: str) -> None:
         verbose=False,
     )
     program.save(path, external_data=False)
+
+
+def named(exported: Any, names: list[str]) -> Any:
+    """The module with a parameter for each input, by which ``trtopt export`` names them."""
+    signature = inspect.Signature([inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in names])
+    forward = exported.forward
+
+    def call(*inputs: Any, **more: Any) -> Any:
+        return forward(*signature.bind(*inputs, **more).args)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    exported.forward = call
+    return exported
 
 
 def export(name: str, path: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from trtopt.graph.module_path import module_of
 from trtopt.profiling.ingest import ingest
-from trtopt.profiling.join import module_of
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 
 FOLDER = Path(__file__).parents[3] / "shared" / "profiles" / "tensorrt-layers"

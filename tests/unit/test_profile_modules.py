@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from trtopt.profiling.join import module_of, module_of_node
+from trtopt.graph.module_path import module_of, module_of_node
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from trtopt.engine.request import input_shapes
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.graph.input_values import input_values
+from trtopt.graph.module_path import module_of, module_of_node
 from trtopt.hardware.cpu import available_threads
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu
@@ -27,7 +28,7 @@ from trtopt.hardware.user import gpu_table
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.compare import compare
-from trtopt.profiling.join import Device, ModuleOf, join, module_of, module_of_node
+from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
 from trtopt.report.files import comparison_markdown, profile_markdown, profile_trace
 from trtopt.report.schema.profile import Comparison, ProfileReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import Listener, print_renderable
@@ -47,12 +47,20 @@ def run(argv: Sequence[str]) -> int:
         default=[],
         help="an axis of any size, such as image:0=batch:1..16",
     )
+    parser.add_argument(
+        "--output-names",
+        metavar="NAME,...",
+        default="",
+        help="names of all outputs, in their order; without, the fields of what the module gives",
+    )
     parser.add_argument("--opset", metavar="N", type=int, help="the opset of the ONNX model")
     args = parser.parse(argv)
 
     from trtopt import api
 
-    options = {} if args.opset is None else {"opset": args.opset}
+    options: dict[str, Any] = {} if args.opset is None else {"opset": args.opset}
+    if args.output_names:
+        options["output_names"] = args.output_names.split(",")
     with Listener() as listener:
         record = api.export(
             args.target, args.output, inputs=args.input, dynamic=args.dynamic, on_event=listener, **options

@@ -11,13 +11,14 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtopt.accuracy.compare import HostPart
-from trtopt.engine.backend import Backend
+from trtopt.engine.backend import TENSORRT, Backend
 from trtopt.engine.request import ShapeProfile
 from trtopt.engine.unsupported import Unsupported, why_unsupported
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact, input_spec
 from trtopt.graph.edit import Names
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
+from trtopt.graph.module_path import module_of_node
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.report.schema.build import HostRecord, PassedTensor
@@ -88,15 +89,7 @@ def cut(
         sizes = static_shapes(model, shapes)
     except TrtoptError:
         sizes = {}  # what is wrong with the shapes is said where they are needed
-    try:
-        parts = split(model, refused, sizes)
-    except NoTailError as error:
-        needs = "and nothing before it is left to compile"
-        if error.layer is not None:
-            needs = f"and the layer {error.layer.name} ({error.layer.op_type}) needs it"
-            if error.layer is error.node:
-                needs = "and it is a layer of the network, not an end that the host could run"
-        raise _error(refused[error.node], needs) from None
+    parts = _split(model, refused, sizes)
     seconds = time.perf_counter() - start
     if parts is None:
         return Cut(artifact.with_step(model, StepRecord("host-part", "CUT", 0, seconds)))
@@ -118,6 +111,29 @@ def cut(
     )
     step = StepRecord("host-part", "CUT", record.nodes, seconds, details=record.reasons)
     return Cut(artifact.with_step(parts.engine, step), host, record)
+
+
+def check_layers(model: ir.Model) -> None:
+    """Look for layers that no compiler runs, before a model is written at all; plugins are taken to be there.
+
+    Raises:
+        InvalidModelError: There is one.
+    """
+    if _refused(model, TENSORRT, plugins=True):
+        model = _evaluated(model)
+        _split(model, _refused(model, TENSORRT, plugins=True), {})
+
+
+def _split(model: ir.Model, refused: Mapping[ir.Node, _Refused], sizes: Mapping[str, tuple[int, ...]]) -> Parts | None:
+    try:
+        return split(model, refused, sizes)
+    except NoTailError as error:
+        needs = "and nothing before it is left to compile"
+        if error.layer is not None:
+            needs = f"and the layer {error.layer.name} ({error.layer.op_type}) needs it"
+            if error.layer is error.node:
+                needs = "and it is a layer of the network, not an end that the host could run"
+        raise _error(refused[error.node], needs) from None
 
 
 def at_path(record: HostRecord | None, path: Path | None) -> HostRecord | None:
@@ -176,8 +192,9 @@ def _record(host: HostPart, part: ir.Model, refused: Iterable[_Refused]) -> Host
 
 def _error(item: _Refused, needs: str) -> InvalidModelError:
     node = item.node
+    module = module_of_node(node)
     return InvalidModelError(
         f"{item.why.reason}, {needs}",
-        where=f"node {node.name} ({node.op_type})",
+        where=f"node {node.name} ({node.op_type})" + (f", of the module {module}" if module else ""),
         remedy=item.why.remedy,
     )

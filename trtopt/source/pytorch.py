@@ -5,35 +5,31 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import onnx
 import onnx_ir as ir
 
-from trtopt.errors import InvalidModelError, UsageError
+from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.source.save import save_model
-from trtopt.source.torch_call import (
-    Call,
-    ExportCheck,
-    bind,
-    check,
-    enlarged,
-    parse_dynamic,
-    parse_inputs,
-    resolve_target,
-)
+from trtopt.source.torch_call import Call, bind, enlarged, parse_dynamic, parse_inputs
+from trtopt.source.torch_check import ExportCheck, check
+from trtopt.source.torch_errors import export_error
+from trtopt.source.torch_forms import exportable
+from trtopt.source.torch_names import name_axes, name_outputs
+from trtopt.source.torch_target import resolve_target
 from trtopt.support._lazy import require
 from trtopt.support.files import check_writable
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
 DEFAULT_OPSET = 21
 OPSETS = range(18, 24)
@@ -53,6 +49,20 @@ class ExportRecord:
     checks: tuple[ExportCheck, ...]
 
 
+class ExportOptions(TypedDict, total=False):
+    """How the graph is written.
+
+    Attributes:
+        opset: The ONNX opset, 18 to 23.
+        output_names: Names of all outputs, in their order; without, their fields.
+        accept: Gets the graph before it is compared; what it raises ends the export.
+    """
+
+    opset: int
+    output_names: Sequence[str]
+    accept: Callable[[ir.Model], None]
+
+
 def export(
     target: torch.nn.Module | str,
     path: str | Path,
@@ -60,32 +70,32 @@ def export(
     *,
     inputs: Sequence[str] = (),
     dynamic: Sequence[str] = (),
-    opset: int = DEFAULT_OPSET,
     on_event: OnEvent = ignore,
+    **options: Unpack[ExportOptions],
 ) -> ExportRecord:
     """Export a PyTorch module to ONNX, and check the graph against PyTorch with ONNX Runtime.
 
     The module runs in evaluation mode and gets its training flags back. Graph inputs are named after the parameters of
-    ``forward``; nodes keep the path of the module they come from in their metadata (``pkg.torch.onnx.name_scopes``).
-    The check runs the example inputs, random inputs of the same shapes, and other sizes of the dynamic axes; nothing is
-    written unless it passes.
+    ``forward``, outputs after the fields and keys of what it gives (``logits``); nodes keep the path of the module they
+    come from in their metadata (``pkg.torch.onnx.name_scopes``). The check runs the example inputs, random inputs of
+    the same shapes, and other sizes of the dynamic axes; nothing is written unless it passes.
 
     Args:
         target: A module, or a string: ``package.module:attribute``, ``file.py:function``, ``program.pt2`` (see
-            :func:`~trtopt.source.torch_call.resolve_target`; all of them run as code).
+            :func:`~trtopt.source.torch_target.resolve_target`; all of them run as code).
         path: The ONNX file to write.
         example_inputs: Positional arguments of ``forward`` as a tuple, or arguments by name.
         inputs: Instead of ``example_inputs``: ``NAME:DTYPE:SHAPE`` each.
         dynamic: ``NAME:AXIS=SYMBOL[:MIN..MAX]`` each.
-        opset: The ONNX opset, 18 to 23.
+        options: See :class:`ExportOptions`.
 
     Raises:
-        UsageError: An argument is wrong.
+        UsageError: An argument is wrong, or the module fails on the example inputs.
         MissingDependencyError: torch, onnxscript or onnxruntime is missing.
         InvalidModelError: torch cannot export the module.
         GateError: The graph computes something else than the module.
     """
-    path = Path(path)
+    path, opset = Path(path), options.get("opset", DEFAULT_OPSET)
     check_writable(path)
     if opset not in OPSETS:
         raise UsageError(f"--opset: {opset} cannot be exported", remedy=f"give {OPSETS[0]} to {OPSETS[-1]}")
@@ -105,13 +115,18 @@ def export(
     elif isinstance(module, torch.nn.Module):
         axes = tuple(parse_dynamic(text) for text in dynamic)
         call = enlarged(bind(module, parse_inputs(inputs) if inputs else example_inputs, axes))
-        program, mode = None, _evaluation_mode(module)
+        program, mode = module, _evaluation_mode(module)
     else:
         raise UsageError(f"Not a torch.nn.Module: {type(module).__name__}", remedy="pass the module itself")
     with mode, torch.no_grad():
-        model = _to_onnx(call, program if program is not None else _trace(call), opset)
+        example = call.run()
+        model = _to_onnx(call, program, opset)
+        name_axes(model, call)
+        name_outputs(model, example, options.get("output_names", ()))
+        if "accept" in options:
+            options["accept"](model)
         on_event(Event("advance", "export"))
-        checks = check(call, model)
+        checks = check(call, model, example)
     on_event(Event("advance", "export"))
     save_model(model, path)
     on_event(Event("advance", "export"))
@@ -133,50 +148,32 @@ def _program_call(program: Any) -> Call:
     return Call(program.module(), tuple(args), dict(kwargs))
 
 
-def _trace(call: Call) -> Any:
-    torch = require("torch", "torch", "export PyTorch models")
-    try:
-        with _quiet():
-            return torch.export.export(
-                call.module, call.args, kwargs=call.kwargs, dynamic_shapes=call.dynamic_shapes(), strict=False
-            )
-    except Exception as error:
-        raise _export_error(call, error) from error
-
-
 def _to_onnx(call: Call, program: Any, opset: int) -> ir.Model:
-    """The exported program as a graph, without the paths of this machine's source files."""
+    """The module or exported program as a graph, without the paths of this machine's source files.
+
+    Raises:
+        InvalidModelError: torch cannot export it.
+    """
     torch = require("torch", "torch", "export PyTorch models")
+    names = None if program is not call.module else list(call.inputs())
     try:
-        with _quiet():
+        with _quiet(), exportable():
             result = torch.onnx.export(
                 program,
                 call.args,
                 kwargs=call.kwargs,
+                input_names=names,
                 dynamic_shapes=call.dynamic_shapes(),
                 opset_version=opset,
                 verbose=False,
                 dynamo=True,
             )
     except Exception as error:
-        raise _export_error(call, error) from error
+        raise export_error(call.module, error) from error
     model: ir.Model = result.model
     for node in model.graph.all_nodes():
         node.metadata_props.pop(_STACK_TRACE, None)
     return model
-
-
-def _export_error(call: Call, error: Exception) -> InvalidModelError:
-    """torch's message without colours, advice on debugging torch, and repetition."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split("## Exception summary")[-1]
-    text = re.sub(r"For more information, run with \S+", "", text).strip()
-    text = re.split(r"The error above|Suggested fixes|If you're using|\(Refer to|\n\s*\n", text)[0]
-    return InvalidModelError(
-        f"torch cannot export the module: {' '.join(text.split())[:500]}",
-        where=type(call.module).__name__,
-        remedy="change the module so that torch.export can trace it (no branches on tensor values), "
-        "or make fewer axes dynamic",
-    )
 
 
 @contextlib.contextmanager

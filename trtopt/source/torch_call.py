@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 import inspect
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
-
-from trtopt.errors import GateError, TrtoptError, UsageError
+from trtopt.errors import UsageError
 from trtopt.support._lazy import require
-from trtopt.support._script import is_script, load_object
-from trtopt.support.ort_session import OrtSession
-
-_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 2e-2}
-"""Largest error of an output over its largest value, by dtype. FP32 kernels differ in the order of their sums (1e-6 to
-1e-5 in networks of a hundred layers), FP16 besides in where they round (2^-11 each time). Integers must be equal."""
-
-
-@dataclass(frozen=True)
-class ExportCheck:
-    """One comparison of the exported graph with PyTorch.
-
-    Attributes:
-        inputs: What was fed: ``example``, ``random``, or the sizes of the dynamic axes.
-        max_abs: Largest absolute difference over all outputs.
-        max_ratio: Largest difference of an output over the largest value of that output.
-    """
-
-    inputs: str
-    max_abs: float
-    max_ratio: float
 
 
 @dataclass(frozen=True)
@@ -45,7 +19,7 @@ class Call:
 
     Attributes:
         args: Positional arguments; empty where all of them can be given by name.
-        dynamic: Axes of tensors among ``kwargs``.
+        dynamic: Axes of tensors among the arguments, by the names of :func:`named_tensors`.
     """
 
     module: Any
@@ -53,56 +27,123 @@ class Call:
     kwargs: dict[str, Any]
     dynamic: tuple[DynamicAxis, ...] = ()
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by parameter of ``forward``; those of ``*inputs`` are one tuple."""
+        return dict(inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments)
+
+    def inputs(self) -> dict[str, Any]:
+        """The tensors among the arguments by name, in the order of the graph's inputs."""
+        return dict(named_tensors(self.arguments()))
+
+    def run(self) -> Any:
+        """What the module gives.
+
+        Raises:
+            UsageError: It fails.
+        """
+        try:
+            return self.module(*self.args, **self.kwargs)
+        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+            raise UsageError(
+                f"PyTorch fails on the example inputs: {' '.join(str(error).split())[:300]}",
+                where=type(self.module).__name__,
+                remedy="give example inputs that the module accepts",
+            ) from error
+
     def dynamic_shapes(self) -> dict[str, Any] | None:
-        """The dynamic axes as ``torch.export`` wants them."""
+        """The dynamic axes as ``torch.onnx.export`` wants them: the arguments with axes in place of tensors."""
         if not self.dynamic:
             return None
-        torch = require("torch", "torch", "export PyTorch models")
-        bounds: dict[str, tuple[int | None, int | None]] = {}
+        axes: dict[str, dict[int, str]] = {}
         for axis in self.dynamic:
-            low, high = bounds.get(axis.symbol, (None, None))
-            bounds[axis.symbol] = (axis.low or low, axis.high or high)
-        dims = {symbol: torch.export.Dim(symbol, min=low, max=high) for symbol, (low, high) in bounds.items()}
-        shapes: dict[str, Any] = dict.fromkeys(self.kwargs)
-        for axis in self.dynamic:
-            shapes[axis.name] = {**(shapes[axis.name] or {}), axis.axis: dims[axis.symbol]}
-        return shapes
+            axes.setdefault(axis.name, {})[axis.axis] = axis.symbol
+        return {name: _axes_of(value, name, axes) for name, value in self.arguments().items()}
 
     def sizes(self) -> dict[str, int]:
         """The size of each dynamic axis in this call, by symbol."""
-        return {axis.symbol: int(self.kwargs[axis.name].shape[axis.axis]) for axis in self.dynamic}
+        inputs = self.inputs() if self.dynamic else {}
+        return {axis.symbol: int(inputs[axis.name].shape[axis.axis]) for axis in self.dynamic}
 
     def resampled(self, sizes: Mapping[str, int]) -> Call:
         """The call with other tensors, and with the dynamic axes in ``sizes``.
 
-        Elements are drawn from the example's, which keeps token numbers, masks and lengths valid. Floating-point
-        tensors of one value give normally distributed ones instead, as they would check little.
+        Elements are drawn from the example's, which keeps token numbers, masks and lengths valid; integers that ascend
+        (positions, offsets) ascend again. Floating-point tensors of one value give normally distributed ones instead,
+        as they would check little.
         """
         torch = require("torch", "torch", "export PyTorch models")
         generator = torch.Generator().manual_seed(1)
+        names = iter(self.inputs() if self.dynamic else ())
 
-        def draw(value: Any, shape: list[int]) -> Any:
+        def draw(value: Any) -> Any:
+            name, shape = next(names, None), [int(size) for size in value.shape]
+            for axis in self.dynamic:
+                if axis.name == name:
+                    shape[axis.axis] = sizes.get(axis.symbol, shape[axis.axis])
             flat = value.detach().flatten()
             if flat.numel() == 0 or (value.is_floating_point() and bool((flat == flat[0]).all())):
                 return torch.randn(shape, generator=generator).to(value.dtype)
-            return flat[torch.randint(0, flat.numel(), shape, generator=generator)]
+            drawn = flat[torch.randint(0, flat.numel(), shape, generator=generator)]
+            ordered = value.dim() and drawn.dtype in (torch.int32, torch.int64) and bool((value.diff() >= 0).all())
+            return drawn.sort().values if ordered else drawn
 
-        def shape(name: str, value: Any) -> list[int]:
-            dims = [int(size) for size in value.shape]
-            for axis in self.dynamic:
-                if axis.name == name:
-                    dims[axis.axis] = sizes.get(axis.symbol, dims[axis.axis])
-            return dims
+        return self.mapped(draw)
 
-        args = tuple(draw(value, list(value.shape)) if is_tensor(value) else value for value in self.args)
-        kwargs = {
-            name: draw(value, shape(name, value)) if is_tensor(value) else value for name, value in self.kwargs.items()
-        }
+    def mapped(self, change: Callable[[Any], Any]) -> Call:
+        """The call with each of its tensors changed, one after the other."""
+        pytree = require("torch.utils._pytree", "torch", "export PyTorch models")
+        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
+        args, kwargs = pytree.tree_unflatten([change(leaf) if is_tensor(leaf) else leaf for leaf in leaves], spec)
         return replace(self, args=args, kwargs=kwargs)
 
 
 def is_tensor(value: Any) -> bool:
     return isinstance(value, require("torch", "torch", "export PyTorch models").Tensor)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The tensors of nested tuples, lists, dicts and dataclasses that torch knows, in torch's order."""
+    pytree = require("torch.utils._pytree", "torch", "export PyTorch models")
+    return [leaf for leaf in pytree.tree_leaves(tree) if is_tensor(leaf)]
+
+
+def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors of nested arguments or outputs with their names: keys, fields and places, joined by ``_``.
+
+    Example:
+        ``{"ids": a, "past": ((b, c), {"k": d})}`` gives ``ids``, ``past_0_0``, ``past_0_1`` and ``past_1_k``, as
+        PyTorch's exporter calls them.
+    """
+    if is_tensor(tree):
+        yield name, tree
+        return
+    for key, value in _children(tree):
+        yield from named_tensors(value, f"{name}_{key}" if name else str(key))
+
+
+def _children(tree: Any) -> list[tuple[Any, Any]]:
+    """What is in a container, with its keys; of one that only torch knows, all that is nested in it."""
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    if dataclasses.is_dataclass(tree):
+        return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree)]
+    if isinstance(tree, (tuple, list)):
+        return list(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
+    leaves = require("torch.utils._pytree", "torch", "export PyTorch models").tree_leaves(tree)
+    return [] if len(leaves) == 1 and leaves[0] is tree else list(enumerate(leaves))
+
+
+def _axes_of(tree: Any, name: str, axes: Mapping[str, dict[int, str]]) -> Any:
+    """``tree`` with the dynamic axes in place of its tensors, and None in that of others."""
+    if is_tensor(tree):
+        return axes.get(name)
+    children = _children(tree)
+    if not children:
+        return type(tree)() if isinstance(tree, (tuple, list, Mapping)) else None
+    inside = {key: _axes_of(value, f"{name}_{key}", axes) for key, value in children}
+    if isinstance(tree, Mapping):
+        return inside
+    return tuple(inside.values()) if isinstance(tree, tuple) else list(inside.values())
 
 
 def bind(module: Any, example: tuple[Any, ...] | Mapping[str, Any] | None, dynamic: tuple[DynamicAxis, ...]) -> Call:
@@ -128,15 +169,18 @@ def bind(module: Any, example: tuple[Any, ...] | Mapping[str, Any] | None, dynam
         ) from error
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if all(signature.parameters[name].kind in by_name for name in bound.arguments):
-        args, kwargs = (), dict(bound.arguments)
+        call = Call(module, (), dict(bound.arguments), dynamic)
+    else:
+        call = Call(module, bound.args, bound.kwargs, dynamic)
+    inputs = call.inputs()
     for axis in dynamic:
-        if not is_tensor(kwargs.get(axis.name)) or axis.axis >= kwargs[axis.name].dim():
+        if axis.name not in inputs or axis.axis >= inputs[axis.name].dim():
             raise UsageError(
                 f"--dynamic: {axis.name} is no input with an axis {axis.axis}",
                 where=f"forward({names})",
-                remedy="name an input and an axis of it, from 0",
+                remedy=f"name an input and an axis of it, from 0; the inputs: {', '.join(inputs)}",
             )
-    return Call(module, args, kwargs, dynamic)
+    return call
 
 
 def enlarged(call: Call) -> Call:
@@ -146,81 +190,6 @@ def enlarged(call: Call) -> Call:
     return call.resampled({symbol: lowest[symbol] for symbol in sizes}) if sizes else call
 
 
-def check(call: Call, model: ir.Model) -> tuple[ExportCheck, ...]:
-    """Compare the graph with PyTorch on the example inputs, on others, and on other sizes of the dynamic axes.
-
-    Inputs other than the example that PyTorch itself refuses are left out.
-
-    Raises:
-        GateError: The outputs differ by more than rounding.
-        UsageError: PyTorch fails on the example inputs.
-    """
-    names = [str(value.name) for value in model.graph.inputs]
-    checks = []
-    with OrtSession(model) as session:
-        for label, one in [("example", call), ("random", call.resampled({})), *_other_sizes(call)]:
-            try:
-                wanted = _tensors(one.module(*one.args, **one.kwargs))
-            except (RuntimeError, ValueError, IndexError, AssertionError) as error:
-                if label != "example":
-                    continue
-                raise UsageError(
-                    f"PyTorch fails on the example inputs: {' '.join(str(error).split())[:300]}",
-                    where=", ".join(names),
-                    remedy="give example inputs that the module accepts",
-                ) from error
-            feeds = {name: value.numpy() for name, value in zip(names, _tensors((one.args, one.kwargs)), strict=True)}
-            checks.append(_compare(label, session, [value.numpy() for value in wanted], session.run(feeds)))
-    return tuple(checks)
-
-
-def _other_sizes(call: Call) -> Iterator[tuple[str, Call]]:
-    """The smallest and one larger size of the dynamic axes."""
-    example = call.sizes()
-    smallest = {axis.symbol: axis.low or 1 for axis in call.dynamic}
-    highest = {axis.symbol: axis.high for axis in call.dynamic}
-    larger = {symbol: min(size + 1, highest[symbol] or size + 1) for symbol, size in example.items()}
-    for sizes in (smallest, larger):
-        if sizes != example:
-            yield ", ".join(f"{symbol}={size}" for symbol, size in sizes.items()), call.resampled(sizes)
-
-
-def _tensors(tree: Any) -> list[Any]:
-    """The tensors of nested tuples, lists, dicts and dataclasses that torch knows, in torch's order."""
-    pytree = require("torch.utils._pytree", "torch", "export PyTorch models")
-    return [leaf.detach() for leaf in pytree.tree_leaves(tree) if is_tensor(leaf)]
-
-
-def _compare(label: str, session: OrtSession, wanted: list[np.ndarray], found: list[np.ndarray]) -> ExportCheck:
-    largest = ratio = 0.0
-    for name, expected, value in zip(session.output_names, wanted, found, strict=True):
-        error, share = _difference(expected, value)
-        tolerance = _TOLERANCE.get(expected.dtype.name, 0.0)
-        if not share <= tolerance:
-            raise GateError(
-                f"The exported graph differs from PyTorch: output {name} by {error:.3g}, which is {share:.3g} of its "
-                "largest value",
-                where=f"inputs: {label}; allowed: {tolerance:g}",
-                remedy="look for randomness or kept state in forward; nothing was written",
-            )
-        largest, ratio = max(largest, error), max(ratio, share)
-    return ExportCheck(label, largest, ratio)
-
-
-def _difference(expected: np.ndarray, found: np.ndarray) -> tuple[float, float]:
-    """Largest difference, and its share of the largest expected value; NaN and infinities must be in place."""
-    if expected.shape != found.shape:
-        return np.inf, np.inf
-    first, second = expected.astype(np.float64), found.astype(np.float64)
-    finite = np.isfinite(first)
-    if not np.array_equal(first[~finite], second[~finite], equal_nan=True):
-        return np.inf, np.inf
-    error = float(np.abs(first[finite] - second[finite]).max(initial=0.0))
-    scale = float(np.abs(first[finite]).max(initial=0.0))
-    return error, error / scale if scale else (np.inf if error else 0.0)
-
-
-_WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".torchscript", ".ts")
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "half": "float16"}
 _TORCH_DTYPES = (
     *("float64", "float32", "float16", "bfloat16"),
@@ -290,95 +259,6 @@ def parse_input(text: str) -> tuple[str, Any]:
     if dtype.is_floating_point:
         return match["name"], torch.randn(shape, generator=generator).to(dtype)
     return match["name"], torch.randint(0, 2, shape, generator=generator).to(dtype)
-
-
-def resolve_target(target: str) -> Any:
-    """The ``torch.nn.Module`` or ``torch.export.ExportedProgram`` that ``target`` names.
-
-    ``package.module:attribute`` and ``file.py:attribute`` may name a module, a class or a function; the latter two are
-    called without arguments. ``file.pt2`` is an exported program. All of them are code of the user's and run here, a
-    ``.pt2`` file included (its loader unpickles, and evaluates expressions): name only what you trust.
-
-    Raises:
-        UsageError: Nothing of that name, a file of weights only, or it gives no module.
-    """
-    torch = require("torch", "torch", "export PyTorch models")
-    suffix = Path(target).suffix.lower()
-    if suffix == ".pt2":
-        return _load_program(torch, Path(target))
-    if suffix in _WEIGHT_FILES:
-        raise UsageError(
-            "The file holds weights or TorchScript, not a program that can be exported",
-            where=target,
-            remedy="name a function that builds the module and loads the weights, file.py:function, "
-            "or save a .pt2 with torch.export.save",
-        )
-    found = _build(
-        target, load_object(target, "TARGET", "module or function") if is_script(target) else _import(target)
-    )
-    if not isinstance(found, torch.nn.Module):
-        raise UsageError(
-            f"The target is no torch.nn.Module but {type(found).__name__}",
-            where=target,
-            remedy="name a module, or a class or function that takes no arguments and gives one",
-        )
-    return found
-
-
-def _load_program(torch: Any, path: Path) -> Any:
-    if not path.is_file():
-        raise UsageError("The file does not exist", where=str(path), remedy="check the path")
-    try:
-        return torch.export.load(str(path))
-    except Exception as error:
-        raise UsageError(
-            f"The file is no exported program: {' '.join(str(error).split())[:300]}",
-            where=str(path),
-            remedy="save it with torch.export.save, by the version of torch that is installed here",
-        ) from error
-
-
-def _import(target: str) -> Any:
-    """The object ``package.module:attribute`` names, looked for in the current folder too."""
-    module_name, _, attribute = target.partition(":")
-    if not attribute or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
-        raise UsageError(
-            "The target is not understood",
-            where=target,
-            remedy="package.module:attribute, file.py:function, or an exported program file.pt2",
-        )
-    try:
-        sys.path.insert(0, folder := str(Path.cwd()))
-        try:
-            found: Any = importlib.import_module(module_name)
-        finally:
-            sys.path.remove(folder)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise UsageError(
-            f"The target cannot be imported: {type(error).__name__}: {error}",
-            where=target,
-            remedy=f'python -c "from {module_name} import {attribute}" shows the whole error',
-        ) from error
-    return found
-
-
-def _build(target: str, found: Any) -> Any:
-    """``found``, or what it returns when it is a class or a function."""
-    torch = require("torch", "torch", "export PyTorch models")
-    if isinstance(found, torch.nn.Module) or not callable(found):
-        return found
-    try:
-        return found()
-    except TrtoptError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"The target failed: {type(error).__name__}: {error}",
-            where=target,
-            remedy="it is called without arguments and must give a torch.nn.Module",
-        ) from error
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
