@@ -170,3 +170,37 @@ def test_single_samples_fit_a_profile_of_larger_batches() -> None:
 def test_samples_may_fit_different_profiles() -> None:
     shapes: list[ShapeMap] = [{"x": (4, 3, 32, 32)}, {"x": (8, 3, 32, 32)}]
     assert len(plan([IMAGE], opt=shapes, seen=shapes).profiles) == 2
+
+
+def test_numbers_for_a_shape_tensor_are_its_values() -> None:
+    inputs = [spec("x", "N", 8), InputSpec("size", np.dtype(np.int64), (2,)), InputSpec("k", np.dtype(np.int32), ())]
+    found = plan(
+        inputs,
+        [{"x": (1, 8), "size": (1, 8), "k": (1,)}],
+        [{"x": (4, 8), "size": (4, 8), "k": (3,)}],
+        [{"x": (16, 8), "size": (16, 8), "k": (5,)}],
+    )
+    (profile,) = found.profiles
+    assert profile.values == {"size": ((1, 8), (4, 8), (16, 8)), "k": ((1,), (3,), (5,))}
+    assert profile.shapes["size"] == ((2,), (2,), (2,)) and profile.shapes["k"] == ((), (), ())
+    assert profile.at_optimum().values == {"size": ((4, 8),) * 3, "k": ((3,),) * 3}
+    assert profile.to_json_dict()["size"] == {
+        **{"min": [2], "opt": [2], "max": [2]},
+        **{"min_values": [1, 8], "opt_values": [4, 8], "max_values": [16, 8]},
+    }
+
+
+def test_values_alone_make_a_profile_of_a_static_network() -> None:
+    inputs = [spec("x", 4, 8), InputSpec("size", np.dtype(np.int64), (2,))]
+    found = plan(inputs, [{"size": (1, 8)}], [{"size": (4, 8)}], [{"size": (16, 8)}])
+    assert not found.profiles[0].is_static
+
+
+@pytest.mark.parametrize("numbers", [(2,), (1, 2, 3)])
+def test_numbers_that_are_one_for_each_axis_are_a_shape(numbers: tuple[int, ...]) -> None:
+    inputs = [InputSpec("ids", np.dtype(np.int64), (2,)), spec("x", "N")]
+    if numbers == (2,):
+        assert plan(inputs, opt=[{"ids": numbers, "x": (1,)}]).profiles[0].values == {}
+    else:
+        with pytest.raises(UsageError, match="has shape 2, not 1x2x3"):
+            plan(inputs, opt=[{"ids": numbers, "x": (1,)}])

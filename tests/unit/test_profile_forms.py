@@ -92,6 +92,13 @@ _JSON = st.recursive(
 )
 
 
+def test_a_calibration_that_leaves_fields_out_is_read_and_shown(tmp_path: Path) -> None:
+    value = small_profile().to_json_dict()
+    value["gpu"]["calibration"] = {"layers": 3}
+    (tmp_path / "r.json").write_text(json.dumps(value))
+    assert "from 3 layers: error on layers left out" in profile_markdown(read_profile(tmp_path / "r.json"))
+
+
 @given(data=st.data(), many=150)
 def test_a_mutated_report_is_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Any value in any place: a report, or one error; what was read can be shown."""

@@ -1,126 +1,23 @@
-"""Inferences timed one by one, on strict stand-ins of TensorRT and CUDA whose device has a clock of its own."""
+"""How inferences are timed, what is reported and exported of them, and what they are given."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
-import strict_tensorrt
-from strict_tensorrt import Machine, Plan, Tensor
-from test_tensorrt_runtime import X, machine  # noqa: F401 - a fixture
 
 from trtopt.analysis.profile import timing_options
 from trtopt.config import ProfileConfig
-from trtopt.engine.backend import TENSORRT, EngineHeader
-from trtopt.engine.manifest import VerifiedEngine
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
-from trtopt.profiling import gpu
 from trtopt.profiling.export import profile_json, times_json
-from trtopt.profiling.inference import TimedEngine
 from trtopt.profiling.ingest import ingest
 from trtopt.profiling.inputs import feeds_of
 from trtopt.profiling.measured import RunLimits, RunTimes, until_stable
-from trtopt.profiling.timing import COLUMNS, DEFAULT_TIMING, InferenceTiming, TimingOptions, percentile
-
-TWENTY = TimingOptions(
-    RunLimits(warm_up_runs=0, warm_up_seconds=0.0, min_runs=20, min_seconds=0.0, fixed=True), graph=False
-)
-COPY_MS = 0.25
-
-
-class Device:
-    """A clock that inferences and copies of the stand-ins move, and the events that read it."""
-
-    def __init__(self, runtime: ModuleType, took_ms: list[float]) -> None:
-        self.ms, self._took, self._runtime = 100.0, itertools.cycle(took_ms), runtime
-        self.recorded: dict[int, float] = {}
-        self.copies: list[Any] = []
-        ok, copy, numbers = runtime.cudaError_t.cudaSuccess, runtime.cudaMemcpyAsync, itertools.count(1)
-
-        def copied(target: int, source: int, size: int, kind: Any, stream: Any) -> Any:
-            self.ms += COPY_MS
-            self.copies.append((kind.name, size))
-            return copy(target, source, size, kind, stream)
-
-        def record(event: int, stream: Any) -> Any:
-            self.recorded[event] = self.ms
-            return (ok,)
-
-        def elapsed(start: int, end: int) -> Any:
-            return ok, self.recorded[end] - self.recorded[start]
-
-        def launched(graph: int, stream: Any) -> Any:
-            self.run()
-            return (ok,)
-
-        runtime.cudaMemcpyAsync = copied  # type: ignore[attr-defined]
-        runtime.cudaEventCreate = lambda: (ok, next(numbers))  # type: ignore[attr-defined]
-        runtime.cudaEventDestroy = lambda event: (ok,)  # type: ignore[attr-defined]
-        runtime.cudaEventRecord = record  # type: ignore[attr-defined]
-        runtime.cudaEventSynchronize = lambda event: (ok,)  # type: ignore[attr-defined]
-        runtime.cudaEventElapsedTime = elapsed  # type: ignore[attr-defined]
-        runtime.cudaGraphLaunch = launched  # type: ignore[attr-defined]
-
-    def run(self) -> None:
-        self.ms += next(self._took)
-
-    def plan(self) -> Plan:
-        """y = 2 x, which takes time."""
-
-        def compute(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            self.run()
-            return {"y": 2 * feeds["x"]}
-
-        shape = (-1, 3, 2, 2)
-        profile = ((1, 3, 2, 2), (2, 3, 2, 2), (4, 3, 2, 2))
-        return Plan((Tensor("x", shape, profile=profile), Tensor("y", shape, is_input=False)), compute)
-
-
-@pytest.fixture
-def device(machine: Machine) -> Device:  # noqa: F811
-    return Device(sys.modules["cuda.bindings.runtime"], [1.0, 2.0])
-
-
-def timed(machine: Machine, device: Device, options: TimingOptions, *, graph: bool = False) -> InferenceTiming:  # noqa: F811
-    data = machine.engine(device.plan())
-    with TimedEngine(data, TENSORRT, graph=graph, streams=options.streams) as session:
-        session.prepare({"x": X})
-        found = session.time(options)
-    assert not machine.memory and not machine.graphs
-    assert machine.alive["Context"] == 0
-    return found
-
-
-@pytest.mark.parametrize("graph", [False, True])
-def test_each_inference_has_events_of_its_own(machine: Machine, device: Device, graph: bool) -> None:  # noqa: F811
-    found = timed(machine, device, TWENTY, graph=graph)
-    assert sorted(found.device.us) == [1000.0] * 10 + [2000.0] * 10  # the mean of a batch would be 1500 each time
-    assert found.figures()["device_p99_us"] == 2000.0
-    assert found.trace.shape == (20, len(COLUMNS))
-    assert found.per_second == pytest.approx(1e3 / 1.5)
-    assert found.host_us > 0 and "h2d_us" not in found.figures()
-
-
-def test_transfers_are_timed_on_request(machine: Machine, device: Device) -> None:  # noqa: F811
-    found = timed(machine, device, replace(TWENTY, transfers=True)).figures()
-    assert (found["h2d_us"], found["d2h_us"]) == (COPY_MS * 1e3, COPY_MS * 1e3)
-    assert found["latency_p99_us"] == found["device_p99_us"] + 2 * COPY_MS * 1e3
-    assert device.copies[-2:] == [("cudaMemcpyHostToDevice", X.nbytes), ("cudaMemcpyDeviceToHost", X.nbytes)]
-
-
-def test_streams_run_contexts_of_one_engine_in_turn(machine: Machine, device: Device) -> None:  # noqa: F811
-    found = timed(machine, device, replace(TWENTY, streams=3))
-    assert len(machine.contexts) == 3 and len(found.trace) == 20
-    assert machine.alive["Engine"] == 0
+from trtopt.profiling.timing import DEFAULT_TIMING, InferenceTiming, percentile
 
 
 def test_a_percentile_is_the_one_that_trtexec_takes() -> None:
@@ -149,58 +46,6 @@ def test_a_fixed_number_of_runs_all_count_and_last_as_long_as_was_asked_for() ->
 
 RUNS = [[("conv", 30.0), ("copy", 10.0)], [("conv", 50.0), ("copy", 10.0)], [("conv", 31.0), ("copy", 10.0)]]
 LAYERS = '{"Layers": ["conv", "copy"], "Bindings": []}'
-
-
-def test_what_is_exported_has_the_fields_of_trtexec(machine: Machine, device: Device) -> None:  # noqa: F811
-    found = timed(machine, device, replace(TWENTY, transfers=True))
-    times = json.loads(times_json(found))
-    assert len(times) == 20
-    assert list(times[0]) == [*COLUMNS, "h2dMs", "computeMs", "d2hMs", "latencyMs"]
-    row = times[7]
-    assert row["computeMs"] == pytest.approx(row["endComputeMs"] - row["startComputeMs"], abs=1e-6)
-    assert row["latencyMs"] == pytest.approx(row["computeMs"] + 2 * COPY_MS, abs=1e-6)
-    assert row["startH2dMs"] < row["endH2dMs"] == row["startComputeMs"] < row["endComputeMs"] == row["startD2hMs"]
-    count, conv, copy = json.loads(profile_json(RUNS))
-    assert count == {"count": 3}
-    assert conv == {"name": "conv", "timeMs": 0.111, "averageMs": 0.037, "medianMs": 0.031, "percentage": 78.7234}
-    assert copy["percentage"] == 21.2766
-
-
-class ProfiledContext(strict_tensorrt.Context):
-    """Tells a profiler of the layers of a run."""
-
-    profiler: Any = None
-    enqueue_emits_profile = True
-
-    def report_to_profiler(self) -> bool:
-        assert not self.enqueue_emits_profile
-        for name, us in RUNS[0]:
-            self.profiler.report_layer_time(name, us / 1e3)
-        return True
-
-
-def test_an_engine_is_measured_with_all_that_is_exported(
-    machine: Machine,  # noqa: F811
-    device: Device,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(strict_tensorrt, "Context", ProfiledContext)
-    trt, runtime = sys.modules["tensorrt"], sys.modules["cuda.bindings.runtime"]
-    trt.IProfiler = type("IProfiler", (), {})  # type: ignore[attr-defined]
-    runtime.cudaDeviceGetPCIBusId = lambda size, gpu: (runtime.cudaError_t.cudaSuccess, b"0:1\0")  # type: ignore[attr-defined]
-    monkeypatch.setattr(gpu, "check_runs_here", lambda engine: "10.13.0.35")
-    data = machine.engine(replace(device.plan(), inspected=LAYERS))
-    engine = VerifiedEngine(Path("m.engine"), data, TENSORRT, EngineHeader("10.13.0.35", (), len(data)), None)
-    found = gpu.measure_engine(engine, {"x": (3, 3, 2, 2)}, timing=replace(TWENTY, graph=True, streams=2))
-    conditions = found.measurement.source.conditions
-    assert found.measurement.end_to_end_us == 1500.0 and len(found.timing.trace) == 20
-    assert (conditions["end_to_end"], conditions["streams"]) == ("cuda_graph", 2)
-    assert conditions["stream_device_p99_us"] == conditions["cuda_graph_device_p99_us"] == 2000.0
-    assert conditions["input_shapes"] == {"x": [3, 3, 2, 2]}
-    assert [layer.measured_us for layer in found.measurement.layers] == [30.0, 10.0]
-    assert json.loads(profile_json(found.runs))[1]["averageMs"] == 0.03
-    assert len(json.loads(times_json(found.timing))) == 20 and found.layer_information == LAYERS
-    assert not machine.memory and machine.alive["Engine"] == 0
 
 
 def test_what_is_exported_can_be_read_again(tmp_path: Path) -> None:
@@ -263,3 +108,21 @@ def test_inputs_that_do_not_fit_are_refused(
     with pytest.raises(UsageError) as caught:
         inputs_of(files.format(tmp_path), shapes)
     assert words in str(caught.value)
+
+
+SHAPED = (InputSpec("x", np.dtype(np.float32), ("?", 8)), InputSpec("s", np.dtype(np.int64), (2,)))
+
+
+def shaped(shapes: dict[str, tuple[int, ...]], files: str | None = None) -> tuple[tuple[int, ...], list[int]]:
+    """The shape of x and the values of the shape tensor s, whose engine is tuned for 4 rows."""
+    found = feeds_of(SHAPED, shapes, {"x": (4, 8)}.__getitem__, files, {"s": (4, 8)})
+    return found["x"].shape, found["s"].tolist()
+
+
+def test_values_of_a_shape_tensor_are_its_optimum_or_what_is_asked_for_or_in_a_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((3, 8), np.float32), s=np.array([6, 4]))
+    assert shaped({}) == ((4, 8), [4, 8])
+    assert shaped({"x": (2, 8), "s": (8, 2)}) == ((2, 8), [8, 2])
+    assert shaped({}, str(tmp_path / "in.npz")) == ((3, 8), [6, 4])
+    with pytest.raises(UsageError, match="values of s are in --shapes and in a file"):
+        shaped({"s": (6, 4)}, str(tmp_path / "in.npz"))

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 import onnx_ir as ir
@@ -14,6 +14,7 @@ import onnx_ir as ir
 from trtopt.config import ONNXRUNTIME, TIMING, BuildConfig, ProfileConfig, flag, options
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
+from trtopt.engine.kernel_cache import kernels_folder
 from trtopt.engine.manifest import load_engine, manifest_path, runtime_options
 from trtopt.engine.options import weight_budget
 from trtopt.engine.request import input_shapes
@@ -44,6 +45,7 @@ from trtopt.support.ort_session import OrtSession
 if TYPE_CHECKING:
     import torch
 
+    from trtopt.engine.backend import Specialization
     from trtopt.graph.artifact import ModelArtifact
     from trtopt.profiling.gpu import EngineRun
     from trtopt.profiling.timing import TimingOptions
@@ -180,9 +182,9 @@ class _Run:
             )
         if _is_engine(path):
             return self._engine(path)
-        for name in ("plugins", "weight_streaming_budget"):
+        for name in ("plugins", "weight_streaming_budget", "specialization", "cache_dir"):
             if getattr(config, name):
-                what = "Only an engine is loaded with plugins and a weight streaming budget"
+                what = "Only an engine is loaded with plugins, a weight streaming budget, a specialization and a cache"
                 raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
         if config.backend == ONNXRUNTIME:
             self._refuse_timing()
@@ -282,7 +284,9 @@ class _Run:
             self._present()  # a wrong --gpu is refused before the run; without a GPU, the engine says what it is for
         with self.clock.stage("measure"):
             budget = weight_budget(self.config.weight_streaming_budget)
-            loaded = runtime_options(engine, map(Path, self.config.plugins), budget)
+            specialization = cast("Specialization | None", self.config.specialization)
+            kernels = kernels_folder(self.config.cache_dir)
+            loaded = runtime_options(engine, map(Path, self.config.plugins), budget, specialization, kernels)
             shapes = self.config.shapes[0] if self.config.shapes else {}
             found = gpu.measure_engine(
                 engine, shapes, loaded, timing=timing_options(self.config), inputs=self.config.load_inputs

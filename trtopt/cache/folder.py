@@ -32,7 +32,7 @@ from trtopt.errors import TrtoptError, UsageError
 from trtopt.events import Event, OnEvent
 from trtopt.support.files import atomic_write, check_writable, open_shared, read_shared
 
-ENGINES, TIMING, TIMES, CALIBRATION = "engines", "timing", "times", "calibration"
+ENGINES, TIMING, TIMES, KERNELS, CALIBRATION = "engines", "timing", "times", "kernels", "calibration"
 PRICES, SEARCH, SENSITIVITY = "prices", "search", "sensitivity"
 LOCKS = "locks"
 
@@ -40,6 +40,7 @@ KINDS = {
     ENGINES: ".entry",
     TIMING: ".entry",
     TIMES: ".json",
+    KERNELS: ".entry",
     CALIBRATION: ".calib",
     PRICES: ".jsonl",
     SEARCH: ".jsonl",
@@ -51,6 +52,7 @@ FORMATS = {
     ENGINES: "trtopt.engine-cache/2",
     TIMING: "trtopt.timing-cache/2",
     TIMES: "trtopt.engine-times/1",
+    KERNELS: "trtopt.kernels/1",
     CALIBRATION: "trtopt.calibration/4",
     SENSITIVITY: "trtopt.sensitivity-cache/4",
 }

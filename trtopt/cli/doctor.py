@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import own_stdout, print_json, print_renderable
 from trtopt.errors import EngineBuildError, GateError, MissingDependencyError
 from trtopt.report.text.format import pairs, table
+from trtopt.support.files import atomic_write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,20 +26,43 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--selftest",
         action="store_true",
-        help="build a small network with each backend and, where a GPU is, run it and compare",
+        help="build a small network with each backend and, where a GPU is, run it and every kind of engine",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--report", metavar="FILE", help="write the JSON to a file too, after every check")
     args = parser.parse(argv)
 
     from trtopt.engine import doctor
 
     with own_stdout(quiet=args.json):
-        result: dict[str, Any] = doctor.selftest() if args.selftest else {"environment": doctor.diagnose()}
+        result: dict[str, Any] = {"environment": doctor.diagnose()}
+        _write(args.report, result)
+        if args.selftest:
+            result = doctor.selftest() | {"kinds": []}
+            _run_kinds(args.report, result)
     if args.json:
         print_json({"schema": _SCHEMA, **result})
     else:
         print_renderable(render(result))
     return _exit_code(result) if args.selftest else 0
+
+
+def _run_kinds(report: str | None, result: dict[str, Any]) -> None:
+    """Add the checks of every kind of engine; the file has each before it runs: native code may end the process."""
+    from trtopt.serve.selftest import selftest_kinds
+
+    for check in selftest_kinds():
+        if check not in result["kinds"]:
+            result["kinds"].append(check)
+        _write(report, {**result, "ok": False})
+    result["ok"] = result["ok"] and all(check["ok"] for check in result["kinds"])
+    _write(report, result)
+
+
+def _write(report: str | None, result: Mapping[str, Any]) -> None:
+    if report is not None:
+        text = json.dumps({"schema": _SCHEMA, **result}, indent=2)
+        atomic_write(Path(report), text.encode())
 
 
 def _exit_code(result: Mapping[str, Any]) -> int:
@@ -45,7 +71,7 @@ def _exit_code(result: Mapping[str, Any]) -> int:
         return 0
     if not result["checks"]:
         return MissingDependencyError.exit_code
-    built = all("error" not in check for check in result["checks"])
+    built = all("error" not in check for check in (*result["checks"], *result["kinds"]))
     return GateError.exit_code if built else EngineBuildError.exit_code
 
 
@@ -68,7 +94,8 @@ def render(result: Mapping[str, Any]) -> RenderableType:
     parts += [Text(f"\nproblem: {problem}", style="bold red") for problem in found["problems"]]
     if "checks" in result:
         checks = [(str(check["backend"]), str(check["precision"]), _check(check)) for check in result["checks"]]
-        parts += [Text(""), table(("self-test", "precision", "result"), checks)]
+        checks += [(str(check["backend"]), str(check["kind"]), _kind(check)) for check in result.get("kinds", ())]
+        parts += [Text(""), table(("self-test", "of", "result"), checks)]
         verdict = "ok" if result["ok"] else "failed" if checks else "failed: no backend can be used"
         parts.append(Text(f"\nself-test: {verdict}", style="bold green" if result["ok"] else "bold red"))
     return Group(*parts)
@@ -79,6 +106,17 @@ def _backend(state: Mapping[str, Any]) -> str:
         return f"cannot be used: {state['reason']}"
     runs = "engines run here" if state["runs_here"] else f"engines do not run here: {state['runs_here_note']}"
     return f"{state['version']}, builds for {', '.join(state['targets'])}; {runs}"
+
+
+def _kind(check: Mapping[str, Any]) -> str:
+    if "error" in check:
+        return f"failed: {check['error']}"
+    graphs = ", ".join(f"{count} {event}" for event, count in check["graphs"].items() if count) or "none"
+    verdict = "ok" if check["ok"] else "failed"
+    return (
+        f"{verdict}: difference {check['difference_ratio']:.2g} of the output, {check['device_us']} us, "
+        f"{check['layers']} layers, CUDA graphs {graphs}; {check['seconds']} s"
+    )
 
 
 def _check(check: Mapping[str, Any]) -> str:

@@ -266,6 +266,18 @@ class ProfileConfig(Config):
         TARGET,
         metavar="BYTES",
     )
+    specialization: str | None = option_field(
+        None,
+        "when TensorRT for RTX compiles kernels for the very shapes of a dynamic engine: before it is timed, beside "
+        "runs of general kernels, or never (default: eager)",
+        TARGET,
+        choices=("eager", "lazy", "none"),
+    )
+    cache_dir: str | None = file_field(
+        "folder that keeps the kernels which TensorRT for RTX compiles (default: ~/.cache/trtopt)",
+        path="folder",
+        metavar="DIR",
+    )
     backend: str = option_field(
         "auto",
         "what runs the network: an engine's own runtime on this machine's GPU, or ONNX Runtime on its CPU",

@@ -165,6 +165,10 @@ def _check_present(gpu: GpuSpec | None, present: GpuSpec | None) -> None:
         )
 
 
+Specialization = Literal["eager", "lazy", "none"]
+SPECIALIZATIONS: tuple[Specialization, ...] = ("eager", "lazy", "none")
+
+
 @dataclass(frozen=True)
 class RuntimeOptions:
     """How an engine is loaded.
@@ -174,11 +178,16 @@ class RuntimeOptions:
         plugins: Libraries of its plugins, which the user names. What they hold runs in this process.
         weight_budget: Bytes of its streamable weights that stay on the GPU, or ``auto`` for what TensorRT takes; None
             for all. For engines of ``--builder weight_streaming=true``.
+        specialization: When TensorRT for RTX compiles kernels for the very shapes of a dynamic engine: before their
+            first run (``eager``), beside runs of a general kernel (``lazy``), or never (``none``).
+        kernels: The cache folder that keeps what TensorRT for RTX compiles; None to keep nothing.
     """
 
     host_code: bool = False
     plugins: tuple[Path, ...] = ()
     weight_budget: int | Literal["auto"] | None = None
+    specialization: Specialization = "eager"
+    kernels: Path | None = None
 
 
 AS_BUILT = RuntimeOptions()

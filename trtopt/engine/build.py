@@ -327,7 +327,7 @@ def worker_request(request: BuildRequest, settings: BuilderSettings, *, keep_eng
         "masks": settings.masks,
         "plugins": [str(path.absolute()) for path in request.plugins],
         "timing_cache": None,
-        "profiles": [profile.shapes for profile in request.profiles],
+        "profiles": [{"shapes": profile.shapes, "values": profile.values} for profile in request.profiles],
         "formats": dict(request.formats),
         "inspect": not rtx,
         "keep_engine": keep_engine,

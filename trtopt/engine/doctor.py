@@ -33,7 +33,7 @@ PACKAGES = (
 )
 _PRECISIONS = (Precision.FP16, Precision.INT8)
 _BATCH, _CHANNELS, _SIZE, _CLASSES = 4, 16, 16, 8
-_TOLERANCE_RATIO = 0.02
+TOLERANCE_RATIO = 0.02
 """Largest difference from ONNX Runtime over the largest output: FP16 sums over 4096 products stay well below it."""
 
 
@@ -74,7 +74,7 @@ def _backend_state(backend: Backend) -> dict[str, Any]:
     try:
         version = require(backend.module, "rtx", "build engines").__version__
     except TrtoptError as error:
-        return {"usable": False, "reason": _scrubbed(error.what, None), "targets": []}
+        return {"usable": False, "reason": scrubbed(error.what, None), "targets": []}
     if backend.needs_gpu and present is None:
         return {"usable": False, "version": version, "reason": "builds on the target GPU only", "targets": []}
     targets = [present.compute_capability] if backend.needs_gpu and present else [*RTX_TARGETS, PORTABLE]
@@ -117,7 +117,7 @@ def _check(backend: Backend, precision: Precision) -> dict[str, Any]:
         folder = Path(name)
         try:
             model = _network(precision)
-            gpu = _target(backend)
+            gpu = target_of(backend)
             check["target"] = gpu.name
             path = folder / "model.onnx"
             onnx.save(model, path)
@@ -128,16 +128,17 @@ def _check(backend: Backend, precision: Precision) -> dict[str, Any]:
             check["not_run_because"] = why_not_run(backend, artifact.data) or None
             if check["not_run_because"] is None:
                 check["difference_ratio"] = _difference_ratio(model, artifact, backend)
-            check["ok"] = check.get("difference_ratio", 0.0) <= _TOLERANCE_RATIO and (
+            check["ok"] = check.get("difference_ratio", 0.0) <= TOLERANCE_RATIO and (
                 precision != Precision.INT8 or Precision.INT8 in achieved
             )
         except TrtoptError as error:
-            check["error"] = _scrubbed(str(error), folder)
+            check["error"] = scrubbed(str(error), folder)
     check["seconds"] = round(time.perf_counter() - start, 2)
     return check
 
 
-def _target(backend: Backend) -> GpuSpec:
+def target_of(backend: Backend) -> GpuSpec:
+    """The GPU of this machine where the backend builds for it, else the default one."""
     present = present_gpu()
     usable = present is not None and (backend.needs_gpu or present.compute_capability in RTX_TARGETS)
     return present if present is not None and usable else find_gpu(DEFAULT_GPU)
@@ -204,7 +205,7 @@ def _network(precision: Precision) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def _scrubbed(text: str, folder: Path | None) -> str:
+def scrubbed(text: str, folder: Path | None) -> str:
     """``text`` without the folders of this machine."""
     for path, stand_in in ((folder, "<folder>"), (Path(tempfile.gettempdir()), "<tmp>"), (Path.home(), "~")):
         if path is not None and path != Path(path.anchor):

@@ -17,6 +17,7 @@ import numpy as np
 
 from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, RuntimeOptions, describe, identify
 from trtopt.engine.cuda import Buffer, Cuda
+from trtopt.engine.kernel_cache import KernelCache
 from trtopt.engine.native_log import heard, logger_of
 from trtopt.engine.process import driver_failed, is_driver_failure, plugin_refused
 from trtopt.errors import EngineBuildError, TargetError, UsageError
@@ -51,6 +52,8 @@ class LoadedEngine:
 
     Attributes:
         on_host: Inputs and outputs whose values the runtime reads or writes in the host's memory: shapes, as a rule.
+        shape_values: Of inputs that are read as shapes, the smallest, best and largest values in each optimization
+            profile.
         channels_last: Inputs and outputs that hold their channels last in memory.
         aliased: Outputs that are written where an input lies (KV caches), and that input.
         messages: Errors that the runtime logged.
@@ -63,6 +66,8 @@ class LoadedEngine:
 
     def __init__(self, trt: Any, data: bytes, options: RuntimeOptions = AS_BUILT) -> None:
         self.trt = trt
+        self._options = options
+        self._kernels = None if options.kernels is None else KernelCache(options.kernels, data, trt.__version__)
         self.messages: list[str] = []
         self._built = describe(*identify(data))
         with self.heard():
@@ -91,10 +96,19 @@ class LoadedEngine:
         self.outputs = [name for name in names if modes[name] == trt.TensorIOMode.OUTPUT]
         self.on_host = {name for name in names if engine.get_tensor_location(name) == trt.TensorLocation.HOST}
         self.dtypes = {name: self._dtype(engine.get_tensor_dtype(name)) for name in names}
+        values = {name: self._values(name) for name in self.inputs if engine.is_shape_inference_io(name)}
+        self.shape_values = {name: ranges for name, ranges in values.items() if all(ranges)}
         self.channels_last = {name for name in names if self._is_channels_last(name)}
         alias = getattr(engine, "get_aliased_input_tensor", None)  # older versions have no such outputs
         found = {} if alias is None else {name: alias(name) for name in self.outputs}
         self.aliased: dict[str, str] = {name: source for name, source in found.items() if source}
+
+    def _values(self, name: str) -> list[list[tuple[int, ...]]]:
+        engine = self.engine  # whose Python interface calls the two arguments by each other's names
+        return [
+            [tuple(map(int, values)) for values in engine.get_tensor_profile_values(index, name)]
+            for index in range(engine.num_optimization_profiles)
+        ]
 
     def _is_channels_last(self, name: str) -> bool:
         """Whether the channels lie last, in every profile; raises UsageError: memory is laid out in another way."""
@@ -161,8 +175,7 @@ class LoadedEngine:
     def new_context(self, rtx_graphs: bool) -> Any:
         """An execution context.
 
-        TensorRT for RTX compiles the kernels for a new shape in the background unless it is told to wait, so that the
-        first runs are those of other kernels.
+        TensorRT for RTX compiles the kernels for a new shape as the options say.
 
         Raises:
             TargetError: The runtime refuses, for want of memory as a rule.
@@ -171,7 +184,10 @@ class LoadedEngine:
         if trt.__name__ != TENSORRT_RTX.module:
             return self._given(engine.create_execution_context())
         config = engine.create_runtime_config()
-        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        strategies = trt.DynamicShapesKernelSpecializationStrategy
+        config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, self._options.specialization.upper())
+        if self._kernels is not None:
+            self._kernels.attach(config)
         if rtx_graphs:
             config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         return self._given(engine.create_execution_context(config))
@@ -202,7 +218,15 @@ class LoadedEngine:
         )
 
     def release(self) -> None:
-        """Let go of the engine and its runtime; every context is gone."""
+        """Let go of the engine and its runtime, and keep the kernels that were compiled; every context is gone."""
+        try:
+            if self._kernels is not None:
+                self.guarded(self._kernels.keep)
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the engine and its runtime."""
         self.engine = self._runtime = None
 
     def _given(self, made: Any) -> Any:

@@ -22,7 +22,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend, EngineHeader, RuntimeOptions, describe, identify
+from trtopt.engine.backend import (
+    BACKENDS,
+    TENSORRT_RTX,
+    Backend,
+    EngineHeader,
+    RuntimeOptions,
+    Specialization,
+    describe,
+    identify,
+)
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
 from trtopt.hardware.probe import Probe, probe
 from trtopt.report.schema.manifest import SCHEMA, FileHash, Manifest, has_digest, with_digest
@@ -289,14 +298,25 @@ def check_version(engine: VerifiedEngine, version: str) -> None:
 
 
 def runtime_options(
-    engine: VerifiedEngine, plugins: Iterable[Path] = (), weight_budget: int | Literal["auto"] | None = None
+    engine: VerifiedEngine,
+    plugins: Iterable[Path] = (),
+    weight_budget: int | Literal["auto"] | None = None,
+    specialization: Specialization | None = None,
+    kernels: Path | None = None,
 ) -> RuntimeOptions:
     """How an engine is loaded: with code for the host as its manifest says, and what the user gives.
 
     Raises:
         IntegrityError: A library of plugins is none that the engine was built with.
-        UsageError: A library cannot be read.
+        UsageError: A library cannot be read; or ``specialization`` is for an engine that compiles nothing as it runs.
     """
+    is_rtx = engine.backend == TENSORRT_RTX
+    if specialization is not None and not is_rtx:
+        raise UsageError(
+            "Only engines of TensorRT for RTX compile kernels as they run",
+            where=f"specialization {specialization}",
+            remedy="leave it out: an engine of TensorRT holds its kernels",
+        )
     given, manifest = tuple(plugins), engine.manifest
     for library in given:
         found = hash_file(library, "The plugin library")
@@ -306,7 +326,8 @@ def runtime_options(
                 where=str(library),
                 remedy="give the library that `trtopt build --plugins` was given, or build the engine again",
             )
-    return RuntimeOptions(manifest is not None and manifest.version_compatible, given, weight_budget)
+    host_code = manifest is not None and manifest.version_compatible
+    return RuntimeOptions(host_code, given, weight_budget, specialization or "eager", kernels if is_rtx else None)
 
 
 def _release(version: str) -> list[str]:

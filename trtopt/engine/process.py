@@ -159,6 +159,15 @@ def refusal(
         return UsageError(
             f"This version of the backend has no {details[0]['name']}", where="--builder", remedy="leave the option out"
         )
+    if stage == "shape-input":
+        name, shape = details[0]["name"], details[0]["shape"]
+        numbers = "x".join("N" * (shape[0] if shape else 1))
+        return EngineBuildError(
+            f"The compiler reads the input {name!r} as a shape, and nothing says its values",
+            where=f"{model}, input {name!r} of shape {shape}",
+            remedy=f"give them as trtexec does, one number for each element: --min-shapes {name}:{numbers} "
+            f"--opt-shapes {name}:{numbers} --max-shapes {name}:{numbers}",
+        )
     if stage == "parse":
         return _parse_error(details, model)
     return _build_error(messages, model)

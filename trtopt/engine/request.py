@@ -6,17 +6,22 @@ And the one shape of each input that a prediction is made at.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from trtopt.config.base import ShapeMap
 from trtopt.engine.backend import Backend
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.spec import GpuSpec
+
+_ENDS = ("min", "opt", "max")
 
 
 @dataclass(frozen=True)
@@ -25,18 +30,24 @@ class ShapeProfile:
 
     Attributes:
         shapes: Per input, its smallest, optimal and largest shape.
+        values: Per input that the compiler reads as a shape (a shape tensor), its smallest, optimal and largest values.
     """
 
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+    values: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def is_static(self) -> bool:
-        """Whether every input has one shape only."""
-        return all(smallest == largest for smallest, _, largest in self.shapes.values())
+        """Whether every input has one shape only, and every shape tensor one value."""
+        return all(low == high for ends in (self.shapes, self.values) for low, _, high in ends.values())
 
     def at_optimum(self) -> ShapeProfile:
         """The static profile at the optimal shapes."""
-        return ShapeProfile({name: (optimum, optimum, optimum) for name, (_, optimum, _) in self.shapes.items()})
+        shapes, values = (
+            {name: (optimum, optimum, optimum) for name, (_, optimum, _) in ends.items()}
+            for ends in (self.shapes, self.values)
+        )
+        return ShapeProfile(shapes, values)
 
     def takes(self, shapes: ShapeMap) -> bool:
         """Whether inputs of these shapes are within the profile; inputs it does not name are not looked at."""
@@ -48,11 +59,14 @@ class ShapeProfile:
         )
 
     def to_json_dict(self) -> dict[str, dict[str, list[int]]]:
-        """``{input: {"min": [...], "opt": [...], "max": [...]}}``."""
-        return {
-            name: dict(zip(("min", "opt", "max"), (list(shape) for shape in shapes), strict=True))
-            for name, shapes in self.shapes.items()
-        }
+        """``{input: {"min": [...], "opt": [...], "max": [...]}}``; of a shape tensor also ``min_values`` and so on."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for ending, ranges in (("", self.shapes), ("_values", self.values)):
+            for name, range_ in ranges.items():
+                found.setdefault(name, {}).update(
+                    zip((f"{end}{ending}" for end in _ENDS), map(list, range_), strict=True)
+                )
+        return found
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,8 @@ _ENTRY = re.compile(
     r"\s*(?:\[(?P<list>[\d,\s]*)\]|(?P<dims>\d+(?:[xX]\d+)*)?|(?P<scalar>scalar))\s*(?:,|$)"
 )
 _LARGEST_DIM = 2**31 - 1
+_SHAPE_TYPES = (np.int32, np.int64)
+"""What TensorRT takes as shape tensors (documentation of ``ITensor.is_shape_tensor``)."""
 
 Range = tuple[int, int, int]
 """Smallest, optimal, largest."""
@@ -141,6 +157,32 @@ def parse_shapes(text: str) -> ShapeMap:
     return shapes
 
 
+def is_values(item: InputSpec, numbers: Sequence[int]) -> bool:
+    """Whether numbers that are given as the shape of an input are its values, as trtexec has it for shape tensors.
+
+    They are where it is a static integer vector or scalar, and there is one number for each element. Of a single
+    element a 1 may be either, and is taken as its value; the compiler knows which inputs it reads as shapes, and takes
+    values for these only.
+
+    Example:
+        >>> is_values(InputSpec("size", np.dtype(np.int64), (2,)), (480, 640))
+        True
+    """
+    is_vector = item.dtype in _SHAPE_TYPES and item.is_static and len(item.shape) <= 1
+    return (
+        is_vector
+        and len(numbers) == math.prod(dim for dim in item.shape if isinstance(dim, int)) > 0
+        and (len(numbers) == 1 or tuple(numbers) != item.shape)
+    )
+
+
+def split_values(inputs: Sequence[InputSpec], given: ShapeMap) -> tuple[ShapeMap, ShapeMap]:
+    """The shapes, and the values of shape tensors, that one shape option gives."""
+    values = {item.name for item in inputs if item.name in given and is_values(item, given[item.name])}
+    shapes = {name: numbers for name, numbers in given.items() if name not in values}
+    return shapes, {name: numbers for name, numbers in given.items() if name in values}
+
+
 def plan_profiles(
     inputs: Sequence[InputSpec],
     *,
@@ -151,11 +193,11 @@ def plan_profiles(
 ) -> ProfilePlan:
     """Decide the profiles.
 
-    Options give the range of the axes they name: the i-th minimum, optimum and maximum belong together, and what is
-    left out of a pair or triple is the optimum (with minimum and maximum only, the optimum is the maximum). An axis
-    no option names takes the range of another axis with the same symbol; else its range over the observed samples
-    (smallest, most common, largest), a first axis widened to at least 1 to 16 with optimum 8; else, on a first axis,
-    1 to 16 with optimum 8.
+    Options give the range of the axes they name, and of the values of shape tensors (:func:`is_values`): the i-th
+    minimum, optimum and maximum belong together, and what is left out of a pair or triple is the optimum (with minimum
+    and maximum only, the optimum is the maximum). An axis no option names takes the range of another axis with the same
+    symbol; else its range over the observed samples (smallest, most common, largest), a first axis widened to at least
+    1 to 16 with optimum 8; else, on a first axis, 1 to 16 with optimum 8.
 
     Raises:
         UsageError: An option names an unknown input, has the wrong rank or another value on a static axis; a range is
@@ -164,17 +206,21 @@ def plan_profiles(
     options = _option_ranges(inputs, min_shapes, opt_shapes, max_shapes)
     notes: list[str] = []
     profiles = []
+    valued = {
+        name for maps in (min_shapes, opt_shapes, max_shapes) for each in maps for name in split_values(inputs, each)[1]
+    }
     for given in options or [{}]:
-        axes = _AxisRanges(inputs, given, observed)
+        axes = _AxisRanges(inputs, {name: ranges for name, ranges in given.items() if name not in valued}, observed)
         shapes = {item.name: axes.shapes_of(item) for item in inputs}
-        profiles.append(ShapeProfile(shapes))
+        values = {name: _ends(ranges) for name, ranges in given.items() if name in valued}
+        profiles.append(ShapeProfile(shapes, values))
         notes += axes.notes
     if options and not min_shapes and not max_shapes and all(profile.is_static for profile in profiles):
         notes.append("only --opt-shapes was given: the engine takes exactly these shapes")
     for shapes_seen in observed:
         if options and not any(profile.takes(_batched(inputs, shapes_seen, profile)) for profile in profiles):
             raise _sample_outside(shapes_seen, profiles)
-    if all(item.is_static for item in inputs):
+    if all(item.is_static for item in inputs) and not valued:
         return ProfilePlan((), ())
     return ProfilePlan(tuple(profiles), tuple(dict.fromkeys(notes)))
 
@@ -212,7 +258,7 @@ def _option_ranges(
     by_name = {item.name: item for item in inputs}
     for option, maps in lists.items():
         for shapes in maps:
-            for name, shape in shapes.items():
+            for name, shape in split_values(inputs, shapes)[0].items():
                 check_shape(by_name, name, shape, option)
     return [
         _ranges_of_profile(*(maps[index] if maps else {} for maps in lists.values())) for index in range(counts.pop())
@@ -270,6 +316,12 @@ def check_shape(by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, .
         )
 
 
+def _ends(ranges: Sequence[Range]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The smallest, optimal and largest sizes of all axes."""
+    low, optimum, high = (tuple(each[index] for each in ranges) for index in range(3))
+    return low, optimum, high
+
+
 class _AxisRanges:
     """The range of every axis of one profile."""
 
@@ -298,8 +350,7 @@ class _AxisRanges:
         ranges = self.given.get(item.name) or [
             (dim, dim, dim) if isinstance(dim, int) else self._range(item, axis) for axis, dim in enumerate(item.shape)
         ]
-        low, optimum, high = (tuple(each[index] for each in ranges) for index in range(3))
-        return low, optimum, high
+        return _ends(ranges)
 
     def _range(self, item: InputSpec, axis: int) -> Range:
         key = axis_key(item, axis)

@@ -16,7 +16,7 @@ import numpy as np
 from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, Backend, RuntimeOptions, read_header
 from trtopt.engine.cuda import Buffer, Cuda
 from trtopt.engine.loaded import LoadedEngine, guarded, output_allocator
-from trtopt.errors import TargetError, UsageError
+from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.probe import probe
 from trtopt.support._lazy import is_available, require
@@ -103,16 +103,17 @@ class _Runner(LoadedEngine):
     ) -> None:
         super().__init__(trt, data, options)
         self.cuda = Cuda()
+        stack.callback(self.release)
         self._open(stack, rtx_graphs)
 
     def another(self, stack: contextlib.ExitStack, rtx_graphs: bool) -> _Runner:
         """A context of the same engine, with a stream and memory of its own, that runs beside this one."""
         found = copy.copy(self)
+        stack.callback(found.let_go)
         found._open(stack, rtx_graphs)
         return found
 
     def _open(self, stack: contextlib.ExitStack, rtx_graphs: bool) -> None:
-        stack.callback(self.release)
         self.stream = self.cuda.call("cudaStreamCreate")
         stack.callback(self.cuda.call, "cudaStreamDestroy", self.stream)
         self.output_names = tuple(self.outputs)
@@ -128,7 +129,9 @@ class _Runner(LoadedEngine):
         stack.callback(self._drop_context)
 
     def _drop_context(self) -> None:
-        """Before its engine, stream and memory go."""
+        """Before its engine, stream and memory go; what was enqueued before a failure still reads and writes them."""
+        with contextlib.suppress(EngineBuildError):
+            self.synchronize()
         self.context = None
 
     def input_specs(self) -> tuple[InputSpec, ...]:

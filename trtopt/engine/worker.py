@@ -246,8 +246,10 @@ def _configure(trt: Any, builder: Any, network: Any, request: dict[str, Any]) ->
             raise _RefusedError("option", [{"name": name}])
     for pool, limit in request["pools"].items():
         config.set_memory_pool_limit(getattr(trt.MemoryPoolType, pool), limit)
-    for shapes in request["profiles"]:
-        config.add_optimization_profile(_profile(builder, network, shapes))
+    for given in request["profiles"] or [{"shapes": {}, "values": {}}]:
+        profile = _profile(builder, network, given)
+        if request["profiles"]:
+            config.add_optimization_profile(profile)
     return config
 
 
@@ -268,11 +270,16 @@ def _member(owner: Any, name: str) -> Any:
         raise _RefusedError("option", [{"name": name}]) from error
 
 
-def _profile(builder: Any, network: Any, shapes: dict[str, list[list[int]]]) -> Any:
-    profile = builder.create_optimization_profile()
+def _profile(builder: Any, network: Any, given: dict[str, dict[str, list[list[int]]]]) -> Any:
+    """A profile; refused where nothing says the values of an input that is read as a shape."""
+    profile, shapes, values = builder.create_optimization_profile(), given["shapes"], given["values"]
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        if tensor.name in shapes:
+        if tensor.is_shape_tensor and tensor.name not in values:
+            raise _RefusedError("shape-input", [{"name": tensor.name, "shape": list(tensor.shape)}])
+        if tensor.is_shape_tensor:
+            profile.set_shape_input(tensor.name, *values[tensor.name])
+        elif tensor.name in shapes:
             profile.set_shape(tensor.name, *shapes[tensor.name])
     return profile
 
@@ -336,13 +343,29 @@ def _inspect(trt: Any, plan: bytes, folder: Path, *, host_code: bool) -> None:
     context = engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
     if context is None:
         raise _RefusedError("the runtime gives no context")
-    for index in range(engine.num_io_tensors):
-        name = engine.get_tensor_name(index)
-        if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT and not engine.is_shape_inference_io(name):
-            context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[1])
+    held = [_set_optimum(trt, engine, context, engine.get_tensor_name(at)) for at in range(engine.num_io_tensors)]
     inspector.execution_context = context
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    del held  # the context reads the values of shape tensors until here
     Path(folder, LAYERS).write_text(text, encoding="utf-8")
+
+
+def _set_optimum(trt: Any, engine: Any, context: Any, name: str) -> Any:
+    """Give an input the first profile's optimum; the memory of the values of a shape tensor, None of others."""
+    if engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT:
+        return None
+    if not engine.is_shape_inference_io(name):
+        context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[1])
+        return None
+    ranges = engine.get_tensor_profile_values(0, name)  # the interface calls its arguments by each other's names
+    if not ranges:
+        raise _RefusedError(f"the engine does not say the values of {name!r}")
+    numbers = ranges[1]
+    kind = ctypes.c_int64 if engine.get_tensor_dtype(name) == trt.DataType.INT64 else ctypes.c_int32
+    memory = (kind * len(numbers))(*numbers)
+    if not context.set_tensor_address(name, ctypes.addressof(memory)):
+        raise _RefusedError(f"the runtime refuses the values {numbers} of {name!r}")
+    return memory
 
 
 if __name__ == "__main__":

@@ -25,12 +25,13 @@ class InputValues:
 
     Attributes:
         kind: ``ids`` are drawn from 0 to below ``size``; ``positions`` count along the last axis, below ``size``;
-            ``mask`` is 1, or true, everywhere.
+            ``mask`` is 1, or true, everywhere; ``given`` are the ``numbers``, of a shape tensor.
         size: Entries of the smallest table or axis that the input indexes; None where it indexes none.
     """
 
-    kind: Literal["ids", "positions", "mask"]
+    kind: Literal["ids", "positions", "mask", "given"]
     size: int | None = None
+    numbers: tuple[int, ...] = ()
 
 
 def input_values(model: ir.Model) -> dict[str, InputValues]:

@@ -6,8 +6,9 @@ out of it says by itself for which shapes it is to be compiled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.engine.request import ShapeProfile
@@ -19,12 +20,16 @@ from trtopt.judge.axes import carry, shapes_of
 def judged_form(model: ir.Model, profiles: Sequence[ShapeProfile]) -> ir.Model:
     """A clone of ``model`` as it is judged: for its first profile, with the shapes in it where that takes one only.
 
+    With shape tensors it is judged at the optimum, where their values are constants.
+
     Raises:
         UsageError: A profile does not fit the inputs.
         InvalidModelError: The model cannot run at these shapes.
     """
-    if not profiles or profiles[0].is_static:
-        return at_shapes(model, optimum(profiles))
+    values = profiles[0].values if profiles else {}
+    if not profiles or profiles[0].is_static or values:
+        shapes = {name: shape for name, shape in optimum(profiles).items() if name not in values}
+        return at_shapes(_with_values(model, {name: best for name, (_, best, _) in values.items()}), shapes)
     clone = model.clone()
     infer_in_place(clone)
     bounds = profiles[0].shapes
@@ -33,6 +38,20 @@ def judged_form(model: ir.Model, profiles: Sequence[ShapeProfile]) -> ir.Model:
         name = str(value.name)
         if name in low and name in best and name in high and value.const_value is None:
             carry(value, (low[name], best[name], high[name]))
+    return clone
+
+
+def _with_values(model: ir.Model, values: Mapping[str, Sequence[int]]) -> ir.Model:
+    """A clone with shape tensors as constants, itself without any: what they say of shapes is then in the graph."""
+    if not values:
+        return model
+    clone = model.clone()
+    for value in [value for value in clone.graph.inputs if value.name in values]:
+        dtype = np.dtype(np.int64 if value.dtype == ir.DataType.INT64 else np.int32)
+        numbers = np.array(values[str(value.name)], dtype).reshape((-1,) if dims_of_value(value) else ())
+        value.const_value = ir.tensor(numbers, name=value.name)
+        clone.graph.inputs.remove(value)
+        clone.graph.register_initializer(value)
     return clone
 
 

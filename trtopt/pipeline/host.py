@@ -47,8 +47,14 @@ class Cut:
         if self.host is None:
             return whole
         names = [item.name for item in self.artifact.inputs]
-        kept = [{name: shape for name, shape in profile.shapes.items() if name in names} for profile in whole]
-        return tuple(ShapeProfile(shapes) for shapes in kept if shapes)
+        kept = [
+            [
+                {name: ends for name, ends in ranges.items() if name in names}
+                for ranges in (profile.shapes, profile.values)
+            ]
+            for profile in whole
+        ]
+        return tuple(ShapeProfile(shapes, values) for shapes, values in kept if shapes)
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _tensor(value: ir.Value, report: BuildReport, engine: EngineRecord) -> Engin
     name, shape = str(value.name), value.shape
     layouts = {item.name: item.layout for item in report.network_io}
     ranges = [
-        ShapeRange(**{end: tuple(dims) for end, dims in profile[name].items()})
+        ShapeRange(*(tuple(profile[name][end]) for end in ("min", "opt", "max")))
         for profile in engine.profiles
         if name in profile
     ]

@@ -121,4 +121,4 @@ def _profile(profile: ShapeProfile, before: ir.Model, after: ir.Model) -> ShapeP
         if isinstance(count, int):
             low, best, high = ((shape[0], count, *shape[2:]) for shape in (low, best, high))
         shapes[name] = (low, best, high)
-    return ShapeProfile(shapes)
+    return ShapeProfile(shapes, profile.values)

@@ -17,10 +17,10 @@ from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
 from trtopt.engine.manifest import Signer, manifest_path, signature_path
-from trtopt.engine.request import ShapeProfile, fixed_sizes, plan_profiles
+from trtopt.engine.request import ShapeProfile, fixed_sizes, plan_profiles, split_values
 from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
-from trtopt.graph.input_values import input_values
+from trtopt.graph.input_values import InputValues, input_values
 from trtopt.graph.shapes import with_sizes
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
@@ -361,10 +361,20 @@ def _check_types(settings: BuildSettings, model: ir.Model) -> None:
 def _samples(settings: BuildSettings, sources: DataSources, loaded: ModelArtifact) -> tuple[Samples, Samples, str]:
     """Calibration samples, verification samples, and where the latter come from."""
     config = settings.config
-    shapes = config.opt_shapes[0] if config.opt_shapes else None
-    calib = SYNTHETIC if sources.calib is None else sources.calib
-    read = partial(open_samples, inputs=loaded.inputs, shapes=shapes, values=input_values(loaded.model))
-    samples = read(calib)
+    best = (config.opt_shapes or config.max_shapes or ({},))[0]
+    shapes, numbers = split_values(loaded.inputs, best)
+    given = {name: InputValues("given", numbers=each) for name, each in numbers.items()}
+    # Values that say a shape say it of the optimum, so that the samples have its shapes too.
+    inputs = (
+        [replace(item, shape=shapes.get(item.name, item.shape)) for item in loaded.inputs] if given else loaded.inputs
+    )
+    made = partial(open_samples, SYNTHETIC, inputs, shapes=shapes, values=input_values(loaded.model) | given)
+
+    def read(source: Any) -> Samples:
+        is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
+        return made() if is_made else open_samples(source, loaded.inputs)
+
+    samples = read(sources.calib)
     if sources.eval is not None:
         return samples, read(sources.eval), "eval"
     return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"

@@ -98,7 +98,7 @@ def measure_engine(
     options = runtime_options(verified) if options is None else options
     opened = functools.partial(TimedEngine, verified.data, backend, options, streams=timing.streams)
     with opened() as session:
-        feeds = feeds_of(session.inputs(), shapes, session.optimum, inputs)
+        feeds = feeds_of(session.inputs(), shapes, session.optimum, inputs, session.values())
         session.prepare(feeds)
         bus_id = session.pci_bus_id()
         before = read_clocks(bus_id)

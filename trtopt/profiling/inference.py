@@ -74,6 +74,10 @@ class TimedEngine(EngineSession):
         """The shape of a dynamic input that the engine's first optimization profile is tuned for."""
         return self._runner.guarded(lambda: self._runner.optimum(name))
 
+    def values(self) -> dict[str, tuple[int, ...]]:
+        """The values of shape tensors that the engine's first optimization profile is tuned for."""
+        return {name: profiles[0][1] for name, profiles in self._runner.shape_values.items()}
+
     def prepare(self, feeds: Feeds) -> None:
         """Copy the inputs, run once, so that everything is allocated, and capture the graphs where they are asked for.
 
@@ -300,7 +304,7 @@ def time_engine(engine: bytes, backend: Backend, options: RuntimeOptions = AS_BU
         EngineBuildError: It fails to run.
     """
     with TimedEngine(engine, backend, options) as session:
-        feeds = feeds_of(session.inputs(), {}, session.optimum)
+        feeds = feeds_of(session.inputs(), {}, session.optimum, values=session.values())
         session.prepare(feeds)
         stream = session.time(DEFAULT_TIMING)
     return graph_timing(lambda: TimedEngine(engine, backend, options, graph=True), feeds, DEFAULT_TIMING)[0] or stream

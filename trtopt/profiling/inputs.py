@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from trtopt.config import ShapeMap
-from trtopt.engine.request import check_shape
+from trtopt.engine.request import check_shape, split_values
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
+from trtopt.graph.input_values import InputValues
 from trtopt.precision.observe.feeds import ArrayReader, open_arrays
 from trtopt.precision.observe.samples import random_feeds
 from trtopt.support.files import open_file
@@ -21,30 +22,41 @@ _OPTION = "--load-inputs"
 
 
 def feeds_of(
-    inputs: Sequence[InputSpec], shapes: ShapeMap, optimum: Callable[[str], tuple[int, ...]], files: str | None = None
+    inputs: Sequence[InputSpec],
+    shapes: ShapeMap,
+    optimum: Callable[[str], tuple[int, ...]],
+    files: str | None = None,
+    values: ShapeMap | None = None,
 ) -> Feeds:
     """Inputs for an engine, at the shapes that were asked for; ``optimum`` gives those that were not.
 
     Args:
         inputs: The engine's inputs.
-        shapes: Shapes by input name.
+        shapes: Shapes by input name, and values of shape tensors.
         optimum: The shape of a dynamic input that the engine is tuned for.
         files: ``name:file,...`` or an ``.npz``; an input that it leaves out is random. An array brings its shape.
+        values: Those of shape tensors, where neither ``shapes`` nor ``files`` has them.
 
     Raises:
-        UsageError: A shape or a file is of no input, or does not fit.
+        UsageError: A shape or a file is of no input, or does not fit; or both give the values of a shape tensor.
     """
-    known = {item.name: item for item in inputs}
-    for name, shape in shapes.items():
+    known, values = {item.name: item for item in inputs}, values or {}
+    asked, given = split_values([known[name] for name in values], shapes)
+    for name, shape in asked.items():
         check_shape(known, name, shape, "--shapes")
-    fixed = dict(shapes)
+    fixed = dict(asked)
     for item in inputs:
         if item.name not in fixed:
             static = tuple(dim for dim in item.shape if isinstance(dim, int))
             fixed[item.name] = static if item.is_static else optimum(item.name)
-    found = {} if files is None else _loaded(files, known, fixed, shapes)
+    found = {} if files is None else _loaded(files, known, fixed, asked)
+    if twice := found.keys() & given.keys():
+        what = f"The values of {', '.join(sorted(twice))} are in --shapes and in a file"
+        raise UsageError(what, where=f"{_OPTION} {files}", remedy="leave one of them out")
     fixed.update((name, array.shape) for name, array in found.items())
-    return {**random_feeds(inputs, fixed), **found}
+    numbers = {**values, **given}
+    drawn = random_feeds(inputs, fixed, {name: InputValues("given", numbers=each) for name, each in numbers.items()})
+    return {**drawn, **found}
 
 
 def _loaded(

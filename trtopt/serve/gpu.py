@@ -197,11 +197,7 @@ class Lane:
         if not isinstance(given, GpuTensor):
             return np.ascontiguousarray(np.moveaxis(given, 1, -1) if last else given)
         if name in self._loaded.on_host:
-            raise UsageError(
-                f"The input {name!r} lies on the GPU, and the engine reads its values on the host",
-                where=name,
-                remedy="give it as a numpy array",
-            )
+            raise _not_on_gpu(name)
         moved = given.channels_last() if last else given
         if not moved.is_contiguous:
             order = "with channels last (torch: memory_format=torch.channels_last)" if last else "(torch: contiguous())"
@@ -357,6 +353,14 @@ class Lane:
         return np.moveaxis(value, -1, 1) if source is None else package_of(source).moveaxis(value, -1, 1)
 
 
+def _not_on_gpu(name: str) -> UsageError:
+    return UsageError(
+        f"The input {name!r} lies on the GPU, and the engine reads its values on the host",
+        where=name,
+        remedy="give it as a numpy array",
+    )
+
+
 class GpuRunner:
     """An engine on its GPU, with as many execution contexts and streams as calls run at a time.
 
@@ -391,13 +395,24 @@ class GpuRunner:
         else:
             self.inputs = tuple(map(spec_of, manifest.inputs))
             self.outputs = tuple(map(spec_of, manifest.outputs))
-        self._profiles = {spec.name: spec.profiles for spec in self.inputs if spec.profiles}
+        self._values = {
+            name: tuple(ShapeRange(*values) for values in profiles) for name, profiles in loaded.shape_values.items()
+        }
+        self._profiles = {spec.name: spec.profiles for spec in self.inputs if spec.profiles} | self._values
 
     def run(self, context: int, feeds: Mapping[str, CallInput]) -> dict[str, Any]:
         """Outputs by name, on the GPU where the first input is."""
-        profile = choose(self._profiles, {name: tuple(feeds[name].shape) for name in self._profiles})
+        profile = choose(self._profiles, {name: self._sizes(name, feeds[name]) for name in self._profiles})
         with self._cuda.first_gpu():
             return self._lanes[context].run(profile, feeds)
+
+    def _sizes(self, name: str, given: CallInput) -> tuple[int, ...]:
+        """What chooses a profile: the shape of an input, the values of one that is read as a shape."""
+        if name not in self._values:
+            return tuple(given.shape)
+        if isinstance(given, GpuTensor):
+            raise _not_on_gpu(name)
+        return tuple(int(value) for value in given.reshape(-1))
 
     def close(self) -> None:
         with self._cuda.first_gpu():

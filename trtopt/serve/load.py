@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.accuracy.emulation import fp32_emulation
-from trtopt.engine.backend import is_engine
+from trtopt.engine.backend import SPECIALIZATIONS, Specialization, is_engine
+from trtopt.engine.kernel_cache import kernels_folder
 from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine, runtime_options
 from trtopt.errors import IntegrityError, InvalidModelError, MissingDependencyError, TargetError, UsageError
 from trtopt.graph.edit import all_nodes
@@ -194,6 +195,9 @@ class EngineOptions(TypedDict, total=False):
         plugins: Libraries of its plugins, each one that it was built with: their code runs in this process.
         weight_budget: Bytes of its weights that stay on the GPU, or ``auto``, for an engine of ``--builder
             weight_streaming=true``; the others are streamed at every call. None for all.
+        specialization: When TensorRT for RTX compiles kernels for the very shapes of a call: ``eager``, ``lazy`` or
+            ``none``; None for ``eager``.
+        cache_dir: The cache folder, which keeps them for the next process; None for ``~/.cache/trtopt``.
     """
 
     key: str | Path | None
@@ -201,6 +205,8 @@ class EngineOptions(TypedDict, total=False):
     cuda_graphs: int
     plugins: Sequence[str | Path]
     weight_budget: int | Literal["auto"] | None
+    specialization: Specialization | None
+    cache_dir: str | Path | None
 
 
 @dataclass(frozen=True)
@@ -214,6 +220,8 @@ class LoadSettings:
     cuda_graphs: int = 8
     plugins: Sequence[str | Path] = ()
     weight_budget: int | Literal["auto"] | None = None
+    specialization: Specialization | None = None
+    cache_dir: str | Path | None = None
 
     @classmethod
     def of(cls, contexts: int, fallback: Path | None, options: EngineOptions) -> LoadSettings:
@@ -232,6 +240,9 @@ class LoadSettings:
         budget = found.weight_budget
         if budget not in (None, "auto") and (not isinstance(budget, int) or budget < 0):
             raise UsageError(f"weight_budget is {budget!r}", where="weight_budget", remedy="give bytes, or 'auto'")
+        if found.specialization not in (None, *SPECIALIZATIONS):
+            said, remedy = f"specialization is {found.specialization!r}", f"give one of {', '.join(SPECIALIZATIONS)}"
+            raise UsageError(said, where="specialization", remedy=remedy)
         if isinstance(found.plugins, (str, Path)):
             raise UsageError("plugins is one path", where="plugins", remedy="give a list of paths")
         return found
@@ -272,7 +283,9 @@ def load(path: Path, settings: LoadSettings) -> Loaded:
                 f"machine; or {error.remedy}",
             ) from error
         return _fallback(engine, settings.fallback, settings.contexts, error.what)
-    access = runtime_options(engine, map(Path, settings.plugins), settings.weight_budget)
+    kernels = kernels_folder(settings.cache_dir)
+    plugins = map(Path, settings.plugins)
+    access = runtime_options(engine, plugins, settings.weight_budget, settings.specialization, kernels)
     runner: ServingRunner = GpuRunner(engine, access, settings.contexts, settings.cuda_graphs)
     if engine.manifest is not None and engine.manifest.host is not None:
         runner = _with_host(runner, engine.path, engine.manifest.host, settings.contexts)
@@ -310,7 +323,7 @@ def _with_host(first: ServingRunner, path: Path, host: HostFiles, contexts: int)
 
 def _check_no_engine_settings(path: Path, settings: LoadSettings) -> None:
     """Settings that protect engines must not be taken for protection of a model."""
-    for name in ("fallback", "key", "plugins", "weight_budget"):
+    for name in ("fallback", "key", "plugins", "weight_budget", "specialization", "cache_dir"):
         if getattr(settings, name) not in (None, ()):
             raise UsageError(
                 f"{name} is for engines, and the file is none",

@@ -139,6 +139,8 @@ def _random(
     if spec.dtype.kind in "iub" and values is not None:
         if values.kind == "mask":
             return np.ones(shape, spec.dtype)
+        if values.kind == "given":
+            return np.array(values.numbers, spec.dtype).reshape(shape)
         largest = 1 if spec.dtype.kind == "b" else int(np.iinfo(spec.dtype).max)
         size = largest if values.size is None else min(values.size, largest)
         if values.kind == "positions":

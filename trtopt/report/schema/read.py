@@ -73,7 +73,7 @@ class _Device:
 
 @dataclasses.dataclass(frozen=True)
 class _Calibrated:
-    """What the forms of a build show of its GPU's predictions."""
+    """What the forms of a build and an analysis show of their GPU's predictions."""
 
     calibration: GpuCalibration | None = None
 
@@ -149,7 +149,7 @@ def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) ->
             if not 0 <= layer.measured_us < _LONGEST_US:
                 raise _wrong_field(f"{layer.measured_us} is no time - at `$.layers[{index}].measured_us`", path)
         _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
-    if isinstance(found, build.BuildReport) and found.gpu is not None:
+    if isinstance(found, (build.BuildReport, analysis.Analysis)) and found.gpu is not None:
         converted(found.gpu, _Calibrated, path)
     if isinstance(found, analysis.Analysis):
         _check_rows(found.layers, path)

@@ -246,8 +246,12 @@ def _engine(report: BuildReport) -> list[RenderableType]:
 def _profiles(engine: EngineRecord) -> Iterable[str]:
     for profile in engine.profiles:
         for name, shapes in profile.items():
-            texts = ["x".join(map(str, shapes[key])) for key in ("min", "opt", "max") if key in shapes]
-            yield f"{name}: {texts[0]} (static)" if len(set(texts)) == 1 else f"{name}: {' .. '.join(texts)}"
+            for ending, said in (("", ""), ("_values", " values")):
+                keys = [f"{end}{ending}" for end in ("min", "opt", "max")]
+                texts = ["x".join(map(str, shapes[key])) for key in keys if key in shapes]
+                if texts:
+                    ends = f"{texts[0]} (static)" if len(set(texts)) == 1 else " .. ".join(texts)
+                    yield f"{name}{said}: {ends}"
 
 
 def _host(report: BuildReport) -> list[RenderableType]:

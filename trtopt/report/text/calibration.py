@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from trtopt.hardware.spec import GpuCalibration
 from trtopt.report.text.format import count, line, pairs, percent, sections, visible
 
 if TYPE_CHECKING:
@@ -22,13 +25,13 @@ _FACTORS = {
 
 def calibration_lines(gpu: Mapping[str, Any] | None) -> tuple[str, ...]:
     """One line that says that predictions use a calibration, from a report's ``gpu``; none where they use none."""
-    found = None if gpu is None else gpu.get("calibration")
-    if gpu is None or found is None:
+    if gpu is None or gpu.get("calibration") is None:
         return ()
-    errors = f"{percent(found['error_before'])} -> {percent(found['error_after'])}"
+    found = msgspec.convert(gpu["calibration"], GpuCalibration)  # as it was checked: a file may leave fields out
+    errors = f"{percent(found.error_before)} -> {percent(found.error_after)}"
     return (
-        f"predictions for {visible(str(gpu.get('name', '?')))} use a calibration of {visible(found['date'])} from"
-        f" {count(found['layers'], 'layer')}: error on layers left out {errors}",
+        f"predictions for {visible(str(gpu.get('name', '?')))} use a calibration of {visible(found.date)} from"
+        f" {count(found.layers, 'layer')}: error on layers left out {errors}",
     )
 
 

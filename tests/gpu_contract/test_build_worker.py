@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from strict_tensorrt import ExecutionContextAllocationStrategy, Machine, Plan, Tensor, tensorrt_module
+from machine import Machine, Plan, Tensor
+from plans import shaped
 
-from trtopt.engine import build, native_log, worker
+from trtopt.engine import build, worker
 from trtopt.engine.backend import TENSORRT
 from trtopt.engine.cache import Compiled, TimingCache, timing_for
 from trtopt.engine.process import driver_failed, refusal
-from trtopt.engine.request import BuildRequest
+from trtopt.engine.request import BuildRequest, ShapeProfile
 from trtopt.errors import TargetError
 from trtopt.events import Event
 from trtopt.hardware.spec import find_gpu
@@ -29,24 +30,23 @@ UNKNOWN_TYPE = LAYERS + '"Format/Datatype": "Row major linear FP3 format"}]}]}'
 
 
 def plan(**more: object) -> Plan:
-    profile = ((1, 2), (3, 2), (4, 2))
-    tensors = (Tensor("x", (-1, 2), profile=profile), Tensor("y", (-1, 2), is_input=False))
+    profiles = (((1, 2), (3, 2), (4, 2)),)
+    tensors = (Tensor("x", (-1, 2), profiles=profiles), Tensor("y", (-1, 2), is_input=False))
     return Plan(tensors, lambda feeds: {"y": np.asarray(feeds["x"])}, **more)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    found = Machine()
-    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_module(found))
-    monkeypatch.setattr(native_log, "_LOGGERS", {})
-    return found
 
 
 def test_an_engine_is_inspected_without_memory_for_activations(machine: Machine, tmp_path: Path) -> None:
     trt, data = sys.modules["tensorrt"], machine.engine(plan(inspected=FLOAT))
     worker._inspect(trt, data, tmp_path, host_code=False)
     assert (tmp_path / worker.LAYERS).read_text(encoding="utf-8") == FLOAT
-    assert machine.contexts == [ExecutionContextAllocationStrategy.USER_MANAGED]
+    assert machine.contexts == ["USER_MANAGED"]
+
+
+def test_the_inspector_is_given_the_values_of_shape_tensors(machine: Machine, tmp_path: Path) -> None:
+    trt, data = sys.modules["tensorrt"], machine.engine(replace(shaped(), inspected=FLOAT))
+    worker._inspect(trt, data, tmp_path, host_code=False)
+    assert (tmp_path / worker.LAYERS).read_text(encoding="utf-8") == FLOAT
+    assert not machine.left()
 
 
 def test_a_version_compatible_engine_is_inspected(machine: Machine, tmp_path: Path) -> None:
@@ -117,6 +117,34 @@ def test_an_engine_that_the_inspector_fails_on_is_built(tmp_path: Path, monkeypa
     request = BuildRequest(tmp_path / "m.onnx", replace(TENSORRT, module="tensorrt_rtx"), gpu, ("r",))
     found = build.build_engine(request)
     assert found.data[:4] == b"vtrt" and found.record.layers is None
+
+
+@pytest.mark.parametrize("shapes", [{}, {"s": ((1, 8), (4, 8), (16, 8))}])
+def test_a_build_for_tensorrt_by_another_module_of_its_name(
+    shapes: dict[str, tuple[tuple[int, ...], ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole path of the backend: profiles, flags, progress, the timing cache that there is none of."""
+    pytest.importorskip("tensorrt_rtx")
+    import onnx
+    import onnx.parser
+
+    (tmp_path / "tensorrt.py").write_text("import sys, tensorrt_rtx\nsys.modules[__name__] = tensorrt_rtx\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    gpu, body = find_gpu("L4"), "g (float[N,8] x) => (float[N,8] y) {y = Relu(x)}"
+    if shapes:
+        body = "g (float[N,8] x, int64[2] s) => (float[A,B] y) {r = Relu(x) y = Reshape(r, s)}"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {body}'), tmp_path / "m.onnx")
+    monkeypatch.setattr(build, "present_gpu", lambda: gpu)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    batches = {"x": ((1, 8), (4, 8), (16, 8))}
+    profile = ShapeProfile({**batches, **({"s": ((2,),) * 3} if shapes else {})}, shapes)  # type: ignore[arg-type]
+    request = BuildRequest(
+        tmp_path / "m.onnx", TENSORRT, gpu, ("r",), (profile,), builder=("builder_optimization_level=1",)
+    )
+    said: list[Event] = []
+    found = build.build_engine(request, said.append)
+    assert found.data[:4] == b"vtrt" and any(event.kind == "advance" for event in said)
+    assert found.record.profiles == (profile.to_json_dict(),)
 
 
 def test_two_builds_at_once_both_add_to_a_timing_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,68 @@
+"""Inputs that the compiler reads as shapes: their values are in the profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import trtopt
+from trtopt.errors import EngineBuildError
+
+pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
+
+RESHAPE = "g (float[N,8] x, int64[2] s) => (float[A,B] y) {e = Relu(x) y = Reshape(e, s)}"
+RESIZE = 'g (float[1,3,H,W] x, int64[4] s) => (float[A,B,C,D] y) {e = Relu(x) y = Resize<mode="linear">(e,,,s)}'
+X, K = np.ones((4, 8), np.float32), np.ones(1, np.int64)
+TOP_K = "g (float[4,8] x, int64[1] s) => (float[4,A] y, int64[4,A] i) {y, i = TopK(x, s)}"
+
+
+def saved(text: str, folder: Path) -> Path:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    onnx.save(model, folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "best", "high"),
+    [
+        (RESHAPE, {"x": (1, 8), "s": (1, 8)}, {"x": (4, 8), "s": (4, 8)}, {"x": (16, 8), "s": (16, 8)}),
+        (
+            RESIZE,
+            {"x": (1, 3, 8, 8), "s": (1, 3, 16, 16)},
+            {"x": (1, 3, 16, 16), "s": (1, 3, 32, 32)},
+            {"x": (1, 3, 32, 32), "s": (1, 3, 64, 64)},
+        ),
+        (TOP_K, {"s": (1,)}, {"s": (3,)}, {"s": (5,)}),
+    ],
+)
+def test_an_engine_with_a_shape_tensor_is_built_and_verified(
+    text: str,
+    low: dict[str, tuple[int, ...]],
+    best: dict[str, tuple[int, ...]],
+    high: dict[str, tuple[int, ...]],
+    tmp_path: Path,
+) -> None:
+    report = trtopt.build(
+        saved(text, tmp_path),
+        gpu="L4",
+        min_shapes=(low,),
+        opt_shapes=(best,),
+        max_shapes=(high,),
+        output=str(tmp_path / "m.rtx.engine"),
+    )
+    assert report.engine is not None and report.accuracy is not None
+    values = report.engine.profiles[0]["s"]
+    assert [tuple(values[f"{end}_values"]) for end in ("min", "opt", "max")] == [low["s"], best["s"], high["s"]]
+    assert all(output.sqnr_db > 50 for output in report.accuracy.outputs.values())
+    assert not any("cannot be judged" in text for text in report.warnings)
+    assert trtopt.verify(tmp_path / "m.rtx.engine").inputs[-1].name == "s"
+
+
+def test_without_values_the_remedy_names_the_input_and_the_options(tmp_path: Path) -> None:
+    with pytest.raises(EngineBuildError, match="'s' as a shape") as caught:
+        trtopt.build(saved(TOP_K, tmp_path), gpu="L4", calib={"x": X, "s": K}, output=str(tmp_path / "m.rtx.engine"))
+    assert "--opt-shapes s:N " in caught.value.remedy
