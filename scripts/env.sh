@@ -31,7 +31,7 @@ if [ "${NEEDS:-tests}" = quickstart ]; then
     takes="about 1500 MB on the disk, about 1 min where downloads are fast"
 else
     marker=installed
-    packages=(--editable ".[rtx,cpu,torch,report,sign,ray,sweep,dev]")
+    packages=(--editable ".[rtx,cpu,torch,report,sign,ray,sweep,polygraphy,dev]")
     takes="about 2100 MB on the disk in all, about 2 min where downloads are fast"
 fi
 if ! is_installed installed && ! is_installed "$marker"; then

@@ -17,6 +17,7 @@ from small_models import samples, save_small
 from trtexec_files import CONVOLUTION_10, FOREIGN, GEMM_10, GEMM_11, IO_11, layer_info, profile_text, row, time_record
 
 from trtopt.engine.manifest import Signer
+from trtopt.precision.observe.polygraphy import write_inputs, write_outputs
 from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 
 CONFIG = """\
@@ -192,6 +193,8 @@ def _inputs(folder: Path) -> None:
     np.savez(folder / "calib.npz", x=samples(2))
     np.savez_compressed(folder / "labels.npz", x=samples(4), __labels__=np.arange(4))
     np.save(folder / "x.npy", samples(2))
+    write_inputs(folder / "inputs.json", [{"x": samples(2)}])
+    write_outputs(folder / "outputs.json", "another", [{"scores": np.ones((2, 10), np.float32)}])
     (folder / "plain.npz").write_bytes(_stored(folder / "x.npy"))
     tables = {"config.toml": CONFIG, "matrix.toml": MATRIX, "fleet.toml": FLEET, "gpus.toml": GPUS}
     for name, text in {**tables, "args.txt": ARGUMENTS, "trt.cache": TRT_CACHE}.items():

@@ -126,6 +126,12 @@ TARGETS = (
         ("o.onnx",),
         share=3,
     ),
+    Target(
+        "optimize model.onnx -o o.onnx --recipes none --eval inputs.json --reference outputs.json",
+        {"inputs.json": "report", "outputs.json": "report"},
+        _M,
+        ("o.onnx",),
+    ),
     Target("optimize model.onnx -o o.onnx --recipes none --calib x.npy", {"x.npy": "arrays"}, _M, ("o.onnx",), share=2),
     Target("sensitivity model.onnx --calib calib.npz --cache-dir new", {"calib.npz": "arrays"}, _M, share=0.3),
     Target(

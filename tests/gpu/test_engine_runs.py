@@ -11,6 +11,7 @@ import rtx_nets
 from trtopt import api
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.run import why_not_run
+from trtopt.precision.observe.polygraphy import read_inputs, read_outputs
 
 BACKENDS = [pytest.param(backend, id=backend.name) for backend in (TENSORRT_RTX, TENSORRT)]
 
@@ -46,3 +47,26 @@ def test_the_engines_own_outputs_are_verified(backend: Backend, precision: str, 
     assert report.accuracy is not None and report.accuracy.verified == "engine"
     assert report.accuracy.engine is not None
     assert all(output.sqnr_db > 15 for output in report.accuracy.engine.values())
+
+
+@pytest.mark.gpu
+def test_polygraphys_runner_computes_what_the_engines_session_does(tmp_path: Path) -> None:
+    """Polygraphy's ``TrtRunner`` is the oracle. Written to its documented API and never run."""
+    pytest.importorskip("polygraphy", reason="Polygraphy is not installed: the extra polygraphy")
+    reason = why_not_run(TENSORRT)
+    if reason:
+        pytest.skip(reason)
+    from polygraphy.backend.common import BytesFromPath
+    from polygraphy.backend.trt import EngineFromBytes, TrtRunner
+
+    samples = {"x": np.random.default_rng(0).standard_normal((4, 16, 16, 16)).astype(np.float32)}
+    engine, kept = tmp_path / "m.engine", tmp_path / "kept"
+    api.build(rtx_nets.conv_net(), backend=TENSORRT.name, calib=samples, output=str(engine), polygraphy=str(kept))
+    name, own = read_outputs(kept / "outputs.json")
+    assert name == "trtopt-engine"
+    with TrtRunner(EngineFromBytes(BytesFromPath(str(engine)))) as runner:
+        for feeds, outputs in zip(read_inputs(kept / "inputs.json"), own, strict=True):
+            found = runner.infer(feeds)
+            assert found.keys() == outputs.keys()
+            for output, array in outputs.items():
+                np.testing.assert_allclose(array, found[output], rtol=1e-3, atol=1e-3)

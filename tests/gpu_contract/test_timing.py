@@ -7,12 +7,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from machine import Machine, Plan
 from plans import KINDS, X, doubling
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, RuntimeOptions, identify
 from trtopt.engine.manifest import VerifiedEngine
+from trtopt.precision.observe.polygraphy import write_inputs
 from trtopt.profiling import gpu, inference
 from trtopt.profiling.export import profile_json, times_json
 from trtopt.profiling.inference import TimedEngine, time_engine
@@ -94,16 +96,22 @@ def test_what_is_exported_has_the_fields_of_trtexec(machine: Machine) -> None:
     assert row["startH2dMs"] < row["endH2dMs"] == row["startComputeMs"] < row["endComputeMs"] == row["startD2hMs"]
 
 
-def test_an_engine_is_measured_with_all_that_is_exported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_measured_with_all_that_is_exported(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(gpu, "profiled_runs", functools.partial(gpu.profiled_runs, limits=LIMITS))
     data, plan = machine.engine(slow_and_fast()), slow_and_fast()
     engine = VerifiedEngine(Path("m.engine"), data, *identify(data), None)
-    found = gpu.measure_engine(engine, {"x": (3, 3, 2, 2)}, timing=replace(TWENTY, graph=True, streams=2))
+    saved, image = tmp_path / "inputs.json", np.arange(36, dtype=np.float32).reshape(3, 3, 2, 2)
+    write_inputs(saved, [{"x": image}])
+    found = gpu.measure_engine(engine, {}, timing=replace(TWENTY, graph=True, streams=2), inputs=str(saved))
     conditions = found.measurement.source.conditions
     assert found.measurement.end_to_end_us == 1500.0 and len(found.timing.trace) == 20
     assert (conditions["end_to_end"], conditions["streams"]) == ("cuda_graph", 2)
     assert conditions["stream_device_p99_us"] == conditions["cuda_graph_device_p99_us"] == 2000.0
     assert conditions["input_shapes"] == {"x": [3, 3, 2, 2]}
+    np.testing.assert_array_equal(found.feeds["x"], image)
+    np.testing.assert_array_equal(found.outputs["y"], 2 * image)
     assert [layer.measured_us for layer in found.measurement.layers] == [750.0, 250.0]
     assert json.loads(profile_json(found.runs))[1]["averageMs"] == 0.75
     assert len(json.loads(times_json(found.timing))) == 20 and found.layer_information == plan.inspected

@@ -27,6 +27,7 @@ from trtopt.engine.cache import Compiled, timing_for
 from trtopt.engine.request import BuildRequest, ShapeProfile
 from trtopt.hardware.spec import find_gpu
 from trtopt.pipeline import compile
+from trtopt.precision.observe.polygraphy import write_outputs
 
 FAST: dict[str, Any] = {"precision": "fp16", "recipes": "none", "gpu": "L4"}
 INT8: dict[str, Any] = {**FAST, "precision": "int8", "keep_all_int8": True}
@@ -76,10 +77,13 @@ ROWS = (
     Row("calib_method", "max", "mse", False),
     Row("calib_cache", None, "statistics.calib", False, INT8),
     Row("eval", None, OTHERS, False),
+    Row("reference", None, "outputs.json", False, {**FAST, "eval": OTHERS}),
     Row("metric", None, "sqnr", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
     Row("min_sqnr_db", None, 1.0, False),
     Row("min_agreement", None, 0.1, False),
+    Row("atol", (), ("9", "y:8"), False),
+    Row("rtol", (), ("9",), False),
     Row("allow_accuracy_loss", False, True, False),
     Row("compare_tensors", False, True, False),
     Row("keep_all_int8", False, True, True, {**INT8, "calib": SAMPLES}),  # too small a network to gain by INT8
@@ -121,6 +125,7 @@ ROWS = (
     Row("cache_gb", None, 1.0, False),
     Row("no_cache", False, True, False),
     Row("sign", None, "key.pem", False),
+    Row("polygraphy", None, "kept", False),
     Row("save_onnx", None, "o.onnx", False),
     Row("report", None, "r.json", False),
     Row("export_layer_info", None, "l.json", False),
@@ -150,6 +155,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     onnx.save(proto, path / "net.onnx")
     np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
+    write_outputs(path / "outputs.json", "another", [{"y": rng.standard_normal((4, 32)).astype(np.float32)}])
     if importlib.util.find_spec("cryptography") is not None:
         write_key(path / "key.pem")
     (path / "copy").mkdir()

@@ -13,6 +13,7 @@ from trtopt.analysis.profile import timing_options
 from trtopt.config import ProfileConfig
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
+from trtopt.precision.observe.polygraphy import write_inputs
 from trtopt.profiling.export import profile_json, times_json
 from trtopt.profiling.ingest import ingest
 from trtopt.profiling.inputs import feeds_of
@@ -85,9 +86,44 @@ def test_arrays_bring_their_shape_and_what_is_left_out_is_random(tmp_path: Path)
     np.testing.assert_array_equal(inputs_of(f"a:b:{tmp_path}/ids.npy")["a:b"], IDS)
 
 
+_SCRIPT = """
+import numpy
+def load_data():
+    yield {"image": numpy.full((3, 2), 2.0, "float32"), "a:b": numpy.array([5, 7])}
+    raise RuntimeError("the first is enough")
+"""
+
+
+@pytest.mark.parametrize("source", ["saved.json", "iterations", "arrays", "loader.py", "loader.py:load_data"])
+def test_inputs_are_read_from_what_polygraphy_saves_and_loads(tmp_path: Path, source: str) -> None:
+    """The first inference of several, whole: batches are not cut to rows."""
+    feeds = [{"image": np.full((3, 2), value, np.float32), "a:b": IDS} for value in (2.0, 3.0)]
+    write_inputs(tmp_path / "saved.json", feeds)
+    for folder in ("iterations", "arrays"):
+        (tmp_path / folder).mkdir()
+    for index, feed in enumerate(feeds):
+        write_inputs(tmp_path / "iterations" / f"{index}.json", [feed])
+        np.savez(tmp_path / "arrays" / f"{index}.npz", **feed)
+    (tmp_path / "loader.py").write_text(_SCRIPT)
+    found = inputs_of(f"{tmp_path}/{source}")
+    np.testing.assert_array_equal(found["image"], feeds[0]["image"])
+    np.testing.assert_array_equal(found["a:b"], IDS)
+    assert found["a:b"].dtype == np.int32
+
+
+def test_what_polygraphy_left_out_is_random(tmp_path: Path) -> None:
+    write_inputs(tmp_path / "in.json", [{"image": np.ones((3, 2), np.float32)}])
+    found = inputs_of(str(tmp_path / "in.json"))
+    assert found["image"].shape == (3, 2) and found["a:b"].shape == (2,)
+
+
 @pytest.mark.parametrize(
     ("files", "shapes", "words"),
     [
+        ("{}/none.json", {}, "no feed"),
+        ("{}/other.json", {}, "no input 'other'"),
+        ("{}/missing.py", {}, "does not exist"),
+        ("{}", {}, "An .npy holds one array"),
         ("image", {}, "names no input"),
         ("other:{}/seven.bin", {}, "no input 'other'"),
         ("image:{}/missing.bin", {}, "missing.bin"),
@@ -105,6 +141,8 @@ def test_inputs_that_do_not_fit_are_refused(
     np.save(tmp_path / "three.npy", np.zeros((1, 3), np.float32))
     np.save(tmp_path / "half.npy", np.zeros(2, np.float32))
     np.save(tmp_path / "pair.npy", np.zeros((1, 2), np.float32))
+    write_inputs(tmp_path / "none.json", [])
+    write_inputs(tmp_path / "other.json", [{"other": IDS}])
     with pytest.raises(UsageError) as caught:
         inputs_of(files.format(tmp_path), shapes)
     assert words in str(caught.value)

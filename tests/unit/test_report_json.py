@@ -67,6 +67,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
         "top1_agreement": None,
         "nonfinite": 7,
         "shapes_differ": 0,
+        "tolerance": None,
     }
     assert outputs["logits"]["sqnr_db"] == ACCURACY.outputs["logits"].sqnr_db
 

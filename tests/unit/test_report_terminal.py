@@ -125,6 +125,12 @@ def test_the_accuracy_of_each_output_is_a_row() -> None:
     assert "metric top1: FP32 0.9889, optimized 0.9861, drop 0.0028" in text
 
 
+def test_recorded_outputs_are_named_as_the_reference() -> None:
+    assert "360 samples (eval) against the outputs in o.json: " in _section(
+        full_report(config={"reference": "o.json"}), "Accuracy"
+    )
+
+
 def test_the_outputs_of_the_engine_itself_are_shown_where_it_ran() -> None:
     accuracy = dataclasses.replace(ACCURACY, verified="engine", engine={"logits": ACCURACY.outputs["logits"]})
     text = _section(full_report(accuracy=accuracy), "Accuracy")

@@ -206,7 +206,7 @@ def test_zero_samples_are_refused(shape: tuple[int, ...]) -> None:
 def test_missing_empty_and_foreign_sources_are_refused(tmp_path: Path) -> None:
     assert "do not exist" in refused(str(tmp_path / "none.npz")).what
     (tmp_path / "folder").mkdir()
-    assert "no .npz or .npy" in refused(tmp_path / "folder").what
+    assert "no .npz, .npy or .json" in refused(tmp_path / "folder").what
     (tmp_path / "empty.npz").touch()
     assert "empty" in refused(tmp_path / "empty.npz").what
     (tmp_path / "text.npz").write_text("hello")

@@ -1,7 +1,7 @@
 """Two runs of the same samples compared: SQNR, cosine, largest error, top-1 agreement, streamed over the samples.
 
-Polygraphy's comparator is not used here: it keeps the outputs of every iteration and judges each element against a
-tolerance, iteration by iteration; it has no measure pooled over all samples, which is what a gate needs.
+Polygraphy's comparator is not used here: it keeps the outputs of every iteration and has no measure pooled over all
+samples, which is what a gate needs. Its tolerances are counted beside those.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.config import Tolerances
 from trtopt.errors import InvalidModelError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
-from trtopt.report.schema.build import OutputAccuracy
+from trtopt.report.schema.build import OutputAccuracy, ToleranceRecord
 from trtopt.support.ort_session import Feeds, OrtSession
 
 CLEAN_DB = 40.0
@@ -45,7 +46,10 @@ class Runner(Protocol):
 
 @dataclass
 class Accumulator:
-    """Sums over the samples of one tensor, in FP64. Elements whose reference is not finite are left out."""
+    """Sums over the samples of one tensor, in FP64. Elements whose reference is not finite are left out.
+
+    Where ``tolerance`` says how far off an element may be, it counts those beyond.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
@@ -57,6 +61,7 @@ class Accumulator:
     agree: int = 0
     positions: int = 0
     has_top1: bool | None = None
+    tolerance: ToleranceRecord | None = None
 
     def update(self, reference: np.ndarray, output: np.ndarray) -> None:
         """Add one sample; the arrays have any numeric or boolean dtype.
@@ -65,6 +70,7 @@ class Accumulator:
         """
         if reference.shape != output.shape:
             self.differs += 1
+            self._judge(np.ones(reference.size, bool))
             return
         discrete = not is_float(reference)
         if self.has_top1 is None:
@@ -82,6 +88,9 @@ class Accumulator:
         finite = np.isfinite(ref)
         if not finite.all():
             ref, out = ref[finite], out[finite]
+        if self.tolerance is not None:
+            off = np.abs(out - ref)
+            self._judge(~((off <= self.tolerance.atol) | (off <= self.tolerance.rtol * np.abs(ref))))
         broken = int(ref.size - np.count_nonzero(np.isfinite(out)))
         if broken:
             self.nonfinite += broken
@@ -93,8 +102,16 @@ class Accumulator:
         self.noise += float(error @ error)
         self.max_abs = max(self.max_abs, float(np.abs(error).max(initial=0.0)))
 
+    def _judge(self, is_beyond: np.ndarray) -> None:
+        if self.tolerance is not None:
+            beyond = self.tolerance.beyond + int(np.count_nonzero(is_beyond))
+            self.tolerance = replace(self.tolerance, beyond=beyond, values=self.tolerance.values + is_beyond.size)
+
     def result(self) -> OutputAccuracy:
         """The measures over everything added so far."""
+        return replace(self._measures(), tolerance=self.tolerance)
+
+    def _measures(self) -> OutputAccuracy:
         if self.differs:
             return OutputAccuracy(math.nan, math.nan, math.nan, None, self.nonfinite, self.differs)
         agreement = self.agree / self.positions if self.has_top1 and self.positions else None
@@ -140,10 +157,10 @@ def compare(
     optimized: Runner,
     samples: Iterable[Feeds],
     *,
-    on_event: OnEvent = ignore,
-    task: str = "verify",
+    advance: Callable[[], object] = lambda: None,
     varying: Collection[str] = (),
     enough: Callable[[Mapping[str, OutputAccuracy]], bool] | None = None,
+    tolerances: Tolerances | None = None,
 ) -> dict[str, OutputAccuracy]:
     """Compare the outputs of two runners over ``samples``; memory does not grow with their number.
 
@@ -155,14 +172,19 @@ def compare(
         reference: The FP32 model.
         optimized: The emulation, or the engine; its outputs are matched by name.
         samples: One call's inputs each.
-        on_event: Called with an ``advance`` of ``task`` after each sample.
+        advance: Called after each sample.
         varying: Outputs whose shape depends on the values (boxes found): a rounding may change it.
         enough: Asked after each sample whether what was found so far is enough; None runs all of them.
+        tolerances: How far values may be off; None judges none of them by itself.
 
     Raises:
         InvalidModelError: The outputs differ in name or shape, are not tensors of numbers, or there is no sample.
     """
     accumulators = {name: Accumulator() for name in reference.output_names}
+    if tolerances is not None:
+        for name, accumulator in accumulators.items():
+            atol, rtol = tolerances.of(name)
+            accumulator.tolerance = ToleranceRecord(atol, rtol, beyond=0, values=0)
     missing = [name for name in accumulators if name not in optimized.output_names]
     if missing:
         raise InvalidModelError(
@@ -176,7 +198,7 @@ def compare(
         outputs = dict(zip(optimized.output_names, optimized.run(feeds), strict=True))
         for name, value in expected:
             accumulators[name].update(*checked_arrays(name, value, outputs[name], may_differ=name in varying))
-        on_event(Event("advance", task))
+        advance()
         if enough is not None and enough({name: item.result() for name, item in accumulators.items()}):
             break
     if not count:
@@ -310,7 +332,7 @@ class MemoizedRunner:
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
         """Copies of the outputs, which the caller may change."""
-        key = _digest(feeds)
+        key = digest(feeds)
         known = self._known.get(key)
         if known is not None:
             return [array.copy() for array in known]
@@ -324,13 +346,14 @@ class MemoizedRunner:
         return outputs
 
 
-def _digest(feeds: Feeds) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
+def digest(feeds: Feeds) -> bytes:
+    """A hash of the names, dtypes, shapes and values of what a network is fed."""
+    found = hashlib.blake2b(digest_size=16)
     for name in sorted(feeds):
         array = np.ascontiguousarray(feeds[name])
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.digest()
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.digest()
 
 
 @dataclass(frozen=True)

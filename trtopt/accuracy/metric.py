@@ -254,8 +254,9 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
     """The gates that failed, one sentence each; the caller decides between an error and a warning.
 
     Always: no output is NaN or infinite where the reference is finite. ``--min-sqnr-db X``: each output's SQNR is at
-    least X. The floor of the record: each output keeps its bound of it. ``--max-accuracy-drop X``: with a metric,
-    baseline - optimized <= X; without one, X bounds 1 - top-1 agreement of each output that has one, else 1 - cosine.
+    least X. ``--atol`` and ``--rtol``: no value is beyond both. The floor of the record: each output keeps its bound of
+    it. ``--max-accuracy-drop X``: with a metric, baseline - optimized <= X; without one, X bounds 1 - top-1 agreement
+    of each output that has one, else 1 - cosine.
     An engine that ran passes the same gates: its own metric, or its outputs where the metric could not be measured on
     it. Outputs that the host computes pass the first gate and the metric's; for the others the tensors it computes them
     from stand in, since a rounding may change which boxes are chosen, and their order.
@@ -288,7 +289,12 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
 
 
 def _output_failures(where: str, accuracy: OutputAccuracy, budget: AccuracyBudget, has_metric: bool) -> list[str]:
-    failures = []
+    failures, found = [], accuracy.tolerance
+    if found is not None and found.beyond:
+        failures.append(
+            f"{where}: {found.beyond} of {found.values} values differ by more than {found.atol:g} of --atol and "
+            f"{found.rtol:g} of --rtol, the largest by {accuracy.max_abs:.3g}"
+        )
     if not budget.allows_sqnr(accuracy.sqnr_db):
         failures.append(
             f"{where}: SQNR {accuracy.sqnr_db:.1f} dB, less than the {budget.sqnr_db:g} dB of --min-sqnr-db"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -40,7 +42,7 @@ from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
-from trtopt.support.ort_session import OrtSession
+from trtopt.support.ort_session import Feeds, OrtSession
 
 if TYPE_CHECKING:
     import torch
@@ -172,6 +174,9 @@ class _Run:
         if config.key is not None and (path is None or config.layer_info is not None or not _is_engine(path)):
             raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
         if config.layer_info is not None:
+            if config.polygraphy is not None:
+                what = "Files of trtexec hold no inputs"
+                raise UsageError(what, where="--polygraphy", remedy="leave it out, or name an engine or a model")
             self._refuse_timing()
             return self._ingested(path)
         if path is None:
@@ -259,6 +264,10 @@ class _Run:
         with self.clock.stage("measure"):
             feeds = random_feeds(loaded.inputs, decided.shapes, input_values(loaded.model))
             measurement = onnxruntime.measure(loaded, feeds, threads=threads)
+        if self.config.polygraphy is not None:
+            with OrtSession(loaded.model) as session:
+                outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
+            self._keep(feeds, outputs, "trtopt-onnxruntime")
         return join(measurement, Device(cpu), self._modules(loaded, measurement))
 
     def _load(self, path: Path) -> ModelArtifact:
@@ -292,6 +301,7 @@ class _Run:
                 engine, shapes, loaded, timing=timing_options(self.config), inputs=self.config.load_inputs
             )
         self._export(found)
+        self._keep(found.feeds, found.outputs, "trtopt-engine")
         return join(found.measurement, Device(self._present()))
 
     def _export(self, found: EngineRun) -> None:
@@ -305,6 +315,13 @@ class _Run:
             atomic_write(Path(config.export_profile), profile_json(found.runs))
         if config.export_layer_info is not None:
             atomic_write(Path(config.export_layer_info), found.layer_information)
+
+    def _keep(self, feeds: Feeds, outputs: Mapping[str, np.ndarray], runner: str) -> None:
+        """Write what was run, and what it gave, where that is asked for."""
+        if self.config.polygraphy is not None:
+            from trtopt.pipeline import polygraphy
+
+            polygraphy.keep_inference(polygraphy.make_folder(self.config.polygraphy), feeds, outputs, runner)
 
     def _built(self, path: Path) -> ProfileReport:
         """A model: built as ``trtopt build`` does by default, then measured, its outputs compared with FP32."""
@@ -326,6 +343,7 @@ class _Run:
                         load_engine(built), shapes, reference=reference, timing=timing, inputs=inputs
                     )
         self._export(found)
+        self._keep(found.feeds, found.outputs, "trtopt-engine")
         measurement = found.measurement
         measurement = dataclasses.replace(
             measurement, source=dataclasses.replace(measurement.source, files={"model": str(path)})

@@ -237,4 +237,6 @@ def gate(report: BuildReport, config: BuildConfig) -> int:
     for failure in report.gate_failures:
         say(f"error: a gate failed: {failure}", sys.stderr)
     say("  remedy: --allow-accuracy-loss turns failed gates into warnings", sys.stderr)
+    if report.reduce:
+        say(f"  reduce: {report.reduce}", sys.stderr)
     return GateError.exit_code

@@ -146,6 +146,8 @@ _MEANT = [
         ("--auto",),
         "the fastest mix of all types within an accuracy budget, 0.01 unless `--max-accuracy-drop` says otherwise",
     ),
+    Flag("--atol", "1e-3", "build", ("--atol={}",), "with Polygraphy's [meaning](polygraphy.md#tolerances)"),
+    Flag("--rtol", "1e-3", "build", ("--rtol={}",), "likewise"),
     Flag(
         "--noTF32",
         "",
@@ -260,7 +262,7 @@ _MEANT = [
         "x:x.bin",
         "profile",
         ("--load-inputs={}",),
-        "also `.npy`, and one `.npz` for all inputs",
+        "also `.npy`; for all inputs one `.npz`, or what [Polygraphy](polygraphy.md#inputs) saved or loads",
         is_result=True,
     ),
     Flag("--includeDataTransfers", "", "profile", ("--data-transfers",), "in the stream of the inference"),
@@ -329,7 +331,7 @@ _DLA = "leave it out; engines are built for GPUs, not for DLA"
 _SAFE = "leave it out; safety-certified engines are not built"
 _CALIB_SHAPE = "give --calib samples of the shape to calibrate with"
 _TENSORS = "compare intermediate tensors with trtopt build --compare-tensors"
-_BOUND = "bound the error of the build with --min-sqnr-db, --min-agreement or --max-accuracy-drop"
+_BOUND = "bound the error of the build with --atol, --rtol, --min-sqnr-db, --min-agreement or --max-accuracy-drop"
 _OUTPUTS = "run the engine in Python: trtopt.Engine.load(PATH).run(inputs) returns the outputs"
 _GAPS = "leave it out; inferences are timed without gaps"
 _DEFAULT = "leave it out; TensorRT's default is used"
@@ -347,7 +349,8 @@ _NOT_SUPPORTED = [
     *_refused("minShapesCalib optShapesCalib maxShapesCalib calibProfile", _CALIB_SHAPE),
     *_refused("batch", "give the batch size in --opt-shapes"),
     *_refused("maxBatch", "give the batch size in --max-shapes"),
-    *_refused("loadRefOutputs refPair accuracyAlgorithm accuracyThreshold atol rtol", _BOUND),
+    *_refused("loadRefOutputs", "give what Polygraphy saved: trtopt build --reference outputs.json --eval inputs.json"),
+    *_refused("refPair accuracyAlgorithm accuracyThreshold", _BOUND),
     *_refused("exportOutput dumpOutput dumpRawBindingsToFile", _OUTPUTS),
     *_refused("dumpOptimizationProfile", "read inputs[].ranges in the engine's manifest, MODEL.engine.manifest.json"),
     *_refused("getPlanVersionOnly", "read backend_version in the engine's manifest, MODEL.engine.manifest.json"),

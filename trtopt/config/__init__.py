@@ -1,12 +1,13 @@
 """Every option once: its help, unit, choices, aliases and kind of value."""
 
-from trtopt.config.base import GROUPS, TIMING, Config, Option, ShapeMap, field_kinds, flag, options
-from trtopt.config.budget import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, Floor
+from trtopt.config.base import FILES, GROUPS, TIMING, Config, Option, ShapeMap, field_kinds, flag, options
+from trtopt.config.budget import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, Floor, Tolerances
 from trtopt.config.commands import ONNXRUNTIME, AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
 
 __all__ = [
     "DEFAULT_ACCURACY_DROP",
     "DEFAULT_FLOOR",
+    "FILES",
     "GROUPS",
     "ONNXRUNTIME",
     "TIMING",
@@ -19,6 +20,7 @@ __all__ = [
     "ProfileConfig",
     "SensitivityConfig",
     "ShapeMap",
+    "Tolerances",
     "field_kinds",
     "flag",
     "options",

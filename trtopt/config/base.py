@@ -120,7 +120,7 @@ TIMING = "timing an engine"
 FILES = "files"
 GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
-CALIB_HELP = "calibration samples: .npz, .npy, a folder of either, script.py:function, or 'synthetic'"
+CALIB_HELP = "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py[:function], 'synthetic'"
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
 

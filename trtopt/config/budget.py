@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from trtopt.errors import UsageError
 
 DEFAULT_ACCURACY_DROP = 0.01
 """The largest drop of accuracy where nobody gives one: that of NNCF's accuracy control."""
@@ -33,6 +36,61 @@ class Floor:
         if self.sqnr_db is not None and noise > (most := 10 ** (-self.sqnr_db / 10)):
             found = max(found, noise / most)
         return found
+
+
+TOLERANCE = 1e-5
+"""Absolute or relative, of what has none beside one that was given: the default of ``polygraphy run``."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far values of outputs may be off, as ``polygraphy run --atol --rtol`` has it: a value is wrong where it is
+    beyond both the absolute and the relative tolerance, the latter being a share of the reference.
+
+    Attributes:
+        atol: Absolute, by output name; that of the others under the empty name, else :data:`TOLERANCE`.
+        rtol: Relative, likewise.
+
+    Example:
+        >>> Tolerances.parsed(("1e-3", "boxes:0.5"), ()).of("boxes")
+        (0.5, 1e-05)
+    """
+
+    atol: Mapping[str, float]
+    rtol: Mapping[str, float]
+
+    @classmethod
+    def parsed(cls, atol: Sequence[str], rtol: Sequence[str]) -> Tolerances:
+        """What the options say, each ``[OUTPUT:]X``. Raises UsageError: one is not a number from 0 on."""
+        return cls(_by_output(atol, "--atol"), _by_output(rtol, "--rtol"))
+
+    def of(self, output: str) -> tuple[float, float]:
+        """The absolute and the relative tolerance of an output."""
+        atol, rtol = (found.get(output, found.get("", TOLERANCE)) for found in (self.atol, self.rtol))
+        return atol, rtol
+
+    def check(self, outputs: Collection[str]) -> None:
+        """Raise UsageError where a tolerance is of an output that is not among ``outputs``."""
+        for option, found in (("--atol", self.atol), ("--rtol", self.rtol)):
+            for name in found.keys() - {"", *outputs}:
+                what = f"The model has no output {name!r}"
+                raise UsageError(what, where=option, remedy=f"its outputs: {', '.join(outputs)}")
+
+
+def _by_output(items: Sequence[str], option: str) -> dict[str, float]:
+    found = {}
+    for item in items:
+        name, _, text = item.rpartition(":")
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise UsageError(
+                f"Not a tolerance: {item!r}", where=option, remedy="give a number from 0 on, or OUTPUT:NUMBER"
+            )
+        found[name] = value
+    return found
 
 
 DEFAULT_FLOOR = Floor(0.98, 20.0)

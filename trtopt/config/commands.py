@@ -26,6 +26,7 @@ from trtopt.config.base import (
     shapes_field,
     switch_field,
 )
+from trtopt.config.budget import Tolerances
 from trtopt.errors import UsageError
 from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
 
@@ -60,6 +61,11 @@ class BuildConfig(Config):
         group=SAMPLES,
     )
     eval: str | None = samples_field("samples to verify on (default: the calibration samples)")
+    reference: str | None = file_field(
+        "outputs that `polygraphy run --save-outputs` wrote for the inputs of --eval, to compare with in place of FP32",
+        group=SAMPLES,
+        path="file",
+    )
     metric: str | None = option_field(
         None,
         "FILE.py:FUNCTION called with run(feeds) -> outputs, or top1, agreement, sqnr; higher is better",
@@ -84,6 +90,17 @@ class BuildConfig(Config):
         "(--int8 and --fp8 with your samples: 0.98)",
         SAMPLES,
         metavar="SHARE",
+    )
+    atol: tuple[str, ...] = option_field(
+        (),
+        "fail (exit code 7) when a value of an output is off by more than this and by more than --rtol, as in "
+        "`polygraphy run` (1e-5 where only the other is given); repeat for several outputs",
+        SAMPLES,
+        metavar="[OUTPUT:]X",
+        repeatable=True,
+    )
+    rtol: tuple[str, ...] = option_field(
+        (), "likewise, as a share of the reference's value", SAMPLES, metavar="[OUTPUT:]X", repeatable=True
     )
     allow_accuracy_loss: bool = switch_field("report failed gates as warnings, exit code 0", SAMPLES)
     compare_tensors: bool = switch_field(
@@ -131,6 +148,12 @@ class BuildConfig(Config):
         None, "what the cache may take, in GB (default: 10); what was used longest ago goes first", FILES, metavar="GB"
     )
     no_cache: bool = switch_field("build the engine anew, and keep neither it nor the times of kernels", FILES)
+    polygraphy: str | None = file_field(
+        "folder to keep the model, the optimized model, up to 32 inputs, and both models' outputs in, as Polygraphy "
+        "reads them; where the build or a gate fails, the message ends with the command that reduces the model",
+        path="folder",
+        metavar="DIR",
+    )
     save_onnx: str | None = file_field("write the optimized ONNX model")
     sign: str | None = file_field(
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
@@ -138,8 +161,14 @@ class BuildConfig(Config):
     report: str | None = file_field(REPORT_HELP)
     export_layer_info: str | None = file_field("write the engine's fused layers as JSON")
 
+    @property
+    def tolerances(self) -> Tolerances | None:
+        """What ``atol`` and ``rtol`` say; None where neither is given."""
+        return Tolerances.parsed(self.atol, self.rtol) if self.atol or self.rtol else None
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.tolerances
         if self.max_accuracy_drop is not None and self.max_accuracy_drop < 0:
             raise UsageError(
                 "The largest accuracy drop is negative",
@@ -291,7 +320,8 @@ class ProfileConfig(Config):
     )
     load_inputs: str | None = option_field(
         None,
-        "values to run on: an .npz, or name:file,other:file with raw values or an .npy (default: random)",
+        "values to run on: an .npz, .json (Polygraphy), a folder of these, script.py[:function], or "
+        "name:file,other:file with raw values or an .npy (default: random)",
         TIMING,
         metavar="FILES",
     )
@@ -315,6 +345,11 @@ class ProfileConfig(Config):
     export_times: str | None = file_field("write the times of every inference as trtexec does", group=TIMING)
     export_profile: str | None = file_field("write the times of the layers as trtexec does", group=TIMING)
     export_layer_info: str | None = file_field("write the engine inspector's layers as trtexec does", group=TIMING)
+    polygraphy: str | None = file_field(
+        "folder to keep the inputs that were run, and their outputs, in, as Polygraphy reads them",
+        path="folder",
+        metavar="DIR",
+    )
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
     markdown: str | None = file_field("write the report as Markdown, for a pull request")

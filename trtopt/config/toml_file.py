@@ -72,7 +72,7 @@ def load(path: Path, command: str) -> dict[str, Any]:
             page = f"see docs/{_PAGES.get(command, command)}.md"
             choices = known["precision"].choices if "precision" in known else ()
             remedy = f'write precision = "{key}"; int8, fp8 and auto imply fp16' if key in choices else page
-            raise _unknown(key, known, where, remedy)
+            raise _unknown(key, () if key in choices else known, where, remedy)
         values[key] = _placed(known[key], _value(key, known[key], kinds[key], value, where), path, where)
     return {**values, "gpus": gpus} if gpus else values
 

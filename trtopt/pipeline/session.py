@@ -20,9 +20,10 @@ from trtopt.engine.build import EngineArtifact
 from trtopt.engine.layers import layers_of_profile
 from trtopt.engine.limit import limit_of
 from trtopt.engine.manifest import manifest_path
+from trtopt.engine.run import can_run
 from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine
-from trtopt.errors import EngineBuildError, TrtoptError
+from trtopt.errors import EngineBuildError, GateError, TrtoptError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -30,7 +31,7 @@ from trtopt.hardware.spec import supports
 from trtopt.judge.judges import judge_for
 from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
-from trtopt.pipeline import network_io
+from trtopt.pipeline import network_io, polygraphy
 from trtopt.pipeline.compile import Compilation, as_built, compile_engine, trim_cache
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
@@ -74,7 +75,7 @@ from trtopt.pipeline.shipped import (
     within_bound,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
-from trtopt.pipeline.verify import Verification, gauge_for, verify, verify_engine
+from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.report.schema.decisions import SparsityRecord
@@ -126,15 +127,47 @@ class _Run:
         prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
         self._owns: dict[tuple[str, bool], OwnQdq] = {}
         self._verdicts: dict[str, Verdict] = {}
+        self._job: Verification | None = None
         self._open_judge = partial(judge_for, target.backend, target.gpu, plugins=config.plugins, prices=prices)
 
     def run(self) -> BuildReport:
-        """All stages."""
+        """All stages; where the engine cannot be built, what is asked for is kept."""
+        try:
+            return self._stages()
+        except EngineBuildError as error:
+            if self._settings.kept is not None and self._job is not None:
+                self._keep(self._settings.kept, self._job)
+                error.remedy += (
+                    f"\n  reduce: {self._reduce(self._settings.kept, self._job, EngineBuildError.exit_code)}"
+                )
+            raise
+
+    def _keep(self, folder: Path, job: Verification, engine: EngineArtifact | None = None) -> None:
+        """Write what Polygraphy compares; what fails there is a warning beside what the run says itself."""
+        backend, product = self._target.backend, None
+        if engine is not None and can_run(backend, engine.data):
+            product = engine_of(job, engine.data, backend, as_built(self._config, backend))
+        try:
+            with self._clock.stage("keep"):
+                polygraphy.keep(folder, job, product)
+        except TrtoptError as error:
+            self._clock.warn("keep", f"not all is kept in {folder}: {error.what}")
+
+    def _reduce(self, folder: Path, job: Verification, code: int) -> str:
+        left = polygraphy.left_out(self._config)
+        if left:
+            self._clock.warn(
+                "reduce",
+                f"`polygraphy debug reduce` checks parts of the model in fixed shapes, without {', '.join(left)}",
+            )
+        return polygraphy.reduce_command(folder, job, self._config, make_engine=self._settings.make_engine, code=code)
+
+    def _stages(self) -> BuildReport:
         settings, config, clock = self._settings, self._config, self._clock
         self._parts, self._outputs = self._without_host_part()
         self._target = settings.target.with_profiles(self._parts.profiles(self._inputs.profiles))
         own = self._after_recipes(config)
-        self._check = self._verification(own)
+        self._check = self._job = self._verification(own)
         with pricer_for(self._target, settings.uses_tf32, settings.builder_config(), self._open_judge, clock) as pricer:
             network = Network(self._parts.artifact.model, settings.precision, self._target, self._shipped_form)
             self._baseline = Baseline(network, pricer)
@@ -167,6 +200,12 @@ class _Run:
         sparsity = as_made(pruned, settings.precision, built.lowered.quantized, built.engine)
         effective = replace(config, max_accuracy_drop=self._budget.drop)
         report = self._held(self._report(built, effective, sparsity), settled, pricer)
+        if settings.kept is not None:
+            job = replace(self._check, optimized=built.final.compared, feeds=built.final.feeds)
+            self._keep(settings.kept, job, built.engine)
+            is_failed = built.failures and not config.allow_accuracy_loss
+            command = self._reduce(settings.kept, job, GateError.exit_code) if is_failed else ""
+            report = replace(report, reduce=command, warnings=tuple(clock.warnings))
         with clock.stage("write"):
             samples = (inputs.calibration, inputs.check)
             part = None if self._parts.host is None else self._parts.host.model
@@ -233,6 +272,7 @@ class _Run:
         inputs, tensors, precision = self._inputs, self._config.compare_tensors, self._settings.precision
         budget = self._settings.budget
         is_open = inputs.source != "calibration" or inputs.metric is not None or budget.drop is not None
+        is_open = is_open or self._config.tolerances is not None
         is_rounded = precision is not None and not precision.is_quantized and budget.floor is None
         bound = bound_of(precision, budget.sqnr_db) if precision is not None and is_rounded and not is_open else None
         return Verification(
@@ -246,6 +286,8 @@ class _Run:
             inputs.axes,
             floor=budget.floor,
             bound_db=bound,
+            tolerances=self._config.tolerances,
+            recorded=inputs.recorded,
         )
 
     def _as_shipped(self, artifact: ModelArtifact) -> FinalModel:
@@ -288,6 +330,7 @@ class _Run:
             compilation = Compilation(target.with_profiles(final.profiles), settings.uses_tf32, settings.cache)
             self._baseline.start()
             self._baseline.start_fixed(final)
+            self._job = job
             try:
                 engine = compile_engine(final.artifact, compilation, settings.builder_config(), clock)
             except EngineBuildError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
+from trtopt.accuracy.recorded import Recorded, read_recorded
 from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
@@ -29,6 +30,7 @@ from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io
 from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
+from trtopt.pipeline.polygraphy import make_folder
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
@@ -85,6 +87,7 @@ class BuildSettings:
         signer: Signs the manifest; None where that was not asked for.
         files: What else is read (:func:`~trtopt.pipeline.manifest.other_files`).
         cache: Where engines are kept; None to build anew.
+        kept: The folder for what Polygraphy compares; None where that is not asked for.
     """
 
     path: Path
@@ -98,6 +101,7 @@ class BuildSettings:
     signer: Signer | None
     files: tuple[FileHash, ...]
     cache: EngineCache | None
+    kept: Path | None
 
     @property
     def judged_in(self) -> Precision | None:
@@ -163,6 +167,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
         signer,
         other_files(config) if make_engine else (),
         engine_cache(config, clock, make_engine),
+        None if config.polygraphy is None else make_folder(config.polygraphy),
     )
 
 
@@ -287,6 +292,7 @@ class BuildInputs:
         metric: The user's metric, with what the model has in FP32; None without one.
         ranges: INT8 ranges of a calibration cache of TensorRT, if any.
         profiles: The shapes an engine takes.
+        recorded: The outputs to compare with where they are not the model's own in FP32.
     """
 
     loaded: ModelArtifact
@@ -298,6 +304,7 @@ class BuildInputs:
     metric: Metric | None
     ranges: ImportedCache | None
     profiles: tuple[ShapeProfile, ...]
+    recorded: Recorded | None
 
 
 def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> BuildInputs:
@@ -314,14 +321,32 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
     calibration, check, source = _samples(settings, sources, loaded)
+    outputs = [str(value.name) for value in loaded.model.graph.outputs]
+    if config.tolerances is not None:
+        config.tolerances.check(outputs)
+    recorded = _recorded(config, check, source, outputs)
+    check = check if recorded is None else check.undivided()
     network_io.check(loaded.model, settings.io, calibration, check)
     profiles = _profiles(settings, loaded, calibration, clock)
     fixed, axes = _fix(settings, loaded, profiles, clock)
     if axes is not None:
-        check = BatchedSamples(check, axes, filled=False)
+        check = check if recorded is not None else BatchedSamples(check, axes, filled=False)
         calibration = BatchedSamples(calibration, axes, filled=True)
     metric = _metric(settings, sources.metric, loaded, check, clock)
-    return BuildInputs(loaded, fixed, axes, calibration, check, source, metric, ranges, profiles)
+    return BuildInputs(loaded, fixed, axes, calibration, check, source, metric, ranges, profiles, recorded)
+
+
+def _recorded(config: BuildConfig, check: Samples, source: str, outputs: Sequence[str]) -> Recorded | None:
+    """The outputs of ``--reference``, which belong to the feeds of ``--eval`` as they are."""
+    if config.reference is None:
+        return None
+    if source != "eval" or check.source == "synthetic":
+        raise UsageError(
+            "Recorded outputs belong to inputs, and these are not given",
+            where=f"--reference {config.reference}",
+            remedy="give the inputs that the outputs were computed from with --eval",
+        )
+    return read_recorded(Path(config.reference), check.undivided(), outputs)
 
 
 def _fix(

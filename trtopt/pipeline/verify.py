@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal
@@ -28,8 +29,9 @@ from trtopt.accuracy.compare import (
 )
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric, drop_of
+from trtopt.accuracy.recorded import Recorded, RecordedRunner
 from trtopt.accuracy.scores import held_by
-from trtopt.config import AccuracyBudget, BuildConfig, Floor
+from trtopt.config import AccuracyBudget, BuildConfig, Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
 from trtopt.engine.run import EngineSession, can_run
 from trtopt.errors import UsageError
@@ -108,6 +110,8 @@ class Verification:
         floor: What the outputs have to keep; None where nothing is asked of them.
         most_seconds: How long synthetic samples may be run; those that are left then are left out.
         bound_db: What every output has to keep where a few rows may be enough; None runs every sample.
+        tolerances: How far single values may be off; None where nobody said.
+        recorded: Outputs that take the place of the reference's own, if any.
         fp32: The FP32 outputs of ``reference``; forms of one verification (:func:`dataclasses.replace`) share them.
     """
 
@@ -123,6 +127,8 @@ class Verification:
     floor: Floor | None = None
     most_seconds: float = SYNTHETIC_SECONDS
     bound_db: float | None = None
+    tolerances: Tolerances | None = None
+    recorded: Recorded | None = None
     fp32: Reference = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -139,6 +145,34 @@ class Verification:
         return runner if self.axes is None else BatchRunner(runner, self.axes)
 
 
+@contextmanager
+def reference_of(job: Verification) -> Iterator[Runner]:
+    """What outputs are compared with: the model in FP32, or what was recorded."""
+    with job.fp32 as known:
+        runner = job.batched(known)
+        yield runner if job.recorded is None else RecordedRunner(runner, job.recorded)
+
+
+@contextmanager
+def emulation_of(job: Verification) -> Iterator[Runner]:
+    """The optimized graph as an engine rounds it."""
+    with (
+        OrtSession(fp32_emulation(job.optimized), keep_qdq=True) as session,
+        as_whole(session, job.host) as whole,
+    ):
+        yield job.batched(whole)
+
+
+@contextmanager
+def engine_of(job: Verification, engine: bytes, backend: Backend, options: RuntimeOptions) -> Iterator[Runner]:
+    """An engine of the optimized graph."""
+    with (
+        EngineSession(engine, backend, options) as session,
+        as_whole(session if job.feeds is None else ConvertingRunner(session, job.feeds), job.host) as whole,
+    ):
+        yield job.batched(whole)
+
+
 def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clock) -> Metric:
     """The metric with what the model as loaded has in FP32: a wrong metric ends the run before the work.
 
@@ -150,26 +184,12 @@ def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clo
 
 
 def verify(job: Verification, clock: Clock) -> AccuracyRecord:
-    """Compare the optimized graph's FP32 emulation with the FP32 reference on every sample."""
-    emulation = fp32_emulation(job.optimized)
+    """Compare the optimized graph's FP32 emulation with the reference on every sample."""
     samples, total = _Counted(job), job.samples.count
     computed = () if job.host is None else job.host.own_outputs
-    with (
-        clock.stage("verify"),
-        job.fp32 as before,
-        OrtSession(emulation, keep_qdq=True) as engine,
-        as_whole(engine, job.host) as after,
-    ):
+    with clock.stage("verify"), reference_of(job) as first, emulation_of(job) as second:
         clock.listen(Event("start", "verify", total=total))
-        first, second = job.batched(before), job.batched(after)
-        outputs = compare(
-            first,
-            second,
-            samples,
-            on_event=clock.listen,
-            varying=sizes_vary(job.reference),
-            enough=samples.are_enough,
-        )
+        outputs = _compared(job, (first, second), samples, "verify", clock)
         metric = None if job.metric is None else _measured(job.metric, job, second, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
@@ -177,7 +197,8 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
         with clock.stage("compare tensors"):
             whole = job.samples if job.axes is None else BatchedSamples(job.samples, job.axes, filled=True)
             chosen = itertools.islice(whole, samples.count)
-            tensors = compare_tensors(to_fp32(job.reference), emulation, chosen, on_event=clock.listen)
+            reference, emulation = to_fp32(job.reference), fp32_emulation(job.optimized)
+            tensors = compare_tensors(reference, emulation, chosen, on_event=clock.listen)
             entry = first_bad(emulation, tensors)
     return AccuracyRecord(
         samples.rows,
@@ -190,6 +211,19 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
         host_outputs=computed,
         floor=_floor_record(job, outputs),
         notes=_notes(job, samples, outputs),
+    )
+
+
+def _compared(
+    job: Verification, runners: tuple[Runner, Runner], samples: _Counted, task: str, clock: Clock
+) -> dict[str, OutputAccuracy]:
+    return compare(
+        *runners,
+        samples,
+        advance=lambda: clock.listen(Event("advance", task)),
+        varying=sizes_vary(job.reference),
+        enough=samples.are_enough,
+        tolerances=job.tolerances,
     )
 
 
@@ -235,6 +269,8 @@ def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> F
 def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccuracy]) -> tuple[str, ...]:
     """What the number of samples leaves open, and what nobody checked."""
     notes, unit = [], "batches" if job.axes is not None and (job.axes.rows or 1) > 1 else "samples"
+    if job.recorded is not None:
+        notes.append(f"compared with the outputs of {job.recorded.runner} ({job.recorded.where}), not with FP32 here")
     if job.bound_db is not None and ran.count < (job.samples.count or ran.count):
         clear = job.bound_db + CLEAR_DB
         notes.append(f"{ran.count} of {job.samples.count} {unit} were run: every output keeps {clear:g} dB on them")
@@ -266,22 +302,12 @@ def verify_engine(
         return record
     with (
         clock.stage("verify engine"),
-        job.fp32 as before,
-        EngineSession(engine, backend, options) as run,
-        as_whole(run if job.feeds is None else ConvertingRunner(run, job.feeds), job.host) as after,
+        reference_of(job) as first,
+        engine_of(job, engine, backend, options) as second,
     ):
         clock.listen(Event("start", "verify engine", total=job.samples.count))
-        second = job.batched(after)
         samples = _Counted(job)
-        outputs = compare(
-            job.batched(before),
-            second,
-            samples,
-            on_event=clock.listen,
-            task="verify engine",
-            varying=sizes_vary(job.reference),
-            enough=samples.are_enough,
-        )
+        outputs = _compared(job, (first, second), samples, "verify engine", clock)
         metric = None if job.metric is None else _measured_on_engine(job.metric, job, second, outputs, clock)
         clock.listen(Event("end", "verify engine"))
     return replace(record, verified="engine", engine=outputs, engine_metric=metric)
@@ -346,6 +372,8 @@ class Gauge:
         None where that cannot be told in another run.
         """
         metric = self._job.metric
+        if self._job.recorded is not None:
+            return None
         if metric is None:
             return (self._job.samples.sha256,)
         if metric.from_python:

@@ -53,12 +53,16 @@ class EngineRun:
         timing: The inferences behind ``measurement.end_to_end_us``.
         runs: Names and microseconds of the layers of each inference that was profiled.
         layer_information: The engine inspector's JSON.
+        feeds: The inputs it was run on.
+        outputs: What it gave for them, by name.
     """
 
     measurement: Measurement
     timing: InferenceTiming
     runs: Sequence[Run]
     layer_information: str
+    feeds: Feeds
+    outputs: Mapping[str, np.ndarray]
 
 
 def measure_engine(
@@ -134,7 +138,7 @@ def measure_engine(
         None if reference is None else accuracy_of(reference, feeds, outputs),
         (*warnings_of(stream, graph, refusal, layers_stable=layers_stable, load=load), *notes),
     )
-    return EngineRun(measurement, end_to_end, runs, information)
+    return EngineRun(measurement, end_to_end, runs, information, feeds, outputs)
 
 
 def accuracy_of(reference: Runner, feeds: Feeds, outputs: Mapping[str, np.ndarray]) -> dict[str, OutputAccuracy]:

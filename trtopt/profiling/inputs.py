@@ -1,4 +1,4 @@
-"""What an engine is timed on: random inputs, or files, as trtexec's ``--loadInputs`` names them."""
+"""What an engine is timed on: random inputs, or files, as trtexec (``--loadInputs``) and Polygraphy have them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from trtopt.engine.request import check_shape, split_values
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
-from trtopt.precision.observe.feeds import ArrayReader, open_arrays
-from trtopt.precision.observe.samples import random_feeds
+from trtopt.precision.observe.feeds import ArrayReader, in_memory, open_arrays
+from trtopt.precision.observe.polygraphy import SUFFIX, read_inputs
+from trtopt.precision.observe.samples import open_samples, random_feeds
 from trtopt.support.files import open_file
 from trtopt.support.ort_session import Feeds
 
@@ -34,7 +35,9 @@ def feeds_of(
         inputs: The engine's inputs.
         shapes: Shapes by input name, and values of shape tensors.
         optimum: The shape of a dynamic input that the engine is tuned for.
-        files: ``name:file,...`` or an ``.npz``; an input that it leaves out is random. An array brings its shape.
+        files: ``name:file,...``, an ``.npz``, inputs that Polygraphy saved (``.json``), or a folder or script of
+            samples (:func:`~trtopt.precision.observe.samples.open_samples`), of which the first inference counts. An
+            input that a file leaves out is random. An array brings its shape.
         values: Those of shape tensors, where neither ``shapes`` nor ``files`` has them.
 
     Raises:
@@ -63,7 +66,7 @@ def _loaded(
     text: str, inputs: Mapping[str, InputSpec], shapes: Mapping[str, tuple[int, ...]], asked: ShapeMap
 ) -> dict[str, np.ndarray]:
     where, found = f"{_OPTION} {text}", {}
-    for name, source in _sources(text).items():
+    for name, source in _sources(text, inputs).items():
         if name not in inputs:
             remedy = f"the engine's inputs are {', '.join(inputs)}"
             raise UsageError(f"The engine has no input {name!r}", where=where, remedy=remedy)
@@ -82,16 +85,28 @@ def _loaded(
     return found
 
 
-def _sources(text: str) -> dict[str, ArrayReader | Path]:
+def _sources(text: str, inputs: Mapping[str, InputSpec]) -> dict[str, ArrayReader | Path]:
     """What holds the values of each input: an array, or a file of raw values."""
-    if text.endswith(".npz") and ":" not in text:
-        return dict(open_arrays(Path(text)))
+    path, is_path = Path(text), ":" not in text
+    if is_path and path.suffix == ".npz":
+        return dict(open_arrays(path))
+    if is_path and path.suffix == SUFFIX and not path.is_dir():
+        feeds = read_inputs(path)
+        if not feeds:
+            raise UsageError("The file holds no feed", where=f"{_OPTION} {text}", remedy="save an iteration at least")
+        return {name: in_memory(array) for name, array in feeds[0].items()}
+    if path.is_dir() or (is_path and path.suffix == ".py") or ".py:" in text:
+        samples = open_samples(path if path.is_dir() else text, tuple(inputs.values())).undivided()
+        return {name: in_memory(array) for name, array in next(iter(samples)).items()}
     found: dict[str, ArrayReader | Path] = {}
     for pair in text.split(","):
         quoted, _, file = pair.rpartition(":")
         name = quoted.strip("'")
         if not name or not file:
-            remedy = "give a .npz with an array for each input, or name:file,other:file with raw values or an .npy"
+            remedy = (
+                "give a .npz with an array for each input, Polygraphy's .json, a folder of these, script.py:function,"
+                " or name:file,other:file with raw values or an .npy"
+            )
             raise UsageError(f"{pair!r} names no input and its file", where=f"{_OPTION} {text}", remedy=remedy)
         found[name] = open_arrays(Path(file))[""] if file.endswith(".npy") else Path(file)
     return found

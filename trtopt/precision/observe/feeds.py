@@ -8,11 +8,12 @@ never as pickles: memory holds one sample, whatever the number of samples.
 from __future__ import annotations
 
 import difflib
+import io
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -159,7 +160,27 @@ def open_arrays(path: Path) -> dict[str, ArrayReader]:
 
 def _reader(stream: IO[bytes], path: Path, member: str, size: int) -> ArrayReader:
     """Describe one array from its header, and check that ``size`` bytes hold what the header declares."""
-    where = f"{path}, array {member}" if member else str(path)
+    shape, fortran, dtype = _checked_header(stream, f"{path}, array {member}" if member else str(path), size)
+    return ArrayReader(shape, dtype, path, member, fortran)
+
+
+def array_in(content: bytes, where: str) -> np.ndarray:
+    """The array of an ``.npy`` in memory, read-only, never of objects.
+
+    Raises:
+        UsageError: It is none, is cut short, or holds pickled objects; ``where`` is its place.
+    """
+    stream = io.BytesIO(content)
+    shape, fortran, dtype = _checked_header(stream, where, len(content))
+    try:
+        flat = np.frombuffer(content, dtype, int(np.prod(shape, dtype=object)), stream.tell())
+        return flat.reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        raise _damaged(where, error) from error
+
+
+def _checked_header(stream: IO[bytes], where: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype of an array in ``size`` bytes, which have to hold it."""
     shape, fortran, dtype = _read_header(stream, where)
     if dtype.hasobject:
         raise UsageError(
@@ -181,7 +202,7 @@ def _reader(stream: IO[bytes], path: Path, member: str, size: int) -> ArrayReade
             where=where,
             remedy="write the file again",
         )
-    return ArrayReader(shape, dtype, path, member, fortran)
+    return shape, fortran, dtype
 
 
 def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -242,6 +263,17 @@ class SampleGroup:
     drop_axis: frozenset[str]
     where: str
     labels: np.ndarray | None = None
+
+    def undivided(self) -> SampleGroup:
+        """The arrays as they are as one sample. Raises UsageError where they are no input of the network."""
+        for name, reader in self.readers.items():
+            if not _fits(reader.shape, self.specs[name].shape):
+                raise UsageError(
+                    f"The input {name!r} has the shape {_text(self.specs[name].shape)}, the feed {_text(reader.shape)}",
+                    where=self.where,
+                    remedy="give feeds as the network takes them, one for each inference",
+                )
+        return replace(self, count=1, counts=dict.fromkeys(self.counts, 1), drop_axis=frozenset())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each input in every sample of the group."""

@@ -18,8 +18,9 @@ import numpy as np
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
+from trtopt.precision.observe import polygraphy
 from trtopt.precision.observe.feeds import LABELS, ArrayReader, Sample, SampleGroup, group, in_memory, open_arrays
-from trtopt.support._script import load_function, script_hash
+from trtopt.support._script import load_object, script_hash
 from trtopt.support.files import hash_file
 
 SYNTHETIC = "synthetic"
@@ -152,7 +153,9 @@ def _random(
     return rng.standard_normal(shape, dtype=np.float32).astype(spec.dtype)
 
 
-_REMEDY = "give an .npz, an .npy (single input), a folder of either, script.py:function, or 'synthetic'"
+_REMEDY = "give an .npz, .npy (single input), Polygraphy's .json, a folder of these, script.py:function, or 'synthetic'"
+_LOADER = "load_data"
+"""What Polygraphy calls the function of a data loader script that names none (``--data-loader-script``)."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Samples:
     """A stream of samples that can be iterated any number of times.
 
     Each sample is a dict of arrays by input name, in the inputs' dtypes: batch 1, or the static first dimension of
-    the model. Memory holds one sample of a file at a time.
+    the model. Memory holds one sample of a file at a time; of a JSON of Polygraphy, all.
 
     Attributes:
         source: ``user``, or ``synthetic`` for random data.
@@ -204,6 +207,17 @@ class Samples:
                 yield sample
         if empty:
             raise UsageError("There are no samples", where=self.where, remedy="give at least one sample")
+
+    def undivided(self) -> Samples:
+        """The same with each feed, or file, as one sample, as it was given: what Polygraphy calls an iteration."""
+        known = None if self._known is None else tuple(item.undivided() for item in self._known)
+        return Samples(
+            lambda: (item.undivided() for item in self._groups()),
+            where=self.where,
+            source=self.source,
+            sha256=self._sha256,
+            known=known,
+        )
 
     @property
     def count(self) -> int | None:
@@ -317,8 +331,10 @@ def open_samples(
 
     Args:
         src: A path to an ``.npz`` (arrays by input name, first axis = samples, labels under ``__labels__``), an
-            ``.npy`` for a single input, or a folder of either, read in the order of the names; ``script.py:function``
-            yielding feed dicts; ``"synthetic"``; in Python also a dict of arrays by input name, one array for a single
+            ``.npy`` for a single input, inputs that Polygraphy saved (``.json``), or a folder of either, read in the
+            order of the names; ``script.py:function`` yielding feed dicts, or ``script.py:name`` of a list or a
+            generator of them, ``script.py`` alone for its ``load_data``; ``"synthetic"``; in Python also a dict of
+            arrays by input name, one array for a single
             input, an iterable of feed dicts that can be iterated again, a function returning one, or ``Samples`` as
             they are.
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
@@ -335,6 +351,8 @@ def open_samples(
     """
     if isinstance(src, Samples):
         return src
+    if isinstance(src, (str, Path)) and str(src).endswith(".py"):
+        return _open_script(f"{src}:{_LOADER}", inputs)
     if isinstance(src, Path):
         return _open_path(src, inputs)
     if isinstance(src, str):
@@ -363,35 +381,46 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
     path = path.absolute()
     if not path.exists():
         raise UsageError("The samples do not exist", where=str(path), remedy=_REMEDY)
-    files = [path]
+    files, is_streamed = [path], False
     if path.is_dir():
         files = sorted(
             item
             for item in path.iterdir()
             if item.suffix in (".npz", ".npy") and item.name[0] != "." and item.is_file()
         )
+        files = files or polygraphy.iteration_files(path)
+        is_streamed = bool(files) and files[0].suffix == polygraphy.SUFFIX
         if not files:
-            raise UsageError("The folder holds no .npz or .npy file", where=str(path), remedy=_REMEDY)
-    groups = tuple(_file_group(file, inputs) for file in files)
+            raise UsageError("The folder holds no .npz, .npy or .json file", where=str(path), remedy=_REMEDY)
     hashes = [hash_file(file, "The samples")[1] for file in files]
     sha256 = hashes[0]
     if path.is_dir():
         # Their names give the order; that of a single file says nothing.
         named = [(file.name, found) for file, found in zip(files, hashes, strict=True)]
         sha256 = hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+    def read() -> Iterator[SampleGroup]:
+        return (item for file in files for item in _file_groups(file, inputs))
+
+    if is_streamed:
+        return Samples(read, where=str(path), sha256=sha256)
+    groups = tuple(read())
     return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
 
 
-def _file_group(path: Path, inputs: Sequence[InputSpec]) -> SampleGroup:
-    if path.suffix not in (".npz", ".npy"):
+def _file_groups(path: Path, inputs: Sequence[InputSpec]) -> list[SampleGroup]:
+    if path.suffix not in (".npz", ".npy", polygraphy.SUFFIX):
         raise UsageError("The samples are in no known format", where=str(path), remedy=_REMEDY)
     if path.stat().st_size == 0:
         raise UsageError("The file is empty", where=str(path), remedy=_REMEDY)
+    if path.suffix == polygraphy.SUFFIX:
+        feeds = polygraphy.read_inputs(path)
+        return [_feed_group(feed, inputs, f"{path}, item {index}") for index, feed in enumerate(feeds)]
     arrays = open_arrays(path)
     if path.suffix == ".npy":
         arrays = {_single(inputs, "An .npy holds one array", str(path)).name: arrays[""]}
     labels = arrays.pop(LABELS, None)
-    return group(arrays, inputs, str(path), None if labels is None else labels.read())
+    return [group(arrays, inputs, str(path), None if labels is None else labels.read())]
 
 
 def _single(inputs: Sequence[InputSpec], what: str, where: str) -> InputSpec:
@@ -437,16 +466,15 @@ def _open_python(src: Any, inputs: Sequence[InputSpec]) -> Samples:
 
 
 def _open_script(src: str, inputs: Sequence[InputSpec]) -> Samples:
-    name, _, function = src.rpartition(":")
-    path = Path(name).absolute()
+    path = Path(src.rpartition(":")[0]).absolute()
     if not path.is_file():
         raise UsageError("The script does not exist", where=str(path), remedy=_REMEDY)
-    loaded: dict[str, Callable[[], Any]] = {}
+    loaded: list[Any] = []
 
     def make() -> Any:
-        if function not in loaded:
-            loaded[function] = load_function(src, "samples")
-        return loaded[function]()
+        if not loaded or isinstance(loaded[0], Iterator):  # a generator is used up: running the file makes another
+            loaded[:] = [load_object(src, "samples", "function")]
+        return loaded[0]() if callable(loaded[0]) else loaded[0]
 
     return Samples(lambda: _call(make, inputs, src), where=src, sha256=script_hash(src))
 

@@ -106,6 +106,23 @@ class PrecisionRecord:
 
 
 @dataclass(frozen=True)
+class ToleranceRecord:
+    """Values of an output judged one by one (``--atol``, ``--rtol``).
+
+    Attributes:
+        atol: The largest absolute difference.
+        rtol: The largest difference as a share of the reference's value.
+        beyond: Values that are off by more than both, or not finite; all of a sample whose shape differs.
+        values: Values that were judged: those whose reference is finite.
+    """
+
+    atol: float
+    rtol: float
+    beyond: int
+    values: int
+
+
+@dataclass(frozen=True)
 class OutputAccuracy:
     """One output (or tensor) compared with the FP32 reference over all samples.
 
@@ -118,6 +135,7 @@ class OutputAccuracy:
         nonfinite: Elements that are NaN or infinite in the output but finite in the reference.
         shapes_differ: Samples in which the output has another shape than the reference, as the boxes that
             NonMaxSuppression finds may; where there is one, the measures are nan.
+        tolerance: Values beyond a tolerance; None where none was given.
     """
 
     sqnr_db: float
@@ -126,6 +144,7 @@ class OutputAccuracy:
     top1_agreement: float | None
     nonfinite: int = 0
     shapes_differ: int = 0
+    tolerance: ToleranceRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -261,6 +280,8 @@ class BuildReport:
         plain: What the plain form costs, likewise.
         accuracy_cost: What accuracy costs beyond plain; None where it costs nothing.
         dynamic_cost: What a range of shapes costs at its optimum; None without one.
+        reduce: The command that cuts the model down to the nodes with which a gate fails; empty where none failed, or
+            nothing was kept for it (``--polygraphy``).
         judged_apart: How ``shipped`` differs from what was judged before, in one line; empty where it does not.
     """
 
@@ -291,6 +312,7 @@ class BuildReport:
     accuracy_cost: AccuracyCost | None = None
     dynamic_cost: DynamicCost | None = None
     judged_apart: str = ""
+    reduce: str = ""
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,14 @@ def loss_text(report: BuildReport) -> str:
         what = f"{name} keeps {decibels(worst.sqnr_db)}, cosine {worst.cosine:.4f}{agrees}"
         if worst.sqnr_db == math.inf:
             what = "the outputs are equal"
-    return f"Accuracy against FP32, as --allow-accuracy-loss lets it be: {what}"
+    against = "FP32" if metric is not None else _reference(report)
+    return f"Accuracy against {against}, as --allow-accuracy-loss lets it be: {what}"
+
+
+def _reference(report: BuildReport) -> str:
+    """What outputs were compared with."""
+    recorded = report.config.get("reference")
+    return "FP32" if recorded is None else f"the outputs in {recorded}"
 
 
 def failed(report: BuildReport) -> bool:
@@ -294,12 +301,13 @@ def _accuracy(report: BuildReport) -> list[RenderableType]:
         "engine": "the engine itself has run",
     }[record.verified]
     body: list[RenderableType] = [
-        line(f"{count(record.samples, 'sample')} ({record.source}) against FP32: {where}"),
+        line(f"{count(record.samples, 'sample')} ({record.source}) against {_reference(report)}: {where}"),
         *(line(note, "yellow") for note in record.notes),
         _outputs("output", record.outputs),
     ]
     if record.floor is not None:
         body.append(line(f"floor: {floor_text(record.floor)}"))
+    body += [line(text) for text in _tolerances(record.engine or record.outputs)]
     if record.engine is not None:
         body.append(_outputs("output of the engine", record.engine))
     for metric, what in ((record.metric, "optimized"), (record.engine_metric, "engine")):
@@ -333,6 +341,15 @@ def _outputs(heading: str, outputs: dict[str, OutputAccuracy]) -> RenderableType
     headers = [heading, "SQNR", "cosine", "max abs", "top-1 agreement", "not finite"]
     used = 6 if any(row[5] for row in rows) else 5
     return table(headers[:used], [row[:used] for row in rows], right=range(1, used))
+
+
+def _tolerances(outputs: Mapping[str, OutputAccuracy]) -> list[str]:
+    """How many values are beyond their tolerance, an output each, where one was given."""
+    judged = {name: accuracy.tolerance for name, accuracy in outputs.items() if accuracy.tolerance is not None}
+    return [
+        f"{name}: {found.beyond} of {found.values} values beyond --atol {found.atol:g} and --rtol {found.rtol:g}"
+        for name, found in judged.items()
+    ]
 
 
 def _tensors(report: BuildReport) -> list[RenderableType]:
