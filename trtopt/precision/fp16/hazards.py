@@ -175,7 +175,7 @@ def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) ->
         if largest > narrow.largest and node.op_type not in _BOUNDS:
             extreme = high if high == largest else low
             yield f"constant {extreme:.3g} in {value.name} overflows {narrow.name}"
-        elif largest > narrow.largest or (node.op_type in WEIGHTED and index == 2):
+        elif largest > narrow.largest or _is_bias(node, index, constant, ranges, narrow):
             continue  # what a bias loses is small beside the sum it is added to
         elif constant.size > 1 and node.op_type not in _RELATIVE_OPS:
             if loses_weights(constant, narrow):
@@ -188,6 +188,17 @@ def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) ->
                     yield f"entries as small as {smallest} underflow {narrow.name}"
                 else:
                     yield f"constant {smallest} underflows {narrow.name}"
+
+
+def _is_bias(node: ir.Node, index: int, constant: np.ndarray, ranges: ValueRanges, narrow: NarrowType) -> bool:
+    """Whether a constant is added to a sum of products, or to what gives larger numbers than it could spoil; a single
+    number may be a floor that no sample reaches."""
+    if node.op_type in WEIGHTED:
+        return index == 2
+    if node.op_type not in ("Add", "Sub") or constant.size == 1:
+        return False
+    result = ranges.of(node.outputs[0])
+    return result is None or result.largest >= 16 * narrow.smallest_normal
 
 
 def _growth_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) -> Iterator[str]:
