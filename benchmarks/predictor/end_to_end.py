@@ -24,7 +24,7 @@ from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import Constants, constants_for, sustained_share
 from trtopt.roofline.layer import launch_us
-from trtopt.roofline.work import Gemm, Work
+from trtopt.roofline.work import Gemm, Layer, Work, in_network
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
 GPUS = {"NVIDIA A100 (40GB)": "A100-SXM4-40GB", "NVIDIA T4 (16GB)": "T4"}
@@ -128,7 +128,10 @@ def kernels(encoder: Encoder, tokens: int, length: int, dtype: Precision) -> lis
         product(tokens, width, 4 * width, dtype),
         memory(2),
     ]
-    return [(memory(3), 1), *((work, encoder.depth) for work in layer), (product(tokens, 2, width, "fp16"), 1)]
+    first, last = memory(3), product(tokens, 2, width, "fp16")
+    network = [Layer("", "", (), work) for work in (first, *layer * encoder.depth, last)]
+    first, *rest = (found.work for found in in_network(network, sum(each.work.weight_bytes for each in network)))
+    return [(first, 1), *((work, encoder.depth) for work in rest[: len(layer)]), (rest[-1], 1)]
 
 
 def predict(rows: Sequence[Latency], gpu: GpuSpec, constants: Constants, share: float) -> Array:

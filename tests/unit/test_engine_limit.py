@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -188,11 +190,17 @@ def _random_work(rng: np.random.Generator, types: list[Precision]) -> Work:
     return Work("memory", size(10**9), size(10**9), size(10**7), size(10**9), dtype, pooled=bool(rng.integers(2)))
 
 
+def _in_network(rng: np.random.Generator, work: Work) -> Work:
+    """Alone, or in a network that touches 1 MiB to 1 GiB."""
+    touched = int(2 ** rng.uniform(20, 30)) if rng.random() < 0.7 else 0
+    return dataclasses.replace(work, network_share=float(rng.choice([0, 0.5, 1])), inference_bytes=touched)
+
+
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: str(gpu.name))
 def test_no_necessary_work_takes_longer_than_predicted(gpu: GpuSpec) -> None:
     rng = np.random.default_rng(23)
     types = [Precision(name) for name in precisions_of(gpu)]
-    works = [_random_work(rng, types) for _ in range(200)]
+    works = [_in_network(rng, _random_work(rng, types)) for _ in range(200)]
     needed = [int(work.bytes * share) for work, share in zip(works, rng.choice([0, 0.3, 1], len(works)), strict=True)]
     times = layer_times(works, gpu, constants_for(gpu))
     for work, least, time in zip(works, necessary_times(works, needed, gpu).total, times, strict=True):

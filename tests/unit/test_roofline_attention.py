@@ -46,7 +46,7 @@ def microseconds(sizes: AttentionSizes, gpu: GpuSpec = H100, dtype: Precision = 
 
 
 def seen(sizes: AttentionSizes) -> float:
-    rows = Attentions.of([attention(sizes)], np.ones(1), np.ones(1))
+    rows = Attentions.of([attention(sizes)], np.ones(1), np.ones(1), np.zeros(1))
     return float(rows.seen[0])
 
 

@@ -34,7 +34,7 @@ def test_an_early_depthwise_convolution_loses_to_a_dense_one_by_the_predicted_di
         gemm=gemm, window=Window((3, 3), (1, 1), (1, 1)), alignment_bytes=32,
     )  # fmt: skip
     after = layer_time(dense, subject_of(net).gpu).predicted_us
-    assert found.gain_us == pytest.approx(us(net, "expand", "depthwise") - after, rel=1e-6)
+    assert found.gain_us == pytest.approx(us(net, "expand", "depthwise") - after, rel=1e-4)
     assert "3x3 16 -> 96" in found.remedy
 
 

@@ -146,8 +146,8 @@ def test_a_weight_that_two_nodes_read_is_one_row_with_the_time_of_both() -> None
     row = verdict(net, "first")
     assert row.nodes == ("first", "second") and row.eligible
     alone = verdict(linear(), "product")
-    assert row.dense_us == pytest.approx(2 * alone.dense_us)
-    assert row.sparse_us == pytest.approx(2 * alone.sparse_us)
+    assert row.dense_us == pytest.approx(2 * alone.dense_us, rel=0.01)
+    assert row.sparse_us == pytest.approx(2 * alone.sparse_us, rel=0.01)
 
 
 def quantized(weight: np.ndarray, zero: int, *, dtype: type = np.int8, stored: bool = True) -> ir.Model:

@@ -168,6 +168,8 @@ def _work(fields: Mapping[str, Any], where: str) -> Work:
         work.write_bytes,
         work.weight_bits,
         work.scale_block,
+        work.network_share,
+        work.inference_bytes,
     ]
     least = [work.steps, work.alignment_bytes]
     for part in (work.gemm, work.window, work.attention, work.rows):

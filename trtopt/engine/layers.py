@@ -288,9 +288,14 @@ def weight_bytes(layers: Sequence[LayerInfo]) -> int:
     return sum(constant_bytes(layer) for layer in layers_of_profile(layers) if layer.is_kernel)
 
 
-def constant_bytes(layer: LayerInfo) -> int:
-    """Bytes of the constants one layer reads, each once."""
-    return sum({item.name: tensor_bytes(item) for item in layer.constants}.values())
+def constant_bytes(*layers: LayerInfo) -> int:
+    """Bytes of the constants that one or several layers read, each once."""
+    return sum({item.name: tensor_bytes(item) for layer in layers for item in layer.constants}.values())
+
+
+def own_name(tensor: TensorInfo) -> str:
+    """The name of the tensor in the graph, without what TensorRT for RTX puts behind it."""
+    return _LOWERING.sub("", tensor.name)
 
 
 def views_bytes(tensors: Iterable[TensorInfo], sizes: Mapping[str, int]) -> int:
@@ -308,6 +313,7 @@ def views_bytes(tensors: Iterable[TensorInfo], sizes: Mapping[str, int]) -> int:
     return sum(min(size, max(sizes.get(name, size), largest[name])) for name, size in listed.items())
 
 
+_LOWERING = re.compile(r"_myl\d+\Z")
 _FORMAT_NAMES = {
     **{"Float": "FP32|FLOAT", "Half": "FP16|HALF", "BFloat16": "BF16|BFLOAT16", "FP8": "FP8(?:E4M3)?", "E8M0": "E8M0"},
     **{"FP4": "FP4(?:E2M1)?", "UInt8": "UINT8", "Int8": "INT8", "Int4": "INT4", "Int32": "INT32", "Int64": "INT64"},

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.engine.layers import buffer_sizes, layers_of_profile, tensor_bytes, views_bytes
+from trtopt.engine.layers import buffer_sizes, layers_of_profile, own_name, tensor_bytes, views_bytes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import Excess, ExcessReason, LayerRow, Limit
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
@@ -16,9 +15,6 @@ from trtopt.roofline.necessary import necessary_times
 from trtopt.roofline.node_work import READ_AS_WRITTEN
 from trtopt.roofline.work import Layer, Work
 from trtopt.support.precision import Precision
-
-_LOWERING = re.compile(r"_myl\d+\Z")
-"""What TensorRT for RTX puts behind the name of a tensor of the graph."""
 
 _COPIES = ("Cast", "Concat", "DepthToSpace", "Expand", "Pad", "Slice", "SpaceToDepth", "Split", "Tile", "Transpose")
 """Operators that compute nothing."""
@@ -98,10 +94,6 @@ def _excess(reason: ExcessReason, group: Sequence[_Kernel]) -> Excess:
     )
 
 
-def _own_name(item: TensorInfo) -> str:
-    return _LOWERING.sub("", item.name)
-
-
 @dataclass(frozen=True)
 class _Moved:
     """Bytes of what a kernel moves: what has to be moved, and constants and operands of products that a kernel before
@@ -123,7 +115,7 @@ class _NeededBytes:
     def of(self, kernel: LayerInfo, layer: Layer, work: Work) -> _Moved:
         """What of a kernel's constants, and of inputs and outputs of the network, no kernel before has moved."""
         crossing = [
-            item for item in (*kernel.inputs, *kernel.outputs) if _own_name(item) in self.network and self._is_new(item)
+            item for item in (*kernel.inputs, *kernel.outputs) if own_name(item) in self.network and self._is_new(item)
         ]
         new = {item.name: item for item in kernel.constants if self._is_new(item)}
         self._seen.update(item.name for item in crossing)
@@ -131,8 +123,7 @@ class _NeededBytes:
         moved = views_bytes(crossing, self._sizes)
         if not work.flop and layer.op not in READ_AS_WRITTEN:
             return _Moved(moved)  # the zeros of a padding
-        once = work.weight_bytes if work.kind == "recurrent" else work.weight_bytes // work.steps
-        once = min(once, sum(map(tensor_bytes, new.values())))
+        once = min(work.distinct_weight_bytes, sum(map(tensor_bytes, new.values())))
         again = work.weight_bytes - once + (self._read_again(kernel) if work.gemm is not None else 0)
         return _Moved(moved + once, again)
 
@@ -181,7 +172,7 @@ class _Reasons:
 
     def _moves_wide(self, kernel: LayerInfo) -> bool:
         """Whether most that a kernel moves between kernels is FP32."""
-        inner = [item for item in (*kernel.inputs, *kernel.outputs) if _own_name(item) not in self.network]
+        inner = [item for item in (*kernel.inputs, *kernel.outputs) if own_name(item) not in self.network]
         moved = sum(map(tensor_bytes, inner))
         return 2 * sum(tensor_bytes(item) for item in inner if item.dtype == "Float") > moved
 

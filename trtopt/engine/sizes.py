@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from trtopt.engine.layers import own_name
 from trtopt.engine.request import ShapeProfile
 from trtopt.graph import edit
 from trtopt.graph.products import Shapes
 from trtopt.graph.shapes import static_shapes
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 
-_LOWERING = re.compile(r"_myl\d+$")
 _LOWERED = re.compile(r"_myl\d+_\d+$")
 _COPY = re.compile(r"\.\d+$")
 
@@ -119,7 +119,7 @@ class _Sizes:
 
     def _own(self, _layer: LayerInfo, item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
         """The value of the graph that it has the name of."""
-        name = _LOWERING.sub("", item.name)
+        name = own_name(item)
         for each in (name, _COPY.sub("", name)):
             if each in self._shapes:
                 yield self._shapes[each]

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from trtopt.engine.achieved import MATH_KINDS, math_dtype, preference
-from trtopt.engine.layers import BITS, buffer_sizes, layers_of_profile, tensor_bytes, views_bytes
+from trtopt.engine.layers import (
+    BITS,
+    buffer_sizes,
+    constant_bytes,
+    layers_of_profile,
+    own_name,
+    tensor_bytes,
+    views_bytes,
+)
 from trtopt.graph import edit
 from trtopt.graph.cost import graphs_with_counts
 from trtopt.graph.edit import constant_tensor_of, is_op
@@ -23,7 +31,7 @@ from trtopt.graph.products import GATES, PRODUCTS, Shapes, products_of
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.roofline.node_work import POOLS, READ_AS_WRITTEN, GraphTypes, sums_in_fp16, work_of_node
 from trtopt.roofline.row_work import rows_of
-from trtopt.roofline.work import LARGEST_ALIGNMENT, AttentionSizes, Gemm, Kind, Layer, Work
+from trtopt.roofline.work import LARGEST_ALIGNMENT, AttentionSizes, Gemm, Kind, Layer, Work, in_network
 from trtopt.support.precision import MATH_TYPES, Precision
 
 _SEPARATORS = re.compile(r" \+ | \|\| |, |\.\.\.|PWN\(|\{ForeignNode\[|\]\}|[()]")
@@ -321,7 +329,8 @@ def layers_of_engine(layers: Sequence[LayerInfo], model: ir.Model, shapes: Shape
     lost = [name for name in claims.lost if counter.flop_of(name)]
     if lost:
         notes.append(f"no layer of the engine computes {', '.join(lost[:5])}{' ...' if lost[5:] else ''}")
-    return EngineWork((*counter.layers(), *_without_kernel(mine, trips)), tuple(notes))
+    found = in_network(counter.layers(), constant_bytes(*kernels))
+    return EngineWork((*found, *_without_kernel(mine, trips)), tuple(notes))
 
 
 _WITHOUT_KERNEL: Mapping[str, tuple[str, Kind]] = {
@@ -362,6 +371,7 @@ class _Counter:
         self.kernels, self.claims, self.trips, self.shapes, self.tf32 = kernels, claims, trips, shapes, tf32
         self.nodes = {str(node.name): node for node in model.graph.all_nodes()}
         self.sizes = buffer_sizes(kernels)
+        self.network = {str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)}
         self.work = _works(model, shapes)
         self.recurrent = self._recurrent_shares()
 
@@ -397,10 +407,11 @@ class _Counter:
         known = {node: work for node, work in works.items() if work is not None}
         share = self.recurrent.get(index)
         flop = sum(work.flop for work in known.values()) + (share.flop if share else 0)
-        read, weights, written = self._bytes(index)
+        read, weights, written, crossing = self._bytes(index)
         # Integers and booleans are computed where FP32 is, on CUDA cores.
         math_type = Precision(dtype) if (dtype := math_dtype(kernel)) in MATH_TYPES else Precision.FP32
         base = Work("memory", flop, read * trips, weights * trips, written * trips, math_type, steps=trips)
+        base = replace(base, network_share=crossing / max(read + written, 1))
         if share is not None and share.gemm is not None:
             kind: Kind = "recurrent" if trips > 1 else "gemm"
             return self._product(replace(base, weight_bytes=weights), kernel, kind, share.gemm)
@@ -443,13 +454,17 @@ class _Counter:
             raise ValueError(f"{node.name} is no product")
         return work.gemm
 
-    def _bytes(self, index: int) -> tuple[int, int, int]:
-        """Bytes of activations read, of constants read, of activations written, in one run of the kernel."""
+    def _bytes(self, index: int) -> tuple[int, int, int, int]:
+        """Bytes of activations read, of constants read, of activations written, and of the activations those of the
+        network's inputs and outputs, in one run of the kernel."""
         kernel = self.kernels[index]
         tables = self._gathered(index)
         constants = {item.name: item for item in kernel.constants}
         weights = _read_bytes(constants.values(), tables)
-        return views_bytes(kernel.inputs, self.sizes), weights, views_bytes(kernel.outputs, self.sizes)
+        crossing = [item for item in (*kernel.inputs, *kernel.outputs) if own_name(item) in self.network]
+        moved = (kernel.inputs, kernel.outputs, crossing)
+        read, written, crosses = (views_bytes(items, self.sizes) for items in moved)
+        return read, weights, written, crosses
 
     def _gathered(self, index: int) -> dict[tuple[int, ...], int]:
         """Shapes of constants of which a kernel gathers rows, and the elements it reads of them."""

@@ -22,7 +22,7 @@ from trtopt.profiling.measured import MeasuredLayer
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.report.text.format import count
 from trtopt.roofline.rows import RowSizes
-from trtopt.roofline.work import AttentionSizes, Gemm, Window, Work, alignment_of, sparse_work
+from trtopt.roofline.work import AttentionSizes, Gemm, Layer, Window, Work, alignment_of, in_network, sparse_work
 from trtopt.support.precision import ELEMENT_BYTES, TENSORRT_TYPES, Precision
 
 _TF32 = re.compile(r"tf32|_s1688")
@@ -330,8 +330,27 @@ def join_times(entries: Sequence[Any], times: Sequence[LayerTime]) -> tuple[tupl
     kept, notes = _that_ran(infos, {time.name for time in times})
     joined, more = _join([infos[index].name for index in kept], times)
     named = _with_own_names([infos[index] for index in kept])
-    layers = tuple(_measured(info, entries[index], time) for info, index, time in zip(named, kept, joined, strict=True))
-    return layers, (*notes, *more, *_untold(layers))
+    layers = [_measured(info, entries[index], time) for info, index, time in zip(named, kept, joined, strict=True)]
+    return _in_network(layers), (*notes, *more, *_untold(layers))
+
+
+def _in_network(layers: Sequence[MeasuredLayer]) -> tuple[MeasuredLayer, ...]:
+    """The layers with what one inference touches in their work. What no layer writes is an input of the network, what
+    none reads an output."""
+    infos = [layer.info for layer in layers]
+    inner = {item.name for info in infos for item in info.outputs} & {
+        item.name for info in infos for item in info.inputs
+    }
+    works = []
+    for layer in layers:
+        crossing = [item for item in (*layer.info.inputs, *layer.info.outputs) if item.name not in inner]
+        work = layer.work
+        if work is not None:
+            share = sum(map(_stored_bytes, crossing)) / max(work.read_bytes + work.write_bytes, 1)
+            work = replace(work, network_share=share)
+        works.append(Layer(layer.info.name, layer.op, (), work))
+    found = in_network(works, constant_bytes(*(layer.info for layer in layers if layer.work is not None)))
+    return tuple(replace(layer, work=each.work) for layer, each in zip(layers, found, strict=True))
 
 
 def _that_ran(infos: Sequence[LayerInfo], names: set[str]) -> tuple[list[int], list[str]]:

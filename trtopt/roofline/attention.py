@@ -94,6 +94,7 @@ class Attentions:
         element_bytes: Of the operands.
         bytes: All that is moved in one step.
         rate: The datasheet's flop per microsecond of the whole GPU for the type of the operands.
+        cold: Share of the bytes that the L2 cannot hold (:func:`~trtopt.roofline.gemm.cold_share`).
     """
 
     queries: Array
@@ -107,15 +108,16 @@ class Attentions:
     element_bytes: Array
     bytes: Array
     rate: Array
+    cold: Array
 
     @staticmethod
-    def of(works: Sequence[Work], moved: Array, rate: Array) -> Attentions:
-        """The arrays of works that have an ``attention``, with their bytes and rates."""
+    def of(works: Sequence[Work], moved: Array, rate: Array, cold: Array) -> Attentions:
+        """The arrays of works that have an ``attention``, with their bytes, rates and shares that are cold."""
         shapes = [work.attention for work in works if work.attention is not None]
         names = ("queries", "keys", "heads", "kv_heads", "window", "causal", "size", "value_size")
         columns = {name: np.array([getattr(shape, name) for shape in shapes], dtype=np.float64) for name in names}
         element = np.array([ELEMENT_BYTES[work.dtype] for work in works])
-        return Attentions(**columns, element_bytes=element, bytes=moved, rate=rate)
+        return Attentions(**columns, element_bytes=element, bytes=moved, rate=rate, cold=cold)
 
     @property
     def seen(self) -> Array:
@@ -152,7 +154,7 @@ class AttentionTimes:
 
 def attention_times(rows: Attentions, chip: Chip, c: Constants, compute_capability: str) -> AttentionTimes:
     """Time the best tile of each attention of several queries, and the best split of those of one."""
-    memory = memory_time(rows.bytes, chip, c)
+    memory = memory_time(rows.bytes, chip, c, rows.cold)
     busy, math = _tiled(rows, chip, c, compute_capability)
     single = rows.queries == 1
     split = np.zeros_like(busy)
@@ -175,7 +177,7 @@ def fitted_time(works: Sequence[Work], rate: Array, sustained: float, c: Constan
         c: The constants.
         compute_capability: Of the GPU.
     """
-    rows = Attentions.of(works, np.zeros_like(rate), rate)
+    rows = Attentions.of(works, np.zeros_like(rate), rate, np.zeros_like(rate))
     own = _loop_share(rows, c, tensor_path(compute_capability))
     # One query is bound by what it streams, and no tile is fitted to it: the peak itself bounds its arithmetic.
     share = np.where(rows.queries == 1, 1.0, np.maximum(own, c.peak_share) * sustained)

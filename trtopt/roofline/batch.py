@@ -14,7 +14,7 @@ import numpy as np
 from trtopt.hardware.spec import GpuSpec
 from trtopt.roofline.attention import Attentions, AttentionTimes, attention_times
 from trtopt.roofline.constants import Constants, sustained_share
-from trtopt.roofline.gemm import Array, Chip, Products, TileChoice, choose, memory_time
+from trtopt.roofline.gemm import Array, Chip, Products, TileChoice, choose, cold_share, memory_time
 from trtopt.roofline.peaks import L2_PORT_BYTES, cuda_core_rate, peak_rate, sparse_speed
 from trtopt.roofline.quantized import MainLoop, main_loop_share
 from trtopt.roofline.row_times import RowArrays
@@ -77,6 +77,7 @@ class Batch:
         fp32_rate: Peak flop per microsecond of its CUDA cores.
         flop: All arithmetic, [kernels].
         moved: Bytes to move per step, [kernels].
+        cold: Share of them that the inference before cannot have left in the L2 cache, [kernels].
         steps: Sequential steps, [kernels].
         rate: Peak flop per microsecond for the type of the operands, [kernels].
         saving: Factor by which an algorithm may undercut the flop, [kernels].
@@ -93,6 +94,7 @@ class Batch:
     fp32_rate: float
     flop: Array
     moved: Array
+    cold: Array
     steps: Array
     rate: Array
     saving: Array
@@ -123,6 +125,7 @@ class Batch:
             fp32_rate=cuda_core_rate(gpu),
             flop=_array(work.flop for work in works),
             moved=_array(_moved_per_step(work) for work in works),
+            cold=_cold(works, gpu),
             steps=_array(work.steps for work in works),
             rate=_array(peak_rate(gpu, work.dtype, work.accumulate_fp16) for work in works),
             saving=_array(_winograd_saving(work) for work in works),
@@ -145,7 +148,7 @@ class Batch:
         """The times of all kernels."""
         share = _array(_bandwidth_share(work, c) for work in self.works)
         moved = self.moved + self.rows.reread(self.chip.l2_bytes, c)
-        memory = memory_time(moved / share, self._slowed(), c) * self.steps
+        memory = memory_time(moved / share, self._slowed(), c, self.cold) * self.steps
         memory = (memory**c.norm + (self._waiting(c) * self.steps) ** c.norm) ** (1 / c.norm)
         memory += self.rows.between(self._slowed(), c) * self.steps
         arithmetic = self.flop / (self.fp32_rate * self.sustained_share * c.cuda_core_share)
@@ -168,7 +171,7 @@ class Batch:
 
     def _attentions(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], c: Constants) -> AttentionTimes:
         works = [work for work in self.works if work.attention is not None]
-        found = Attentions.of(works, self.moved[rows], self.rate[rows])
+        found = Attentions.of(works, self.moved[rows], self.rate[rows], self.cold[rows])
         slowed = replace(found, rate=found.rate * self.sustained_share)
         times = attention_times(slowed, self._slowed(), c, self.compute_capability)
         return replace(times, least_math=times.least_math * self.sustained_share)
@@ -200,7 +203,18 @@ class Batch:
         extra = np.where(recurrent, 1.0, np.maximum(flop / (own * steps), 1.0))
         speed = self.speed[rows]
         products = Products(
-            m, n, padded, batch, element, self.moved[rows], rate, family * gain, extra, speed, MainLoop.of(works)
+            m,
+            n,
+            padded,
+            batch,
+            element,
+            self.moved[rows],
+            self.cold[rows],
+            rate,
+            family * gain,
+            extra,
+            speed,
+            MainLoop.of(works),
         )
         return choose(products, self._slowed(), c), beside
 
@@ -211,6 +225,14 @@ class Batch:
         cached = np.minimum(self.moved, self.chip.l2_bytes)
         memory = (self.moved - cached) / self.chip.bandwidth + cached / (L2_PORT_BYTES * self.chip.clock * self.chip.sm)
         return arithmetic, memory
+
+
+def _cold(works: Sequence[Work], gpu: GpuSpec) -> Array:
+    """A kernel in a loop reads its constants again in the next step, not in the next inference."""
+    once = _array(work.weight_bytes + work.network_bytes for work in works)
+    inference = _array(work.inference_bytes if work.steps == 1 else 0 for work in works)
+    moved = _array(work.moved_bytes for work in works)
+    return cold_share(once, moved, inference, gpu.l2_mib * 2**20, gpu.compute_capability)
 
 
 def _is_product(work: Work) -> bool:

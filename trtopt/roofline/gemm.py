@@ -6,7 +6,7 @@ the length of its part of the sum:
 
     block  = 2 area k / (speed rate area_share) + 2 area fill / rate + steps of k x a floor
     busy   = rounds over the SMs x block, rounds between T / SMs and its ceiling
-    move   = bytes / bandwidth + ramp                                     DRAM, or L2 for what fits
+    move   = bytes / bandwidth + ramp                                     DRAM, or L2 for what stays there
     time   = (busy^p + move^p)^(1/p) + cost of the split
 
 where area_share rises with the area, and speed is 2 for a 2:4 weight and else 1. What kernels of 8-bit and 4-bit
@@ -77,6 +77,7 @@ class Products:
         m, n, k, batch: Sizes.
         element_bytes: Of the operands.
         bytes: All that is moved to and from memory.
+        cold: Share of it that the L2 cannot hold (:func:`cold_share`).
         rate: The datasheet's flop per microsecond of the whole GPU for the type of the operands.
         share: Factor on that rate for the family of kernels, Winograd's saving included.
         extra: Arithmetic of the kernel, over that of the product: what is fused into it (1 when nothing is).
@@ -90,6 +91,7 @@ class Products:
     batch: Array
     element_bytes: Array
     bytes: Array
+    cold: Array
     rate: Array
     share: Array
     extra: Array
@@ -131,7 +133,7 @@ def choose(products: Products, chip: Chip, c: Constants) -> TileChoice:
     full_rounds = blocks / chip.sm
     rounds = (1 - c.wave_smoothing) * np.ceil(full_rounds) + c.wave_smoothing * np.maximum(full_rounds, 1.0)
     busy = rounds * _block_time(part, products, (tile_m, tile_n), chip, c) * slow_down * _rows(products.extra)
-    memory = _rows(memory_time(products.bytes, chip, c))
+    memory = _rows(memory_time(products.bytes, chip, c, products.cold))
     reduced = c.split_traffic * split * m * n * batch * 4 / (L2_PORT_BYTES * chip.clock * chip.sm)
     time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + np.where(split > 1, c.split_us + reduced, 0.0)
     time = np.where((split == 1) | (blocks <= _MOST_SPLIT_ROUNDS * chip.sm), time, np.inf)
@@ -162,15 +164,45 @@ def _block_time(part: Array, products: Products, tile: tuple[Array, Array], chip
     return np.maximum(math, load) + steps + 2 * area * c.fill_bytes / element / rate
 
 
-def memory_time(moved: Array, chip: Chip, c: Constants) -> Array:
+_L2_IN_TWO = ("8.0", "9.0", "10.0", "10.3")
+"""Compute capabilities of GPUs whose L2 cache is in two parts, each for half of the SMs (NVIDIA A100 and H100
+architecture white papers), so that some of what both read stands there twice."""
+
+_HELD_IN_TWO = 0.75
+_EDGE = 32
+"""How much of such a cache holds different bytes, and how sharp its edge is. From the loops over five products with
+weights of their own that :mod:`trtopt.roofline.constants` is fitted to, rows of up to 16: RTX PRO 6000 reads weights
+at 1.6 to 2.3 times the DRAM's bandwidth as long as the five take up to 0.98 of the cache and at 0.83 to 0.92 from 1.17
+on; H100 at up to 1.1 times to 0.70, and as slowly as all larger ones from 0.80 on. A100's rows show no edge."""
+
+
+def cold_share(once: Array, moved: Array, inference: Array, l2_bytes: float, compute_capability: str) -> Array:
+    """Share of what kernels move that has left the L2 cache since the inference before: of what each inference reads
+    or writes once, as long as all that it touches exceeds the cache, since the least recently used goes first.
+
+    Args:
+        once: Constants, inputs and outputs of the network that each kernel moves, in bytes, [kernels].
+        moved: All that each moves, in bytes, [kernels].
+        inference: What one inference touches, in bytes; 0 for a kernel alone, [kernels].
+        l2_bytes: Size of the L2 cache.
+        compute_capability: Of the GPU.
+    """
+    held = l2_bytes * (_HELD_IN_TWO if compute_capability in _L2_IN_TWO else 1.0)
+    left = 1 - 1 / (1 + np.minimum(inference / held, 2.0) ** _EDGE)
+    found: Array = np.minimum(once / np.maximum(moved, 1.0), 1.0) * left
+    return found
+
+
+def memory_time(moved: Array, chip: Chip, c: Constants, cold: Array | float = 0.0) -> Array:
     """Microseconds to move bytes: L2 for what fits into its usable share, DRAM else, with a ramp for small sizes.
 
     The residency falls off with the third power of the size, so that no size is a cliff; with the eighth where a kernel
     reads again what it read before: the least recently used goes first, so that little is left beyond the cache's size.
+    ``cold`` is the share that is never there.
     """
     dram = c.dram_share * chip.bandwidth
     share, sharpness = (1.0, 8) if chip.warm else (c.l2_share, 3)
-    resident = 1 / (1 + (moved / (share * chip.l2_bytes)) ** sharpness)
+    resident = (1 - cold) / (1 + (moved / (share * chip.l2_bytes)) ** sharpness)
     l2 = c.l2_bytes_per_clock * chip.clock * chip.sm
     return moved * ((1 - resident) / dram + resident / l2) + c.ramp_us * moved / (moved + c.ramp_us * dram)
 

@@ -91,7 +91,8 @@ def _memory(batch: Batch, needed: Array, c: Constants) -> Array:
     share = max(c.dram_share, c.stream_share)
     step = moved / batch.steps * c.dram_share / share
     chip = batch.chip
-    resident = 1 / (1 + (step / (c.l2_share * chip.l2_bytes)) ** 3)
+    cold = np.minimum(batch.cold * batch.moved * batch.steps / np.maximum(moved, 1.0), 1.0)
+    resident = (1 - cold) / (1 + (step / (c.l2_share * chip.l2_bytes)) ** 3)
     l2 = c.l2_bytes_per_clock * chip.clock * batch.sustained_share * chip.sm
     found: Array = step * ((1 - resident) / (c.dram_share * chip.bandwidth) + resident / l2) * batch.steps
     return found

@@ -16,7 +16,7 @@ from trtopt.roofline.flow import Flow
 from trtopt.roofline.fuse import kernels_of
 from trtopt.roofline.node_work import GraphTypes, read, shaped, written
 from trtopt.roofline.row_work import rows_of
-from trtopt.roofline.work import AttentionSizes, Layer, Work, alignment_of
+from trtopt.roofline.work import AttentionSizes, Layer, Work, alignment_of, in_network
 
 
 def layers_of_graph(model: ir.Model, shapes: Shapes, precision: GraphTypes) -> tuple[Layer, ...]:
@@ -55,8 +55,13 @@ class FusedModel:
 
     def layers(self) -> tuple[Layer, ...]:
         """See :func:`layers_of_graph`."""
-        counted = cost.graphs_with_counts(self.model.graph, self.shapes)
-        return tuple(layer for graph, times in counted if times for layer in _layers(self.fused(graph), times))
+        counted = [
+            (self.fused(graph), times)
+            for graph, times in cost.graphs_with_counts(self.model.graph, self.shapes)
+            if times
+        ]
+        layers = [layer for graph, times in counted for layer in _layers(graph, times)]
+        return in_network(layers, sum(sum(graph.traffic.constants.values()) for graph, _ in counted))
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ def _work(flow: Flow, kernel: FusedKernel, traffic: KernelTraffic) -> Work | Non
     if moved is None or any(flop is None for flop in flops):
         return None
     flop = sum(flop for flop in flops if flop is not None)
-    work = shaped(kernel.main, flow.shapes, flow.precision, flop, moved)
+    work = shaped(kernel.main, flow.shapes, flow.precision, flop, moved[:3])
+    work = replace(work, network_share=moved[3] / max(moved[0] + moved[2], 1))
     if work.kind == "memory":
         return replace(work, rows=rows_of(kernel.nodes, flow.shapes))
     if not kernel.is_attention or work.gemm is None:
@@ -120,11 +126,16 @@ class KernelTraffic:
 
     A Concat is free for the tensors whose producers can write them in place: whole tensors that a kernel of the graph
     writes and that lie in no other Concat. The rest are copied.
+
+    Attributes:
+        home: The Concat that each such tensor is written into.
+        constants: Bytes of each constant that the kernels asked about read.
     """
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self.home: dict[ir.Value, ir.Value] = {}
+        self.constants: dict[ir.Value, int] = {}
         for node in flow.nodes:
             if is_op(node, "Concat"):
                 self._place(node)
@@ -136,17 +147,25 @@ class KernelTraffic:
             value for value in dict.fromkeys(concat.inputs) if value is not None and self.home.get(value) is not out
         ]
 
-    def moved(self, kernel: FusedKernel) -> tuple[int, int, int] | None:
-        """Bytes of activations read, constants read and activations written; None when a shape is not known."""
+    def moved(self, kernel: FusedKernel) -> tuple[int, int, int, int] | None:
+        """Bytes of activations read, constants read, activations written, and of the activations those of the
+        network's inputs and outputs; None when a shape is not known."""
+        flow = self._flow
         if is_op(kernel.main, "Concat") and len(kernel.nodes) == 1:
-            sizes = [self._flow.read_bytes(kernel.main, value) for value in self.copied(kernel.main)]
-            total = sum(size for size in sizes if size is not None)
-            return None if None in sizes else (total, 0, total)
-        writes = [self._flow.write_bytes(value) for value in self.leaving(kernel)]
+            sizes = {value: flow.read_bytes(kernel.main, value) for value in self.copied(kernel.main)}
+            copied = {value: size for value, size in sizes.items() if size is not None}
+            total = sum(copied.values())
+            crossing = sum(size for value, size in copied.items() if flow.behind(value).is_graph_input())
+            crossing += total if kernel.main.outputs[0] in flow.kept else 0
+            return (total, 0, total, crossing) if len(copied) == len(sizes) else None
+        writes = {value: flow.write_bytes(value) for value in self.leaving(kernel)}
+        known = {value: size for value, size in writes.items() if size is not None}
         reads = self._reads(kernel)
-        if reads is None or None in writes:
+        if reads is None or len(known) < len(writes):
             return None
-        return *reads, sum(size for size in writes if size is not None)
+        read, constants, entering = reads
+        leaving = sum(size for value, size in known.items() if value in flow.kept)
+        return read, constants, sum(known.values()), entering + leaving
 
     def leaving(self, kernel: FusedKernel) -> list[ir.Value]:
         """The tensors a kernel writes: what others read, and what has to be there at the end."""
@@ -171,7 +190,8 @@ class KernelTraffic:
             if value.producer() in self._flow.position and not self._flow.is_constant(value):
                 self.home[value] = concat.outputs[0]
 
-    def _reads(self, kernel: FusedKernel) -> tuple[int, int] | None:
+    def _reads(self, kernel: FusedKernel) -> tuple[int, int, int] | None:
+        """Bytes of activations and of constants, and of the activations those of the network's inputs."""
         flow = self._flow
         inside = {value for node in kernel.nodes for value in node.outputs}
         shown: dict[ir.Value, dict[ir.Value, int]] = {}
@@ -185,8 +205,10 @@ class KernelTraffic:
                     return None
                 table = constants if flow.is_constant(value) else shown.setdefault(flow.behind(value), {})
                 table[value] = max(size, table.get(value, 0))
-        total = sum(self._capped(source, views) for source, views in shown.items())
-        return total, sum(constants.values())
+        self.constants |= constants
+        sizes = {source: self._capped(source, views) for source, views in shown.items()}
+        entering = sum(size for source, size in sizes.items() if source.is_graph_input())
+        return sum(sizes.values()), sum(constants.values()), entering
 
     def _capped(self, source: ir.Value, views: dict[ir.Value, int]) -> int:
         """Several views of one tensor read it at most once."""

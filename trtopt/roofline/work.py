@@ -7,6 +7,7 @@ turned into ``Layer``; on the other :mod:`trtopt.roofline.layer` turns a ``Work`
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -115,6 +116,10 @@ class Work:
             channel, or none.
         rows: The rows that a normalization, a softmax or a reduction works on; None for other kernels.
         pooled: Whether windows slide over its input: pooling reads its input more often than a stream does.
+        network_share: Share of the activations read and written that are inputs and outputs of the network, caches
+            among them.
+        inference_bytes: Bytes at different addresses that one inference of its network touches (:func:`in_network`);
+            0 for a kernel that runs alone, again and again.
     """
 
     kind: Kind
@@ -134,11 +139,23 @@ class Work:
     scale_block: int = 0
     rows: RowSizes | None = None
     pooled: bool = False
+    network_share: float = 0.0
+    inference_bytes: int = 0
 
     @property
     def bytes(self) -> int:
         """Each input, constant and output once."""
         return self.read_bytes + self.weight_bytes + self.write_bytes
+
+    @property
+    def network_bytes(self) -> float:
+        """Bytes of the network's inputs and outputs that are moved."""
+        return (self.read_bytes + self.write_bytes) * self.network_share
+
+    @property
+    def distinct_weight_bytes(self) -> int:
+        """Of the constants read, those of one step; a recurrent layer's stand once already."""
+        return self.weight_bytes if self.kind == "recurrent" else self.weight_bytes // self.steps
 
     @property
     def moved_bytes(self) -> float:
@@ -173,6 +190,26 @@ class Layer:
     op: str
     onnx_nodes: tuple[str, ...]
     work: Work | None
+
+
+def in_network(layers: Sequence[Layer], constants: int) -> tuple[Layer, ...]:
+    """The kernels of one inference, each with the ``inference_bytes`` of all of them.
+
+    These are the constants, the network's inputs and outputs, and the memory of the tensors between kernels, which
+    later ones use again: no less than the kernel with most of them needs.
+
+    Args:
+        layers: All kernels of the network.
+        constants: Bytes of their different constants; where kernels gather rows of one, what they read counts.
+    """
+    works = [layer.work for layer in layers if layer.work is not None]
+    between = max(((work.read_bytes + work.write_bytes - work.network_bytes) / work.steps for work in works), default=0)
+    outside = sum(work.network_bytes / work.steps for work in works)
+    touched = round(between + outside) + min(constants, sum(work.distinct_weight_bytes for work in works))
+    return tuple(
+        layer if layer.work is None else replace(layer, work=replace(layer.work, inference_bytes=touched))
+        for layer in layers
+    )
 
 
 def sparse_share(dtype: Precision) -> float:

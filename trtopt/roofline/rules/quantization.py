@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.roofline.gemm import Tiling, tiling
@@ -88,11 +88,12 @@ class _Better:
 
 def _better_widths(subject: Subject, *, by_tiles: bool) -> Iterator[Proposal]:
     layers: dict[Work, list[Layer]] = defaultdict(list)
+    first: dict[Work, Work] = {}
     for layer, work in subject.products():
         row = subject.row[layer.name]
         visible = row.predicted_us >= _VISIBLE * subject.total_us
         if visible and row.limiter != "latency" and _may_choose_width(subject, layer, work):
-            layers[work].append(layer)
+            layers[first.setdefault(replace(work, network_share=0.0), work)].append(layer)
     subject.predict_all([resized(work, n=width) for work in layers for width in _candidates(work)])
     proposals = []
     for work, alike in layers.items():
