@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trtopt_recipes.align_channels import MisalignedChannels
+from trtopt_recipes.aligned_heads import AlignedHeads
 from trtopt_recipes.average_pool_conv import AveragePoolConv
 from trtopt_recipes.batch_first_attention import BatchFirstAttention
 from trtopt_recipes.batch_norm import BatchNorm
@@ -80,6 +81,7 @@ PACK = (
     GroupNorm(),
     MaskConstant(),
     MergedProjection(),
+    AlignedHeads(),
     Prelu(),
     Selu(),
     Mish(),

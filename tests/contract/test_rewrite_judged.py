@@ -254,6 +254,19 @@ def test_a_recipe_nobody_judges_is_taken_back_where_the_whole_is_slower(doubled:
     assert refused.refusals[0].reason == "the whole network is slower with it: 5.0 -> 15.0 us"
 
 
+def test_one_of_many_recipes_that_is_to_blame_is_found_by_halving(tmp_path: Path) -> None:
+    """Eight recipes with one change each: the whole is asked about without, with all, three times while halving, and
+    without the one to blame; not once per recipe."""
+    chain = "".join(f" m{i} = MatMul({f'r{i - 1}' if i else 'x'}, w) r{i} = Relu(m{i})" for i in range(8))
+    artifact = model_of(tmp_path, f"g (float[N, 8] x) => (float[N, 8] y) {{{chain} y = MatMul(r7, w) }}", w=(8, 8))
+    judge = Judge(price(ThresholdedRelu=5.0))
+    result = judged(artifact, judge, *(Turn(i, "ThresholdedRelu" if i == 5 else "LeakyRelu") for i in range(8)))
+    assert ops(result) == ["LeakyRelu"] * 5 + ["Relu"] + ["LeakyRelu"] * 2
+    (refused,) = [step for step in result.artifact.steps if step.refusals]
+    assert refused.name == "turn-5" and refused.refusals[0].reason.endswith("slower with it: 17.0 -> 21.0 us")
+    assert len(judge.whole) <= 6
+
+
 def test_what_is_faster_and_wrong_without_a_recipe_does_not_take_it_back(doubled: ModelArtifact) -> None:
     """Without ``mend`` the network is fastest, and computes something else."""
     wrong = OnlyOnce(Replace((("Abs",),), name="wrong", stage=Stage.CLEAN))
@@ -303,6 +316,30 @@ class Mend:
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         return Replace(()).rewrite(model, match)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Writes one Relu, counted from the input, as another operator that equals it."""
+
+    place: int
+    op_type: str
+    stage: Stage = Stage.CLEAN
+    lossless: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"turn-{self.place}"
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        node = [node for node in model.graph if node.op_type != "MatMul"][self.place]
+        return Findings((Match((node,)),) if node.op_type == "Relu" else ())
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        (node,) = match.nodes
+        node.op_type = self.op_type
+        node.attributes["alpha"] = ir.AttrFloat32("alpha", 0.0)
+        return None
 
 
 @dataclass(frozen=True)
