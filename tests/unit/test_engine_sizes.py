@@ -32,9 +32,13 @@ def half(name: str, *shape: int) -> TensorInfo:
     return TensorInfo(name, shape, "Half")
 
 
-def sizes(*layers: LayerInfo) -> list[list[tuple[int, ...]]] | None:
+OTHER = layer(("z",), [], [])
+"""Of a static engine that holds nothing alike."""
+
+
+def sizes(*layers: LayerInfo, static: tuple[LayerInfo, ...] = (OTHER,)) -> list[list[tuple[int, ...]]] | None:
     source = model()
-    found = sized(layers, source, static_shapes(source, SHAPES), (PROFILE,))
+    found = sized(layers, source, static_shapes(source, SHAPES), (PROFILE,), static)
     return None if found is None else [[item.shape for item in (*each.inputs, *each.outputs)] for each in found]
 
 
@@ -53,6 +57,14 @@ def test_what_has_no_node_is_as_large_as_what_it_reads() -> None:
         layer((), [half("__mye1_myl0", -1, 16, 4, 16)], [half("__mye2_myl0", -1, 16, 16)]),
     )
     assert found is not None and found[1] == [(8, 16, 4, 16), (32, 16, 16)]
+
+
+def test_what_is_guessed_needs_a_static_engine() -> None:
+    layers = (
+        layer(("h",), [half("x", -1, -1, 64)], [half("__mye1_myl0", -1, 16, 4, 16)]),
+        layer((), [half("__mye1_myl0", -1, 16, 4, 16)], [half("__mye2_myl0", -1, 16, 16)]),
+    )
+    assert sizes(*layers, static=()) is None and sizes(*layers) is not None
 
 
 def test_one_axis_may_be_padded_beside_an_open_one() -> None:

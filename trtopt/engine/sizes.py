@@ -46,7 +46,7 @@ def sized(
         static: The layers of the same model compiled at the optimum, for what the graph does not tell surely.
 
     Returns:
-        None where nothing tells the size of some tensor.
+        None where nothing tells the size of some tensor; without ``static``, where nothing tells it surely.
     """
     every = [item for layer in layers for item in (*layer.inputs, *layer.outputs)]
     if not profiles or all(-1 not in item.shape for item in every):
@@ -81,11 +81,11 @@ class _Sizes:
 
     def layers(self) -> tuple[LayerInfo, ...] | None:
         """All layers, sized."""
-        rules: tuple[_Rule, ...] = (
-            *(self._own, self._as_static, self._same_buffer),
-            *(self._border, self._beside, self._inside, self._near),
-        )
-        ways = [(fit, rule) for fit in (_viewed, _counted) for rule in rules]
+        sure: tuple[_Rule, ...] = (self._own, self._as_static, self._same_buffer, self._border, self._beside)
+        ways = [(_viewed, rule) for rule in sure]
+        if self._static:  # guesses, which count for what that engine does not hold
+            rules: tuple[_Rule, ...] = (*sure, self._inside, self._near)
+            ways = [(fit, rule) for fit in (_viewed, _counted) for rule in rules]
         while any(self._tells(fit, rule) for fit, rule in ways):
             pass
         found = tuple(self._sized(layer) for layer in self._layers)
