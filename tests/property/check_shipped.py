@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,11 +20,13 @@ from shape_networks import shape_network
 
 import trtopt
 from trtopt.config import BuildConfig
+from trtopt.engine.backend import TENSORRT_RTX
 from trtopt.engine.build import CompilerPool
 from trtopt.errors import TrtoptError
 from trtopt.pipeline.plain import plain
 from trtopt.pipeline.shipped import SLOWER, STEP
 from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.steps import Cost
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 from trtopt.support.precision import Precision
@@ -32,7 +34,7 @@ from trtopt.support.precision import Precision
 Shape = tuple[int, ...]
 Feeds = dict[str, np.ndarray]
 
-FP16_DB, INT8_DB = 30.0, 10.0
+FP16_DB, EIGHT_BIT_DB = 30.0, 10.0
 """What an output keeps of FP32 on inputs that the build has not seen, below its bounds; less only where plain does."""
 _AS_PLAIN_DB = 6.0
 """What FP16 may lose beyond plain below its bound."""
@@ -74,19 +76,24 @@ class Case:
     shapes: tuple[dict[str, Shape], ...]
     precision: str
     scale: float
+    keep_dynamic: bool = False
 
     @property
     def is_fixed(self) -> bool:
         return self.low == self.high
 
     def options(self) -> dict[str, Any]:
-        if self.is_fixed:
-            return {"opt_shapes": (self.best,)}
-        return {"min_shapes": (self.low,), "opt_shapes": (self.best,), "max_shapes": (self.high,)}
+        shapes = {"opt_shapes": (self.best,)}
+        if not self.is_fixed:
+            shapes |= {"min_shapes": (self.low,), "max_shapes": (self.high,)}
+        return {**shapes, "precision": self.precision, "keep_dynamic": self.keep_dynamic}
 
 
 def case_of(seed: int) -> Case:
-    """What a seed stands for: maps, tokens or a network of the recipes' tests; one shape, or ranges of axes."""
+    """What a seed stands for: maps, tokens or a network of the recipes' tests; one shape, or ranges of axes.
+
+    From 100 on other precisions are drawn as well, and whether axes of one size stay dynamic.
+    """
     rng = np.random.default_rng([seed, 7])
     kind = seed % 3
     proto = (map_network, shape_network, random_network)[kind](seed // 3)
@@ -113,7 +120,10 @@ def case_of(seed: int) -> Case:
         drawn.append(at(sample.__getitem__))
     shapes = (low, best, high, *drawn)
     scale = float(rng.choice((1.0, 1.0, 1.0, 30.0, 3000.0)))
-    return Case(seed, proto, low, best, high, shapes, "int8" if seed % 5 == 2 else "fp16", scale)
+    if seed < 100:
+        return Case(seed, proto, low, best, high, shapes, "int8" if seed % 5 == 2 else "fp16", scale)
+    precision = str(rng.choice(("fp16", "fp16", "int8", "fp8", "auto", "tf32")))
+    return Case(seed, proto, low, best, high, shapes, precision, scale, keep_dynamic=rng.random() < 0.2)
 
 
 def _feeds(case: Case, shapes: dict[str, Shape], seed: int) -> Feeds:
@@ -135,20 +145,23 @@ def one_pool() -> Iterator[None]:
             yield
 
 
-def check_all(seeds: Iterable[int], show: Callable[[str], None] = lambda _: None) -> Found:
+def check_all(
+    seeds: Iterable[int], show: Callable[[str], None] = lambda _: None, backend: str = TENSORRT_RTX.name
+) -> Found:
     """:func:`check` of many seeds; ``show`` is told each problem as it comes."""
     total = Found()
     with one_pool():
         for seed in seeds:
-            found = check(seed)
+            found = check(seed, backend)
             total.add(found)
             for problem in found.problems:
                 show(problem)
     return total
 
 
-def check(seed: int) -> Found:
-    """Build the network of a seed, and look at the report and at the saved model."""
+def check(seed: int, backend: str = TENSORRT_RTX.name) -> Found:
+    """Build the network of a seed, and look at the report and at the saved model; for TensorRT, whose builder needs the
+    GPU, the optimized model alone is made."""
     case, found = case_of(seed), Found()
     found.seen.update(["fixed" if case.is_fixed else "a range", case.precision])
     with tempfile.TemporaryDirectory() as name:
@@ -157,10 +170,11 @@ def check(seed: int) -> Found:
         onnx.save(case.proto, source)
         calib = _samples(case)
         try:
-            config = BuildConfig(
-                precision=case.precision, no_cache=True, cache_dir=name, save_onnx=str(saved), **case.options()
-            )
-            report = trtopt.build(source, config, calib=calib)
+            config = BuildConfig(backend=backend, no_cache=True, cache_dir=name, **case.options())
+            if backend == TENSORRT_RTX.name:
+                report = trtopt.build(source, replace(config, save_onnx=str(saved)), calib=calib)
+            else:
+                report = trtopt.optimize(source, replace(config, output=str(saved)), calib=calib)
             wrong = _of_report(report, found)
             if saved.is_file():
                 wrong += _of_outputs(case, source, saved)
@@ -180,23 +194,13 @@ def _of_report(report: BuildReport, found: Found) -> list[str]:
     """What a report says that cannot be."""
     if report.gate_failures:
         found.seen["refused for its accuracy"] += 1
-        return [] if report.precision.requested == Precision.INT8 else [f"gate: {report.gate_failures}"]
+        return [] if Precision(report.precision.requested).is_quantized else [f"gate: {report.gate_failures}"]
     shipped, least = report.shipped, report.plain
-    if shipped is None or least is None or report.engine is None or report.analysis is None:
+    if shipped is None or least is None:
         return [f"not priced: {'; '.join(report.warnings)}"]
-    wrong = []
-    layers = (report.engine.kernels, sum(layer.type in ("signal", "wait") for layer in report.engine.layers))
-    if (shipped.kernels, shipped.syncs) != layers:
-        wrong.append(f"ships {shipped.kernels} kernels and {shipped.syncs} syncs, the engine has {layers}")
-    if not math.isclose(shipped.predicted_us, report.analysis.totals.predicted_us, rel_tol=1e-9):
-        wrong.append(f"ships {shipped.predicted_us} us, the analysis says {report.analysis.totals.predicted_us}")
+    wrong = _of_engine(report, shipped) if report.engine is not None else []
     if shipped.predicted_us > least.predicted_us * SLOWER and report.accuracy_cost is None:
         wrong.append(f"ships {shipped.predicted_us:.2f} us, plain {least.form} takes {least.predicted_us:.2f}")
-    bound = report.analysis.limit
-    if bound is None or not 0 <= bound.limit_us <= bound.predicted_us * (1 + 1e-9):
-        wrong.append(f"the limit is above the prediction: {bound}")
-    elif not math.isclose(bound.limit_us + sum(item.excess_us for item in bound.kernels), shipped.predicted_us):
-        wrong.append("limit and excesses do not add up to the prediction")
     found.seen["accuracy costs"] += report.accuracy_cost is not None
     found.seen["held by plain"] += any(step.name == STEP and step.changes for step in report.steps)
     if report.precision.requested == Precision.FP16 and not report.precision.kept and report.rewriting.after:
@@ -211,12 +215,33 @@ def _of_report(report: BuildReport, found: Found) -> list[str]:
     return wrong
 
 
+def _of_engine(report: BuildReport, shipped: Cost) -> list[str]:
+    """Where the engine's layers, their prediction and what the report says of them differ."""
+    engine, analysis = report.engine, report.analysis
+    if engine is None or engine.layers is None or analysis is None:
+        return [f"not priced: {'; '.join(report.warnings)}"]
+    wrong = []
+    layers = (engine.kernels, sum(layer.type in ("signal", "wait") for layer in engine.layers))
+    if (shipped.kernels, shipped.syncs) != layers:
+        wrong.append(f"ships {shipped.kernels} kernels and {shipped.syncs} syncs, the engine has {layers}")
+    if not math.isclose(shipped.predicted_us, analysis.totals.predicted_us, rel_tol=1e-9):
+        wrong.append(f"ships {shipped.predicted_us} us, the analysis says {analysis.totals.predicted_us}")
+    if shipped.bytes != analysis.totals.bytes:
+        wrong.append(f"ships {shipped.bytes} bytes, the analysis says {analysis.totals.bytes}")
+    bound = analysis.limit
+    if bound is None or not 0 <= bound.limit_us <= bound.predicted_us * (1 + 1e-9):
+        wrong.append(f"the limit is above the prediction: {bound}")
+    elif not math.isclose(bound.limit_us + sum(item.excess_us for item in bound.kernels), shipped.predicted_us):
+        wrong.append("limit and excesses do not add up to the prediction")
+    return wrong
+
+
 def _of_outputs(case: Case, source: Path, saved: Path) -> list[str]:
     """Where the saved model computes something else than the network it was made of."""
     wrong = []
     original = load(source).model
     half = plain(original)
-    least = FP16_DB if case.precision == "fp16" else INT8_DB
+    least = FP16_DB if case.precision in ("fp16", "tf32") else EIGHT_BIT_DB
     with OrtSession(original, threads=1) as one, OrtSession(load(saved).model, threads=1) as other:
         for shapes in case.shapes:
             feeds = _feeds(case, shapes, case.seed + 1)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pytest
 from check_shipped import case_of, check_all
 
+from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
+
 pytest.importorskip("tensorrt_rtx")
 
 FEW = (0, 1, 2, 3, 4, 6, 7, 9, 10, 11, 13, 16, 19, 20, 22, 28, 30, 33, 36, 43)
@@ -20,9 +22,10 @@ def test_a_seed_makes_one_case() -> None:
         )
 
 
+@pytest.mark.parametrize("backend", [TENSORRT_RTX.name, TENSORRT.name])
 @pytest.mark.parametrize("seeds", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.long)])
-def test_what_ships_was_judged_and_computes_the_same(seeds: Sequence[int]) -> None:
-    found = check_all(seeds)
+def test_what_ships_was_judged_and_computes_the_same(seeds: Sequence[int], backend: str) -> None:
+    found = check_all(seeds, backend=backend)
     assert not found.problems, "\n".join(found.problems)
     for kind in ("a range", "fixed", "int8", "judged to the digit"):
         assert found.seen[kind] >= len(seeds) // 10, found.seen

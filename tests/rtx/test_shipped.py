@@ -311,3 +311,13 @@ def test_a_product_whose_saved_form_has_a_node_more_is_built(tmp_path: Path) -> 
     assert_held(report)
     assert report.engine is not None
     assert not [name for layer in report.engine.layers for name in layer.onnx_nodes if name.startswith("trtopt/saved")]
+
+
+def test_of_a_table_the_bytes_are_those_of_the_rows_that_are_read(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).standard_normal((50_000, 64)).astype(np.float32)
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["y"], name="gather")]
+    path = saved(tmp_path, model(nodes, [("ids", np.int64, [8, 16])], [("y", np.float32)], [constant("table", table)]))
+    report = trtopt.build(path, cache_dir=str(tmp_path), recipes="none")
+    assert report.shipped is not None and report.plain is not None and report.analysis is not None
+    assert report.shipped.bytes == report.analysis.totals.bytes < report.plain.bytes * 1.01
+    assert report.shipped.bytes < 8 * 16 * (2 * 64 * 4 + 8) * 1.01

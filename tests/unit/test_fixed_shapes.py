@@ -17,7 +17,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import dims_of_value
 from trtopt.graph.shapes import with_sizes
 from trtopt.precision.observe.batches import BatchedSamples, fixed_axes
-from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.samples import SomeSamples, open_samples
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 
@@ -77,6 +77,8 @@ def test_samples_are_joined_and_filled_up(tmp_path: Path) -> None:
     np.testing.assert_array_equal(list(full)[2]["x"], rows[[8, 9, 4, 5]])
     assert left.count == 3 and left.sha256 == samples.sha256 and left.labels is not None and len(left.labels) == 10
     assert [len(item["x"]) for item in BatchedSamples(left, axes, filled=True)] == [4, 4, 4]
+    assert [rows for _, rows in full.with_rows()] == [4, 4, 2]
+    assert [rows for _, rows in SomeSamples(full, 4).with_rows()] == [4]
 
 
 def test_a_sample_alone_is_repeated(tmp_path: Path) -> None:
@@ -112,3 +114,4 @@ def test_inputs_of_different_batches_are_cut_and_repeated_one_by_one(tmp_path: P
     assert axes.rows is None
     found = [{name: array.shape for name, array in item.items()} for item in BatchedSamples(samples, axes, filled=True)]
     assert found == [{"image": (1, 4), "text": (3, 4)}] * 2
+    assert [rows for _, rows in BatchedSamples(samples, axes, filled=True).with_rows()] == [1, 1]

@@ -214,7 +214,13 @@ def test_the_whole_network_decides() -> None:
     assert not found.choice
     assert found.after == found.before
     assert all(not verdict.kept for verdict in found.verdicts)
-    assert all("the whole network is" in verdict.reason for verdict in found.verdicts)
+    assert all("the whole network gains less than 0.2%" in verdict.reason for verdict in found.verdicts)
+
+
+def test_a_network_without_regions_is_one_without_verdicts() -> None:
+    """--auto asks for it all the same, to choose between types of 16 bits."""
+    found = guard_of(model("g (float[2,8] x) => (float[2,8] y) { y = Relu(x) }"), RuleJudge(wide_pay)).choose()
+    assert not found.choice and not found.verdicts and found.after == found.before
 
 
 class RefusingJudge(RuleJudge):

@@ -39,7 +39,13 @@ def test_the_first_line_says_which_product_it_is_and_what_loads_it() -> None:
     assert _text(full_report(engine=engine)).splitlines()[0] == (
         "TensorRT engine: runs in TensorRT, trtexec, Triton Inference Server"
     )
-    assert _text(full_report(engine=None)).startswith("Optimized ONNX model")
+    for judge, target in (
+        ("model:tensorrt", " for TensorRT 10.3"),
+        ("compiler:tensorrt-rtx 1.7", " for TensorRT for RTX"),
+    ):
+        report = full_report(engine=None, judge=judge)
+        assert _text(report).startswith(f"Optimized ONNX model{target}")
+    assert _text(full_report(engine=None, judge="none")).startswith("Optimized ONNX model: build it with TensorRT")
 
 
 def test_after_a_failed_gate_it_says_that_nothing_was_made() -> None:

@@ -149,7 +149,8 @@ def _check_present(gpu: GpuSpec | None, present: GpuSpec | None) -> None:
         raise TargetError(
             "TensorRT builds on the target GPU, and this machine has none",
             where="--backend tensorrt",
-            remedy="use --backend tensorrt-rtx here, or write the model with `trtopt optimize` and build on the GPU",
+            remedy="use --backend tensorrt-rtx here, or write the model with `trtopt optimize --backend tensorrt` and "
+            "build that on the GPU",
         )
     if gpu is None:
         raise TargetError(

@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend, choose_backend
 from trtopt.engine.build import Compiler, CompilerPool
-from trtopt.engine.layers import buffer_sizes, constant_bytes, moved_bytes
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine, trip_counts
@@ -88,19 +87,14 @@ def priced_layers(
         InvalidModelError: No kernel has a known cost.
     """
     work = layers_of_engine(full, model, shapes, tf32=tf32 and supports(gpu, Precision.TF32))
-    rows, sizes = timed_rows(work.layers, gpu), buffer_sizes(full)
+    rows = timed_rows(work.layers, gpu)
     total = Cost(
-        kernels=sum(trips for _, trips in _launched(layers)),
+        kernels=sum(trips or 1 for layer, trips in zip(layers, trip_counts(layers), strict=True) if layer.is_kernel),
         syncs=sum(layer.type in ("signal", "wait") for layer in layers),
-        bytes=sum(trips * (moved_bytes(layer, sizes) + constant_bytes(layer)) for layer, trips in _launched(full)),
+        bytes=sum(row.bytes for row in rows),
         predicted_us=sum(row.predicted_us for row in rows),
     )
     return Priced(total, kernels_of(rows))
-
-
-def _launched(layers: Sequence[LayerInfo]) -> list[tuple[LayerInfo, int]]:
-    counted = zip(layers, trip_counts(layers), strict=True)
-    return [(layer, trips or 1) for layer, trips in counted if layer.is_kernel]
 
 
 def kernels_of(rows: Sequence[LayerRow]) -> tuple[tuple[frozenset[str], int, float], ...]:

@@ -9,6 +9,7 @@ the whole network decides between the two, takes back regions that it is faster 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -248,7 +249,8 @@ class Guard:
     ) -> tuple[Choice, tuple[RegionVerdict, ...], Cost]:
         reason = "the whole network cannot be judged with it"
         if after is not None:
-            reason = f"the whole network is not faster: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
+            least = f"the whole network gains less than {LEAST_GAIN / 10:.1%}"
+            reason = f"{least}: {before.predicted_us:.1f} -> {after.predicted_us:.1f} us"
         return {}, tuple(replace(v, kept={}, reason=reason) if v.kept else v for v in verdicts), before
 
     def _settled(self, start: Choice) -> tuple[Choice, tuple[RegionVerdict, ...]]:
@@ -258,7 +260,7 @@ class Guard:
         for number in range(_ROUNDS):
             changed = False
             regions = self.candidates.regions
-            for region, self._following in zip(regions, (*regions[1:], None), strict=True):
+            for region, self._following in itertools.zip_longest(regions, regions[1:]):
                 verdict = self._judged(region, state)
                 verdicts[region.name] = verdict
                 now = {node: state[node] for node in region.nodes if node in state}

@@ -71,6 +71,7 @@ from trtopt.pipeline.shipped import (
     hold,
     judged_apart,
     recipes_of,
+    warn_of_noise,
     why_barred,
     within_bound,
 )
@@ -197,6 +198,8 @@ class _Run:
         settings, inputs, config, clock, built = self._settings, self._inputs, self._config, self._clock, settled.built
         for failure in built.failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
+        if not settings.budget.is_given:
+            warn_of_noise(built, self._inputs.loaded.model, settings.precision, clock)
         sparsity = as_made(pruned, settings.precision, built.lowered.quantized, built.engine)
         effective = replace(config, max_accuracy_drop=self._budget.drop)
         report = self._held(self._report(built, effective, sparsity), settled, pricer)

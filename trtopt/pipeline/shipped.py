@@ -11,6 +11,7 @@ from functools import partial
 import onnx_ir as ir
 
 from trtopt.accuracy.metric import drop_of
+from trtopt.accuracy.scores import held_by
 from trtopt.engine.request import ShapeProfile
 from trtopt.errors import EngineBuildError
 from trtopt.graph.artifact import ModelArtifact
@@ -30,7 +31,7 @@ from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.fp16.rescale import RESCALE
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.plan import BF16, FP16
-from trtopt.report.schema.build import KeptNode
+from trtopt.report.schema.build import AccuracyRecord, KeptNode
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.report.text.format import count
@@ -302,14 +303,35 @@ def within_bound(precision: Precision, least_db: float | None) -> Accepts:
     bound = bound_of(precision, least_db)
 
     def why_not(built: Built) -> str:
-        low = [
-            f"{name} keeps {item.sqnr_db:.1f} dB, less than {bound:g}"
-            for name, item in built.accuracy.outputs.items()
-            if name not in built.accuracy.host_outputs and not item.sqnr_db >= bound
-        ]
-        return "; ".join([*built.failures, *low])
+        low = _below(built.accuracy, bound)
+        return "; ".join([*built.failures, *(f"{text}, less than {bound:g}" for text in low.values())])
 
     return why_not
+
+
+def _below(found: AccuracyRecord, bound: float) -> dict[str, str]:
+    """The outputs that keep fewer dB, by name, in words."""
+    return {
+        name: f"{name} keeps {item.sqnr_db:.1f} dB"
+        for name, item in found.outputs.items()
+        if name not in found.host_outputs and not item.sqnr_db >= bound
+    }
+
+
+def warn_of_noise(built: Built, reference: ir.Model, precision: Precision | None, clock: Clock) -> None:
+    """Say it where an output of a 16-bit network is verified below the bound that its nodes were chosen to keep, on
+    fewer samples; of what is behind a selection nothing is said, and failed gates speak for themselves."""
+    if precision is None or precision.is_wide or precision.is_quantized or built.failures:
+        return
+    bound = bound_of(precision, None)
+    low = _below(built.accuracy, bound)
+    low = {name: low[name] for name, holds in held_by(reference, low).items() if holds != "selection"}
+    if low:
+        counted = (
+            f"on {count(built.accuracy.samples, 'sample')}, less than the {bound:g} that {precision.upper()} keeps"
+        )
+        remedy = f"--min-sqnr-db {bound:g} makes it a gate, a higher one keeps more nodes in FP32"
+        clock.warn("verify", f"{'; '.join(low.values())} {counted} on those it was decided on; {remedy}")
 
 
 def as_accurate(first: Built) -> Accepts:

@@ -234,17 +234,16 @@ class _Counted:
     def __init__(self, job: Verification) -> None:
         self._samples, self._bound_db = job.samples, job.bound_db
         self._seconds = job.most_seconds if job.samples.source == "synthetic" else math.inf
-        self._axes = job.axes
         self.count = self.rows = 0
 
     def __iter__(self) -> Iterator[Feeds]:
         began, self.count, self.rows = time.perf_counter(), 0, 0
-        for feeds in self._samples:
+        for feeds, rows in self._samples.with_rows():
             spent = time.perf_counter() - began
             if self.count and spent * (self.count + 1) / self.count > self._seconds:
                 return
             self.count += 1
-            self.rows += 1 if self._axes is None else max(1, self._axes.rows_in(feeds))
+            self.rows += rows
             yield feeds
 
     def are_enough(self, outputs: Mapping[str, OutputAccuracy]) -> bool:

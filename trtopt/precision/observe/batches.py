@@ -98,32 +98,37 @@ class BatchedSamples(Samples):
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield the batches. Raises as those of the samples, and UsageError: one has another size on a fixed axis."""
+        return (batch for batch, _ in self.with_rows())
+
+    def with_rows(self) -> Iterator[tuple[Sample, int]]:
+        """Yield the batches, each with the rows of the samples in it, without those that fill it up; a sample that is
+        cut or repeated by itself counts as 1."""
         if self._axes.rows is None:
             for sample in self._samples:
                 if not self._axes.counting:
                     self._axes.rows_in(sample)
-                yield self._axes.resized(sample)
+                yield self._axes.resized(sample), 1
             return
         yield from self._joined(self._axes.rows)
 
-    def _joined(self, size: int) -> Iterator[Sample]:
+    def _joined(self, size: int) -> Iterator[tuple[Sample, int]]:
         waiting: Sample | None = None
         last: Sample | None = None
         for sample in self._samples:
             self._axes.rows_in(sample)
             if waiting is not None and not self._fits(waiting, sample):
-                yield self._end(waiting, last, size)
+                yield self._end(waiting, last, size), self._axes.rows_in(waiting)
                 waiting, last = None, None
             waiting = sample if waiting is None else self._behind(waiting, sample)
             while (count := self._axes.rows_in(waiting)) > size:
                 last = self._axes.taken(waiting, range(size))
-                yield last
+                yield last, size
                 waiting = self._axes.taken(waiting, range(size, count))
             if count == size:
-                yield waiting
+                yield waiting, size
                 waiting, last = None, waiting
         if waiting is not None:
-            yield self._end(waiting, last, size)
+            yield self._end(waiting, last, size), self._axes.rows_in(waiting)
 
     def _end(self, sample: Sample, last: Sample | None, size: int) -> Sample:
         if not self._filled:

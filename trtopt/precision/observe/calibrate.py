@@ -106,7 +106,7 @@ class Calibration:
     Attributes:
         table: Statistics by tensor name.
         source: ``user`` or ``synthetic``.
-        samples: Samples run.
+        samples: The caller's samples that were run, however they were joined to batches.
         seconds: Wall time of this run; 0 when the table came from the cache.
         peak_rss_bytes: Peak resident memory of the process so far; 0 where the system does not tell.
         cached: Whether the table came from the cache.
@@ -159,20 +159,25 @@ def collect(
             stack.enter_context(OrtSession(model, computed, threads=max(1, cores // workers))) if computed else None
         )
 
-        def work(_: int, sample: Sample) -> None:
+        rows = 0
+
+        def work(_: int, taken: tuple[Sample, int]) -> None:
+            nonlocal rows
+            sample, held = taken
             outputs = session.run(sample) if session is not None else []
             with counting:
+                rows += held
                 for name in builders.keys() & sample.keys():
                     builders[name].update(sample[name])
                 for name in reversed(computed):
                     builders[name].update(outputs.pop())  # each output is released as soon as it is counted
                 on_event(Event("advance", _TASK))
 
-        count = in_threads(samples, work, workers, _TASK)
+        in_threads(samples.with_rows(), work, workers, _TASK)
     table = RangeTable({name: builder.finish() for name, builder in builders.items()})
     on_event(Event("end", _TASK))
     _warn_nonfinite(table, on_event)
-    return Calibration(table, samples.source, count, time.perf_counter() - started, peak_rss_bytes())
+    return Calibration(table, samples.source, rows, time.perf_counter() - started, peak_rss_bytes())
 
 
 def cached_collect(

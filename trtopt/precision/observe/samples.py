@@ -219,6 +219,11 @@ class Samples:
             known=known,
         )
 
+    def with_rows(self) -> Iterator[tuple[Sample, int]]:
+        """Yield the samples in order, each with how many of the caller's samples it holds: several where they are
+        joined to batches. Raises as :meth:`__iter__`."""
+        return ((sample, 1) for sample in self)
+
     @property
     def count(self) -> int | None:
         """Number of samples; None for functions and iterables, whose length only a pass over them tells."""
@@ -295,7 +300,11 @@ class SomeSamples(Samples):
         self.where, self.source = whole.where, whole.source
 
     def __iter__(self) -> Iterator[Sample]:
-        return itertools.islice(self._whole, self._chosen.start, self._chosen.stop, self._chosen.step)
+        return (sample for sample, _ in self.with_rows())
+
+    def with_rows(self) -> Iterator[tuple[Sample, int]]:
+        """Yield the samples that are chosen, each with how many of the caller's it holds."""
+        return itertools.islice(self._whole.with_rows(), self._chosen.start, self._chosen.stop, self._chosen.step)
 
     @property
     def count(self) -> int | None:

@@ -85,6 +85,11 @@ def headline(report: BuildReport) -> str:
     if failed(report):
         return "Nothing was made: a gate failed"
     if engine is None:
+        kind, _, name = report.judge.partition(":")
+        if kind == "model":
+            return "Optimized ONNX model for TensorRT 10.3 or later, by its table of types and its documented fusions"
+        if name.startswith("tensorrt-rtx"):
+            return "Optimized ONNX model for TensorRT for RTX, by its compiler; one for TensorRT: --backend tensorrt"
         return "Optimized ONNX model: build it with TensorRT 10.3 or later, or TensorRT for RTX"
     if engine.backend == "tensorrt-rtx":
         return "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
