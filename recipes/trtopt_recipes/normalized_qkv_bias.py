@@ -12,6 +12,7 @@ from trtopt.graph import edit
 from trtopt.graph.attention import Attention, attention_of, only_user, path_to
 from trtopt.graph.views import Sizes, one_per
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
+from trtopt.support.memo import once_per_array
 
 _LARGEST_SHIFT = 0.5
 _SMALLEST_SHIFT = 1 / 16
@@ -83,7 +84,11 @@ class NormalizedQkvBias:
 
     def _carry(self, norm: ir.Node, graph: ir.Graph, names: edit.Names) -> None:
         products = _products(norm)
-        shift, weights = _new_weights(norm, products)
+        shift = _shift(norm, products)
+        weights = [
+            _new_weight(_weight(product), shift, *_before(norm, product)).astype(_weight(product).dtype)
+            for product in products
+        ]
         scale, base = _float64(norm.inputs[1]), str(norm.outputs[0].name)
         if _is_read_otherwise(norm):
             self._restore(norm, scale, _offset(norm) - shift * scale, names)
@@ -170,41 +175,64 @@ def _is_read_otherwise(norm: ir.Node) -> bool:
 
 def _out_of_range(norm: ir.Node) -> str:
     products = _products(norm)
-    shift, weights = _new_weights(norm, products)
+    shift = _shift(norm, products)
     if not shift <= _LARGEST_SHIFT:
         return "a bias is too large beside the weights"
-    for product, weight in zip(products, weights, strict=True):
-        old = _float64(product.inputs[1])
-        for limit, size in ((_FP16_LARGEST, np.abs(weight).max()), (-_FP16_SMALLEST, -_norm(weight))):
-            if not size <= limit and (np.abs(old).max() if limit > 0 else -_norm(old)) <= limit:
-                return f"the new weights of {product.name} leave the range of FP16"
-        if not np.isfinite(weight.astype(_tensor_type(product.inputs[1])).astype(np.float64)).all():
-            return f"the new weights of {product.name} leave the range of their type"
+    for product in products:
+        left = _left_range(_weight(product), shift, *_before(norm, product))
+        if left:
+            return f"the new weights of {product.name} leave the range of {left}"
     return ""
 
 
-def _new_weights(norm: ir.Node, products: list[ir.Node]) -> tuple[float, list[np.ndarray]]:
-    """The shift t, and the weights of each product, as float64; t is infinite where none is large enough."""
-    scale, offset = _float64(norm.inputs[1]), _offset(norm)
-    scaled, added, wanted = [], [], _SMALLEST_SHIFT
-    for product in products:
-        weight, add = _float64(product.inputs[1]), _bias_add(product)
-        with np.errstate(invalid="ignore", over="ignore"):  # the caller refuses what is not finite
-            matrix = weight * scale[:, None]
-            bias = offset @ weight
-            centred = matrix - matrix.mean(axis=0)
-        if add is not None:
-            bias = bias + next(
-                array.astype(np.float64).ravel() for v in add.inputs if (array := edit.constant_of(v)) is not None
-            )
-        scaled.append(centred)
-        added.append(bias / scale.size)
-        largest, size = np.abs(added[-1]).max(initial=0.0), _norm(matrix)
-        wanted = max(wanted, float(largest / size) if size else math.inf)
-    if not math.isfinite(wanted):
-        return math.inf, scaled
-    shift = 2.0 ** math.ceil(math.log2(wanted))
-    return shift, [matrix + bias / shift for matrix, bias in zip(scaled, added, strict=True)]
+def _shift(norm: ir.Node, products: list[ir.Node]) -> float:
+    """The shift t; infinite where none is large enough."""
+    wanted = max((_wanted_shift(_weight(product), *_before(norm, product)) for product in products), default=0.0)
+    return 2.0 ** math.ceil(math.log2(max(wanted, _SMALLEST_SHIFT))) if math.isfinite(wanted) else math.inf
+
+
+def _before(norm: ir.Node, product: ir.Node) -> tuple[bytes, bytes, bytes]:
+    """The scale and the bias of a normalization, and the bias behind a product, as FP64."""
+    scale, add = _float64(norm.inputs[1]), _bias_add(product)
+    biases = () if add is None else [array for v in add.inputs if (array := edit.constant_of(v)) is not None]
+    bias = next((array.astype(np.float64).ravel() for array in biases), np.zeros(1))
+    return scale.tobytes(), _offset(norm).tobytes(), bias.tobytes()
+
+
+def _centred(weight: np.ndarray, scale: bytes, offset: bytes, bias: bytes) -> tuple[np.ndarray, np.ndarray, float]:
+    """M - mean(M), d / C, and the root of M's mean square, of one product; see the class."""
+    exact, factor = weight.astype(np.float64), np.frombuffer(scale)
+    with np.errstate(invalid="ignore", over="ignore"):  # the caller refuses what is not finite
+        added = (np.frombuffer(offset) @ exact + np.frombuffer(bias)) / factor.size
+        exact *= factor[:, None]
+        size = _norm(exact)
+        exact -= exact.mean(axis=0)
+    return exact, added, size
+
+
+@once_per_array
+def _wanted_shift(weight: np.ndarray, scale: bytes, offset: bytes, bias: bytes) -> float:
+    """The least shift that one product allows; infinite where its numbers are not finite."""
+    _, added, size = _centred(weight, scale, offset, bias)
+    wanted = float(np.abs(added).max(initial=0.0) / size) if size else math.inf
+    return wanted if math.isfinite(wanted) else math.inf
+
+
+def _new_weight(weight: np.ndarray, shift: float, scale: bytes, offset: bytes, bias: bytes) -> np.ndarray:
+    """The weight of one product behind a shift, as float64."""
+    matrix, added, _ = _centred(weight, scale, offset, bias)
+    matrix += added / shift
+    return matrix
+
+
+@once_per_array
+def _left_range(weight: np.ndarray, shift: float, scale: bytes, offset: bytes, bias: bytes) -> str:
+    """The type whose range a product's weight leaves behind a shift, in words; empty for none."""
+    new, old = _new_weight(weight, shift, scale, offset, bias), weight.astype(np.float64)
+    for limit, size in ((_FP16_LARGEST, np.abs(new).max()), (-_FP16_SMALLEST, -_norm(new))):
+        if not size <= limit and (np.abs(old).max() if limit > 0 else -_norm(old)) <= limit:
+            return "FP16"
+    return "" if np.isfinite(new.astype(weight.dtype)).all() else "their type"
 
 
 def _bias_add(product: ir.Node) -> ir.Node | None:
@@ -228,6 +256,13 @@ def _norm(array: np.ndarray) -> float:
     return float(np.sqrt(np.mean(array**2))) if array.size else 0.0
 
 
+def _weight(product: ir.Node) -> np.ndarray:
+    array = edit.constant_of(product.inputs[1])
+    if array is None:
+        raise ValueError("not a constant")
+    return array
+
+
 def _float64(value: ir.Value | None) -> np.ndarray:
     array = edit.constant_of(value)
     if array is None:
@@ -246,7 +281,7 @@ def _set_weight(product: ir.Node, weight: np.ndarray, names: edit.Names, recipe:
     """Give a product its weight, and take the bias after it away."""
     if product.graph is None:
         raise ValueError(f"{product.name} is in no graph")
-    array, add = weight.astype(_tensor_type(product.inputs[1])), _bias_add(product)
+    add = _bias_add(product)
     output = product.outputs[0]
     if add is not None:
         # The product now gives what the Add gave, so it goes by that name.
@@ -254,6 +289,6 @@ def _set_weight(product: ir.Node, weight: np.ndarray, names: edit.Names, recipe:
         edit.replace_value(add.outputs[0], output)
         edit.remove_node(add)
         output.name = name
-    constant = edit.add_initializer(product.graph, names.value(f"{output.name}_weight"), array)
+    constant = edit.add_initializer(product.graph, names.value(f"{output.name}_weight"), weight)
     product.replace_input_with(1, constant)
     edit.tag(product, recipe)

@@ -25,7 +25,7 @@ from house import (
     room_graph,
 )
 
-RECIPES_MAY_IMPORT = ("rewrite", "graph", "report", "errors")
+RECIPES_MAY_IMPORT = ("rewrite", "graph", "support", "report", "errors")
 
 HEAVY = frozenset(
     "torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy plotly ray cryptography".split()

@@ -208,6 +208,19 @@ def test_a_symbolic_link_within_the_folder_is_fine(tmp_path: Path) -> None:
     assert weight is not None and weight.numpy()[3] == 3.0
 
 
+def test_external_weights_are_mapped_when_they_are_loaded(tmp_path: Path) -> None:
+    """Threads read them at a time, and onnx_ir fails where two of them map one tensor."""
+    weight = load(external_model(tmp_path)).model.graph.initializers["w"].const_value
+    (tmp_path / "w.data").unlink()
+    assert weight is not None and weight.numpy()[3] == 3.0
+
+
+def test_a_weight_file_with_two_names_is_invalid(tmp_path: Path) -> None:
+    path = external_model(tmp_path)
+    (tmp_path / "other.data").hardlink_to(tmp_path / "w.data")
+    assert "hard link" in refused(path, InvalidModelError).what
+
+
 def test_external_data_of_a_nested_graph_is_checked(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         HEADER

@@ -17,6 +17,7 @@ from onnx_ir.passes import common as passes
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.precision.write import HALF_TYPES
+from trtopt.support.ort_session import LARGE_BYTES
 
 _COPIES = """
 Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EyeLike Expand Flatten Gather GatherElements
@@ -33,6 +34,9 @@ _INTEGERS = "Ceil Floor Round"
 EXACT_OPS = frozenset(f"{_COPIES} {_SELECTIONS} {_INTEGERS}".split())
 """Operators whose outputs are representable in the type of their inputs, so that a second rounding changes nothing."""
 
+_CAST_BYTES = 1 << 20
+"""Smaller weights, scales and biases, are stored in FP32 at once."""
+
 _TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "output_datatype", "output_dtype")
 _HALF_VALUES = tuple(int(dtype) for dtype in HALF_TYPES)
 
@@ -42,8 +46,9 @@ def fp32_emulation(model: ir.Model) -> ir.Model:
 
     Every node computes in FP32; each of its FP16 (BF16) outputs then passes a cast to FP16 (BF16) and back, except
     where the operator cannot make a value of more precision (:data:`EXACT_OPS`). FP16 constants become FP32 constants
-    of the same (rounded) value, Q/DQ scales among them. A value keeps its name: it stands for the rounded value. Graph
-    inputs and outputs keep their declared types. Subgraphs are treated alike.
+    of the same (rounded) value, Q/DQ scales among them; weights of more than 1 GiB are cast where they are read. A
+    value keeps its name: it stands for the rounded value. Graph inputs and outputs keep their declared types. Subgraphs
+    are treated alike.
 
     Run it with ``OrtSession(keep_qdq=True)``, so that Q/DQ is computed as it stands.
 
@@ -65,9 +70,10 @@ def fp32_emulation(model: ir.Model) -> ir.Model:
     declared = [value.dtype for value in emulation.graph.outputs]
     names = edit.Names(emulation)
     graphs = [emulation.graph, *emulation.graph.subgraphs()]
+    is_large = sum(tensor.nbytes for _, tensor in _half_constants(emulation.graph)) > LARGE_BYTES
     for graph in graphs:
         _widen_inputs(graph, names, cast=graph is emulation.graph)
-        _widen_constants(graph)
+        _widen_constants(graph, names, cast=is_large and graph is emulation.graph)
         for node in list(graph):
             _widen_node(node, names)
     for output, dtype in zip(list(emulation.graph.outputs), declared, strict=True):
@@ -104,10 +110,18 @@ def _widen_inputs(graph: ir.Graph, names: edit.Names, *, cast: bool) -> None:
             value.type = _float_type(value.type)
 
 
-def _widen_constants(graph: ir.Graph) -> None:
-    for value in graph.initializers.values():
-        if value.dtype in HALF_TYPES and value.const_value is not None and not value.is_graph_input():
-            value.const_value = _float_tensor(value.const_value)
+def _half_constants(graph: ir.Graph) -> list[tuple[ir.Value, ir.TensorProtocol]]:
+    found = [(value, value.const_value) for value in graph.initializers.values() if not value.is_graph_input()]
+    return [(value, tensor) for value, tensor in found if tensor is not None and value.dtype in HALF_TYPES]
+
+
+def _widen_constants(graph: ir.Graph, names: edit.Names, *, cast: bool) -> None:
+    """Make FP16 constants FP32; with ``cast``, large ones where they are read, since together they fill the memory."""
+    for value, tensor in _half_constants(graph):
+        if cast and value.dtype is ir.DataType.FLOAT16 and tensor.nbytes >= _CAST_BYTES:
+            edit.cast_for_readers(graph, value, ir.DataType.FLOAT, names, "fp32")
+        else:
+            value.const_value = _float_tensor(tensor)
             value.type = _float_type(value.type)
 
 

@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArt
 
     The model is checked, its functions are inlined, its nodes sorted and converted to opset 21 (newer ones stay), its
     shapes inferred, and every node and value named. Initializers listed as graph inputs become constants. Weights in
-    external files stay there, memory-mapped when they are read.
+    external files stay there, memory-mapped.
 
     Args:
         path: The file. Weights in other files must lie in its folder.
@@ -118,6 +118,13 @@ def _deserialize(proto: onnx.ModelProto, folder: Path) -> ir.Model:
     try:
         model = ir.from_proto(proto)
         _read_weights(model)
+        _map_weights(model, folder)
+    except OSError as error:
+        raise UsageError(
+            f"The weights cannot be read: {error.strerror}",
+            where=str(error.filename or folder),
+            remedy="check that they are readable, and that so many files can be open (ulimit -n)",
+        ) from error
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         cause = error.__cause__ or error
         raise InvalidModelError(
@@ -125,11 +132,16 @@ def _deserialize(proto: onnx.ModelProto, folder: Path) -> ir.Model:
             where=str(proto.graph.name or "graph"),
             remedy="export the model again; maps and sparse tensors are not supported",
         ) from error
+    return model
+
+
+def _map_weights(model: ir.Model, folder: Path) -> None:
+    """Map weights in other files into memory, which reads nothing: two threads cannot map one of them at a time."""
     for tensor in _tensors(model):
         if isinstance(tensor, ir.ExternalTensor):
             # An absolute folder: with a relative one onnx_ir skips its check that the file lies inside it.
             tensor.base_dir = str(folder)
-    return model
+            tensor.numpy()
 
 
 def _read_weights(model: ir.Model) -> None:

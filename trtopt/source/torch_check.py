@@ -37,14 +37,6 @@ class ExportCheck:
     max_ratio: float
 
 
-class _Session(OrtSession):
-    """A session of a few runs: weights packed for fast products would be a second copy of all of them."""
-
-    def _adjust(self, options: Any) -> None:
-        super()._adjust(options)
-        options.add_session_config_entry("session.disable_prepacking", "1")
-
-
 def check(call: Call, model: ir.Model, example: Any) -> tuple[ExportCheck, ...]:
     """Compare the graph with PyTorch on the example inputs, on others, and on other sizes of the dynamic axes.
 
@@ -58,7 +50,7 @@ def check(call: Call, model: ir.Model, example: Any) -> tuple[ExportCheck, ...]:
         GateError: The outputs differ by more than rounding, or jump on all inputs.
     """
     names = [str(value.name) for value in model.graph.inputs]
-    with _Session(model) as session:
+    with OrtSession(model) as session:
         checks = [_compared(session, names, ("example", call, example))]
         for attempts in _others(call):
             for label, one in attempts:
