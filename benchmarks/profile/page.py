@@ -25,8 +25,10 @@ sys.path += [str(HERE.parents[1] / "tests" / folder) for folder in ("unit", "ui"
 from browser import Page, chromium  # noqa: E402
 from profile_samples import large_profile  # noqa: E402
 
-from trtopt.report.html.profile import layer_data, profile_html  # noqa: E402
+from trtopt.report.html.page import html_page  # noqa: E402
+from trtopt.report.html.profile import layer_data  # noqa: E402
 from trtopt.report.html.profile_graph import graph  # noqa: E402
+from trtopt.report.text.profile import view  # noqa: E402
 
 MACHINE = "2-core x86-64, no GPU"
 ANSWERS = {
@@ -72,7 +74,7 @@ def written(repeats: int) -> tuple[str, dict[str, float]]:
         graph(report.layers)
         runs["graph laid out"].append(1e3 * (time.perf_counter() - start))
         start = time.perf_counter()
-        page = profile_html(report)
+        page = html_page(view(report))
         runs["page written"].append(1e3 * (time.perf_counter() - start))
     return page, {words: statistics.median(times) for words, times in runs.items()}
 

@@ -113,7 +113,9 @@ def test_a_change_that_costs_two_points_of_accuracy_is_stopped(repository: Path,
         r"^\| ❌ failed \| accuracy, top1 \| 0\.98\d\d \| 0\.95\d\d \| at least 0\.97", comment, flags=re.MULTILINE
     )
     assert re.search(
-        r"^\*\*accuracy, top1\*\*: the model is 0\.02\d+ less accurate than the baseline; its FP32 form", comment, re.M
+        r"^### Failed: accuracy, top1\n\nthe model is 0\.02\d+ less accurate than the baseline; its FP32 form",
+        comment,
+        re.M,
     )
 
 
@@ -121,7 +123,7 @@ def test_a_change_that_loses_int8_layers_is_stopped(repository: Path, tools: dic
     comment, gates = _pull_request(repository, tools, "depthwise", 7, depthwise=True)
     assert _failed(gates) == ["share:8-bit"]
     assert re.search(r"^\| ❌ failed \| 8 bits or fewer, share of the flop \| 9\d\.\d % \| 6\d\.\d % \|", comment, re.M)
-    what = comment.partition("### What failed")[2]
+    what = comment.partition("### Failed")[2]
     assert re.search(r"^\| conv2, relu2 and \d more \| 2 \| int8 fp16 \\-\\> fp16 \|", what, flags=re.MULTILINE)
 
 
@@ -129,7 +131,9 @@ def test_a_change_that_adds_a_kernel_and_its_quantizer_is_stopped(repository: Pa
     comment, gates = _pull_request(repository, tools, "mixed-scores", 7, mixed=True)
     assert "kernels" in _failed(gates) and gates["accuracy:top1"]["verdict"] == "passed"
     assert re.search(r"^\| ❌ failed \| kernels \| 6 \| 8 \| at most 6", comment, flags=re.MULTILINE)
-    assert re.search(r"^\*\*kernels\*\*: 2 kernels more than the baseline, at .*\bmix\b", comment, flags=re.MULTILINE)
+    assert re.search(
+        r"^### Failed: kernels\n\n2 kernels more than the baseline, at .*\bmix\b", comment, flags=re.MULTILINE
+    )
     assert re.search(r"^\| head, mix and \d more \| 2 \\-\\> 4 \|", comment, flags=re.MULTILINE)
 
 
@@ -162,7 +166,7 @@ def test_the_steps_of_the_action_run(repository: Path, tools: dict[str, str], tm
     options = inputs["options"] + "--min-sqnr-db 200 -o out/other.engine"
     second = _act(action, inputs | {"options": options}, repository, tools, tmp_path / "second")
     assert second["code"] == 7
-    assert "the gates of the build itself" in second["summary"].partition("What failed")[2]
+    assert "the gates of the build itself" in second["summary"].partition("Failed: ")[2]
     third = _act(action, inputs | {"model": "none.onnx"}, repository, tools, tmp_path / "third")
     assert third["code"] == 2 and "none.onnx" in third["stderr"] and third["summary"] == ""
 

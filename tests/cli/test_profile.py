@@ -88,7 +88,7 @@ def test_files_of_trtexec_become_a_report_in_every_form(trtopt: Run, folder: Pat
     assert conv["onnx_nodes"] == ["/stem/Conv"] and conv["modules"] == ["stem"] and conv["tensor_core"] is True
     assert conv["gemm"] == {"m": 8 * 64 * 64, "n": 32, "k": 27, "batch": 1} and conv["ratio"] > 0
     assert {"reformat-copy", "padded-input"} <= {finding["rule"] for finding in report["findings"]}
-    assert "25.0 us measured" in done.stdout and "reformat-copy" in done.stdout
+    assert "25.0 us, measured" in done.stdout and "reformat-copy" in done.stdout
     assert "/stem/Conv" in (folder / "r.md").read_text()
     assert len(json.loads((folder / "r.trace.json").read_text())["traceEvents"]) > 3
 
@@ -105,7 +105,7 @@ def test_a_report_is_shown_again_and_compared(trtopt: Run, folder: Path) -> None
     (folder / "profile.json").write_text(json.dumps(faster))
     assert trtopt("profile", *FILES, "--gpu", "A100", "--report", "after.json").returncode == 0
     again = trtopt("report", "after.json", "--markdown", "again.md")
-    assert again.returncode == 0 and "20.0 us measured" in again.stdout and (folder / "again.md").exists()
+    assert again.returncode == 0 and "20.0 us, measured" in again.stdout and (folder / "again.md").exists()
     done = trtopt("report", "after.json", "--against", "before.json", "--markdown", "both.md")
     assert done.returncode == 0, done.stderr
     assert "5.00 us less (20.0 %)" in done.stdout and "-5.0 us" in done.stdout

@@ -15,7 +15,7 @@ from trtopt.analysis.compiled import compile_level
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.build import BuildReport
-from trtopt.report.text.build import render
+from trtopt.report.text.build import view
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import OrtSession
@@ -38,7 +38,7 @@ def run_file(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def printed(report: BuildReport) -> str:
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(render(report))
+        console.print(view(report))
     return capture.get()
 
 

@@ -14,7 +14,7 @@ from rtx_nets import constant, model
 import trtopt
 from trtopt.engine.build import Compiler
 from trtopt.report.schema.build import BuildReport
-from trtopt.report.text.build import render
+from trtopt.report.text.build import view
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -65,7 +65,7 @@ def shown(report: BuildReport) -> str:
     from rich.console import Console
 
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(render(report))
+    console.print(view(report))
     return console.export_text()
 
 

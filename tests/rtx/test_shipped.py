@@ -20,7 +20,7 @@ from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.steps import Cost
-from trtopt.report.text.build import render
+from trtopt.report.text.build import view
 from trtopt.rewrite import driver, registry
 from trtopt.rewrite.protocol import Findings, Match, Recipe, Refusal, Stage, Target
 
@@ -255,7 +255,7 @@ def test_the_text_has_both(tmp_path: Path) -> None:
 
     report = trtopt.build(saved(tmp_path, conv_net()), cache_dir=str(tmp_path), recipes="none")
     console = Console(record=True, width=120)
-    console.print(render(replace(report, judged_apart="judged 1 us, ships 2 us")))
+    console.print(view(replace(report, judged_apart="judged 1 us, ships 2 us")))
     text = console.export_text()
     assert "ships" in text and "plain FP16" in text and "the compiler tensorrt-rtx" in text and "judged 1 us" in text
 

@@ -11,8 +11,9 @@ import pytest
 from analysis_samples import GPU, analysis_of, full_analysis, hostile_layers, many_layers
 
 from trtopt.report.html import plots as analysis_plots
-from trtopt.report.html.analysis import html
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.analysis import Analysis
+from trtopt.report.text.analysis import view
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None
@@ -40,7 +41,7 @@ addEventListener("load", () => setTimeout(() => {
 def _seen(analysis: Analysis, folder: Path, width: int) -> dict[str, str]:
     """What the browser made of the page: the notes of ``SPY`` and the title."""
     path = folder / "page.html"
-    path.write_text(html(analysis, GPU).replace("<style>", SPY + "<style>", 1), encoding="utf-8")
+    path.write_text(html_page(view(analysis, GPU)).replace("<style>", SPY + "<style>", 1), encoding="utf-8")
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     command += [f"--window-size={width},800", "--virtual-time-budget=20000", "--dump-dom", path.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -9,8 +9,9 @@ import pytest
 from browser import CHROMIUM, Page, chromium
 from profile_samples import bare_profile, hostile_profile, large_profile, small_profile
 
-from trtopt.report.html.profile import profile_html
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.profile import ProfileReport, slowest
+from trtopt.report.text.profile import view
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -34,7 +35,7 @@ def page(browser: Page) -> Page:
 
 def _open(page: Page, report: ProfileReport, folder: Path) -> None:
     path = folder / "page.html"
-    path.write_text(profile_html(report), encoding="utf-8")
+    path.write_text(html_page(view(report)), encoding="utf-8")
     page.open(path)
 
 

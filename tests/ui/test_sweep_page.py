@@ -8,7 +8,8 @@ import pytest
 from browser import CHROMIUM, chromium
 from sweep_samples import failed, report, row
 
-from trtopt.report.html.sweep import html_page
+from trtopt.report.html.page import html_page
+from trtopt.report.text.sweep import view
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -23,7 +24,7 @@ def test_the_page_plots_sorts_and_filters_without_errors_and_without_requests(tm
         failed("c"),
     ]
     path = tmp_path / "page.html"
-    path.write_text(html_page(report(*rows, warnings=("a worker was lost",)), drop=0.01), encoding="utf-8")
+    path.write_text(html_page(view(report(*rows, warnings=("a worker was lost",)), drop=0.01)), encoding="utf-8")
     shown = "[...document.querySelectorAll('#jobs tbody tr')].filter((row) => row.offsetParent !== null)"
     (tmp_path / "profile").mkdir()
     with chromium(tmp_path / "profile") as page:
@@ -44,5 +45,5 @@ def test_the_page_plots_sorts_and_filters_without_errors_and_without_requests(tm
         latency = "[...document.querySelectorAll('#jobs th')].findIndex((item) => item.textContent === 'latency')"
         page.run(f"document.querySelectorAll('#jobs th button')[{latency}].click()")
         times = page.run(f"{shown}.map((row) => row.cells[{latency}].textContent)")
-        assert times[1:] == ["300 us", "200 us", "100 us", "5.00 us", "4.00 us"], "what is not known stands first"
+        assert times[1:] == ["300 µs", "200 µs", "100 µs", "5.00 µs", "4.00 µs"], "what is not known stands first"
         assert page.complaints == [] and page.requests == []

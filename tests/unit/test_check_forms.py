@@ -10,9 +10,10 @@ import pytest
 from analysis_samples import HOSTILE
 from rich.console import Console
 
-from trtopt.report.files import check_markdown, junit_xml
+from trtopt.report.files import junit_xml
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange
-from trtopt.report.text.check import render
+from trtopt.report.text.check import view
+from trtopt.report.text.markdown import as_markdown
 
 MAIN = Checked("main.json", "trtopt.build/1", "/ci/models/model.onnx", "ab", "L4", "tensorrt-rtx 1.7.1", "int8")
 LOST = LayerChange(("layer1/conv", "layer1/relu"), (1, 2), (("int8",), ("fp16",)), (10.0, 21.5))
@@ -44,37 +45,37 @@ def hostile() -> CheckReport:
 
 def shown(found: CheckReport, width: int = 100) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - closed with the process
-    console.print(render(found))
+    console.print(view(found))
     return console.export_text()
 
 
 def test_the_markdown_starts_with_the_verdict_and_has_a_row_for_each_gate() -> None:
-    lines = check_markdown(FOUND).splitlines()
+    lines = as_markdown(view(FOUND)).splitlines()
     assert lines[0] == "## ❌ trtopt check: 2 of 5 gates failed"
     assert r"| ❌ failed | top1 | 0.9500 | 0.9300 | at least 0.9400 \(default\) |" in lines
     assert "| ❌ failed | int8 share of the flop | 90.0 % | 40.0 % | at least 50.0 % |" in lines
     assert r"| ✅ passed | engine size | 2.0 MB | 2.1 MB | at most 2.2 MB \(default\) |" in lines
     assert "| ➖ not judged | kernels |  |  |  |" in lines
-    assert check_markdown(PASSED).startswith("## ✅ trtopt check: 2 gates passed\n")
+    assert as_markdown(view(PASSED)).startswith("## ✅ trtopt check: 2 gates passed\n")
 
 
 def test_the_markdown_says_where_to_look() -> None:
-    text = check_markdown(FOUND)
-    what = text.partition("### What failed")[2].partition("### Not judged")[0]
-    assert "**int8 share of the flop**: less" in what
+    text = as_markdown(view(FOUND))
+    what = text.partition("### Failed: int8 share of the flop")[2].partition("### Not judged")[0]
+    assert what.startswith("\n\nless\n")
     assert r"| layer1/conv, layer1/relu | 1 \-\> 2 | int8 \-\> fp16 | 10.0 us \-\> 21.5 us |" in what
-    assert "**kernels**: the report has no engine" in text.partition("### Not judged")[2]
+    assert "### Not judged: kernels\n\nthe report has no engine" in text
     assert "- the model changed" in text.partition("### Notes")[2]
 
 
 def test_many_layers_are_cut_and_counted() -> None:
     gates = (dataclasses.replace(GATES[3], layers=(LOST,) * 20),)
-    text = check_markdown(dataclasses.replace(FOUND, gates=gates))
+    text = as_markdown(view(dataclasses.replace(FOUND, gates=gates)))
     assert text.count("layer1/conv") == 8 and "and 12 more places; all of them are in the JSON" in text
 
 
 def test_names_are_no_markup() -> None:
-    text = check_markdown(hostile())
+    text = as_markdown(view(hostile()))
     for line in text.splitlines():
         if line.startswith("| "):
             assert len(re.findall(r"(?<!\\)\|", line)) in (5, 6), line

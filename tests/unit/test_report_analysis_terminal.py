@@ -19,14 +19,15 @@ from analysis_samples import (
 from rich.console import Console
 
 from trtopt.report.schema.analysis import Analysis, Excess, Finding, Limit
-from trtopt.report.text.analysis import peak_of, product_text, render, share_of_peak
+from trtopt.report.text.analysis import share_of_peak, view
 from trtopt.report.text.format import flop_text, shorten, time_text, visible
+from trtopt.report.text.words import peak_of, product_text
 
 
 def _lines(analysis: Analysis, width: int = 100) -> list[str]:
     console = Console(width=width, no_color=True, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        console.print(render(analysis, GPU))
+        console.print(view(analysis, GPU))
     return [line.rstrip() for line in capture.get().split("\n")]
 
 

@@ -11,12 +11,14 @@ import pytest
 from analysis_samples import HOSTILE, elementwise
 from profile_samples import bare_profile, hostile_profile, large_profile, profile_of, small_profile
 
+from trtopt.report.html.page import html_page
 from trtopt.report.html.plots import compared, measured_roofline, scatter
-from trtopt.report.html.profile import COLUMNS, cells, colorings, ink_on, label, layer_data, profile_html
+from trtopt.report.html.profile import COLUMNS, cells, colorings, ink_on, label, layer_data
 from trtopt.report.html.profile_graph import LANE, ROW, graph, links
 from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
 from trtopt.report.text.format import visible
+from trtopt.report.text.profile import view
 
 
 def _layer(name: str, reads: str = "", writes: str = "") -> ProfileLayer:
@@ -110,7 +112,7 @@ def test_the_cells_say_what_is_known_of_a_layer() -> None:
     assert found["measured / predicted"] == (f"{layer.ratio:.2f}", layer.ratio)
     assert found["reasons"] == "tail-wave, slower-than-predicted"
     assert found["reads"] == "Half Channel major FP16 format"
-    assert found["m×n×k"] == f"{row.gemm['m']}×{row.gemm['n']}×{row.gemm['k']}"
+    assert found["m x n x k"] == f"{row.gemm['m']}x{row.gemm['n']}x{row.gemm['k']}"
     bare = dict(zip((title for title, _ in COLUMNS), cells(bare_profile().layers[0], 0.0), strict=True))
     assert {title for title, value in bare.items() if value} == {"layer", "measured", "share"}
 
@@ -130,7 +132,7 @@ def test_texts_of_a_file_cannot_end_the_script_that_holds_them() -> None:
 
 
 def test_texts_of_a_file_are_no_markup_anywhere() -> None:
-    clean, page = profile_html(small_profile()), profile_html(hostile_profile())
+    clean, page = html_page(view(small_profile())), html_page(view(hostile_profile()))
     for mark in ("<script", "</script", "<img", "</title"):
         assert page.count(mark) == clean.count(mark)
     for name in HOSTILE[:2]:
@@ -138,7 +140,7 @@ def test_texts_of_a_file_are_no_markup_anywhere() -> None:
 
 
 def test_the_page_forbids_every_request_and_makes_none() -> None:
-    page = profile_html(small_profile())
+    page = html_page(view(small_profile()))
     assert "default-src 'none'" in page
     tags = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"<[^>]*\s(src|href|action)=", tags)
@@ -146,25 +148,25 @@ def test_the_page_forbids_every_request_and_makes_none() -> None:
 
 def test_the_head_has_the_figures_and_the_warnings() -> None:
     report = small_profile()
-    text = _text(profile_html(report))
-    for words in ("sum of layers", "end to end", "profiling overhead", "predicted", "mean error", "rank correlation"):
+    text = _text(html_page(view(report)))
+    for words in ("sum of the layers", "one inference", "timing each layer adds", "mean error", "rank correlation"):
         assert words in text
-    assert "56 layers on L4, by tensorrt 10.9.0, each layer timed, 100 runs: engine network.engine" in text
+    assert "56 layers on L4, by tensorrt 10.9.0, each layer timed, 100 runs" in text
     assert f"{len(report.layers)} layers, 1 of which run nothing" in text
     assert report.warnings[0] in text
 
 
 def test_what_is_not_known_is_not_shown() -> None:
-    text = _text(profile_html(bare_profile()))
-    assert "end to end not known" in text
-    assert "No layer has both a measured and a predicted time." in text
+    text = _text(html_page(view(bare_profile())))
+    assert "one inference not known" in text
+    assert "no layer has both a measured and a predicted time" in text
     assert "names no tensors" in text
     assert "rank correlation" not in text and "Roofline" not in text
 
 
 def test_a_profile_without_layers_is_a_page() -> None:
     empty = dataclasses.replace(bare_profile(), layers=(), totals=ProfileTotals(0.0, 0.0, 0.0))
-    assert "None." in _text(profile_html(empty))
+    assert "None." in _text(html_page(view(empty)))
 
 
 def test_each_way_to_colour_puts_every_layer_into_one_group_that_can_be_read() -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from trtopt.errors import UsageError
 from trtopt.gates.check import Thresholds, evaluate
 from trtopt.gates.facts import facts_of
-from trtopt.report.files import check_markdown, junit_xml
+from trtopt.report.files import junit_xml
 from trtopt.report.schema.analysis import Analysis, EngineAnalysis
 from trtopt.report.schema.build import BuildReport, MetricRecord
 from trtopt.report.schema.decisions import BuilderTrial, ParetoPoint, SearchRecord
@@ -27,7 +27,8 @@ from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.steps import Cost
 from trtopt.report.schema.write import write_report
-from trtopt.report.text.check import render
+from trtopt.report.text.check import view
+from trtopt.report.text.markdown import as_markdown
 
 INPUTS = {"inputs": [{"name": "x", "dtype": "float32", "shape": ["N", 3, 8, 8]}]}
 
@@ -156,6 +157,6 @@ def test_a_mutated_report_is_gated_and_shown_or_refused(
     except UsageError:
         return
     console = Console(width=100, record=True, file=(folder / "terminal").open("w"))
-    console.print(render(found))
-    assert console.export_text() and check_markdown(found).encode() and junit_xml(found).encode()
+    console.print(view(found))
+    assert console.export_text() and as_markdown(view(found)).encode() and junit_xml(found).encode()
     json.dumps(found.to_json_dict(), allow_nan=False)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trtopt.report.html.sensitivity import html
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.sensitivity import GrowthStep, OutputError, RegionError, Sensitivity, noise_shares
 from trtopt.report.schema.steps import Refusal
-from trtopt.report.text.sensitivity import render, short_names
+from trtopt.report.text.sensitivity import short_names, view
 
 HOSTILE = 'a</script><b>&"\x1b[31m\n'
 
@@ -42,7 +42,7 @@ def report(*regions: RegionError, **changes: Any) -> Sensitivity:
 
 def shown(found: Sensitivity, width: int = 100) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=width, no_color=True).print(render(found))
+    Console(file=stream, width=width, no_color=True).print(view(found))
     return stream.getvalue()
 
 
@@ -80,12 +80,12 @@ def test_the_terminal_shows_the_worst_regions_and_how_many_more_there_are() -> N
 def test_figures_without_error_or_without_end_are_shown() -> None:
     text = shown(report(region("a", math.inf), region("b", 0.0)))
     assert "-inf dB" in text and "equal" in text
-    html(report(region("a", math.inf), region("b", 0.0)))
+    html_page(view(report(region("a", math.inf), region("b", 0.0))))
 
 
 def test_names_of_the_model_are_text_wherever_they_stand() -> None:
     found = report(region("a", 0.1, (HOSTILE,)), region(HOSTILE, 0.05), refused=(Refusal(HOSTILE, HOSTILE),))
     assert "\x1b" not in shown(found)
-    page = html(found)
+    page = html_page(view(found))
     assert "</script><b>" not in page and "\x1b" not in page
     assert "Content-Security-Policy" in page

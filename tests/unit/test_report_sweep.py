@@ -20,12 +20,13 @@ from sweep_samples import failed, report, row
 
 from trtopt.errors import UsageError
 from trtopt.gates.facts import facts_of
-from trtopt.report.files import sweep_csv, sweep_markdown
-from trtopt.report.html.sweep import html_page
+from trtopt.report.files import sweep_csv
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.sweep import SweepReport, SweepRow, cost_per_million, with_front
 from trtopt.report.schema.write import write_report
-from trtopt.report.text.sweep import EngineLimits, choices_json, choose, render_choices
+from trtopt.report.text.markdown import as_markdown
+from trtopt.report.text.sweep import EngineLimits, choices_json, choices_view, choose, view
 
 
 def test_the_cost_of_a_million_inferences() -> None:
@@ -190,18 +191,18 @@ def test_the_answer_says_that_prices_are_missing_where_some_are_there() -> None:
 
 def _shown(found: SweepReport, limits: EngineLimits) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(render_choices(found, choose(found, limits)))
+    Console(file=out, width=200).print(choices_view(found, choose(found, limits)))
     return out.getvalue()
 
 
 def test_a_metric_that_rose_a_lot_is_asked_about() -> None:
     """Of a loss, where less is better, a rise is a loss of accuracy; it shows as no drop."""
-    assert "rose by up to 45" in sweep_markdown(report(row("a", drop=-45.0)))
-    assert "rose" not in sweep_markdown(report(row("a", drop=-0.01)))
+    assert "rose by up to 45" in as_markdown(view(report(row("a", drop=-45.0))))
+    assert "rose" not in as_markdown(view(report(row("a", drop=-0.01))))
 
 
 def test_the_forms_say_where_accuracy_was_verified() -> None:
-    assert "against FP32, verified: onnx\\-only" in sweep_markdown(report(row("a")))
+    assert "against FP32, verified: onnx\\-only" in as_markdown(view(report(row("a"))))
 
 
 _WRONG = {
@@ -248,15 +249,15 @@ def _hostile() -> SweepReport:
 def test_the_page_names_the_engine_by_all_that_the_sweep_varies() -> None:
     rows = [row("a", latency_us=5.0), row("b")]
     rows = [dataclasses.replace(item, varied={**item.varied, "opt_shapes": f"x-{item.key}"}) for item in rows]
-    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(report(*rows), drop=0.01))
+    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(view(report(*rows), drop=0.01)))
     assert "L4 fp16" in tile and "opt_shapes" in tile and "x-a" in tile
 
 
 @pytest.mark.parametrize(
     ("drops", "latencies", "words"),
     [
-        ((0.1, 0.01), (5.0, 9.0), ("that drops by at most 0.01", "9.00 us predicted, drop 0.0100")),
-        ((0.1, 0.2), (9.0, 5.0), ("none drops by at most 0.01: 9.00 us", "drop 0.1000")),
+        ((0.1, 0.01), (5.0, 9.0), ("that drops by at most 0.01", "9.00 µs predicted, accuracy drop 0.0100")),
+        ((0.1, 0.2), (9.0, 5.0), ("none drops by at most 0.01: 9.00 µs", "drop 0.1000")),
         ((None, None), (5.0, 9.0), ("no engine", "none drops by at most 0.01, as far as is known")),
     ],
 )
@@ -264,7 +265,7 @@ def test_the_page_recommends_no_engine_that_costs_more_accuracy_than_a_build_may
     drops: tuple[float | None, ...], latencies: tuple[float, ...], words: tuple[str, ...]
 ) -> None:
     rows = [row(key, drop=drop, latency_us=us) for key, drop, us in zip("ab", drops, latencies, strict=True)]
-    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(report(*rows), drop=0.01))
+    (tile,) = re.findall('<div class="tile">.*?</div>', html_page(view(report(*rows), drop=0.01)))
     assert all(word in tile for word in words), tile
 
 
@@ -292,12 +293,13 @@ def test_the_csv_has_one_line_for_a_job_whatever_its_texts_hold() -> None:
 def test_headings_of_a_markdown_table_are_no_markup() -> None:
     job = row("a")
     job = dataclasses.replace(job, varied={"<b>|": "1", **job.varied})
-    head = sweep_markdown(report(job, currency="<i>|")).splitlines()[2]
+    text = as_markdown(view(report(job, currency="<i>|")))
+    head = next(line for line in text.splitlines() if line.startswith("|"))
     assert "\\<b\\>\\|" in head and "\\<i\\>\\|/million" in head
 
 
 def test_markdown_and_page_take_nothing_for_markup() -> None:
-    markdown, page = sweep_markdown(_hostile()), html_page(_hostile(), drop=0.01)
+    markdown, page = as_markdown(view(_hostile())), html_page(view(_hostile(), drop=0.01))
     assert "<script>alert" not in markdown and "@me" not in markdown
     assert "<script>alert" not in page
     assert "It cannot be built; V100; name another GPU" in page

@@ -12,14 +12,14 @@ from trtopt.report.schema.build import Achieved, BuildReport, CalibrationRecord,
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord
 from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord, RewritingRecord, StepRecord
-from trtopt.report.text.build import render
+from trtopt.report.text.build import view
 from trtopt.report.text.format import bytes_text, decibels, percent, seconds_text, some
 
 
 def _text(report: BuildReport, width: int = 100) -> str:
     console = Console(width=width, no_color=True, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        console.print(render(report))
+        console.print(view(report))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 

@@ -14,7 +14,7 @@ from tests.unit.analysis_samples import GPU, analysis_of, elementwise, product, 
 from tests.unit.report_samples import full_report
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import find_gpu
-from trtopt.report.html.analysis import html
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.analysis import (
     EngineAnalysis,
     Finding,
@@ -29,6 +29,7 @@ from trtopt.report.schema.steps import Cost, RewritingRecord
 from trtopt.report.schema.write import write_report
 from trtopt.report.text import analysis as analysis_text
 from trtopt.report.text import build as build_text
+from trtopt.report.text.analysis import view
 from trtopt.report.text.format import range_text
 from trtopt.roofline import intervals
 from trtopt.roofline.intervals import interval_of, kind_of, range_of
@@ -113,16 +114,16 @@ def test_a_range_is_in_the_unit_of_its_time(time: tuple[float, float | None, flo
 def test_the_text_says_the_range() -> None:
     found = analysis_of(small_layers)
     found = dataclasses.replace(found, totals=totals_of(found.layers))
-    shown = _shown(analysis_text.render(found, GPU), 130)
+    shown = _shown(analysis_text.view(found, GPU), 130)
     span = range_text(found.totals.predicted_us, found.totals.low_us, found.totals.high_us)
     assert f", {span} in 5 layers" in shown and "80 %" in shown
-    assert "80 %" not in _shown(analysis_text.render(found, GPU), 90)
+    assert "80 %" not in _shown(analysis_text.view(found, GPU), 90)
 
 
 def test_the_page_says_the_range() -> None:
     found = analysis_of(small_layers)
     found = dataclasses.replace(found, totals=totals_of(found.layers))
-    page = html(found, GPU)
+    page = html_page(view(found, GPU))
     for time in (found.totals, *found.layers):
         assert range_text(time.predicted_us, time.low_us, time.high_us) in page
     assert "80 % of such kernels were within" in page
@@ -165,7 +166,7 @@ def test_findings_inside_the_noise_come_after_the_others() -> None:
 
     found = [finding("hint", 0.0), finding("noise", 9.0, noise=True), finding("small", 1.0), finding("large", 5.0)]
     assert [item.rule for item in sorted(found, key=rank)] == ["large", "small", "noise", "hint"]
-    shown = _shown(analysis_text.render(analysis_of(small_layers, findings=tuple(found)), GPU), 120)
+    shown = _shown(analysis_text.view(analysis_of(small_layers, findings=tuple(found)), GPU), 120)
     assert "noise; the gain is inside the model's noise" in shown and shown.count("model's noise") == 1
 
 
@@ -174,7 +175,7 @@ def test_a_build_says_that_the_gain_of_its_recipes_is_inside_the_noise(after: fl
     rows, _ = predict([product("p", 4096, 4096, 4096)], GPU)
     costs = Cost(3, 0, 10, 100.0), Cost(2, 0, 10, 100.0 * after)
     engine = EngineAnalysis(GPU.name, rows, totals_of(rows))
-    shown = _shown(build_text.render(full_report(analysis=engine, rewriting=RewritingRecord(*costs))), 120)
+    shown = _shown(build_text.view(full_report(analysis=engine, rewriting=RewritingRecord(*costs))), 120)
     assert ("the gain of 1.0 % is inside the model's noise of -" in shown) == said
 
 

@@ -26,6 +26,7 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
 from trtopt.hardware.user import gpu_table
+from trtopt.report.files import write_view
 from trtopt.report.schema.analysis import (
     Analysis,
     BatchSweep,
@@ -39,6 +40,8 @@ from trtopt.report.schema.analysis import (
     totals_of,
 )
 from trtopt.report.schema.write import write_report
+from trtopt.report.text.analysis import view
+from trtopt.report.text.blocks import View
 from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory
@@ -53,7 +56,7 @@ from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
+from trtopt.support.files import TEMPORARY, check_outputs
 from trtopt.support.precision import ONNX_TYPES, Precision
 
 if TYPE_CHECKING:
@@ -90,7 +93,7 @@ def analyze(
         UsageError: The GPU is not known or lacks the precision, an axis has no size, the batch is fixed in the graph,
             or a file cannot be read or written.
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
-        MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` plotly.
+        MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` plotly and Jinja2.
         EngineBuildError: The compiler refused the model.
     """
     config = AnalyzeConfig.given(config, options, "analyze(m, gpu=...)")
@@ -104,24 +107,16 @@ def analyze(
         if path.parent == Path(folder):
             analysis = dataclasses.replace(analysis, model={**analysis.model, "path": None})
     if config.html is not None:
-        write_page(analysis, Path(config.html))
+        write_view(view_of(analysis), html=config.html)
     if config.report is not None:
         write_report(analysis, Path(config.report))
     return analysis
 
 
-def write_page(analysis: Analysis, path: Path) -> None:
-    """Write an analysis as one HTML file, whole or not at all.
-
-    Raises:
-        UsageError: The file cannot be written.
-        MissingDependencyError: plotly is not installed.
-    """
-    from trtopt.report.html.analysis import html
-
+def view_of(analysis: Analysis) -> View:
+    """An analysis, to be shown, with what its GPU's L2 can give."""
     gpu = gpu_of(analysis.gpu, "gpu")
-    l2_gbs = L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9
-    atomic_write(path, html(analysis, gpu, l2_bandwidth_gbs=l2_gbs))
+    return view(analysis, gpu, l2_bandwidth_gbs=L2_PORT_BYTES * gpu.sm * gpu.clock_tensor_mhz * 1e6 / 1e9)
 
 
 @dataclass(frozen=True)

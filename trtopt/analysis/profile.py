@@ -33,10 +33,11 @@ from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.compare import compare
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
-from trtopt.report.files import comparison_markdown, profile_markdown, profile_trace
+from trtopt.report.files import profile_trace, write_view
 from trtopt.report.schema.profile import Comparison, ProfileReport
 from trtopt.report.schema.read import read_profile
 from trtopt.report.schema.write import write_report
+from trtopt.report.text.profile import comparison_view, view
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
@@ -81,7 +82,7 @@ def profile(
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
         IntegrityError: The engine is not what its manifest says.
         TargetError: There is no GPU, or the engine is for another one.
-        MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, plotly.
+        MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, plotly and Jinja2.
         EngineBuildError: The compiler refuses the model, or the engine fails to run.
     """
     config = ProfileConfig.given(config, options, "profile(m, backend=...)")
@@ -111,14 +112,9 @@ def write_profile(
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly.
+        MissingDependencyError: ``html`` needs plotly and Jinja2.
     """
-    if html is not None:
-        from trtopt.report.html.profile import profile_html
-
-        atomic_write(Path(html), profile_html(found))
-    if markdown is not None:
-        atomic_write(Path(markdown), profile_markdown(found))
+    write_view(view(found), html=html, markdown=markdown)
     if trace is not None:
         atomic_write(Path(trace), profile_trace(found))
 
@@ -135,8 +131,7 @@ def compare_reports(after: str | Path, before: str | Path, *, markdown: str | Pa
         UsageError: A file cannot be read or written, is no profile, or they are of different networks.
     """
     found = compare(read_profile(Path(before)), read_profile(Path(after)), (str(before), str(after)))
-    if markdown is not None:
-        atomic_write(Path(markdown), comparison_markdown(found))
+    write_view(comparison_view(found), markdown=markdown)
     return found
 
 

@@ -37,8 +37,10 @@ from trtopt.precision.plan import FP16, PrecisionPlan
 from trtopt.precision.qdq.existing import is_quantized
 from trtopt.precision.regions import Candidates, Problem, find_candidates
 from trtopt.precision.write import apply_plan
+from trtopt.report.files import write_view
 from trtopt.report.schema.sensitivity import GrowthStep, Sensitivity
 from trtopt.report.schema.write import write_report
+from trtopt.report.text.sensitivity import view
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Stage, Target
 from trtopt.rewrite.registry import select
@@ -46,7 +48,7 @@ from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
+from trtopt.support.files import TEMPORARY, check_outputs
 from trtopt.support.json_text import converted
 
 if TYPE_CHECKING:
@@ -182,7 +184,7 @@ def sensitivity(
     Raises:
         UsageError: An option, a sample or a GPU is wrong, or a file cannot be read or written.
         InvalidModelError: The model's content is invalid, or none of its nodes can become 8-bit.
-        MissingDependencyError: ONNX Runtime is not installed; for ``html``, plotly.
+        MissingDependencyError: ONNX Runtime is not installed; for ``html``, plotly and Jinja2.
     """
     example_inputs = options.pop("example_inputs", None)
     config = SensitivityConfig.given(config, options, "sensitivity(m, precision=...)")
@@ -196,9 +198,7 @@ def sensitivity(
         if path.parent == Path(folder):
             found = dataclasses.replace(found, model={**found.model, "path": None})
     if config.html is not None:
-        from trtopt.report.html.sensitivity import html
-
-        atomic_write(Path(config.html), html(found))
+        write_view(view(found), html=config.html)
     if config.report is not None:
         write_report(found, Path(config.report))
     return found

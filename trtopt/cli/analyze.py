@@ -38,12 +38,10 @@ def run(argv: Sequence[str]) -> int:
     # Graphs are many small objects that live until the end: collecting at every 700 of them takes a fifth of the time.
     gc.set_threshold(_COLLECT_EVERY)
 
-    from trtopt.analysis.analyze import analyze
-    from trtopt.hardware.spec import GpuSpec
-    from trtopt.report.text.analysis import render
+    from trtopt.analysis.analyze import analyze, view_of
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         analysis = analyze(args.model, config, on_event=listener)
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
-    show(analysis, lambda found: render(found, GpuSpec(**{**found.gpu, "calibration": None})), as_json=args.json)
+    show(analysis, view_of, as_json=args.json)
     return 0

@@ -55,11 +55,11 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     check_files(args.model, config, args.config, engine=command == "build")
 
     from trtopt import api
-    from trtopt.report.text.build import render
+    from trtopt.report.text.build import view
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         report = getattr(api, command)(args.model, config, on_event=listener)
-    show(report, render, as_json=args.json)
+    show(report, view, as_json=args.json)
     return gate(report, config)
 
 
@@ -124,9 +124,9 @@ def run_matrix(
 
         print_json(matrix_json(done))
     else:
-        from trtopt.report.text.build import render_matrix
+        from trtopt.report.text.build import matrix_table
 
-        print_renderable(render_matrix(done))
+        print_renderable(matrix_table(done))
     return max(build.exit_code for build in done)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
-from trtopt.report.text.format import bytes_text, count, table
+from trtopt.report.text.blocks import table
+from trtopt.report.text.format import bytes_text, count
 
 if TYPE_CHECKING:
     from trtopt.cache.folder import CachedFile

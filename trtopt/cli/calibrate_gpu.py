@@ -38,11 +38,11 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
 
     from trtopt.analysis.calibrate_gpu import calibrate_gpu
-    from trtopt.report.text.calibration import render
+    from trtopt.report.text.calibration import view
     from trtopt.report.text.format import percent, some
 
     found = calibrate_gpu(args.profiles, gpu=args.gpu, name=args.name, output=args.output)
-    show(found, render, as_json=args.json)
+    show(found, view, as_json=args.json)
     if found.written:
         return 0
     errors = f"from {percent(found.calibration.error_before)} to {percent(found.calibration.error_after)}"

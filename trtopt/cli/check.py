@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
 
     from trtopt.gates.check import Thresholds, check
-    from trtopt.report.text.check import render
+    from trtopt.report.text.check import view
 
     limits = Thresholds(
         max_accuracy_drop=args.max_accuracy_drop,
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
         allow_synthetic=args.allow_synthetic,
     )
     found = check(args.report, baseline=args.baseline, limits=limits, markdown=args.markdown, junit=args.junit)
-    show(found, render, as_json=args.json)
+    show(found, view, as_json=args.json)
     return GateError.exit_code if found.failed else 0
 
 
@@ -69,10 +69,10 @@ def _verify(args: argparse.Namespace) -> int:
         raise UsageError("An engine has no gates", where=where, remedy="check the report of its build, or leave it out")
 
     from trtopt.engine.manifest import verify
-    from trtopt.report.text.check import render_engine
+    from trtopt.report.text.check import engine_view
 
     manifest = verify(args.report, key=args.key)
-    show(manifest, lambda found: render_engine(found, key=args.key), as_json=args.json)
+    show(manifest, lambda found: engine_view(found, key=args.key), as_json=args.json)
     return 0
 
 

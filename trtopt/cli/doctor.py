@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import own_stdout, print_json, print_renderable
 from trtopt.errors import EngineBuildError, GateError, MissingDependencyError
-from trtopt.report.text.format import pairs, table
+from trtopt.report.text.blocks import pairs, table
 from trtopt.support.files import atomic_write
 
 if TYPE_CHECKING:

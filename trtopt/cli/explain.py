@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable
 from trtopt.errors import UsageError
-from trtopt.report.text.format import table
+from trtopt.report.text.blocks import table
 from trtopt.support.words import did_you_mean
 
 _SCHEMA = "trtopt.rules/1"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import Listener, print_renderable
-from trtopt.report.text.format import pairs
+from trtopt.report.text.blocks import pairs
 
 if TYPE_CHECKING:
     from trtopt.source.pytorch import ExportRecord

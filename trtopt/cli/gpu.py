@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable
-from trtopt.report.text.format import pairs, table
+from trtopt.report.text.blocks import pairs, table
 from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:

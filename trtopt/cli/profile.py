@@ -49,9 +49,9 @@ def run(argv: Sequence[str]) -> int:
     check_files(args.target, config, args.config)
 
     from trtopt.analysis.profile import profile
-    from trtopt.report.text.profile import render
+    from trtopt.report.text.profile import view
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         found = profile(args.target, config, on_event=listener)
-    show(found, render, as_json=args.json)
+    show(found, view, as_json=args.json)
     return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
-from trtopt.report.text.format import table
+from trtopt.report.text.blocks import table
 from trtopt.support.words import did_you_mean
 
 if TYPE_CHECKING:

@@ -57,10 +57,10 @@ def run(argv: Sequence[str]) -> int:
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
     if args.against is not None:
         from trtopt.analysis.profile import compare_reports
-        from trtopt.report.text.profile import render_comparison
+        from trtopt.report.text.profile import comparison_view
 
         compared = compare_reports(args.report, args.against, markdown=outputs.get("markdown"))
-        show(compared, render_comparison, as_json=args.json)
+        show(compared, comparison_view, as_json=args.json)
     else:
         _one(args, outputs)
     return 0
@@ -75,23 +75,21 @@ def _number(text: str) -> float:
 
 def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
     """Write one report in the forms that are asked for, and show it."""
+    from trtopt.analysis.analyze import view_of
+    from trtopt.report.files import write_view
     from trtopt.report.schema.analysis import Analysis
     from trtopt.report.schema.profile import ProfileReport
     from trtopt.report.schema.read import read_report
     from trtopt.report.schema.sweep import SweepReport
+    from trtopt.report.text import build
 
     found = read_report(Path(args.report))
-    forms = {
-        ProfileReport: ("html", "markdown", "trace"),
-        Analysis: ("html",),
-        SweepReport: ("html", "markdown", "csv"),
-    }
     asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model"))
     if not isinstance(found, SweepReport) and (asked or "csv" in outputs):
         what = "--csv, --max-latency-ms, --max-drop and --model are for the report of a sweep"
         raise UsageError(what, where=args.report, remedy="leave them out")
-    for name in sorted(outputs.keys() - set(forms.get(type(found), ()))):
-        raise UsageError("A report of this kind has no such form", where=f"--{name}", remedy="leave it out")
+    if not isinstance(found, ProfileReport) and "trace" in outputs:
+        raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
     if isinstance(found, SweepReport):
         _sweep(found, outputs, args, asked=asked)
     elif isinstance(found, ProfileReport):
@@ -99,20 +97,11 @@ def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
         from trtopt.report.text import profile
 
         write_profile(found, **outputs)
-        show(found, profile.render, as_json=args.json)
-    elif isinstance(found, Analysis):
-        from trtopt.analysis.analyze import write_page
-        from trtopt.hardware.spec import gpu_of
-        from trtopt.report.text import analysis
-
-        gpu = gpu_of(found.gpu, "gpu")
-        if "html" in outputs:
-            write_page(found, outputs["html"])
-        show(found, lambda report: analysis.render(report, gpu), as_json=args.json)
+        show(found, profile.view, as_json=args.json)
     else:
-        from trtopt.report.text import build
-
-        show(found, build.render, as_json=args.json)
+        shown = view_of(found) if isinstance(found, Analysis) else build.view(found)
+        write_view(shown, **outputs)
+        show(found, lambda report: shown, as_json=args.json)
 
 
 def _sweep(found: SweepReport, outputs: dict[str, Path], args: argparse.Namespace, *, asked: bool) -> None:
@@ -122,7 +111,7 @@ def _sweep(found: SweepReport, outputs: dict[str, Path], args: argparse.Namespac
 
     write_sweep(found, **outputs)
     if not asked:
-        show(found, sweep.render, as_json=args.json)
+        show(found, sweep.view, as_json=args.json)
         return
     choices = sweep.choose(found, sweep.EngineLimits(args.max_latency_ms, args.max_drop), args.model)
     if not choices:
@@ -132,4 +121,4 @@ def _sweep(found: SweepReport, outputs: dict[str, Path], args: argparse.Namespac
     if args.json:
         print_json(sweep.choices_json(choices))
     else:
-        print_renderable(sweep.render_choices(found, choices))
+        print_renderable(sweep.choices_view(found, choices))

@@ -29,9 +29,9 @@ def run(argv: Sequence[str]) -> int:
     check_files(args.model, config, args.config)
 
     from trtopt.analysis.sensitivity import sensitivity
-    from trtopt.report.text.sensitivity import render
+    from trtopt.report.text.sensitivity import view
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         found = sensitivity(args.model, config, on_event=listener)
-    show(found, render, as_json=args.json)
+    show(found, view, as_json=args.json)
     return 0

@@ -17,7 +17,8 @@ from trtopt.cli.streams import own_stdout, print_json, print_renderable, safe, s
 from trtopt.config import flag
 from trtopt.config.toml_file import MODEL
 from trtopt.errors import GateError, UsageError
-from trtopt.report.text.format import count, seconds_text, table, visible
+from trtopt.report.text.blocks import table
+from trtopt.report.text.format import count, seconds_text, visible
 from trtopt.support.files import check_outputs
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from trtopt.fleet import sweep
     from trtopt.report.schema.write import write_report
-    from trtopt.report.text.sweep import render
+    from trtopt.report.text.sweep import view
 
     where = {"executor": args.executor, "address": args.address, "workers": args.workers}
     if args.dry_run:
@@ -74,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
     if "report" in outputs:
         write_report(report, outputs.pop("report"))
     sweep.write_sweep(report, **outputs)
-    show(report, render, as_json=args.json)
+    show(report, view, as_json=args.json)
     failed = (row.failure.exit_code if row.failure else 0 for row in report.rows if row.status != "gate")
     return max([0, *failed, *(GateError.exit_code for row in report.rows if row.status == "gate")])
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtopt.accuracy.metric import drop_of
-from trtopt.config import DEFAULT_ACCURACY_DROP
 from trtopt.engine.backend import BACKENDS
 from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.fleet.executor import Executor, Finished, LocalExecutor, Scheduler
@@ -363,17 +362,13 @@ def write_sweep(
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly.
+        MissingDependencyError: ``html`` needs plotly and Jinja2.
     """
-    from trtopt.report.files import sweep_csv, sweep_markdown
+    from trtopt.report.files import sweep_csv, write_view
+    from trtopt.report.text.sweep import view
 
     named = {"html": html, "markdown": markdown, "csv": csv}
     check_outputs({f"--{name}": Path(value) for name, value in named.items() if value is not None}, {})
-    if html is not None:
-        from trtopt.report.html.sweep import html_page
-
-        atomic_write(Path(html), html_page(report, drop=DEFAULT_ACCURACY_DROP))
-    if markdown is not None:
-        atomic_write(Path(markdown), sweep_markdown(report))
+    write_view(view(report), html=html, markdown=markdown)
     if csv is not None:
         atomic_write(Path(csv), sweep_csv(report))

@@ -13,10 +13,12 @@ from trtopt.config.budget import DEFAULT_ACCURACY_DROP, ROUNDING
 from trtopt.errors import UsageError
 from trtopt.gates.facts import EIGHT_BIT, Facts, KernelFacts, ModelIdentity, facts_of
 from trtopt.profiling.compare import aligned
-from trtopt.report.files import check_markdown, junit_xml
+from trtopt.report.files import junit_xml
 from trtopt.report.schema.check import CheckReport, Gate, LayerChange, Unit
 from trtopt.report.schema.read import read_report
+from trtopt.report.text.check import view
 from trtopt.report.text.format import count, some
+from trtopt.report.text.markdown import as_markdown
 from trtopt.support.files import atomic_write, check_outputs
 from trtopt.support.precision import ELEMENT_BYTES
 from trtopt.support.words import did_you_mean
@@ -459,7 +461,7 @@ def check(
     limits = replace(limits or Thresholds(), **options)
     found = evaluate(_facts(report), None if baseline is None else _facts(baseline), limits)
     if "--markdown" in written:
-        atomic_write(written["--markdown"], check_markdown(found))
+        atomic_write(written["--markdown"], as_markdown(view(found)))
     if "--junit" in written:
         atomic_write(written["--junit"], junit_xml(found))
     return found

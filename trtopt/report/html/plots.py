@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.report.schema.analysis import BatchSweep, LayerRow, Limiter
 from trtopt.report.schema.profile import ProfileLayer
-from trtopt.report.text.analysis import LIMITERS, product_text, rate_of, slowest, tile_text
 from trtopt.report.text.format import (
     bytes_text,
     count,
@@ -26,6 +25,7 @@ from trtopt.report.text.format import (
     some,
     visible,
 )
+from trtopt.report.text.words import LIMITERS, product_text, rate_of, slowest, tile_text
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
@@ -266,7 +266,7 @@ def placed(layers: Sequence[LayerRow]) -> list[LayerRow]:
 
 def hover_text(layer: LayerRow) -> str:
     """What is shown of a layer beside the pointer, in the tags that plotly takes; names are escaped."""
-    product, tile = product_text(layer, times="×"), tile_text(layer, times="×")
+    product, tile = product_text(layer), tile_text(layer)
     limiter = LIMITERS[layer.limiter]
     lines = [
         f"<b>{label(layer.name)}</b>",

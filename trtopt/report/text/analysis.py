@@ -1,73 +1,107 @@
-"""An analysis in words, for the terminal and the page, and as a terminal shows it."""
+"""An analysis, as it is shown: its figures, where the time goes, and what could be won."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from trtopt.report.schema.analysis import (
-    Analysis,
-    BatchPoint,
-    BatchSweep,
-    Finding,
-    LayerRow,
-    SparseLayer,
-    Sparsity,
-    Totals,
-    rank,
+from trtopt.report.html import plots
+from trtopt.report.schema.analysis import Analysis, BatchPoint, BatchSweep, LayerRow, SparseLayer, Sparsity, Totals
+from trtopt.report.text.blocks import (
+    Block,
+    Cell,
+    Column,
+    Figures,
+    Findings,
+    Inline,
+    Line,
+    Name,
+    Names,
+    Note,
+    Part,
+    Plot,
+    Section,
+    Split,
+    Table,
+    View,
+    left_out,
+    line,
+    numbers,
+    pairs,
+    sum_of,
+    table,
 )
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import (
     bytes_text,
     count,
     flop_text,
-    left_out,
-    line,
-    list_lines,
-    pairs,
     percent,
     predicted_text,
     range_text,
-    sections,
     shorten,
     some_names,
-    table,
     time_text,
     visible,
 )
-from trtopt.report.text.limit import limit_section
-from trtopt.support.precision import Precision
+from trtopt.report.text.limit import limit_blocks
+from trtopt.report.text.words import (
+    FLOP_NOTE,
+    LIMITERS,
+    described,
+    model_name,
+    peak_of,
+    product_text,
+    slowest,
+    tile_text,
+)
+from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-    from rich.table import Table
-
     from trtopt.hardware.spec import GpuSpec
-    from trtopt.report.schema.sensitivity import Sensitivity
 
 LEVELS = {"onnx": "ONNX graph", "engine": "TensorRT for RTX engine"}
 BACKENDS = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT for RTX"}
-LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
-_MOST_ROWS, _MOST_FINDINGS = 12, 10
+_MOST_ROWS = 12
 _NAME = 40
-"""Characters of a name where it is one of several."""
-_LEAST_NAME, _MOST_NAME = 16, 60
-_OTHER_COLUMNS = 74
-"""Columns the table of layers needs beside the name."""
-_RANGE_COLUMNS = 16
-"""Columns that their ranges need; left out where the terminal is narrower than :data:`_WIDE`."""
-_WIDE = 110
-NOISE = "the gain is inside the model's noise"
-_BAR = 24
+"""Characters of a name in a sentence."""
+_NOTE = "gains are not additive; trtopt explain RULE says why and how"
 
 
-def model_name(analysis: Analysis | Sensitivity) -> str:
-    """The model's file name."""
-    path = analysis.model.get("path")
-    return visible(PurePath(str(path)).name) if path else "model in memory"
+def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = None) -> View:
+    """The analysis; the GPU is that of the analysis.
+
+    The bandwidth of the L2 (GB/s) is drawn as a second roof; None leaves it out.
+    """
+    totals = analysis.totals
+    lead = tuple(Line(text, "warn") for text in proxies(analysis))
+    found = (Findings(analysis.findings, totals.predicted_us, _NOTE),) if analysis.findings else ()
+    sections = (
+        Section("Predicted", _predicted(analysis, gpu)),
+        Section("Time by limiter", _split(totals.by_limiter, LIMITERS)),
+        Section("Time by kind of kernel", _split(totals.by_kind, {})),
+        Section("Findings", found),
+        Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs), "page"),
+        Section("Slowest layers", _layers(analysis)),
+        Section("Limit", tuple(limit_blocks(analysis.limit))),
+        Section("2:4 sparsity", _sparsity(analysis)),
+        Section("Batch sweep", _batches(analysis)),
+        Section("Device memory", _memory(analysis), "page"),
+        Section("Levels", _levels(analysis)),
+        Section("Without a cost, and in no sum", _uncosted(analysis)),
+        Section("What this rests on", _assumptions(analysis, gpu), "page"),
+    )
+    name = f"{model_name(analysis)} on {visible(gpu.name)}, {analysis.precision}"
+    return View(line(headline(analysis)), lead, sections, name=name, warnings=analysis.warnings)
+
+
+def headline(analysis: Analysis) -> str:
+    """Model, GPU, precision and levels; a proxy is said here already."""
+    start = f"{shorten(model_name(analysis), _NAME)} on {visible(str(analysis.gpu.get('name')))}, {analysis.precision}"
+    loud = " (PROXY)" if proxies(analysis) else ""
+    return f"{start}: predicted from the {levels_text(analysis)}{loud}"
 
 
 def levels_text(analysis: Analysis) -> str:
@@ -83,16 +117,6 @@ def proxies(analysis: Analysis) -> list[str]:
         for summary in analysis.levels
         if summary.proxy is not None
     ]
-
-
-def rate_of(dtype: str) -> str:
-    """The key of ``GpuSpec.tflops`` for a type: BF16 runs at the rate of FP16."""
-    return Precision.FP16 if dtype == Precision.BF16 else dtype
-
-
-def peak_of(gpu: GpuSpec, dtype: str) -> float | None:
-    """The GPU's 1e12 operations per second in a type; None when it is not known."""
-    return gpu.tflops.get(rate_of(dtype))
 
 
 def share_of_peak(layers: Sequence[LayerRow], gpu: GpuSpec) -> float | None:
@@ -124,45 +148,6 @@ def rates(totals: Totals, layers: Sequence[LayerRow], gpu: GpuSpec) -> tuple[str
     )
 
 
-def product_text(layer: LayerRow, *, times: str = "x") -> str:
-    """m, n and k of a layer's matrix product, and how many there are: ``784x512x128``, ``12 * 197x197x64``."""
-    if layer.gemm is None:
-        return ""
-    sizes = times.join(str(layer.gemm[axis]) for axis in ("m", "n", "k"))
-    batch = layer.gemm.get("batch", 1)
-    return sizes if batch == 1 else f"{batch} * {sizes}"
-
-
-def tile_text(layer: LayerRow, *, times: str = "x") -> str:
-    """The output tile of a thread block: ``128x64``."""
-    return f"{layer.tile['m']}{times}{layer.tile['n']}" if layer.tile else ""
-
-
-def by_gain(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings in the order of :func:`~trtopt.report.schema.analysis.rank`.
-
-    Findings that say the same of different nodes become one, with all the nodes and the sum of the gains.
-    """
-    groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.rule, finding.severity, finding.message, finding.remedy), []).append(finding)
-    merged = [
-        dataclasses.replace(
-            group[0],
-            nodes=tuple(node for finding in group for node in finding.nodes),
-            gain_us=sum(finding.gain_us for finding in group),
-            within_noise=all(finding.within_noise for finding in group),
-        )
-        for group in groups.values()
-    ]
-    return sorted(merged, key=rank)
-
-
-def slowest(layers: Sequence[LayerRow]) -> list[LayerRow]:
-    """The layers by time, the slowest first."""
-    return sorted(layers, key=lambda layer: -layer.predicted_us)
-
-
 def batch_notes(analysis: Analysis, point: BatchPoint) -> str:
     """What a point of the batch sweep is known for."""
     sweep = analysis.batch_sweep
@@ -181,12 +166,12 @@ def paying(sparsity: Sparsity) -> list[SparseLayer]:
     return sorted((row for row in sparsity.layers if row.eligible), key=lambda row: row.sparse_us - row.dense_us)
 
 
-def sparsity_text(sparsity: Sparsity, *, micro: str = "u") -> str:
+def sparsity_text(sparsity: Sparsity) -> str:
     """What 2:4 is predicted to gain: ``2.32 ms, with sparse kernels in 36 layers 1.80 ms: 1.29 times as fast``."""
     where = paying(sparsity)
     if not where:
         return "would gain nothing from 2:4 weights"
-    dense, sparse = (time_text(value, micro=micro) for value in (sparsity.dense_us, sparsity.sparse_us))
+    dense, sparse = (time_text(value) for value in (sparsity.dense_us, sparsity.sparse_us))
     ratio = sparsity.dense_us / sparsity.sparse_us
     return f"{dense}, with sparse kernels in {count(len(where), 'layer')} {sparse}: {ratio:.2f} times as fast"
 
@@ -207,160 +192,145 @@ def by_reason(sparsity: Sparsity) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(verdict, reason, tuple(nodes)) for (verdict, reason), nodes in ordered]
 
 
-def render(analysis: Analysis, gpu: GpuSpec) -> Group:
-    """The analysis, to be printed by a ``rich`` console of 80 columns or more; the GPU is that of the analysis."""
-    return sections(
-        [line(headline(analysis), "bold"), *(line(text, "bold yellow") for text in proxies(analysis))],
+def _predicted(analysis: Analysis, gpu: GpuSpec) -> tuple[Block, ...]:
+    totals, memory = analysis.totals, analysis.memory
+    achieved, moved = rates(totals, analysis.layers, gpu)
+    layers = count(len(analysis.layers), "layer")
+    needed = memory.weight_bytes + memory.activation_bytes
+    low_high = range_text(totals.predicted_us, totals.low_us, totals.high_us)
+    peak = f", at their peak at {shorten(visible(memory.peak_node), _NAME)}" if memory.activation_bytes else ""
+    in_memory = (
+        f"{'fits' if memory.fits else 'DOES NOT FIT'} in {bytes_text(memory.device_bytes)}:"
+        f" {bytes_text(memory.weight_bytes)} of weights and {bytes_text(memory.activation_bytes)} of activations{peak}"
+    )
+    where = f"{low_high} in {layers}" if low_high else f"in {layers}"
+    figures = Figures(
         (
-            ("Predicted", _predicted(analysis, gpu)),
-            ("Time by limiter", _split(analysis.totals.by_limiter, LIMITERS)),
-            ("Time by kind of kernel", _split(analysis.totals.by_kind, {})),
-            ("Slowest layers", _layers(analysis)),
-            ("Limit", limit_section(analysis.limit)),
-            ("Findings", _findings(analysis)),
-            ("2:4 sparsity", _sparsity(analysis)),
-            ("Batch sweep", _batches(analysis)),
-            ("Levels", _levels(analysis)),
-            ("Without a cost, and in no sum", _uncosted(analysis)),
-            ("Warnings", list_lines(analysis.warnings, "yellow")),
-        ),
+            ("time", time_text(totals.predicted_us), where),
+            ("arithmetic", flop_text(totals.flop), achieved),
+            ("traffic", bytes_text(totals.bytes), moved),
+            ("memory", bytes_text(needed), in_memory),
+        )
+    )
+    calibrated = [line(text) for text in calibration_lines(analysis.gpu)]
+    lacking = bytes_text(needed - memory.device_bytes)
+    short = [] if memory.fits else [Line(f"the GPU lacks {lacking} of memory", "bad")]
+    within = [Note(f"80 % of such kernels were within {low_high}.")] if low_high else []
+    return figures, *within, *calibrated, *short
+
+
+def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block, ...]:
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    shown = tuple(
+        Part(words.get(name, name), value, time_text(value), name if words else str(index % 6))
+        for index, (name, value) in enumerate(ordered)
+    )
+    return (Split(shown),) if sum(parts.values()) else ()
+
+
+def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None) -> tuple[Block, ...]:
+    placed = slowest(plots.placed(analysis.layers))
+    if not placed:
+        return ()
+    notes = ["A point is a layer; its area is its time. The ceilings are the peaks of the GPU by type, in TFLOP/s."]
+    notes.append(
+        "Bytes count each tensor once: data kept in the L2 or skipped by a stride lifts a layer over the memory roof."
+    )
+    hidden = placed[plots.MOST_POINTS :]
+    if hidden:
+        share = sum(layer.predicted_us for layer in hidden) / analysis.totals.predicted_us
+        notes.append(
+            f"The {plots.MOST_POINTS} slowest are drawn; the other {len(hidden)} take {percent(share)} of the time."
+        )
+    unplaced = len(analysis.layers) - len(placed)
+    if unplaced:
+        notes.append(f"{count(unplaced, 'layer')} without arithmetic cannot be drawn.")
+    figure = functools.partial(plots.roofline, analysis.layers, gpu, analysis.precision, l2_bandwidth_gbs)
+    return Note(" ".join(notes)), Plot("roofline", figure)
+
+
+def _layers(analysis: Analysis) -> tuple[Block, ...]:
+    if not analysis.layers:
+        return ()
+    columns = (
+        *(Column("layer"), Column("op", "operator"), Column("type", "short"), Column("m x n x k", "short")),
+        *(Column("tile, waves", "short"), Column("limiter", "short"), *numbers("time")),
+        *(*numbers("80 %", on="wide"), *numbers("share")),
+        *numbers("arithmetic", "memory", "FLOP", "bytes", "FLOP/byte", on="page"),
+        *(*numbers("tiles", "tiles used", "waves used", "aligned", on="page"), Column("computes", "nodes", "page")),
+    )
+    rows = tuple(_cells(layer, analysis.totals.predicted_us) for layer in slowest(analysis.layers))
+    size = plots.group_size(len(rows))
+    note = [] if size == 1 else [Note(f"Each bar is {size} layers.")]
+    body = Table(
+        *(columns, rows, _MOST_ROWS, "layer"),
+        rest=lambda left: f" with {time_text(sum_of(left, 6))}",
+        sorted_by=6,
+        style="layers",
+        gap=2,
+    )
+    return *note, Plot("order", lambda: plots.in_order(analysis.layers)), body
+
+
+def _cells(layer: LayerRow, total_us: float) -> tuple[Inline, ...]:
+    share = layer.predicted_us / total_us if total_us else 0.0
+    product, tile = layer.gemm is not None, tile_text(layer)
+    return (
+        Name(layer.name),
+        shorten(visible(layer.op), 11),
+        visible(layer.dtype),
+        product_text(layer),
+        f"{tile} {layer.waves}w" if tile else "",
+        Cell(layer.limiter, mark=f"c-{layer.limiter}"),
+        Cell(time_text(layer.predicted_us), layer.predicted_us),
+        Cell(range_text(layer.predicted_us, layer.low_us, layer.high_us), layer.high_us or 0.0),
+        Cell(percent(share) if total_us else "", share),
+        Cell(time_text(layer.math_us), layer.math_us),
+        Cell(time_text(layer.memory_us), layer.memory_us),
+        Cell(flop_text(layer.flop), layer.flop),
+        Cell(bytes_text(layer.bytes), layer.bytes),
+        Cell(f"{layer.arithmetic_intensity:.3g}", layer.arithmetic_intensity),
+        Cell(str(layer.tiles) if product else "", layer.tiles),
+        Cell(percent(layer.tile_efficiency) if product else "", layer.tile_efficiency),
+        Cell(percent(layer.wave_efficiency) if product else "", layer.wave_efficiency),
+        Cell(f"{layer.alignment_bytes} B", layer.alignment_bytes),
+        Names(layer.onnx_nodes if layer.onnx_nodes != (layer.name,) else ()),
     )
 
 
-def headline(analysis: Analysis) -> str:
-    """Model, GPU, precision and levels; a proxy is said here already."""
-    start = f"{shorten(model_name(analysis), _NAME)} on {analysis.gpu.get('name')}, {analysis.precision}"
-    loud = " (PROXY)" if proxies(analysis) else ""
-    return f"{start}: predicted from the {levels_text(analysis)}{loud}"
-
-
-def _predicted(analysis: Analysis, gpu: GpuSpec) -> list[RenderableType]:
-    totals, memory = analysis.totals, analysis.memory
-    achieved, moved = rates(totals, analysis.layers, gpu)
-    needed = memory.weight_bytes + memory.activation_bytes
-    fits = "fits" if memory.fits else "DOES NOT FIT"
-    rows = [
-        ("time", f"{predicted_text(totals)} in {count(len(analysis.layers), 'layer')}"),
-        ("arithmetic", f"{flop_text(totals.flop)}, {achieved}"),
-        ("traffic", f"{bytes_text(totals.bytes)}, {moved}"),
-        (
-            "memory",
-            f"{bytes_text(memory.weight_bytes)} of weights and {bytes_text(memory.activation_bytes)} of activations:"
-            f" {fits} in {bytes_text(memory.device_bytes)}",
-        ),
-    ]
-    if memory.activation_bytes:
-        rows.append(("", f"activations peak at {shorten(visible(memory.peak_node), _NAME)}"))
-    rows += [("calibrated", text) for text in calibration_lines(analysis.gpu)]
-    if memory.fits:
-        return [pairs(rows)]
-    return [pairs(rows), line(f"the GPU lacks {bytes_text(needed - memory.device_bytes)} of memory", "bold red")]
-
-
-def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> list[RenderableType]:
-    total = sum(parts.values())
-    if not total:
-        return []
-    rows = [
-        (words.get(name, name), time_text(value), percent(value / total), "#" * max(round(_BAR * value / total), 1))
-        for name, value in sorted(parts.items(), key=lambda item: -item[1])
-        if value > 0
-    ]
-    return [_table(("", "time", "share", ""), rows, right=(1, 2))]
-
-
-def _layers(analysis: Analysis) -> list[RenderableType]:
-    rows = slowest(analysis.layers)
-    if not rows:
-        return []
-    rest = sum(row.predicted_us for row in rows[_MOST_ROWS:])
-    left = left_out(len(rows) - _MOST_ROWS, "layer", f" with {time_text(rest)}")
-    return [_LayerTable(rows[:_MOST_ROWS], analysis.totals.predicted_us), *left]
-
-
-class _LayerTable:
-    """The table of layers: the names get the width the terminal has left."""
-
-    def __init__(self, layers: Sequence[LayerRow], total_us: float) -> None:
-        self.layers = layers
-        self.total_us = total_us
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.cells import cell_len
-
-        wide = options.max_width >= _WIDE and any(layer.low_us is not None for layer in self.layers)
-        others = _OTHER_COLUMNS + (_RANGE_COLUMNS if wide else 0)
-        width = min(max(options.max_width - others, _LEAST_NAME), _MOST_NAME)
-        rows = []
-        for layer in self.layers:
-            tile = tile_text(layer)
-            rows.append(
-                (
-                    shorten(visible(layer.name), width, measure=cell_len),
-                    shorten(visible(layer.op), 11, measure=cell_len),
-                    layer.dtype,
-                    product_text(layer),
-                    f"{tile} {layer.waves}w" if tile else "",
-                    layer.limiter,
-                    time_text(layer.predicted_us),
-                    *([range_text(layer.predicted_us, layer.low_us, layer.high_us)] if wide else []),
-                    percent(layer.predicted_us / self.total_us) if self.total_us else "",
-                )
-            )
-        spans = ("80 %",) if wide else ()
-        heads = ("layer", "op", "type", "m x n x k", "tile, waves", "limiter", "time", *spans, "share")
-        yield _table(heads, rows, right=range(6, len(heads)))
-
-
-def _findings(analysis: Analysis) -> list[RenderableType]:
-    findings = by_gain(analysis.findings)
-    rows = [_finding(finding) for finding in findings[:_MOST_FINDINGS]]
-    if not rows:
-        return []
-    left = left_out(len(findings) - _MOST_FINDINGS, "finding")
-    return [pairs(rows), *left, line("gains are not additive; trtopt explain RULE says why and how")]
-
-
-def _finding(finding: Finding) -> tuple[str, str]:
-    gain = f"-{time_text(finding.gain_us)}" if finding.gain_us > 0 else finding.severity
-    where = f" ({some_names(finding.nodes, 2)})" if finding.nodes else ""
-    noise = f"; {NOISE}" if finding.within_noise else ""
-    return gain, f"{finding.rule}: {visible(finding.message)}{where}{noise}\n> {visible(finding.remedy)}"
-
-
-def _sparsity(analysis: Analysis) -> list[RenderableType]:
+def _sparsity(analysis: Analysis) -> tuple[Block, ...]:
     found = analysis.sparsity
     if found is None:
-        return []
-    body: list[RenderableType] = [
-        pairs([(BACKENDS[found.backend], sparsity_text(found)), ("2:4 as it is", sparse_weights_text(found))])
-    ]
+        return ()
     layers = paying(found)
-    rows = [
+    rows = tuple(
         (
-            some_names(row.nodes, 1, _MOST_NAME),
+            Names(row.nodes),
             "yes" if row.is_sparse else "",
-            time_text(row.dense_us),
-            time_text(row.sparse_us),
-            percent(1 - row.sparse_us / row.dense_us),
+            Cell(time_text(row.dense_us), row.dense_us),
+            Cell(time_text(row.sparse_us), row.sparse_us),
+            Cell(percent(1 - row.sparse_us / row.dense_us), row.dense_us - row.sparse_us),
         )
-        for row in layers[:_MOST_ROWS]
-    ]
-    if rows:
-        body.append(_table(("layer", "2:4", "dense", "sparse", "gain"), rows, right=(2, 3, 4)))
-    body += left_out(len(layers) - _MOST_ROWS, "layer")
-    reasons = [
+        for row in layers
+    )
+    columns = (Column("layer"), Column("2:4", "short"), *numbers("dense", "sparse", "gain"))
+    reasons = pairs(
         (verdict, f"{count(len(nodes), 'node')}: {visible(reason)} ({some_names(nodes, 2)})")
         for verdict, reason, nodes in by_reason(found)
-    ]
-    left = left_out(len(reasons) - _MOST_ROWS, "reason")
-    return [*body, pairs(reasons[:_MOST_ROWS]), *left, line(found.note)]
+    )
+    return (
+        pairs([(BACKENDS[found.backend], sparsity_text(found)), ("2:4 as it is", sparse_weights_text(found))]),
+        *([Table(columns, rows, _MOST_ROWS, "layer", sorted_by=4, gap=2)] if rows else []),
+        reasons,
+        line(found.note),
+    )
 
 
-def _batches(analysis: Analysis) -> list[RenderableType]:
+def _batches(analysis: Analysis) -> tuple[Block, ...]:
     sweep = analysis.batch_sweep
     if sweep is None or not sweep.points:
-        return []
+        return ()
+    points = _shown(sweep)
     rows = [
         (
             str(point.batch),
@@ -369,17 +339,17 @@ def _batches(analysis: Analysis) -> list[RenderableType]:
             bytes_text(point.activation_bytes),
             batch_notes(analysis, point),
         )
-        for point in _shown(sweep)
+        for point in points
     ]
-    headers = ("batch", "latency", "throughput", "activations", "")
-    left = left_out(len(sweep.points) - len(rows), "size", " between them")
-    body: list[RenderableType] = [_table(headers, rows, right=(0, 1, 2, 3)), *left]
+    body = table(("batch", "latency", "throughput", "activations", ""), rows, right=(0, 1, 2, 3), gap=2)
+    said = []
     if sweep.budget_us is not None and sweep.best_within_budget is None:
-        body.append(line(f"no batch of the sweep meets the budget of {time_text(sweep.budget_us)}", "yellow"))
+        said.append(Line(f"no batch of the sweep meets the budget of {time_text(sweep.budget_us)}", "warn"))
     elif sweep.budget_us is not None:
-        body.append(line(f"within {time_text(sweep.budget_us)}: batch {sweep.best_within_budget}"))
-    body.append(line(f"batch {sweep.knee} is the smallest with 90 % of the best throughput"))
-    return body
+        said.append(line(f"within {time_text(sweep.budget_us)}: batch {sweep.best_within_budget}"))
+    said.append(line(f"batch {sweep.knee} is the smallest with 90 % of the best throughput"))
+    left = left_out(len(sweep.points) - len(rows), "size", " between them")
+    return Plot("batch", lambda: plots.batch_curve(sweep)), body, *left, *said
 
 
 def _shown(sweep: BatchSweep) -> list[BatchPoint]:
@@ -394,9 +364,20 @@ def _shown(sweep: BatchSweep) -> list[BatchPoint]:
     return [point for point in sweep.points if point.batch in batches]
 
 
-def _levels(analysis: Analysis) -> list[RenderableType]:
+def _memory(analysis: Analysis) -> tuple[Block, ...]:
+    memory = analysis.memory
+    free = max(memory.device_bytes - memory.weight_bytes - memory.activation_bytes, 0)
+    sizes = (("weights", memory.weight_bytes, "2"), ("activations at their peak", memory.activation_bytes, "3"))
+    return (
+        Split(
+            tuple(Part(words, size, bytes_text(size), color) for words, size, color in (*sizes, ("free", free, "free")))
+        ),
+    )
+
+
+def _levels(analysis: Analysis) -> tuple[Block, ...]:
     if len(analysis.levels) < 2:
-        return []
+        return ()
     rows = [
         (
             LEVELS[summary.level],
@@ -404,24 +385,37 @@ def _levels(analysis: Analysis) -> list[RenderableType]:
             predicted_text(summary.totals),
             flop_text(summary.totals.flop),
             bytes_text(summary.totals.bytes),
-            f"PROXY: {visible(summary.proxy)}" if summary.proxy is not None else "",
+            Cell(f"PROXY: {visible(summary.proxy)}", mark="pill warning") if summary.proxy is not None else "",
         )
         for summary in analysis.levels
     ]
-    return [_table(("level", "kernels", "time", "arithmetic", "traffic", ""), rows, right=(1, 2, 3, 4))]
+    return (table(("level", "kernels", "time", "arithmetic", "traffic", ""), rows, right=(1, 2, 3, 4), gap=2),)
 
 
-def _uncosted(analysis: Analysis) -> list[RenderableType]:
+def _uncosted(analysis: Analysis) -> tuple[Block, ...]:
     groups = sorted(analysis.uncosted, key=lambda group: -len(group.nodes))
     rows = [
         (shorten(visible(group.op), _NAME), f"{count(len(group.nodes), 'node')}: {some_names(group.nodes, 2)}")
         for group in groups[:_MOST_ROWS]
     ]
-    return [pairs(rows), *left_out(len(groups) - _MOST_ROWS, "operator")] if rows else []
+    return (pairs(rows), *left_out(len(groups) - _MOST_ROWS, "operator")) if rows else ()
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> Table:
-    """As :func:`~trtopt.report.text.format.table`, closer together: eight columns have to fit. No empty last one."""
-    if not headers[-1] and not any(row[-1] for row in rows):
-        headers, rows = headers[:-1], [row[:-1] for row in rows]
-    return table(headers, rows, right=right, gap=2)
+def _assumptions(analysis: Analysis, gpu: GpuSpec) -> tuple[Block, ...]:
+    """What the prediction takes for granted."""
+    note = (
+        " Arithmetic and memory are the times of each alone, that of idle SMs left out; the longer of the two bounds a"
+        " layer, and latency where neither is half of its time."
+    )
+    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in gpu.tflops.items())
+    values = {
+        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}",
+        "multiprocessors": str(gpu.sm),
+        "clocks": f"{gpu.clock_cuda_mhz:g} MHz, Tensor Cores {gpu.clock_tensor_mhz:g} MHz",
+        "peaks, TFLOP/s": peaks,
+        "memory": f"{gpu.memory_gb:g} GB at {gpu.bandwidth_gbs:g} GB/s, L2 {gpu.l2_mib:g} MiB",
+        "power limit": f"{gpu.tdp_w:g} W",
+        "source": gpu.source,
+    }
+    more = {**analysis.model, "trtopt": VERSION, "schema": analysis.schema}
+    return Line(FLOP_NOTE + note, "quiet"), pairs(described({**values, **more}))

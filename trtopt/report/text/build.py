@@ -1,13 +1,13 @@
-"""The report of a build as a terminal shows it. Everything that is cut here is whole in the JSON."""
+"""The report of a build as it is shown. Everything that is cut here is whole in the JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtopt.report.schema.build import BuildReport, EngineRecord, FloorRecord, MatrixBuild, OutputAccuracy
+from trtopt.report.text.blocks import Block, Section, Style, Table, View, line, pairs, table
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.decisions import (
     builder_section,
@@ -22,24 +22,16 @@ from trtopt.report.text.format import (
     bytes_text,
     count,
     decibels,
-    line,
-    pairs,
     percent,
     predicted_text,
     seconds_text,
-    sections,
     shorten,
     some,
-    table,
     time_text,
     visible,
 )
-from trtopt.report.text.limit import limit_section
+from trtopt.report.text.limit import limit_blocks
 from trtopt.support.precision import Precision
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
 
 _NAME_WIDTH = 40
 _MOST_ROWS = 12
@@ -51,15 +43,18 @@ _MOSTLY = 0.8
 """Below this share of the flop in the type that was asked for, the report says so in a warning's colour."""
 
 
-def render(report: BuildReport) -> Group:
-    """The report, to be printed by a ``rich`` console of 80 columns or more."""
-    head = [line(headline(report), "bold red" if failed(report) else "bold green")]
-    if loss := loss_text(report):
-        head.append(line(loss, "bold yellow"))
-    return sections(head, ((title, section(report)) for title, section in _SECTIONS))
+def view(report: BuildReport) -> View:
+    """The report: which product was made, how, and what it costs."""
+    loss = loss_text(report)
+    return View(
+        line(headline(report), "bad" if failed(report) else "good"),
+        (line(loss, "warn"),) if loss else (),
+        tuple(Section(title, tuple(section(report))) for title, section in _SECTIONS),
+        warnings=report.warnings,
+    )
 
 
-def render_matrix(builds: Sequence[MatrixBuild]) -> Table:
+def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
     """A row for each build."""
     axes = list(builds[0].varied)
     rows = []
@@ -127,7 +122,7 @@ def failed(report: BuildReport) -> bool:
     return bool(report.gate_failures) and not report.config.get("allow_accuracy_loss")
 
 
-def _result(report: BuildReport) -> list[RenderableType]:
+def _result(report: BuildReport) -> list[Block]:
     gpu = "portable (Ampere and later)" if report.gpu is None else str(report.gpu.get("name", ""))
     rows = [("model", str(report.model.get("path") or "in memory"))]
     engine = report.engine
@@ -166,27 +161,27 @@ def files_written(report: BuildReport) -> list[str]:
     return [str(path) for path in files if path]
 
 
-def _steps(report: BuildReport) -> list[RenderableType]:
+def _steps(report: BuildReport) -> list[Block]:
     busy = [step for step in report.steps if step.changes or step.refusals or step.details]
     idle = [step.name for step in report.steps if step not in busy]
     rows = [
         (step.name, step.stage, str(step.changes), str(len(step.refusals) or ""), seconds_text(step.seconds))
         for step in busy
     ]
-    body: list[RenderableType] = [table(("step", "stage", "changes", "refused", "time"), rows, right=(2, 3, 4))]
+    body: list[Block] = [table(("step", "stage", "changes", "refused", "time"), rows, right=(2, 3, 4))]
     body += [line(f"{step.name}: {detail}") for step in busy for detail in step.details[:_MOST_ROWS]]
     if idle:
         body.append(line(f"nothing to do: {', '.join(idle)}"))
     return body if report.steps else []
 
 
-def _refused(report: BuildReport) -> list[RenderableType]:
+def _refused(report: BuildReport) -> list[Block]:
     return _groups((f"{step.name}: {item.reason}", item.node) for step in report.steps for item in step.refusals)
 
 
-def _precision(report: BuildReport) -> list[RenderableType]:
+def _precision(report: BuildReport) -> list[Block]:
     record = report.precision
-    body: list[RenderableType] = []
+    body: list[Block] = []
     if record.achieved:
         rows = [
             (
@@ -204,7 +199,7 @@ def _precision(report: BuildReport) -> list[RenderableType]:
     elif record.achieved:
         wanted = Precision.FP32 if record.requested == Precision.TF32 else record.requested
         share = record.achieved[wanted].flop_share if wanted in record.achieved else 0.0
-        style = "" if share >= _MOSTLY else "yellow"
+        style: Style = "" if share >= _MOSTLY else "warn"
         unsaid = (
             "; the compiler may multiply in TF32 and does not say where" if record.requested == Precision.TF32 else ""
         )
@@ -223,7 +218,7 @@ def _precision(report: BuildReport) -> list[RenderableType]:
     return body
 
 
-def _engine(report: BuildReport) -> list[RenderableType]:
+def _engine(report: BuildReport) -> list[Block]:
     engine = report.engine
     if engine is None:
         return []
@@ -266,7 +261,7 @@ def _profiles(engine: EngineRecord) -> Iterable[str]:
                     yield f"{name}{said}: {ends}"
 
 
-def _host(report: BuildReport) -> list[RenderableType]:
+def _host(report: BuildReport) -> list[Block]:
     host = report.host
     if host is None:
         return []
@@ -280,34 +275,34 @@ def _host(report: BuildReport) -> list[RenderableType]:
     return [line("the end of the model is an ONNX file of its own, to be run on the host"), pairs(rows)]
 
 
-def _network_io(report: BuildReport) -> list[RenderableType]:
+def _network_io(report: BuildReport) -> list[Block]:
     rows = [(item.name, item.kind, f"{item.dtype} {item.layout}", item.caller) for item in report.network_io]
     return [table(("tensor", "", "type", "the caller must"), rows, right=())] if rows else []
 
 
-def _calibration(report: BuildReport) -> list[RenderableType]:
+def _calibration(report: BuildReport) -> list[Block]:
     record = report.calibration
     if record is None:
         return []
     time = "from the cache" if record.cached else seconds_text(record.seconds)
     memory = f", peak memory {bytes_text(record.peak_rss_bytes)}" if record.peak_rss_bytes and not record.cached else ""
-    body: list[RenderableType] = [line(f"{count(record.samples, 'sample')}, method {record.method}, {time}{memory}")]
+    body: list[Block] = [line(f"{count(record.samples, 'sample')}, method {record.method}, {time}{memory}")]
     if record.source == "synthetic":
-        body.insert(0, line("SYNTHETIC SAMPLES: the ranges say nothing about real data; give --calib", "bold yellow"))
+        body.insert(0, line("SYNTHETIC SAMPLES: the ranges say nothing about real data; give --calib", "warn"))
     return body
 
 
-def _accuracy(report: BuildReport) -> list[RenderableType]:
+def _accuracy(report: BuildReport) -> list[Block]:
     record = report.accuracy
     if record is None:
-        return [line("not verified", "yellow")]
+        return [line("not verified", "warn")]
     where = {
         "onnx-only": "the graph was verified on the CPU; the engine itself has not run here",
         "engine": "the engine itself has run",
     }[record.verified]
-    body: list[RenderableType] = [
+    body: list[Block] = [
         line(f"{count(record.samples, 'sample')} ({record.source}) against {_reference(report)}: {where}"),
-        *(line(note, "yellow") for note in record.notes),
+        *(line(note, "warn") for note in record.notes),
         _outputs("output", record.outputs),
     ]
     if record.floor is not None:
@@ -334,7 +329,7 @@ def floor_text(floor: FloorRecord) -> str:
     return "; ".join(texts) or "no output that it bounds"
 
 
-def _outputs(heading: str, outputs: dict[str, OutputAccuracy]) -> RenderableType:
+def _outputs(heading: str, outputs: dict[str, OutputAccuracy]) -> Table:
     rows = []
     for name, accuracy in list(outputs.items())[:_MOST_ROWS]:
         top1 = "" if accuracy.top1_agreement is None else percent(accuracy.top1_agreement)
@@ -357,24 +352,24 @@ def _tolerances(outputs: Mapping[str, OutputAccuracy]) -> list[str]:
     ]
 
 
-def _tensors(report: BuildReport) -> list[RenderableType]:
+def _tensors(report: BuildReport) -> list[Block]:
     accuracy = report.accuracy
     if accuracy is None or not accuracy.tensors:
         return []
     worst = sorted(accuracy.tensors.items(), key=lambda item: (-item[1].nonfinite, item[1].sqnr_db))[:_WORST_TENSORS]
-    body = [_outputs("tensor", dict(worst))]
+    body: list[Block] = [_outputs("tensor", dict(worst))]
     if accuracy.first_bad is not None:
-        body.insert(0, line(f"the error enters at {accuracy.first_bad}", "yellow"))
+        body.insert(0, line(f"the error enters at {accuracy.first_bad}", "warn"))
     return body
 
 
-def _time(report: BuildReport) -> list[RenderableType]:
+def _time(report: BuildReport) -> list[Block]:
     stages = [(name, seconds) for name, seconds in report.seconds.items() if name != "total"]
     total = report.seconds.get("total", sum(seconds for _, seconds in stages))
     return [line(", ".join(f"{name} {seconds_text(s)}" for name, s in stages) + f"; total {seconds_text(total)}")]
 
 
-def _groups(items: Iterable[tuple[str, str]]) -> list[RenderableType]:
+def _groups(items: Iterable[tuple[str, str]]) -> list[Block]:
     """Nodes by reason, a line each: how many, why, which; the most frequent reason first."""
     groups: dict[str, list[str]] = {}
     for reason, node in items:
@@ -387,10 +382,10 @@ def _groups(items: Iterable[tuple[str, str]]) -> list[RenderableType]:
     return [pairs(rows), *([line(left)] if len(ordered) > _MOST_ROWS else [])]
 
 
-_SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...] = (
+_SECTIONS: tuple[tuple[str, Callable[[BuildReport], Sequence[Block]]], ...] = (
     ("Result", _result),
     ("Against plain", shipped_section),
-    ("Failed gates", lambda report: [line(failure, "bold red") for failure in report.gate_failures]),
+    ("Failed gates", lambda report: [line(failure, "bad") for failure in report.gate_failures]),
     ("Done", _steps),
     ("Recipes", recipes_section),
     ("Guard", guard_section),
@@ -404,7 +399,7 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
         lambda report: _groups((f"{kept.dtype}: {kept.reason}", kept.node) for kept in report.precision.kept),
     ),
     ("Engine", _engine),
-    ("Limit", lambda report: limit_section(report.analysis.limit) if report.analysis else []),
+    ("Limit", lambda report: limit_blocks(report.analysis.limit) if report.analysis else []),
     ("Builder options", lambda report: builder_section(report.engine.builder_search if report.engine else ())),
     ("Host", _host),
     ("Saved model", lambda report: [line(visible(report.saved))] if report.saved else []),
@@ -412,6 +407,5 @@ _SECTIONS: tuple[tuple[str, Callable[[BuildReport], list[RenderableType]]], ...]
     ("Calibration", _calibration),
     ("Accuracy", _accuracy),
     ("Least accurate tensors", _tensors),
-    ("Warnings", lambda report: [line(f"- {warning}", "yellow") for warning in report.warnings]),
     ("Time", _time),
 )

@@ -1,19 +1,16 @@
-"""Calibrations in words and as a terminal shows them."""
+"""Calibrations in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from trtopt.hardware.spec import GpuCalibration
-from trtopt.report.text.format import count, line, pairs, percent, sections, visible
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-    from trtopt.report.schema.calibration import CalibrationReport
+from trtopt.report.schema.calibration import CalibrationReport
+from trtopt.report.text.blocks import Section, View, line, pairs
+from trtopt.report.text.format import count, percent, visible
 
 _FACTORS = {
     "clock": "clock that it sustains",
@@ -35,8 +32,8 @@ def calibration_lines(gpu: Mapping[str, Any] | None) -> tuple[str, ...]:
     )
 
 
-def render(report: CalibrationReport) -> Group:
-    """The calibration, to be printed by a ``rich`` console."""
+def view(report: CalibrationReport) -> View:
+    """The calibration."""
     found = report.calibration
     layers = f"{found.layers}, {count(report.kernels, 'different kernel')}"
     if report.zero_time:
@@ -50,4 +47,4 @@ def render(report: CalibrationReport) -> Group:
         ("layers left out", f"error {percent(found.error_before)} -> {percent(found.error_after)}"),
         ("written", f'[gpu."{visible(report.name)}"] in {visible(report.output)}' if report.written else "nothing"),
     ]
-    return sections([line(f"Calibration of {visible(report.gpu)}", "bold")], [("", [pairs(rows)])])
+    return View(line(f"Calibration of {visible(report.gpu)}"), (), (Section("", (pairs(rows),)),))

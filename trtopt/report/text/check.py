@@ -1,34 +1,18 @@
-"""Checks of reports and of engines, in words and as a terminal shows them; what is cut here is whole in the JSON."""
+"""Checks of reports and of engines, as they are shown; what is cut here is whole in the JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange, Unit
 from trtopt.report.schema.manifest import Manifest
-from trtopt.report.text.format import (
-    Rows,
-    bytes_text,
-    count,
-    left_out,
-    line,
-    list_lines,
-    pairs,
-    percent,
-    sections,
-    some_names,
-    time_text,
-    visible,
-)
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
+from trtopt.report.text.blocks import Block, Cell, Line, Names, Section, Table, View, bullets, line, pairs, table
+from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
 
 MOST_LAYERS = 8
 """Of those that account for a gate."""
-_NAME = 40
+_MARKS = {"passed": "good", "failed": "bad", "not judged": "none"}
 
 
 def headline(found: CheckReport) -> str:
@@ -48,11 +32,11 @@ def about(checked: Checked) -> str:
     return f"{', '.join(visible(part) for part in parts if part)} ({visible(checked.report)})"
 
 
-def gate_rows(found: CheckReport) -> Rows:
+def gate_table(found: CheckReport) -> Table:
     """All gates."""
-    cells = [
+    rows = [
         (
-            gate.verdict,
+            Cell(gate.verdict, mark=_MARKS[gate.verdict]),
             visible(gate.title),
             figure(gate.before, gate.unit),
             figure(gate.after, gate.unit),
@@ -60,7 +44,7 @@ def gate_rows(found: CheckReport) -> Rows:
         )
         for gate in found.gates
     ]
-    return Rows(("", "gate", "before", "now", "limit"), tuple(cells), (2, 3, 4))
+    return table(("", "gate", "before", "now", "limit"), rows, right=(2, 3, 4))
 
 
 def limit(gate: Gate) -> str:
@@ -87,46 +71,37 @@ def figure(value: float | None, unit: Unit | None) -> str:
     return f"{value:.1f} dB" if unit == "dB" else f"{value:.4f}"
 
 
-def layer_rows(layers: Sequence[LayerChange], width: int) -> Rows:
+def layer_table(layers: Sequence[LayerChange]) -> Table:
     """The layers that account for a gate."""
-    cells = []
-    for change in layers[:MOST_LAYERS]:
+    rows = []
+    for change in layers:
         dtypes = [" ".join(dtypes) or "none" for dtypes in change.dtypes]
         times = ["" if us is None else figure(us, "us") for us in change.us]
-        cells.append(
-            (
-                some_names(change.nodes, 2, width),
-                _arrow([str(number) for number in change.kernels]),
-                visible(_arrow(dtypes)),
-                _arrow(times),
-            )
-        )
-    return Rows(("nodes", "kernels", "type", "time"), tuple(cells), (1, 3))
+        kernels = [str(number) for number in change.kernels]
+        rows.append((Names(change.nodes), _arrow(kernels), visible(_arrow(dtypes)), _arrow(times)))
+    return table(("nodes", "kernels", "type", "time"), rows, right=(1, 3), most=MOST_LAYERS, noun="place")
 
 
 def _arrow(sides: Sequence[str]) -> str:
     return sides[0] if sides[0] == sides[1] else " -> ".join(side or "?" for side in sides)
 
 
-def render(found: CheckReport) -> Group:
-    """The check, to be printed by a ``rich`` console of 80 columns or more."""
+def view(found: CheckReport) -> View:
+    """The check: the verdict, the gates, and why gates failed or were not judged."""
     of = [("report", about(found.subject))]
     if found.baseline is not None:
         of.append(("baseline", about(found.baseline)))
-    rows = gate_rows(found)
-    parts: list[tuple[str, list[RenderableType]]] = [("", [pairs(of)]), ("Gates", [rows.table()] if rows.cells else [])]
+    gates = gate_table(found)
+    parts = [Section("", (pairs(of),)), Section("Gates", (gates,) if gates.rows else ())]
     for gate in found.gates:
         if gate.reason and gate.verdict != "passed":
-            body: list[RenderableType] = [line(visible(gate.reason))]
-            if gate.layers:
-                layers = layer_rows(gate.layers, _NAME)
-                body += [layers.table(), *left_out(len(gate.layers) - len(layers.cells), "place")]
-            parts.append((f"{gate.verdict.capitalize()}: {visible(gate.title)}", body))
-    parts.append(("Notes", list_lines(found.notes)))
-    return sections([line(headline(found), "bold red" if found.failed else "bold green")], parts)
+            body: tuple[Block, ...] = (line(visible(gate.reason)), *([layer_table(gate.layers)] if gate.layers else []))
+            parts.append(Section(f"{gate.verdict.capitalize()}: {visible(gate.title)}", body))
+    parts.append(Section("Notes", bullets(found.notes)))
+    return View(Line(headline(found), "bad" if found.failed else "good"), (), tuple(parts), kind="trtopt check")
 
 
-def render_engine(manifest: Manifest, *, key: str | None) -> Group:
+def engine_view(manifest: Manifest, *, key: str | None) -> View:
     """What an engine was built by and for, and what of it was checked.
 
     ``key`` is the public key that the manifest is signed with; None where signatures were not looked at.
@@ -144,4 +119,4 @@ def render_engine(manifest: Manifest, *, key: str | None) -> Group:
         rows.append(("with", ", ".join(file.name for file in manifest.host.files)))
     rows.append(("signature", f"fits the key {key}" if key else "not looked at; give --key FILE"))
     body = pairs([(name, visible(text)) for name, text in rows])
-    return sections([line("The engine is what was built", "bold green")], [("", [body])])
+    return View(line("The engine is what was built", "good"), (), (Section("", (body,)),))

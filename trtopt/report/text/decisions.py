@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.decisions import (
@@ -19,25 +18,19 @@ from trtopt.report.schema.decisions import (
 )
 from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost, RegionRecord
+from trtopt.report.text.blocks import Block, Table, line, pairs, table
 from trtopt.report.text.format import (
     bytes_text,
     count,
     decibels,
-    line,
-    pairs,
     percent,
     seconds_text,
     shorten,
     some,
     some_names,
-    table,
     time_text,
     visible,
 )
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 _MOST_ROWS, _MOST_STEPS, _MOST_LAYERS = 12, 24, 16
 _NO_PAY = "it does not pay"
@@ -48,7 +41,7 @@ _NO_COST = 0.001
 _FORMS = {"as-is": "as it is", "int8": "INT8 everywhere", "fp8": "FP8 everywhere"}
 
 
-def shipped_section(report: BuildReport) -> list[RenderableType]:
+def shipped_section(report: BuildReport) -> list[Block]:
     """What ships beside plain, what accuracy and a range of shapes cost, and how it differs from what was judged."""
     shipped, plain = report.shipped, report.plain
     if shipped is None:
@@ -79,7 +72,7 @@ def _dynamic_text(found: DynamicCost) -> str:
     return f"{found.ranges} costs {text}: fix it with {found.remedy}"
 
 
-def recipes_section(report: BuildReport) -> list[RenderableType]:
+def recipes_section(report: BuildReport) -> list[Block]:
     """The whole network without and with recipes, and each judged place that was rewritten; refusals stand elsewhere.
 
     Kernels, bytes and time are those of one place.
@@ -94,7 +87,7 @@ def recipes_section(report: BuildReport) -> list[RenderableType]:
         for region in _equal_regions(step.regions)
         if region.kept
     ]
-    body: list[RenderableType] = []
+    body: list[Block] = []
     before, after = report.rewriting.before, report.rewriting.after
     if before is not None and after is not None:
         body.append(pairs([("without recipes", _cost_text(before)), ("with recipes", _cost_text(after))]))
@@ -130,14 +123,14 @@ def _cost_change(before: Cost | None, after: Cost | None) -> tuple[str, str, str
     )
 
 
-def guard_section(report: BuildReport) -> list[RenderableType]:
+def guard_section(report: BuildReport) -> list[Block]:
     """How many regions pay, and each kind of region with its verdict; equal ones in one row."""
     if not report.guard:
         return []
     kept = sum(record.kept for record in report.guard)
     rows = [("8-bit", f"{kept} of {count(len(report.guard), 'region')}")]
     plain = report.sixteen_bit
-    noise: list[RenderableType] = []
+    noise: list[Block] = []
     if plain is not None:
         whole = f"{count(plain.kernels, 'kernel')}, {bytes_text(plain.bytes)}, {time_text(plain.predicted_us)}"
         rows.append(("in 16-bit", f"{whole} predicted"))
@@ -152,7 +145,7 @@ def guard_section(report: BuildReport) -> list[RenderableType]:
         )
         for items in groups
     ]
-    body: list[RenderableType] = [
+    body: list[Block] = [
         pairs(rows),
         *noise,
         table(("type", "such as", "times", "predicted, kernels, bytes"), cells[:_MOST_ROWS]),
@@ -160,7 +153,7 @@ def guard_section(report: BuildReport) -> list[RenderableType]:
     return [*body, *_more(len(cells) - _MOST_ROWS)]
 
 
-def _noise(report: BuildReport, before: Cost, after_us: float) -> list[RenderableType]:
+def _noise(report: BuildReport, before: Cost, after_us: float) -> list[Block]:
     """A line that says that a gain is smaller than half of the range of the engine's predicted time, as shares.
 
     What is kept was compared by one model, whose errors are mostly the same on both sides; so it stays."""
@@ -176,7 +169,7 @@ def _noise(report: BuildReport, before: Cost, after_us: float) -> list[Renderabl
     if gain >= (high - low) / 2:
         return []
     what = f"the gain of {percent(gain)} is inside the model's noise of {100 * low:.0f} to {100 * high:+.0f} %"
-    return [line(what, "yellow")]
+    return [line(what, "warn")]
 
 
 def _equal_records(records: tuple[GuardRecord, ...]) -> list[list[GuardRecord]]:
@@ -207,7 +200,7 @@ def _guard_change(record: GuardRecord) -> str:
     return "; ".join([record.reason, ", ".join(parts)] if parts else [record.reason])
 
 
-def builder_section(trials: Sequence[BuilderTrial]) -> list[RenderableType]:
+def builder_section(trials: Sequence[BuilderTrial]) -> list[Block]:
     """A row for each engine; nothing where there was no search."""
     rows = [
         (
@@ -234,7 +227,7 @@ ACTIONS = {
 """What was tried, in the words of the table."""
 
 
-def search_section(record: SearchRecord | None) -> list[RenderableType]:
+def search_section(record: SearchRecord | None) -> list[Block]:
     """What was asked for, what was found, and every evaluation."""
     if record is None:
         return []
@@ -247,7 +240,7 @@ def search_section(record: SearchRecord | None) -> list[RenderableType]:
     return [pairs(rows), line(), _steps(record), *_more(len(record.steps) - _MOST_STEPS)]
 
 
-def pareto_section(record: SearchRecord | None) -> list[RenderableType]:
+def pareto_section(record: SearchRecord | None) -> list[Block]:
     """The Pareto front, the fastest point first."""
     if record is None or not record.pareto:
         return []
@@ -374,7 +367,7 @@ def _work(record: SearchRecord) -> str:
     return text + ("; stopped at the most evaluations it makes" if record.stopped_early else "")
 
 
-def _steps(record: SearchRecord) -> RenderableType:
+def _steps(record: SearchRecord) -> Table:
     rows = []
     measures = _measures(record)
     for number, step in enumerate(record.steps[:_MOST_STEPS], 1):
@@ -390,7 +383,7 @@ def _steps(record: SearchRecord) -> RenderableType:
     return table(headers, rows, right=(0, *range(4, 4 + len(measures))))
 
 
-def _more(number: int) -> list[RenderableType]:
+def _more(number: int) -> list[Block]:
     return [line(f"and {number} more, in the JSON report")] if number > 0 else []
 
 
@@ -398,7 +391,7 @@ def _time(microseconds: float) -> str:
     return time_text(microseconds) if math.isfinite(microseconds) else "unknown"
 
 
-def sparsity_section(record: SparsityRecord | None) -> list[RenderableType]:
+def sparsity_section(record: SparsityRecord | None) -> list[Block]:
     """What is 2:4, what it is predicted to gain, and what it costs."""
     if record is None:
         return []
@@ -414,7 +407,7 @@ def sparsity_section(record: SparsityRecord | None) -> list[RenderableType]:
         rows.append(("sparse kernels", f"{count(len(record.sparse_kernels), 'layer')} by tactic: {ran}"))
     rows += [("fitted", line) for line in record.recovery]
     rows += _sparsity_budget(record)
-    body: list[RenderableType] = [pairs(rows)]
+    body: list[Block] = [pairs(rows)]
     if record.pruned:
         body += [line(), _sparse_layers(sparse)]
     body += _more(len(sparse) - _MOST_LAYERS)
@@ -438,7 +431,7 @@ def _sparsity_budget(record: SparsityRecord) -> list[tuple[str, str]]:
     return rows
 
 
-def _sparse_layers(sparse: Sequence[PrunedLayer]) -> RenderableType:
+def _sparse_layers(sparse: Sequence[PrunedLayer]) -> Table:
     """The layers that are 2:4, those that gain most first."""
     ordered = sorted(sparse, key=lambda item: item.sparse_us - item.dense_us)
     rows = [
@@ -455,7 +448,7 @@ def _sparse_layers(sparse: Sequence[PrunedLayer]) -> RenderableType:
     return table(("layer", "weights", "keeps of abs(w)", "SQNR", "fitted", "predicted"), rows, right=range(2, 6))
 
 
-def _sparsity_curve(points: Sequence[CurvePoint], metric: str) -> RenderableType:
+def _sparsity_curve(points: Sequence[CurvePoint], metric: str) -> Table:
     rows = [
         (
             "*" if point.chosen else "",

@@ -1,94 +1,14 @@
-"""Numbers, names and tables as people read them, in a terminal, a pipe or a page."""
+"""Numbers and names as people read them, in a terminal, a pipe or a page."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
+from typing import Protocol
 
 NO_MORE = "all of them are in the JSON"
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table: headings, cells, and the columns aligned to the right."""
-
-    head: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-    right: tuple[int, ...]
-
-    def table(self) -> Table:
-        """As a terminal shows it."""
-        return table(self.head, self.cells, right=self.right)
-
-
-def sections(head: Sequence[Text], parts: Iterable[tuple[str, Sequence[RenderableType]]]) -> Group:
-    """The headlines, then each part that has a body: its title and, indented, its body."""
-    from rich.console import Group
-    from rich.padding import Padding
-
-    shown: list[RenderableType] = list(head)
-    for title, body in parts:
-        if body:
-            shown += [line(), line(title, "bold")] if title else []
-            shown += [Padding(item, (0, 0, 0, 2), expand=False) for item in body]
-    return Group(*shown)
-
-
-def line(text: str = "", style: str = "") -> Text:
-    """Plain text, in which nothing is taken for markup."""
-    from rich.text import Text
-
-    return Text(text, style=style)
-
-
-def list_lines(texts: Iterable[str], style: str = "") -> list[RenderableType]:
-    """A line for each text, with a dash before it."""
-    return [line(f"- {visible(text)}", style) for text in texts]
-
-
-def left_out(number: int, noun: str, where: str = "") -> list[RenderableType]:
-    """A line that says how many rows a table leaves out; none where it leaves out none."""
-    return [line(left_out_text(number, noun, where))] if number > 0 else []
-
-
-def left_out_text(number: int, noun: str, where: str = "") -> str:
-    """``and 3 more layers between them; all of them are in the JSON``."""
-    return f"and {count(number, f'more {noun}')}{where}; {NO_MORE}"
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), gap: int = 3) -> Table:
-    """A table without lines; ``right`` are the columns aligned to the right, ``gap`` is the space between columns.
-
-    The cells are plain text, in which nothing is taken for markup.
-    """
-    from rich.table import Table
-
-    result = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for index, header in enumerate(headers):
-        justify: Literal["left", "right"] = "right" if index in right else "left"
-        result.add_column(line(header), justify=justify, overflow="fold")
-    for row in rows:
-        result.add_row(*map(line, row))
-    return result
-
-
-def pairs(rows: Sequence[tuple[str, str]]) -> Table:
-    """Names and values in two columns."""
-    from rich.table import Table
-
-    result = Table.grid(padding=(0, 3, 0, 0))
-    result.add_column(no_wrap=True)
-    result.add_column(overflow="fold")
-    for name, value in rows:
-        result.add_row(line(name), line(value))
-    return result
+_MICRO = re.compile(r"(?<=\d) us\b")
 
 
 def bytes_text(count: int) -> str:
@@ -170,9 +90,9 @@ def shorten(text: str, width: int, *, mark: str = "...", measure: Callable[[str]
     return head + mark + tail
 
 
-def time_text(microseconds: float, *, micro: str = "u") -> str:
-    """A time to three digits: ``3.25 us``, ``12.3 ms``, ``1.20 s``; ``micro`` is the unit's prefix."""
-    for size, unit in ((1.0, f"{micro}s"), (1e3, "ms")):
+def time_text(microseconds: float) -> str:
+    """A time to three digits: ``3.25 us``, ``12.3 ms``, ``1.20 s``."""
+    for size, unit in ((1.0, "us"), (1e3, "ms")):
         if abs(microseconds) < 999.5 * size:
             return f"{_three(microseconds / size)} {unit}"
     return f"{_three(microseconds / 1e6)} s"
@@ -189,10 +109,10 @@ class Prediction(Protocol):
     def high_us(self) -> float | None: ...
 
 
-def predicted_text(found: Prediction, *, micro: str = "u") -> str:
+def predicted_text(found: Prediction) -> str:
     """A predicted time and its range: ``179 us, 150 to 210``; the time alone where no range is known."""
     low_high = range_text(found.predicted_us, found.low_us, found.high_us)
-    return time_text(found.predicted_us, micro=micro) + (f", {low_high}" if low_high else "")
+    return time_text(found.predicted_us) + (f", {low_high}" if low_high else "")
 
 
 def range_text(microseconds: float, low: float | None, high: float | None) -> str:
@@ -203,9 +123,14 @@ def range_text(microseconds: float, low: float | None, high: float | None) -> st
     return f"{_three(low / size)} to {_three(high / size)}"
 
 
+def with_micro(text: str) -> str:
+    """``text`` with the real sign of micro, which a page can show, in the times of :func:`time_text`."""
+    return _MICRO.sub(" µs", text)
+
+
 def page_time(microseconds: float) -> str:
-    """As :func:`time_text`, with the real sign of micro, which a page can show."""
-    return time_text(microseconds, micro="µ")
+    """As :func:`time_text`, for a page."""
+    return with_micro(time_text(microseconds))
 
 
 def flop_text(flop: int) -> str:

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trtopt.report.schema.analysis import Excess, ExcessReason, Limit
-from trtopt.report.text.format import (
-    bytes_text,
-    left_out,
-    line,
-    percent,
-    shorten,
-    table,
-    time_text,
-    visible,
-)
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from trtopt.report.text.blocks import Block, Cell, Column, Inline, Name, Table, line, numbers, sum_of
+from trtopt.report.text.format import bytes_text, percent, time_text, visible
 
 REASONS: dict[ExcessReason, str] = {
     "launch": "launch",
@@ -36,13 +23,12 @@ REASONS: dict[ExcessReason, str] = {
 """Why a kernel takes longer than its necessary work; docs/analyze.md has each in a sentence."""
 
 _MOST_ROWS = 6
-_NAME_WIDTH = 34
 
 
-def limit_text(limit: Limit, *, micro: str = "u") -> str:
+def limit_text(limit: Limit) -> str:
     """The limit in one line: ``412 us of 903 us (46 %): products 401 us; 53.1 MB of weights, inputs and outputs``."""
     share = percent(limit.limit_us / limit.predicted_us) if limit.predicted_us else "all"
-    times = [time_text(us, micro=micro) for us in (limit.limit_us, limit.predicted_us, limit.products_us)]
+    times = [time_text(us) for us in (limit.limit_us, limit.predicted_us, limit.products_us)]
     moved = f"{bytes_text(limit.needed_bytes)} of weights, inputs and outputs"
     return f"{times[0]} of {times[1]} ({share}): products {times[2]}; {moved}"
 
@@ -56,32 +42,35 @@ def by_reason(limit: Limit) -> list[tuple[ExcessReason, int, float]]:
     return [(name, *found) for name, found in sorted(sums.items(), key=lambda item: -item[1][1])]
 
 
-def excess_name(item: Excess) -> str:
-    """Which kernels: their operator and the name of the first."""
-    return f"{visible(item.op)} {visible(item.layers[0])}"
-
-
-def limit_section(limit: Limit | None) -> list[RenderableType]:
-    """The limit as a terminal shows it; empty without one."""
+def limit_blocks(limit: Limit | None) -> list[Block]:
+    """The limit, and what kernels take beyond it; empty without one."""
     if limit is None or not limit.kernels:
         return []
-    rows = [
-        (
-            time_text(item.excess_us),
-            percent(item.excess_us / limit.predicted_us) if limit.predicted_us else "",
-            str(item.kernels),
-            item.dtype,
-            shorten(excess_name(item), _NAME_WIDTH),
-            REASONS[item.reason],
-        )
-        for item in limit.kernels[:_MOST_ROWS]
-    ]
-    rest = limit.kernels[_MOST_ROWS:]
-    left = left_out(len(rest), "group", f" of equal kernels with {time_text(sum(item.excess_us for item in rest))}")
+    columns = (
+        *(*numbers("beyond", "share"), *numbers("predicted", on="page"), *numbers("kernels"), Column("type", "short")),
+        *(Column("the first of them"), Column("why", "short")),
+    )
     sums = ", ".join(f"{REASONS[name]} {time_text(us)} ({kernels})" for name, kernels, us in by_reason(limit))
     return [
         line(f"necessary: {limit_text(limit)}"),
-        table(("beyond", "share", "kernels", "type", "the first of them", "why"), rows, right=(0, 1, 2), gap=2),
-        *left,
+        Table(
+            columns,
+            tuple(_row(item, limit.predicted_us) for item in limit.kernels),
+            *(_MOST_ROWS, "group"),
+            rest=lambda rows: f" of equal kernels with {time_text(sum_of(rows, 0))}",
+            sorted_by=0,
+            style="layers",
+            gap=2,
+        ),
         line(f"by reason (kernels): {sums}"),
     ]
+
+
+def _row(item: Excess, total_us: float) -> tuple[Inline, ...]:
+    return (
+        Cell(time_text(item.excess_us), item.excess_us),
+        Cell(percent(item.excess_us / total_us) if total_us else "", item.excess_us),
+        Cell(time_text(item.predicted_us), item.predicted_us),
+        Cell(str(item.kernels), item.kernels),
+        *(visible(item.dtype), Name(f"{item.op} {item.layers[0]}"), REASONS[item.reason]),
+    )

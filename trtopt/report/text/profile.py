@@ -1,43 +1,83 @@
-"""Profiles, and comparisons of two, in words and as a terminal shows them; what is cut here is whole in the JSON."""
+"""Profiles, and comparisons of two, as they are shown; what is cut here is whole in the JSON."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import PurePath
 
+from trtopt.report.html import plots
+from trtopt.report.html.plots import MOST_POINTS
+from trtopt.report.html.profile import graph_note, layer_data
 from trtopt.report.schema.profile import (
     Change,
     ComparedRegion,
     Comparison,
     Profiled,
+    ProfileLayer,
     ProfileReport,
-    ProfileTotals,
     precision_of,
     slowest,
 )
-from trtopt.report.text.calibration import calibration_lines
-from trtopt.report.text.format import (
-    Rows,
-    count,
-    decibels,
-    left_out,
+from trtopt.report.text.blocks import (
+    Block,
+    Column,
+    Figures,
+    Findings,
+    Graph,
+    Inline,
+    Line,
+    Name,
+    Note,
+    Plot,
+    Section,
+    Table,
+    View,
     line,
-    list_lines,
+    numbers,
     pairs,
-    percent,
-    range_text,
-    sections,
-    shorten,
-    some,
     table,
-    time_text,
-    visible,
 )
+from trtopt.report.text.calibration import calibration_lines
+from trtopt.report.text.format import count, decibels, percent, range_text, shorten, some, time_text, visible
+from trtopt.report.text.words import FLOP_NOTE, described
+from trtopt.support.version import VERSION
 
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
+_MOST_LAYERS, _MOST_REGIONS = 15, 25
+_NAME = 36
+_NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
 
-    from trtopt.report.schema.analysis import Finding
+
+def view(report: ProfileReport) -> View:
+    """The profile: its times, what could be won, its layers; in a page with their graph."""
+    conditions = [
+        (visible(key).replace("_", " "), visible(str(value))) for key, value in report.source.conditions.items()
+    ]
+    calibrated = [line(text) for text in calibration_lines(report.gpu)]
+    layers = (_layers(report),) if report.layers else ()
+    data = functools.partial(layer_data, report.layers)
+    graph: tuple[Block, ...] = (Note(graph_note(report.layers)), Graph(data)) if report.layers else (line("None."),)
+    sections = (
+        Section("Time", (_totals(report), *calibrated)),
+        Section("Conditions", (pairs(conditions),) if conditions else (), "text"),
+        Section("Findings", (Findings(report.findings, report.totals.measured_us, _NOTE),) if report.findings else ()),
+        Section("Layers as a graph", graph, "page"),
+        Section("Measured and predicted", _scatter(report.layers), "page"),
+        Section("Roofline", _roofline(report), "page"),
+        Section("Slowest layers", layers, "text"),
+        Section("Outputs against FP32", _accuracy(report)),
+        Section("What this rests on", _assumptions(report), "page"),
+    )
+    name = f"{profile_name(report)} on {visible(str(report.gpu['name']))}: profile"
+    return View(line(headline(report)), (), sections, kind=profile_name(report), name=name, warnings=report.warnings)
+
+
+def profile_name(report: ProfileReport) -> str:
+    """The name of the network: that of the file it comes from."""
+    files = report.source.files
+    first = next((files[kind] for kind in ("model", "engine", "layer-info", "layer-profile") if kind in files), "")
+    return visible(PurePath(first).name) or "network in memory"
+
 
 LIMITERS = {"math": "arithmetic", "memory": "memory", "latency": "launch"}
 
@@ -65,83 +105,129 @@ def headline(report: ProfileReport) -> str:
     return f"{count(len(report.layers), 'layer')} on {visible(str(report.gpu.get('name', '?')))}, by {by}{how}{runs}"
 
 
-def totals(report: ProfileReport) -> list[tuple[str, str]]:
+def _totals(report: ProfileReport) -> Figures:
     """Sum of the layers, one inference, and what lies between them; how good the prediction is."""
     found = report.totals
-    rows = [("sum of the layers", f"{time_text(found.measured_us)} measured{_prediction(found)}")]
-    if found.end_to_end_us is not None:
+    idle = sum(layer.measured_us <= 0 for layer in report.layers)
+    layers = count(len(report.layers), "layer") + (f", {idle} of which run nothing" if idle else "")
+    rows = [("sum of the layers", time_text(found.measured_us), f"measured, {layers}")]
+    if found.compared_us:
+        left = found.measured_us - found.compared_us
+        some = f"for layers measured at {time_text(found.compared_us)}" if left >= LEAST_CHANGE_US else ""
+        rows.append(("predicted", bracketed(found.predicted_us, found.low_us, found.high_us), some))
+    else:
+        rows.append(("predicted", "nothing", "no layer has both a measured and a predicted time"))
+    if found.end_to_end_us is None:
+        rows.append(("one inference", "not known", "its time without profiling was not measured"))
+    else:
         spread = "" if found.end_to_end_spread_us is None else f" ± {time_text(found.end_to_end_spread_us)}"
         predicted = found.predicted_end_to_end_us
         low_high = found.predicted_end_to_end_low_us, found.predicted_end_to_end_high_us
-        after = "" if predicted is None else f" measured, {bracketed(predicted, *low_high)} predicted"
-        rows.append(("one inference", f"{time_text(found.end_to_end_us)}{spread}{after}"))
+        after = "" if predicted is None else f", {bracketed(predicted, *low_high)} predicted"
+        host = "" if found.host_us is None else f", enqueued in {time_text(found.host_us)} on the host"
+        rows.append(("one inference", f"{time_text(found.end_to_end_us)}{spread}", f"measured{after}{host}"))
     if found.profiling_overhead_us is not None:
-        rows.append(("timing each layer adds", time_text(found.profiling_overhead_us)))
-    if found.host_us is not None:
-        rows.append(("on the host", f"{time_text(found.host_us)} to enqueue"))
+        over = found.profiling_overhead_us
+        share = "" if not found.end_to_end_us else f"{percent(abs(over) / found.end_to_end_us)} of one inference"
+        rows.append(("timing each layer adds", time_text(over), share))
     if found.mean_error is not None:
-        rank = "" if found.rank_correlation is None else f", rank correlation {found.rank_correlation:.2f}"
-        rows.append(("prediction", f"mean error {percent(found.mean_error)} a layer{rank}"))
-    rows += [("calibrated", text) for text in calibration_lines(report.gpu)]
-    return rows
+        rank = "" if found.rank_correlation is None else f"; rank correlation {found.rank_correlation:.2f}"
+        rows.append(("mean error", percent(found.mean_error), f"of the prediction of a layer{rank}"))
+    return Figures(tuple(rows))
 
 
-def bracketed(predicted_us: float, low_us: float | None, high_us: float | None, *, micro: str = "u") -> str:
+def bracketed(predicted_us: float, low_us: float | None, high_us: float | None) -> str:
     """A predicted time and its range within a sentence: ``179 us (150 to 210)``."""
     low_high = range_text(predicted_us, low_us, high_us)
-    return time_text(predicted_us, micro=micro) + (f" ({low_high})" if low_high else "")
+    return time_text(predicted_us) + (f" ({low_high})" if low_high else "")
 
 
-def _prediction(found: ProfileTotals) -> str:
-    """The sum of the predictions, beside what these layers took where that is not all."""
-    if not found.compared_us:
-        return ", nothing predicted"
-    text = f"{bracketed(found.predicted_us, found.low_us, found.high_us)} predicted"
-    left = found.measured_us - found.compared_us
-    if left < LEAST_CHANGE_US:
-        return f", {text}"
-    return f"; {time_text(found.compared_us)} of it in layers with a prediction, {text}"
-
-
-def layer_rows(report: ProfileReport, most: int, width: int, line: str) -> Rows:
-    """The slowest layers, ``most`` at most, their names within ``width``.
-
-    ``line`` stands between a name and why the layer takes longer than it could.
-    """
+def _layers(report: ProfileReport) -> Table:
+    """The slowest layers, and why they take longer than they could."""
+    columns = (
+        *(Column("layer"), *numbers("measured", "share", "predicted", "ratio")),
+        *(Column("limit"), Column("type")),
+    )
     total = report.totals.measured_us
-    cells = []
-    for layer in slowest(report.layers)[:most]:
-        row = layer.predicted
-        why = ", ".join(dict.fromkeys(item.reason for item in layer.deviation))
-        cells.append(
-            (
-                shorten(visible(layer.name), width) + (f"{line}{why}" if why else ""),
-                time_text(layer.measured_us),
-                percent(layer.measured_us / total) if total else "",
-                "" if row is None else time_text(row.predicted_us),
-                "" if layer.ratio is None else f"{layer.ratio:.2f}",
-                "" if row is None else LIMITERS[row.limiter],
-                precision_of(layer),
-            )
-        )
-    head = ("layer", "measured", "share", "predicted", "ratio", "limit", "type")
-    return Rows(head, tuple(cells), (1, 2, 3, 4))
+    rows = tuple(_cells(layer, total) for layer in slowest(report.layers))
+    return Table(columns, rows, _MOST_LAYERS, "layer", gap=2)
 
 
-def accuracy(report: ProfileReport) -> list[tuple[str, str]]:
+def _cells(layer: ProfileLayer, total_us: float) -> tuple[Inline, ...]:
+    row = layer.predicted
+    return (
+        Name(layer.name, below=", ".join(dict.fromkeys(item.reason for item in layer.deviation))),
+        time_text(layer.measured_us),
+        percent(layer.measured_us / total_us) if total_us else "",
+        "" if row is None else time_text(row.predicted_us),
+        "" if layer.ratio is None else f"{layer.ratio:.2f}",
+        "" if row is None else LIMITERS[row.limiter],
+        visible(precision_of(layer)),
+    )
+
+
+def _scatter(layers: Sequence[ProfileLayer]) -> tuple[Block, ...]:
+    both = plots.compared(layers)
+    if not both:
+        return ()
+    note = "A point is a layer, its area its time; a click shows it in the graph. The dashed lines are twice and half."
+    left = len(layers) - len(both)
+    if left:
+        note += f" {count(left, 'layer')} without both times cannot be drawn."
+    return Note(note + _cut(len(both))), Plot("scatter", lambda: plots.scatter(layers))
+
+
+def _roofline(report: ProfileReport) -> tuple[Block, ...]:
+    placed = plots.measured_placed(report.layers)
+    if not placed:
+        return ()
+    note = (
+        "Arithmetic over the measured time, under the peaks of the device by type in TFLOP/s and the bandwidth of its"
+        " memory. Bytes count each tensor once: what stays in a cache lies over the memory roof."
+    )
+    left = len(plots.compared(report.layers)) - len(placed)
+    if left:
+        note += f" {count(left, 'layer')} without arithmetic cannot be drawn."
+    figure = functools.partial(plots.measured_roofline, report.layers, report.gpu)
+    return Note(note + _cut(len(placed))), Plot("roofline", figure)
+
+
+def _cut(number: int) -> str:
+    return f" The {MOST_POINTS} slowest of {number} are drawn." if number > MOST_POINTS else ""
+
+
+def _accuracy(report: ProfileReport) -> tuple[Block, ...]:
     """Each output of the engine against FP32."""
-    rows = (report.accuracy or {}).items()
-    return [(f"output {visible(name)} against FP32", decibels(item.sqnr_db)) for name, item in rows]
-
-
-def conditions(report: ProfileReport) -> list[str]:
-    """What was recorded of the machine."""
-    return [
-        f"{visible(key).replace('_', ' ')} {visible(str(value))}" for key, value in report.source.conditions.items()
+    rows = [
+        (
+            Name(output),
+            decibels(item.sqnr_db),
+            f"{item.cosine:.6f}",
+            f"{item.max_abs:.3g}",
+            "" if item.top1_agreement is None else percent(item.top1_agreement),
+        )
+        for output, item in (report.accuracy or {}).items()
     ]
+    heads = ("output", "SQNR", "cosine", "max abs", "top-1 agreement")
+    return (table(heads, rows, right=range(1, 5)),) if rows else ()
 
 
-def compared(found: Comparison) -> list[tuple[str, str]]:
+def _assumptions(report: ProfileReport) -> tuple[Block, ...]:
+    source = report.source
+    values = {**report.gpu, **source.files, **source.conditions, **report.environment}
+    note = Line(f"{FLOP_NOTE} Times are those of one inference.", "quiet")
+    return note, pairs(described({**values, "trtopt": VERSION, "schema": report.schema}))
+
+
+def comparison_view(found: Comparison) -> View:
+    """The comparison: both sides, and what changed."""
+    regions = changed(found.regions)
+    changes: tuple[Block, ...] = (_regions(regions),) if regions else (line("Nothing."),)
+    sections = (Section("Time", (pairs(_compared(found)),)), Section("What changed, the most time first", changes))
+    return View(line("Two profiles compared"), (), sections, warnings=found.warnings)
+
+
+def _compared(found: Comparison) -> list[tuple[str, str]]:
     """Both sides in one line each, and the difference."""
     rows = [("before", _side(found.before)), ("after", _side(found.after))]
     gain = found.before.measured_us - found.after.measured_us
@@ -183,23 +269,23 @@ def changed(regions: Sequence[ComparedRegion]) -> list[ComparedRegion]:
     ]
 
 
-def region_rows(found: Comparison, most: int, width: int) -> Rows:
-    """The regions that changed, the largest difference first."""
-    cells = []
-    for region in changed(found.regions)[:most]:
+def _regions(regions: Sequence[ComparedRegion]) -> Table:
+    rows = []
+    for region in regions:
         precisions = [" ".join(side.precisions) for side in (region.before, region.after)]
         types = precisions[0] if precisions[0] == precisions[1] else " -> ".join(item or "none" for item in precisions)
-        cells.append(
+        rows.append(
             (
-                _region_name(region, width),
+                _region_name(region, _NAME),
                 time_text(region.before.measured_us),
                 time_text(region.after.measured_us),
                 f"{-region.gain_us:+.1f} us",
-                types,
+                visible(types),
                 CHANGES[region.change],
             )
         )
-    return Rows(("layers", "before", "after", "change", "type", "kernels"), tuple(cells), (1, 2, 3))
+    head = ("layers", "before", "after", "change", "type", "kernels")
+    return table(head, rows, right=(1, 2, 3), most=_MOST_REGIONS, noun="region")
 
 
 def _region_name(region: ComparedRegion, width: int) -> str:
@@ -209,57 +295,3 @@ def _region_name(region: ComparedRegion, width: int) -> str:
         return " -> ".join(shorten(visible(name), (width - 4) // 2) for name in pair)
     telling = sorted(region.nodes, key=lambda name: "quantizelinear" in name.lower())  # a layer is not its Q/DQ
     return some([shorten(visible(name), width) for name in telling], 1)
-
-
-_MOST_LAYERS = 15
-_MOST_REGIONS = 25
-_NAME = 36
-_LONGEST_MESSAGE = 600
-
-
-def render(report: ProfileReport) -> Group:
-    """The profile, to be printed by a ``rich`` console of 80 columns or more."""
-    conditions = [(key.replace("_", " "), visible(str(value))) for key, value in report.source.conditions.items()]
-    outputs = [
-        (shorten(visible(name), _NAME), decibels(item.sqnr_db)) for name, item in (report.accuracy or {}).items()
-    ]
-    layers = layer_rows(report, _MOST_LAYERS, _NAME, "\n> ")
-    left = left_out(len(report.layers) - len(layers.cells), "layer")
-    return sections(
-        [line(headline(report), "bold")],
-        (
-            ("Time", [pairs(totals(report))]),
-            ("Conditions", [pairs(conditions)] if conditions else []),
-            ("Outputs against FP32", [table(("output", "SQNR"), outputs, right=(1,))] if outputs else []),
-            ("Slowest layers", [layers.table(), *left] if layers.cells else []),
-            ("Findings", _findings(report.findings)),
-            ("Warnings", list_lines(report.warnings, "yellow")),
-        ),
-    )
-
-
-def render_comparison(found: Comparison) -> Group:
-    """The comparison, likewise."""
-    shown = region_rows(found, _MOST_REGIONS, _NAME)
-    left = left_out(len(changed(found.regions)) - len(shown.cells), "region")
-    return sections(
-        [line("Two profiles compared", "bold")],
-        (
-            ("Time", [pairs(compared(found))]),
-            ("What changed, the most time first", [shown.table(), *left] if shown.cells else [line("nothing")]),
-            ("Warnings", list_lines(found.warnings, "yellow")),
-        ),
-    )
-
-
-def _findings(findings: Sequence[Finding]) -> list[RenderableType]:
-    rows = [
-        (
-            f"-{time_text(item.gain_us)}" if item.gain_us > 0 else item.severity,
-            f"{item.rule}: {shorten(visible(item.message), _LONGEST_MESSAGE)}\n> {visible(item.remedy)}",
-        )
-        for item in findings
-    ]
-    if not rows:
-        return []
-    return [pairs(rows), line("times overlap and do not add up; trtopt explain RULE says why and how")]

@@ -1,29 +1,33 @@
-"""A sensitivity report as a terminal shows it. Everything that is cut here is whole in the JSON."""
+"""A sensitivity report, as it is shown. Everything that is cut here is whole in the JSON."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from trtopt.report.schema.sensitivity import OutputError, Sensitivity, noise_shares
-from trtopt.report.text.analysis import model_name
-from trtopt.report.text.format import (
-    count,
-    decibels,
+from trtopt.report.html import sensitivity as plots
+from trtopt.report.schema.sensitivity import OutputError, RegionError, Sensitivity, noise_shares
+from trtopt.report.text.blocks import (
+    Block,
+    Cell,
+    Column,
+    Inline,
+    Name,
+    Note,
+    Plot,
+    Section,
+    Table,
+    View,
     left_out,
     line,
-    list_lines,
-    percent,
-    sections,
-    shorten,
+    numbers,
+    pairs,
+    sum_of,
     table,
-    visible,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
+from trtopt.report.text.format import count, decibels, percent, shorten, visible
+from trtopt.report.text.words import described, model_name
+from trtopt.support.version import VERSION
 
 _MOST_REGIONS = 20
 _MOST_STEPS = 20
@@ -31,17 +35,17 @@ _NAME = 34
 _BAR = 12
 
 
-def render(found: Sensitivity) -> Group:
-    """The report, to be printed by a ``rich`` console of 80 columns or more."""
-    return sections(
-        [line(headline(found), "bold")],
-        (
-            (f"All regions together, on {count(found.together.samples, 'sample')}", [_together(found)]),
-            ("One region alone, the worst first", _regions(found)),
-            ("Along the network, all regions together", _growth(found)),
-            ("Warnings", list_lines(found.warnings, "yellow")),
-        ),
+def view(found: Sensitivity) -> View:
+    """What is lost by all regions together, by each alone, and along the network."""
+    sections = (
+        Section(f"All regions together, on {count(found.together.samples, 'sample')}", (_together(found),)),
+        Section("One region alone, the worst first", _regions(found)),
+        Section("Along the network, all regions together", _growth(found)),
+        Section("Products in no region", _refused(found), "page"),
+        Section("What this rests on", (pairs(_values(found)),), "page"),
     )
+    name = f"{model_name(found)}, {found.precision}: sensitivity"
+    return View(line(headline(found)), (), sections, name=name, warnings=found.warnings)
 
 
 def headline(found: Sensitivity) -> str:
@@ -54,37 +58,58 @@ def headline(found: Sensitivity) -> str:
 
 
 def _together(found: Sensitivity) -> Table:
-    rows = [
-        (shorten(visible(name), _NAME), sqnr_text(item), agreement_text(item))
-        for name, item in found.together.outputs.items()
-    ]
+    rows = [(Name(name), sqnr_text(item), agreement_text(item)) for name, item in found.together.outputs.items()]
     return table(("output", "SQNR", "same class"), rows, right=(1, 2))
 
 
-def _regions(found: Sensitivity) -> list[RenderableType]:
-    shares = noise_shares(found.regions)
-    shown = found.regions[:_MOST_REGIONS]
+def _regions(found: Sensitivity) -> tuple[Block, ...]:
+    note = (
+        "What the outputs lose when one region is in 8 bits and the rest in FP32, in the order of the graph."
+        " Errors of different regions add up in power, so a region's share of the noise is what taking it back wins."
+    )
+    order = {step.region: index for index, step in enumerate(found.growth)}
+    in_order = sorted(found.regions, key=lambda region: order.get(region.region, len(order)))
     several = len(found.together.outputs) > 1
+    columns = (
+        *(Column("first node"), *numbers("SQNR", "same class", "flop", "noise")),
+        *([Column("output")] if several else [Column("")]),
+        *(Column("reads", on="page"), *numbers("nodes", "samples", on="page")),
+    )
+    names = short_names([region.nodes[0] for region in found.regions])
+    shares = noise_shares(found.regions)
     rows = [
-        (
-            name + (f" +{len(region.nodes) - 1}" if len(region.nodes) > 1 else ""),
-            sqnr_text(region.outputs[region.worst]),
-            agreement_text(region.outputs[region.worst]),
-            "" if region.flop_share is None else percent(region.flop_share),
-            percent(share),
-            shorten(visible(region.worst), 16) if several else _bar(share),
-        )
-        for name, region, share in zip(short_names([item.nodes[0] for item in shown]), shown, shares, strict=False)
+        _cells(region, name, share, several) for region, name, share in zip(found.regions, names, shares, strict=True)
     ]
-    headers = ("first node", "SQNR", "same class", "flop", "noise", "output" if several else "")
-    where = f" with {percent(sum(shares[_MOST_REGIONS:]))} of the noise"
-    left = left_out(len(found.regions) - len(shown), "region", where)
-    return [table(headers, rows, right=(1, 2, 3, 4), gap=2), *left]
+    body = Table(
+        *(columns, tuple(rows), _MOST_REGIONS, "region"),
+        rest=lambda left: f" with {percent(sum_of(left, 4))} of the noise",
+        sorted_by=4,
+        style="layers",
+        gap=2,
+    )
+    return Note(note), Plot("regions", lambda: plots.regions(in_order)), body
 
 
-def _growth(found: Sensitivity) -> list[RenderableType]:
+def _cells(region: RegionError, name: str, share: float, several: bool) -> tuple[Inline, ...]:
+    worst = region.outputs[region.worst]
+    more = f" +{len(region.nodes) - 1}" if len(region.nodes) > 1 else ""
+    flop = "" if region.flop_share is None else percent(region.flop_share)
+    return (
+        Name(name, more),
+        Cell(sqnr_text(worst), plots.drawn(worst.sqnr_db)),
+        Cell(agreement_text(worst), 0.0 if worst.disagreement is None else 1 - worst.disagreement),
+        Cell(flop, region.flop_share or 0.0),
+        Cell(percent(share), share),
+        shorten(visible(region.worst), 16) if several else _bar(share),
+        Name(region.region),
+        Cell(str(len(region.nodes)), len(region.nodes)),
+        Cell(str(region.samples), region.samples),
+    )
+
+
+def _growth(found: Sensitivity) -> tuple[Block, ...]:
     if not found.growth:
-        return []
+        return ()
     steps = found.growth
     size = len(steps)
     picked = sorted({slot * (size - 1) // (_MOST_STEPS - 1) for slot in range(_MOST_STEPS)})
@@ -92,23 +117,41 @@ def _growth(found: Sensitivity) -> list[RenderableType]:
     most = max((value for value in noise if value < float("inf")), default=0.0)
     rows = [
         (
-            name,
+            Name(name),
             decibels(steps[index].input_sqnr_db),
             decibels(steps[index].output_sqnr_db),
             _bar(min(noise[index] / most, 1.0) if most else 0.0),
         )
         for name, index in zip(short_names([steps[index].node for index in picked]), picked, strict=True)
     ]
-    left = left_out(size - len(rows), "node", " between them")
-    return [table(("node", "reads", "gives", "noise"), rows, right=(1, 2), gap=2), *left]
+    note = "SQNR against FP32 inside the network with all regions in 8 bits: of what each region reads, and gives."
+    body = table(("node", "reads", "gives", "noise"), rows, right=(1, 2), gap=2)
+    return (
+        Note(note),
+        Plot("growth", lambda: plots.growth(steps)),
+        body,
+        *left_out(size - len(rows), "node", " between them"),
+    )
+
+
+def _refused(found: Sensitivity) -> tuple[Block, ...]:
+    rows = [(Name(item.node), visible(item.reason)) for item in found.refused]
+    return (table(("node", "reason"), rows),) if rows else ()
+
+
+def _values(found: Sensitivity) -> list[tuple[str, str]]:
+    values = {**found.model, "samples": found.samples, "trtopt": VERSION, "schema": found.schema}
+    if found.calibration is not None:
+        values["calibration"] = f"{found.calibration.source}, {found.calibration.samples} samples"
+    return described(values)
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Node names without the path that all of them start with, each within the width of its column."""
+    """Node names without the path that all of them start with."""
     parts = [name.split("/") for name in names]
     steps = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*(path[:-1] for path in parts), strict=False))
     shared = sum(1 for _ in steps) if len(names) > 1 else 0
-    return [shorten(visible("/".join(path[shared:])), _NAME) for path in parts]
+    return ["/".join(path[shared:]) for path in parts]
 
 
 def sqnr_text(item: OutputError) -> str:

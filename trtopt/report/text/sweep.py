@@ -1,25 +1,46 @@
-"""A sweep in words and as a terminal shows it: its jobs, and the answer to "which GPU and precision"."""
+"""A sweep, as it is shown: its jobs, and the answer to "which GPU and precision"."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trtopt.config.budget import AccuracyBudget
+from trtopt.config.budget import DEFAULT_ACCURACY_DROP, AccuracyBudget
+from trtopt.report.html import sweep as plots
 from trtopt.report.schema.sweep import SweepReport, SweepRow
-from trtopt.report.text.format import Rows, bytes_text, count, line, percent, seconds_text, table, time_text, visible
+from trtopt.report.text.blocks import (
+    Block,
+    Cell,
+    Column,
+    Figures,
+    Inline,
+    Note,
+    Plot,
+    Section,
+    Table,
+    View,
+    bullets,
+    line,
+    numbers,
+    pairs,
+    table,
+)
+from trtopt.report.text.format import bytes_text, count, percent, seconds_text, shorten, time_text, visible
+from trtopt.report.text.sweep_rows import axes_of, cost_text, drop_text, latency_text
+from trtopt.report.text.words import described
 from trtopt.support.json_text import plain
+from trtopt.support.version import VERSION
 
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-
-_FIGURES = ("drop", "latency", "size")
 _LARGE_RISE = 0.05
 _MOST_DIGITS = 17
 _MOST_OTHERS = 12
+_MOST_PLOTS = 30
+_LAST = 1e30
+"""What is not known stands at one end of a sorted column."""
 
 
 def headline(report: SweepReport) -> str:
@@ -28,32 +49,6 @@ def headline(report: SweepReport) -> str:
     counts = {word: sum(row.status == status for row in report.rows) for status, word in words.items()}
     parts = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
     return f"{visible(report.name)}: {count(len(report.rows), 'job')}, {parts}, in {seconds_text(report.seconds)}"
-
-
-def axes_of(rows: Sequence[SweepRow]) -> tuple[str, ...]:
-    """What tells the jobs apart: of what the matrix varies, what has more than one value."""
-    axes = tuple(rows[0].varied) if rows else ()
-    return tuple(axis for axis in axes if len({row.varied[axis] for row in rows}) > 1) or axes
-
-
-def has_costs(rows: Sequence[SweepRow]) -> bool:
-    """Whether any of the rows has a cost."""
-    return any(row.cost is not None for row in rows)
-
-
-def drop_text(row: SweepRow) -> str:
-    """To four digits; no drop where accuracy rose."""
-    return "" if row.result is None or row.result.drop is None else f"{max(row.result.drop, 0.0):.4f}"
-
-
-def latency_text(row: SweepRow) -> str:
-    """The time of one run."""
-    return "" if row.result is None or row.result.latency_us is None else time_text(row.result.latency_us)
-
-
-def cost_text(cost: float | None) -> str:
-    """To three digits."""
-    return "" if cost is None else (f"{cost:.2f}" if cost >= 100 else f"{cost:.3g}")
 
 
 def state_text(row: SweepRow) -> str:
@@ -65,19 +60,39 @@ def state_text(row: SweepRow) -> str:
     return "built" if row.status == "done" else "from the store"
 
 
-def sweep_rows(report: SweepReport) -> Rows:
+def _table(report: SweepReport) -> Table:
     """A row for each job; a star marks the Pareto front of its model."""
     axes = axes_of(report.rows)
-    cost = (f"{visible(report.currency)}/million",) if has_costs(report.rows) else ()
-    cells = []
-    for row in report.rows:
-        size = bytes_text(row.result.engine_bytes) if row.engine and row.result is not None else ""
-        figures = (drop_text(row), latency_text(row), size, *((cost_text(row.cost),) if cost else ()))
-        varied = (visible(row.varied[axis]) for axis in axes)
-        state = state_text(row) if row.failure is None else f"failed, exit code {row.failure.exit_code}"
-        cells.append((*varied, *figures, "*" if row.on_front else "", state))
-    head = (*map(visible, axes), *_FIGURES, *cost, "front", "")
-    return Rows(head, tuple(cells), tuple(range(len(axes), len(head) - 2)))
+    priced = any(row.cost is not None for row in report.rows)
+    columns = (
+        *(Column(visible(axis)) for axis in axes),
+        *numbers("drop", "latency", "size"),
+        *numbers("kernels", "batch", on="page"),
+        *(numbers(f"{visible(report.currency)}/million") if priced else []),
+        *(Column("front"), Column("", "text")),
+    )
+    rows = tuple(_cells(row, axes, priced) for row in report.rows)
+    return Table(columns, rows, sorted_by=len(columns), style="jobs")
+
+
+def _cells(row: SweepRow, axes: Sequence[str], priced: bool) -> tuple[Inline, ...]:
+    found = row.result
+    cells: list[Inline] = [visible(row.varied[axis]) for axis in axes]
+    if found is None:
+        cells += [Cell("", _LAST)] * 5
+    else:
+        size = found.engine_bytes if row.engine else None
+        cells += [
+            Cell(drop_text(row), _LAST if found.drop is None else found.drop),
+            Cell(latency_text(row), found.latency_us or _LAST),
+            Cell("" if size is None else bytes_text(size), _LAST if size is None else size),
+            Cell(str(found.kernels), found.kernels),
+            Cell(str(found.batch), found.batch),
+        ]
+    if priced:
+        cells.append(Cell(cost_text(row.cost), _LAST if row.cost is None else row.cost))
+    state = state_text(row) if row.failure is None else f"failed, exit code {row.failure.exit_code}"
+    return (*cells, Cell("*" if row.on_front else "", mark="front" if row.on_front else ""), state)
 
 
 def notes(report: SweepReport) -> list[str]:
@@ -99,7 +114,7 @@ def notes(report: SweepReport) -> list[str]:
         lines.append(f"without a price, compared only with engines of the same GPU: {', '.join(unpriced)}")
     if report.prices:
         lines.append(f"{visible(report.currency)}/million: of a million inferences, one run after the other")
-    return lines + [f"warning: {visible(line)}" for line in report.warnings]
+    return lines
 
 
 def failures(report: SweepReport) -> list[tuple[str, str]]:
@@ -244,48 +259,86 @@ def _apart(value: float, limit: float, digits: int) -> str:
     return _apart(value, limit, digits + 1) if shown == f"{limit:.{digits}f}" and digits < _MOST_DIGITS else shown
 
 
-def render(report: SweepReport) -> Group:
-    """The report: every job, what the figures mean, what failed."""
-    from rich.console import Group
+def view(report: SweepReport, *, drop: float = DEFAULT_ACCURACY_DROP) -> View:
+    """Every job, what the figures mean, what failed; in a page first the engine to take, and a plot for each model.
 
-    rows = sweep_rows(report)
-    parts: list[RenderableType] = [line(headline(report)), line(), rows.table()]
-    parts += [line(), *(line(note) for note in notes(report))]
-    for job, why in failures(report):
-        parts.append(line(f"failed: {job}: {why}"))
-    parts.append(line(f"results: {visible(report.store)}"))
-    return Group(*parts)
+    ``drop`` is the largest drop of accuracy of an engine to take, 0.01 = one point.
+    """
+    failed = failures(report)
+    prices = {f"an hour of {gpu}": f"{price:g} {report.currency}" for gpu, price in report.prices.items()}
+    values = {"store": report.store, "executor": report.executor, **prices, **report.environment}
+    sections = (
+        Section("What to take", _taken(report, drop), "page"),
+        *(Section(*group, "page") for group in _plots(report)),
+        Section("Jobs", (_table(report), *bullets(notes(report)))),
+        Section("Failed", (pairs(failed),) if failed else ()),
+        Section("", (pairs([("results", visible(report.store))]),), "text"),
+        Section(
+            "What this rests on", (pairs(described({**values, "trtopt": VERSION, "schema": report.schema})),), "page"
+        ),
+    )
+    name = f"{visible(report.name)}: sweep"
+    return View(line(headline(report)), (), sections, name=name, warnings=report.warnings)
 
 
-def render_choices(report: SweepReport, choices: Sequence[Choice]) -> Group:
+def _taken(report: SweepReport, drop: float) -> tuple[Block, ...]:
+    choices = choose(report, EngineLimits(drop=drop))
+    return (Figures(tuple(_tile(report, choice, drop) for choice in choices[:_MOST_PLOTS])),) if choices else ()
+
+
+def _tile(report: SweepReport, choice: Choice, drop: float) -> tuple[str, str, str]:
+    """The engine to take where accuracy may drop that far; else the nearest."""
+    best, model = choice.best or choice.nearest, visible(choice.model)
+    if best is None or best.result is None:
+        return model, "no engine", f"none drops by at most {drop:g}, as far as is known"
+    word = "the cheapest" if choice.by == "cost" else "the fastest an inference"
+    word = f"{word} that drops by at most" if choice.best is not None else "none drops by at most"
+    others = (axis for axis in axes_of(report.rows) if axis not in ("model", "gpu", "precision"))
+    varied = "".join(f"{visible(axis)} {shorten(visible(best.varied[axis]), 40)}; " for axis in others)
+    return model, visible(f"{best.gpu} {best.precision}"), f"{varied}{word} {drop:g}: {_figures(report, best)}"
+
+
+def _plots(report: SweepReport) -> list[tuple[str, tuple[Block, ...]]]:
+    """By model, kind of time and measure: a title and its plot."""
+    groups: dict[tuple[str, str, str], list[SweepRow]] = {}
+    for row in report.rows:
+        found = row.result
+        if found is not None and row.engine and found.drop is not None and found.latency_us:
+            groups.setdefault((row.model, found.latency, found.measure), []).append(row)
+    shown = [
+        (
+            f"{visible(model)}, {visible(latency)} times",
+            (Plot(f"front-{index}", functools.partial(plots.front, report, rows, measure)),),
+        )
+        for index, ((model, latency, measure), rows) in enumerate(groups.items())
+    ]
+    left = len(shown) - _MOST_PLOTS
+    more = [("", (Note(f"{count(left, 'more plot')}: the table has them"),))] if left > 0 else []
+    return [*shown[:_MOST_PLOTS], *more]
+
+
+def choices_view(report: SweepReport, choices: Sequence[Choice]) -> View:
     """For each model what to take, and why nothing else."""
-    from rich.console import Group
-
-    parts: list[RenderableType] = []
+    parts = []
     for choice in choices:
-        if parts:
-            parts.append(line())
-        parts.append(line(_answer(report, choice)))
-        shown = choice.others[:_MOST_OTHERS]
-        rows = [(_job(row), why) for row, why in shown]
-        if rows:
-            parts.append(table(("instead of" if choice.best else "not within", ""), rows))
-        if len(choice.others) > len(shown):
-            parts.append(line(f"and {len(choice.others) - len(shown)} more; the JSON has all"))
-    return Group(*parts)
+        rows = [(_job(row), why) for row, why in choice.others]
+        others = table(("instead of" if choice.best else "not within", ""), rows, most=_MOST_OTHERS, noun="job")
+        head, *figures = _answer(report, choice)
+        parts.append(Section(head, (*map(line, figures), *([others] if rows else []))))
+    first, *rest = parts
+    return View(line(first.title), (), (Section("", first.blocks), *rest))
 
 
-def _answer(report: SweepReport, choice: Choice) -> str:
+def _answer(report: SweepReport, choice: Choice) -> list[str]:
     best, name = choice.best, visible(choice.model)
     if best is None:
         none = f"{name}: no engine of the sweep is within the limits"
         near = choice.nearest
-        return none if near is None else f"{none}\n  nearest: {_job(near)}: {_figures(report, near)}"
+        return [none] if near is None else [none, f"nearest: {_job(near)}: {_figures(report, near)}"]
     how = {"cost": "the cheapest", "latency": "the fastest an inference"}[choice.by] + " within the limits"
     if choice.by == "latency" and report.prices:
         how += "; not all of them have a price"
-    lines = f"{name}: {_job(best)} ({how})", _figures(report, best), visible(best.engine)
-    return "\n  ".join(lines)
+    return [f"{name}: {_job(best)} ({how})", _figures(report, best), visible(best.engine)]
 
 
 def _figures(report: SweepReport, row: SweepRow) -> str:

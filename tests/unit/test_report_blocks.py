@@ -1,0 +1,115 @@
+"""Blocks of reports: what a terminal, Markdown and a page make of the same view."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+from analysis_samples import HOSTILE
+from report_samples import full_report
+from rich.console import Console
+from test_check_forms import FOUND, hostile
+
+from trtopt.report.html.page import html_page
+from trtopt.report.schema.analysis import Finding
+from trtopt.report.text import blocks, build, check
+from trtopt.report.text.blocks import Cell, Column, Name, Names, Section, Table, View, line
+from trtopt.report.text.markdown import as_markdown
+
+LONG = "/encoder/layers.11/attention/self/query/MatMul"
+
+
+class _Attributes(HTMLParser):
+    """The names of all attributes in a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names |= {name for name, _ in attrs}
+
+
+def shown(view: View, width: int = 100) -> str:
+    console = Console(width=width, no_color=True, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        console.print(view)
+    return "\n".join(text.rstrip() for text in capture.get().splitlines())
+
+
+def view_of(*items: blocks.Block, **changes: object) -> View:
+    return dataclasses.replace(View(line("head"), (), (Section("part", items),)), **changes)  # type: ignore[arg-type]
+
+
+def body(view: View) -> str:
+    """The page without scripts and styles."""
+    page = html_page(view)
+    return re.sub(r"<(script|style)\b.*?</\1>", "", page[page.index("<main>") :], flags=re.DOTALL)
+
+
+def everything(name: str) -> View:
+    """A text in every place that shows one."""
+    cells = (Cell(name, 1.0, "good"), Cell(name), Name(name, after=name, below=name), Names((name,) * 5), name)
+    columns = tuple(Column(f"{name}{index}") for index in range(len(cells)))
+    return view_of(
+        *(blocks.Line(name, "warn"), blocks.Line(name), blocks.Bullets((name,)), blocks.pairs([(name, Name(name))])),
+        blocks.Figures(((name, name, name),)),
+        Table(columns, (cells, cells), most=1, noun="row", sorted_by=0),
+        blocks.Split((blocks.Part(name, 1.0, name, "0"), blocks.Part("rest", 0.0, "0", "1"))),
+        blocks.Findings((Finding("rule", "warning", (name,), name, name, 1.0),), 2.0, name),
+        blocks.Note(name),
+        warnings=(name,),
+        name=name,
+        kind=name,
+    )
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_text_of_a_file_is_markup_in_any_block(name: str) -> None:
+    view = everything(name)
+    assert "\x1b" not in as_markdown(view) and re.search(r"(?<!\\)[<@]", as_markdown(view)) is None
+    page, plain = html_page(view), html_page(everything("plain"))
+    for mark in ("<script", "<img", "<b>", "</title", "<iframe", "\x1b"):
+        assert page.count(mark) == plain.count(mark), mark
+    seen = _Attributes()
+    seen.feed(body(view))
+    assert seen.names <= {"class", "title", "style", "scope", "type", "aria-sort", "data-value"}
+
+
+def test_the_forms_show_the_same_rows_and_say_how_many_are_left_out() -> None:
+    rows = tuple((f"n{index}", Cell(str(index), index)) for index in range(9))
+    columns = (Column("name"), Column("number", "number"), Column("", "text"), Column("only a page", on="page"))
+    table = Table(columns, tuple((*row, "", "x") for row in rows), 3, "row", sorted_by=1)
+    for text in (shown(view_of(table)), as_markdown(view_of(table))):
+        assert "n2" in text and "n3" not in text and "only a page" not in text
+        assert "and 6 more rows; all of them are in the JSON" in text
+    page = body(view_of(table))
+    assert page.count("<tr>") == 1 + len(rows) and "only a page" in page and 'data-value="8"' in page
+    assert page.count("<th ") == 3, "a column without a heading in which nothing stands"
+
+
+def test_what_only_a_page_can_show_leaves_no_trace_elsewhere() -> None:
+    view = view_of(blocks.Note("how to read it"), blocks.Plot("p", dict))
+    assert shown(view) == "head" and as_markdown(view) == "## head\n"
+
+
+@pytest.mark.parametrize(("width", "name"), [(80, LONG), (40, "/encode...ry/MatMul")])
+def test_a_name_has_the_room_that_the_other_columns_leave(width: int, name: str) -> None:
+    text = shown(view_of(Table((Column("layer"), Column("time")), ((Name(LONG), "12.3 us"),))), width)
+    assert name in text or (len(name) < len(LONG) and "..." in text)
+    assert max(map(len, text.splitlines())) <= width and len(text.splitlines()) == 5
+
+
+def test_times_have_the_real_sign_of_micro_in_a_page() -> None:
+    assert "3.25 µs" in body(view_of(line("3.25 us"))) and "bus" in body(view_of(line("bus")))
+
+
+def test_builds_and_checks_are_pages_and_markdown_too() -> None:
+    page, text = body(build.view(full_report())), as_markdown(build.view(full_report()))
+    for words in ("Precision achieved", "Least accurate tensors", "nothing to do: dead-node"):
+        assert words in page and words in text.replace("\\", "")
+    page = body(check.view(FOUND))
+    assert "2 of 5 gates failed" in page and '<span class="bad">failed</span>' in page
+    assert "<img" not in html_page(check.view(hostile()))

@@ -1,0 +1,67 @@
+"""What reports say of a model, its layers and a device, in a table, beside the pointer, and in a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from trtopt.report.schema.analysis import Analysis, LayerRow
+from trtopt.report.schema.sensitivity import Sensitivity
+from trtopt.report.text.format import shorten, visible
+from trtopt.support.precision import Precision
+
+if TYPE_CHECKING:
+    from trtopt.hardware.spec import GpuSpec
+
+LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
+FLOP_NOTE = (
+    "One multiply-add is 2 FLOP; the bytes of a layer are each input, constant and output once; 1 GB is 10⁹ bytes."
+)
+_LONGEST_VALUE = 400
+"""Characters of one value of the model's description."""
+
+
+def model_name(report: Analysis | Sensitivity) -> str:
+    """The model's file name."""
+    path = report.model.get("path")
+    return visible(PurePath(str(path)).name) if path else "model in memory"
+
+
+def described(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values, lists and tables as JSON."""
+    words = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in values.items()
+    }
+    return [(visible(key), shorten(visible(value), _LONGEST_VALUE, mark=" … ")) for key, value in words.items()]
+
+
+def rate_of(dtype: str) -> str:
+    """The key of ``GpuSpec.tflops`` for a type: BF16 runs at the rate of FP16."""
+    return Precision.FP16 if dtype == Precision.BF16 else dtype
+
+
+def peak_of(gpu: GpuSpec, dtype: str) -> float | None:
+    """The GPU's 1e12 operations per second in a type; None when it is not known."""
+    return gpu.tflops.get(rate_of(dtype))
+
+
+def product_text(layer: LayerRow) -> str:
+    """m, n and k of a layer's matrix product, and how many there are: ``784x512x128``, ``12 * 197x197x64``."""
+    if layer.gemm is None:
+        return ""
+    sizes = "x".join(str(layer.gemm[axis]) for axis in ("m", "n", "k"))
+    batch = layer.gemm.get("batch", 1)
+    return sizes if batch == 1 else f"{batch} * {sizes}"
+
+
+def tile_text(layer: LayerRow) -> str:
+    """The output tile of a thread block: ``128x64``."""
+    return f"{layer.tile['m']}x{layer.tile['n']}" if layer.tile else ""
+
+
+def slowest(layers: Sequence[LayerRow]) -> list[LayerRow]:
+    """The layers by time, the slowest first."""
+    return sorted(layers, key=lambda layer: -layer.predicted_us)
