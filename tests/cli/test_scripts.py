@@ -64,11 +64,11 @@ def _installed(checkout: Path, script: str) -> tuple[str, str]:
 def test_the_quickstart_installs_what_it_needs_and_the_tests_the_rest(checkout: Path) -> None:
     asked, said = _installed(checkout, "quickstart")
     assert ".[rtx,cpu,torch] scikit-learn" in asked and "+cpu" in asked
-    assert not any(name in asked for name in ("dev", "ray", "report", "sign", "sweep"))
+    assert not any(name in asked for name in ("dev", "polygraphy", "ray", "report", "sign", "sweep"))
     assert re.search(r"about \d+ MB .*about \d+ min", said)
     assert _installed(checkout, "quickstart") == ("", "")
     asked, said = _installed(checkout, "test")
-    assert ".[rtx,cpu,torch,report,sign,ray,sweep,dev]" in asked
+    assert ".[rtx,cpu,torch,report,sign,ray,sweep,polygraphy,dev]" in asked
     assert re.search(r"about \d+ MB .*about \d+ min", said)
     for script in ("test", "check", "quickstart"):
         assert _installed(checkout, script) == ("", "")

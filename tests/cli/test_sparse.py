@@ -100,7 +100,7 @@ def test_only_layers_that_gain_are_pruned_and_the_others_say_why_they_are_not(
     assert "256 channels" in layers["thin"]["reason"] and layers["head"]["reason"]
     gain = sum(layer["dense_us"] - layer["sparse_us"] for layer in layers.values())
     assert 0 < gain == pytest.approx(found["dense_us"] - found["sparse_us"], rel=1e-9)
-    assert found["curve"][0] == {**found["curve"][0], "layers": 0, "predicted_us": found["dense_us"]}
+    assert found["curve"][0]["layers"] == 0 and found["curve"][0]["predicted_us"] == pytest.approx(found["dense_us"])
     assert found["curve"][-1]["layers"] == 2 and found["curve"][-1]["predicted_us"] == pytest.approx(found["sparse_us"])
     assert "1.3 times" in " ".join(done.stdout.split())
 
