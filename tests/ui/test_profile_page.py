@@ -245,7 +245,9 @@ def test_a_layer_of_a_plot_is_shown_in_the_graph(page: Page, tmp_path: Path, plo
         for layer in slowest(report.layers)
         if layer.predicted and layer.predicted.limiter == limiter
     )
-    assert name == first.name
+    clicked = next(layer for layer in report.layers if layer.name == name)
+    assert clicked.predicted is not None and first.predicted is not None
+    assert clicked.predicted.predicted_us == first.predicted.predicted_us, "of layers in one place, the last is on top"
     assert page.run("document.activeElement.id") == "details"
 
 
