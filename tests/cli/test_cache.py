@@ -83,9 +83,10 @@ def test_no_cache_keeps_no_engine(trtopt: Run, tmp_path: Path) -> None:
 
 
 def test_the_files_are_listed_with_kind_size_and_age(trtopt: Run, built: Path) -> None:
-    long_ago = time.time() - 3 * DAY
-    for path in (built / "calibration").iterdir():
-        os.utime(path, (long_ago, long_ago))
+    for kind, days in (("calibration", 3), ("prices", 1)):
+        long_ago = time.time() - days * DAY
+        for path in (built / kind).iterdir():
+            os.utime(path, (long_ago, long_ago))
     text = trtopt("cache", "list", "--cache-dir", "cache").stdout
     rows = [line.split() for line in text.splitlines()[1:-1]]
     assert [row[0] for row in rows] == ["engines", "prices", "calibration"] and rows[2][-3:] == ["3", "d", "ago"]
