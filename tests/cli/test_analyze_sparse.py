@@ -67,7 +67,8 @@ def test_each_layer_has_a_verdict_its_times_and_a_reason(trtopt: Run, tmp_path: 
     assert {name for name, row in rows.items() if row["is_sparse"]} == {"pruned"}
     assert rows["large"]["sparse_us"] < rows["large"]["dense_us"]
     assert (rows["large"]["dense_us"], rows["large"]["sparse_us"]) == pytest.approx(
-        (rows["pruned"]["dense_us"], rows["pruned"]["sparse_us"]), rel=0.01  # the others lie elsewhere in the network
+        (rows["pruned"]["dense_us"], rows["pruned"]["sparse_us"]),
+        rel=0.01,  # the others lie elsewhere in the network
     )
     for name, reason in {
         "small": "below 256 channels",

@@ -81,10 +81,17 @@ def test_the_rows_of_three_products_in_one_are_those_of_their_operand() -> None:
     """The heads of one of them, read from the same buffer, do not tell them."""
     found = sizes(
         layer(("h",), [half("x", -1, -1, 64)], [half("__mye1_myl0", -1, 64)]),
-        layer((), [half("__mye1_myl0", -1, 64)], [half("__mye2_myl0", 3, -1, 64)]),
+        layer(("m", "m", "m"), [half("__mye1_myl0", -1, 64)], [half("__mye2_myl0", 3, -1, 64)]),
         layer((), [half("__mye2_myl0", -1, 16, 16)], [half("__mye3_myl0", -1, 16, 16)]),
     )
     assert found is not None and found[1:] == [[(128, 64), (3, 128, 64)], [(96, 16, 16)] * 2]
+
+
+def test_tokens_before_the_batch_are_not_several_products() -> None:
+    found = sizes(
+        layer((), [half("x", -1, 64)], [half("__mye1_myl0", 16, -1, 64)]), layer(("h",), [], [half("x", -1, 64)])
+    )
+    assert found is not None and found[0] == [(128, 64), (16, 8, 64)]
 
 
 def test_a_table_of_positions_is_not_the_rows_of_a_batch() -> None:

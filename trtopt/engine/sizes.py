@@ -157,12 +157,14 @@ class _Sizes:
     def _beside(self, layer: LayerInfo, item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
         """What the layer reads or writes beside it: the rows of a product, or of several in one, are those of its
         operand."""
+        products = sum(node.op_type in ("MatMul", "Gemm") for node in self._of(layer))
         for other in (*layer.inputs, *layer.outputs):
             dims = self._known.get((other.name, other.shape))
             if dims is not None:
                 yield dims
                 yield from _slice(item.shape, other.shape, dims)
-                yield from ((item.shape[0], *rows) for rows in _slice(item.shape[1:], other.shape, dims))
+                if products > 1 and item.shape[0] == products:
+                    yield from ((products, *rows) for rows in _slice(item.shape[1:], other.shape, dims))
 
     def _near(self, layer: LayerInfo, _item: TensorInfo, _is_output: bool) -> Iterator[_Shape]:
         """What the nodes before and behind the layer's compute."""
