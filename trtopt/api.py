@@ -104,9 +104,9 @@ def _run(
     example_inputs = options.pop("example_inputs", None)
     config = BuildConfig.given(config, options, "build(m, precision=...)")
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = as_file(model, Path(folder), example_inputs)
-        if path.parent == Path(folder) and config.output is None:
+        if not isinstance(model, (str, Path)) and config.output is None:
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
+        path = as_file(model, Path(folder), config, example_inputs, on_event)
         sources = DataSources(
             config.calib if calib is None else calib,
             config.eval if check is None else check,

@@ -102,10 +102,8 @@ def analyze(
 
         check_html()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = as_file(model, Path(folder), example_inputs)
+        path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event)).run(path)
-        if path.parent == Path(folder):
-            analysis = dataclasses.replace(analysis, model={**analysis.model, "path": None})
     if config.html is not None:
         write_view(view_of(analysis), html=config.html)
     if config.report is not None:

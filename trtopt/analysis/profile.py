@@ -92,7 +92,7 @@ def profile(
         check_html()
     clock = Clock(on_event)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = None if target is None else as_file(target, Path(folder), example_inputs)
+        path = None if target is None else as_file(target, Path(folder), config, example_inputs, on_event)
         found = _Run(config, clock).run(path)
     found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
     write_profile(found, html=config.html, markdown=config.markdown, trace=config.trace)

@@ -193,10 +193,8 @@ def sensitivity(
 
         check_html()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = as_file(model, Path(folder), example_inputs)
+        path = as_file(model, Path(folder), config, example_inputs, on_event)
         found = _run(path, config, calib, eval, Clock(on_event))
-        if path.parent == Path(folder):
-            found = dataclasses.replace(found, model={**found.model, "path": None})
     if config.html is not None:
         write_view(view(found), html=config.html)
     if config.report is not None:

@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="trtopt analyze", usage="trtopt analyze MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
-    parser.add_argument("model", metavar="MODEL", help="the ONNX file")
+    parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, AnalyzeConfig)
     args = parser.parse(argv)
     for note in args.notes:

@@ -15,7 +15,7 @@ from trtopt.cli.options import Parser, add_config_options, config_from
 from trtopt.cli.streams import Listener, gate, own_stdout, print_error, print_json, print_renderable, say, show
 from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import BuildConfig, flag, options
-from trtopt.config.paths import check_files
+from trtopt.config.paths import check_files, product_path
 from trtopt.config.toml_file import MATRIX, MODEL, load_matrix, matrix_word
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.support.words import did_you_mean
@@ -23,10 +23,14 @@ from trtopt.support.words import did_you_mean
 if TYPE_CHECKING:
     from trtopt.report.schema.build import BuildReport, MatrixBuild
 
-_DESCRIPTION = "Make a TensorRT engine from an ONNX model: rewrite, calibrate, verify, compile, and say what was done."
+_DESCRIPTION = (
+    "Make a TensorRT engine from an ONNX model or a PyTorch module: rewrite, calibrate, verify, compile, and say what "
+    "was done."
+)
 _EPILOG = """\
 examples:
   trtopt build model.onnx --int8 --calib samples.npz --eval labelled.npz --metric top1 --max-accuracy-drop 0.01
+  trtopt build nets.py:resnet --input image:float32:1x3x224x224 --dynamic image:0=batch:1..16 --int8
   trtopt build model.onnx --fp16 --gpu "RTX 4090" --opt-shapes input:8x3x224x224 --report model.json
 
 Options of trtexec such as --onnx, --saveEngine, --minShapes and --timingCacheFile work too: see
@@ -72,7 +76,10 @@ def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[
         hints=FLAGS,
     )
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="the ONNX file; may stand in [matrix] of --config instead"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="the ONNX file, or a PyTorch module, nets.py:resnet; may stand in [matrix] of --config instead",
     )
     add_config_options(parser, BuildConfig)
     trtexec.add_aliases(parser)
@@ -150,14 +157,18 @@ def _build(command: str, args: argparse.Namespace, combination: Mapping[str, Any
     config = config_from(
         args, BuildConfig, command, {name: item for name, item in combination.items() if name != MODEL}
     )
-    varied = {axis: matrix_word(Path(item).stem if axis == MODEL else item) for axis, item in combination.items()}
-    names = {"model": matrix_word(Path(model).stem), **varied}
+    varied = {axis: matrix_word(_stem(item) if axis == MODEL else item) for axis, item in combination.items()}
+    names = {"model": matrix_word(_stem(model)), **varied}
     outputs = {
         name: _filled(value, names, name)
         for name, option in options(BuildConfig).items()
         if option.path == "output" and (value := getattr(config, name)) is not None
     }
     return _Build(varied, model, config.with_options(outputs))
+
+
+def _stem(model: str) -> str:
+    return product_path(model).stem
 
 
 def _filled(template: str, names: Mapping[str, str], option: str) -> str:
@@ -180,7 +191,7 @@ def _check_names(builds: Sequence[_Build]) -> None:
             for name, option in options(BuildConfig).items()
             if option.path == "output" and name not in _SHARED and (value := getattr(build.config, name)) is not None
         }
-        files.setdefault("output", Path(build.model).with_suffix(".engine"))
+        files.setdefault("output", product_path(build.model).with_suffix(".engine"))
         for name, path in files.items():
             if path.absolute() in taken:
                 raise UsageError(

@@ -22,7 +22,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="trtopt sensitivity", usage="trtopt sensitivity MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
-    parser.add_argument("model", metavar="MODEL", help="the ONNX file")
+    parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, SensitivityConfig)
     args = parser.parse(argv)
     config = config_from(args, SensitivityConfig, "sensitivity")

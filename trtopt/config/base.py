@@ -111,6 +111,7 @@ class Option:
     words: tuple[str, ...] = ()
 
 
+MODULE = "a PyTorch module as MODEL, nets.py:resnet"
 PRECISION = "precision"
 SAMPLES = "calibration and accuracy"
 TARGET = "target and shapes"
@@ -118,9 +119,13 @@ REWRITES = "graph rewrites"
 BUILDER = "builder"
 TIMING = "timing an engine"
 FILES = "files"
-GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
+GROUPS = (MODULE, PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
 CALIB_HELP = "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py[:function], 'synthetic'"
+INPUT_HELP = "an example input, such as image:float32:1x3x224x224; repeat for each"
+INPUT_METAVAR = "NAME:DTYPE:SHAPE"
+DYNAMIC_HELP = "an axis of any size, such as image:0=batch:1..16; repeat for several"
+DYNAMIC_METAVAR = "NAME:AXIS=SYMBOL[:MIN..MAX]"
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
 
@@ -150,6 +155,8 @@ class Config:
     """What the commands that take a model share.
 
     Attributes:
+        inputs: What a PyTorch module is exported with: ``NAME:DTYPE:SHAPE`` each.
+        dynamic: Its axes of any size: ``NAME:AXIS=SYMBOL[:MIN..MAX]`` each.
         gpus: GPUs of the user's own and other figures for known ones, by name: the tables ``[gpu.NAME]`` of the
             configuration file (:func:`trtopt.hardware.user.gpu_table`).
     """
@@ -160,6 +167,8 @@ class Config:
         TARGET,
         metavar="NAME",
     )
+    inputs: tuple[str, ...] = option_field((), INPUT_HELP, MODULE, metavar=INPUT_METAVAR, repeatable=True)
+    dynamic: tuple[str, ...] = option_field((), DYNAMIC_HELP, MODULE, metavar=DYNAMIC_METAVAR, repeatable=True)
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -232,8 +241,8 @@ def field_kinds(config: type) -> dict[str, FieldKind]:
 
 
 def flag(name: str) -> str:
-    """The option's spelling on the command line: ``calib_method`` is ``--calib-method``."""
-    return "--" + name.replace("_", "-")
+    """The option's spelling on the command line: ``calib_method`` is ``--calib-method``, ``inputs`` one ``--input``."""
+    return "--input" if name == "inputs" else "--" + name.replace("_", "-")
 
 
 def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:

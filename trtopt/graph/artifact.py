@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.report.schema.steps import StepRecord
+from trtopt.support.files import TEMPORARY
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class ModelArtifact:
         return tuple(input_spec(value) for value in self.model.graph.inputs)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """The ``model`` of a report."""
+        """The ``model`` of a report; what was written to a temporary folder for this run has no path."""
         return {
-            "path": str(self.path) if self.path else None,
+            "path": None if self.path is None or self.path.parent.name.startswith(TEMPORARY) else str(self.path),
             "sha256": self.sha256,
             "opset": self.model.opset_imports.get(""),
             "inputs": [

@@ -22,6 +22,7 @@ from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
+from trtopt.source.torch_target import check_no_pytorch
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
@@ -83,6 +84,7 @@ def _parse(file: Path) -> onnx.ModelProto:
         raise UsageError("The model file does not exist", where=str(file), remedy=remedy)
     if not file.is_file():
         raise UsageError("The model path is not a file", where=str(file), remedy="name the .onnx file")
+    check_no_pytorch(file)
     size = file.stat().st_size
     if size == 0:
         raise InvalidModelError("The model file is empty", where=str(file), remedy=_DOWNLOAD_AGAIN)
