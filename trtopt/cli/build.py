@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli import trtexec
 from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, gate, own_stdout, print_error, print_json, print_renderable, say, show
+from trtopt.cli.streams import (
+    Listener,
+    gate,
+    own_stdout,
+    print_error,
+    print_json,
+    print_notes,
+    print_renderable,
+    say,
+    show,
+)
 from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import BuildConfig, flag, options
 from trtopt.config.paths import check_files, product_path
@@ -38,11 +48,10 @@ docs/migrating-from-tensorrt-10.md.
 """
 
 
-def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str]) -> int:
+def run_pipeline(command: str, parser: Parser, argv: Sequence[str]) -> int:
     """Run ``build`` or ``optimize`` and print its report; returns 0, or 7 when a gate failed."""
-    args = parse_arguments(command, description, epilog, argv)
-    for note in args.notes:
-        say(f"note: {note}", sys.stderr)
+    args = parse_arguments(parser, argv)
+    print_notes(args)
     builds = load_matrix(Path(args.config), command) if args.config is not None else []
     if builds:
         from trtopt import api
@@ -61,13 +70,14 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     from trtopt import api
     from trtopt.report.text.build import view
 
-    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+    with Listener.of(args) as listener, own_stdout(quiet=args.json):
         report = getattr(api, command)(args.model, config, on_event=listener)
-    show(report, view, as_json=args.json)
+    show(report, view, as_json=args.json, quiet=args.quiet)
     return gate(report, config)
 
 
-def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[str]) -> argparse.Namespace:
+def pipeline_parser(command: str, description: str, epilog: str) -> Parser:
+    """The options of ``build`` or ``optimize``."""
     parser = Parser(
         prog=f"trtopt {command}",
         usage=f"trtopt {command} MODEL [options]",
@@ -83,6 +93,11 @@ def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[
     )
     add_config_options(parser, BuildConfig)
     trtexec.add_aliases(parser)
+    return parser
+
+
+def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """What ``build`` or ``optimize`` is given, in trtexec's spellings too."""
     arguments, notes = trtexec.translated(argv, "build", parser.option_names())
     args = parser.parse(arguments)
     args.notes = [*notes, *args.notes]
@@ -90,9 +105,14 @@ def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[
     return args
 
 
+def make_parser() -> Parser:
+    """The options of the command."""
+    return pipeline_parser("build", _DESCRIPTION, _EPILOG)
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    return run_pipeline("build", _DESCRIPTION, _EPILOG, argv)
+    return run_pipeline("build", make_parser(), argv)
 
 
 _SHARED = ("calib_cache", "timing_cache")
@@ -124,13 +144,14 @@ def run_matrix(
     done = []
     for number, build in enumerate(builds, 1):
         words = ", ".join(f"{axis} {value}" for axis, value in build.varied.items())
-        say(f"build {number} of {len(builds)}: {words}", sys.stderr)
+        if not args.quiet:
+            say(f"build {number} of {len(builds)}: {words}", sys.stderr)
         done.append(_run(make, build, args))
     if args.json:
         from trtopt.report.schema.build import matrix_json
 
         print_json(matrix_json(done))
-    else:
+    elif not args.quiet:
         from trtopt.report.text.build import matrix_table
 
         print_renderable(matrix_table(done))
@@ -206,7 +227,7 @@ def _run(make: Callable[..., BuildReport], build: _Build, args: argparse.Namespa
     from trtopt.report.schema.build import MatrixBuild
 
     try:
-        with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+        with Listener.of(args) as listener, own_stdout(quiet=args.json):
             report = make(build.model, build.config, on_event=listener)
     except TrtoptError as error:
         print_error(error)

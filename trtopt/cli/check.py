@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import show
+from trtopt.config.base import share
 from trtopt.errors import GateError, UsageError
 
 _DESCRIPTION = (
@@ -34,7 +35,7 @@ _OF_REPORTS = (
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns 0, or 7 when a gate failed."""
-    args = _parser().parse(argv)
+    args = make_parser().parse(argv)
 
     from trtopt.engine.backend import is_engine
     from trtopt.engine.manifest import manifest_path
@@ -76,7 +77,8 @@ def _verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt check",
         usage="trtopt check REPORT [options]\n       trtopt check ENGINE [--key FILE] [--json]",
@@ -90,14 +92,14 @@ def _parser() -> Parser:
     gates.add_argument(
         "--max-accuracy-drop",
         metavar="X",
-        type=float,
-        help="largest drop of the metric (else of agreement or cosine), against FP32 and the baseline",
+        type=share,
+        help="largest drop of the metric (else of agreement or cosine), against FP32 and the baseline; 0.01 or 1%%",
     )
     gates.add_argument(
         "--max-latency-regress",
         metavar="R",
-        type=float,
-        help="largest growth of predicted or measured time against the baseline; 0.05 is 5 %%",
+        type=share,
+        help="largest growth of predicted or measured time against the baseline; 0.05 or 5%%",
     )
     gates.add_argument(
         "--min-share",
@@ -105,7 +107,7 @@ def _parser() -> Parser:
         type=_share,
         action="append",
         default=[],
-        help="smallest share of a type in what the engine runs, int8=0.5; repeat for several types",
+        help="smallest share of a type in what the engine runs, int8=0.5 or int8=50%%; repeat for several types",
     )
     gates.add_argument("--max-bytes", metavar="N", type=int, help="largest engine, in bytes")
     gates.add_argument("--max-kernels", metavar="N", type=int, help="most kernels")
@@ -119,8 +121,8 @@ def _parser() -> Parser:
 
 def _share(text: str) -> tuple[str, float]:
     """``int8=0.5``."""
-    dtype, _, share = text.partition("=")
+    dtype, _, least = text.partition("=")
     try:
-        return dtype, float(share)
+        return dtype, share(least)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=SHARE, such as int8=0.5") from error

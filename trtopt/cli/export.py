@@ -24,8 +24,8 @@ example:
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt export",
         usage="trtopt export TARGET -o MODEL [options]",
@@ -43,7 +43,12 @@ def run(argv: Sequence[str]) -> int:
         help="names of all outputs, in their order; without, the fields of what the module gives",
     )
     parser.add_argument("--opset", metavar="N", type=int, help="the opset of the ONNX model")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
 
     from trtopt import api
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import print_json, print_renderable, show
+from trtopt.config.base import share
 from trtopt.errors import UsageError
 from trtopt.support.files import check_outputs
 from trtopt.support.words import did_you_mean
@@ -25,8 +26,8 @@ examples:
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt report", usage="trtopt report REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
@@ -41,12 +42,15 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--max-latency-ms", type=_number, metavar="MS", help="of a sweep: what to take within this time"
     )
-    parser.add_argument(
-        "--max-drop", type=_number, metavar="X", help="and within this drop of accuracy, 0.01 = 1 point"
-    )
+    parser.add_argument("--max-drop", type=_number, metavar="X", help="and within this drop of accuracy, 0.01 or 1%%")
     parser.add_argument("--model", metavar="NAME", help="only for this model of the sweep")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, and nothing else")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
     for name in ("html", "trace", "csv"):
         if args.against is not None and getattr(args, name) is not None:
             raise UsageError("A comparison has no such form", where=f"--{name}", remedy="leave it or --against out")
@@ -67,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    value = share(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError("give a number from 0 on")
     return value

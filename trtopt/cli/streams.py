@@ -21,6 +21,8 @@ from trtopt.events import Event
 from trtopt.report.text.format import shorten, visible
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress, TaskID
     from rich.segment import Segment
@@ -71,17 +73,22 @@ def say(text: str, file: TextIO | None = None) -> None:
 class Listener:
     """Prints warnings on stderr as they happen and, when stderr is a terminal, progress bars.
 
-    With ``verbose`` it prints a line when a task starts and when it ends, terminal or not.
+    With ``verbose`` it prints a line when a task starts and when it ends, terminal or not; with ``quiet`` nothing.
     """
 
-    def __init__(self, *, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self, *, verbose: bool = False, quiet: bool = False) -> None:
+        self._verbose, self._quiet = verbose, quiet
         self._start = time.monotonic()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Listener:
+        """As ``--verbose`` and ``--quiet`` ask for."""
+        return cls(verbose=args.verbose, quiet=args.quiet)
+
     def __enter__(self) -> Listener:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._quiet:
             from rich.console import Console
             from rich.progress import Progress
 
@@ -97,6 +104,8 @@ class Listener:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
+        if self._quiet:
+            return
         if event.kind == "warning":
             self._print(f"warning: {event.text}", "yellow")
             return
@@ -157,11 +166,17 @@ def print_json(value: dict[str, Any]) -> None:
     _print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def show(report: _T, render: Callable[[_T], RenderableType], *, as_json: bool) -> None:
-    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it."""
+def print_notes(args: argparse.Namespace) -> None:
+    """Print what there is to say of the options, on stderr."""
+    for note in () if args.quiet else args.notes:
+        say(f"note: {note}", sys.stderr)
+
+
+def show(report: _T, render: Callable[[_T], RenderableType], *, as_json: bool, quiet: bool = False) -> None:
+    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it; with ``quiet`` as JSON only."""
     if as_json:
         print_json(report.to_json_dict())
-    else:
+    elif not quiet:
         print_renderable(render(report))
 
 

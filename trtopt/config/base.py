@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -99,6 +100,7 @@ class Option:
         path: What the value is as a path: a file that is written (``output``), a file or folder that is read or kept,
             a ``source`` (a path, or ``file.py:function``), or empty when it is no path.
         words: The values of a path option that are words, not paths.
+        share: The number is a share: ``1%`` is 0.01.
     """
 
     help: str
@@ -109,6 +111,7 @@ class Option:
     repeatable: bool = False
     path: PathKind = ""
     words: tuple[str, ...] = ()
+    share: bool = False
 
 
 MODULE = "a PyTorch module as MODEL, nets.py:resnet"
@@ -128,6 +131,11 @@ DYNAMIC_HELP = "an axis of any size, such as image:0=batch:1..16; repeat for sev
 DYNAMIC_METAVAR = "NAME:AXIS=SYMBOL[:MIN..MAX]"
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
+
+
+def share(text: str) -> float:
+    """The number that ``0.01`` or ``1%`` stands for. Raises ValueError: it is none."""
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 
 def option_field(default: Any, help: str, group: str, **kwargs: Any) -> Any:
@@ -253,6 +261,9 @@ def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:
     """
     if kind == "flag":
         return _expect(name, value, "true or false", isinstance(value, bool))
+    if kind == "number" and option.share and isinstance(value, str) and value.endswith("%"):
+        with contextlib.suppress(ValueError):
+            value = share(value)
     if kind == "number":
         _expect(name, value, "a number", isinstance(value, (int, float)) and not isinstance(value, bool))
         return float(_expect(name, value, "a finite number", math.isfinite(value)))

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.report.schema.steps import StepRecord
-from trtopt.support.files import TEMPORARY
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class ModelArtifact:
         return tuple(input_spec(value) for value in self.model.graph.inputs)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """The ``model`` of a report; what was written to a temporary folder for this run has no path."""
+        """The ``model`` of a report."""
         return {
-            "path": None if self.path is None or self.path.parent.name.startswith(TEMPORARY) else str(self.path),
+            "path": str(self.path) if self.path else None,
             "sha256": self.sha256,
             "opset": self.model.opset_imports.get(""),
             "inputs": [

@@ -23,6 +23,7 @@ from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
 from trtopt.source.torch_target import check_no_pytorch
+from trtopt.support.files import TEMPORARY
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
@@ -74,7 +75,8 @@ def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArt
         ) from error
     sha256 = sha256_of([file, *external] if hash_weights else [file])
     step = StepRecord("load", "LOAD", len(details), time.perf_counter() - began, details=tuple(details))
-    return ModelArtifact(model=model, path=file, sha256=sha256, steps=(step,))
+    place = None if file.parent.name.startswith(TEMPORARY) else file  # it was written for this run, of one in memory
+    return ModelArtifact(model=model, path=place, sha256=sha256, steps=(step,))
 
 
 def _parse(file: Path) -> onnx.ModelProto:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_NEAR = 0.72
-"""Share of letters that agree, from which on a suggestion helps: `shwo` is `show` (0.75), `serve` is no `sweep` (0.6)."""
+_NEAR = 0.65
+"""Share of letters that agree from which on a suggestion helps: ``shwo`` is ``show`` (0.75), ``serve`` no ``sweep``."""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
