@@ -40,7 +40,8 @@ def build(
         config: The options; ``options`` override its fields by name.
         on_event: Called with progress and warnings.
         calib: Calibration samples: what ``--calib`` takes, or a dict of arrays by input name (first axis = samples;
-            an array alone for a model with one input), an iterable of feed dicts or a function returning one.
+            an array alone for a model with one input), a loader or another iterable of feeds, pairs with labels or
+            arrays (:func:`trtopt.precision.observe.loaders.take`), or a function returning one.
         eval: Samples to verify on, likewise; default: the calibration samples.
         metric: What ``--metric`` takes, or a function called as ``f(run)``; ``run(feeds)`` takes arrays by input name
             and returns the outputs in graph order; higher is better. A search by a function is not resumed.

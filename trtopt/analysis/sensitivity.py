@@ -216,6 +216,8 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     samples = open_samples(SYNTHETIC if given is None else given, loaded.inputs, values=input_values(loaded.model))
     given = config.eval if eval_samples is None else eval_samples
     check = samples if given is None else open_samples(given, loaded.inputs)
+    for each in dict.fromkeys((samples, check)):
+        clock.say_taken(each.taken)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)
     seconds = {name: round(value, 4) for name, value in clock.seconds.items()}
     return dataclasses.replace(found, seconds=seconds, warnings=tuple(clock.warnings))

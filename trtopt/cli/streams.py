@@ -106,8 +106,8 @@ class Listener:
         """Show one event."""
         if self._quiet:
             return
-        if event.kind == "warning":
-            self._print(f"warning: {event.text}", "yellow")
+        if event.kind in ("warning", "note"):
+            self._print(f"{event.kind}: {event.text}", "yellow" if event.kind == "warning" else "dim")
             return
         if self._verbose and event.kind != "advance":
             work = f" ({event.total})" if event.total is not None else ""

@@ -124,7 +124,9 @@ TIMING = "timing an engine"
 FILES = "files"
 GROUPS = (MODULE, PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
-CALIB_HELP = "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py[:function], 'synthetic'"
+CALIB_HELP = (
+    "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py:name of a loader, 'synthetic'"
+)
 INPUT_HELP = "an example input, such as image:float32:1x3x224x224; repeat for each"
 INPUT_METAVAR = "NAME:DTYPE:SHAPE"
 DYNAMIC_HELP = "an axis of any size, such as image:0=batch:1..16; repeat for several"

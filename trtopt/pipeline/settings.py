@@ -322,6 +322,8 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
     calibration, check, source = _samples(settings, sources, loaded)
+    for samples in dict.fromkeys((calibration, check)):
+        clock.say_taken(samples.taken)
     outputs = [str(value.name) for value in loaded.model.graph.outputs]
     if config.tolerances is not None:
         config.tolerances.check(outputs)

@@ -60,7 +60,11 @@ def load_object(text: str, option: str, kind: str) -> Any:
     finally:
         sys.path.remove(str(path.resolve().parent))
     if not hasattr(module, name):
-        public = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+        public = ", ".join(
+            key
+            for key, value in vars(module).items()
+            if (callable(value) or hasattr(value, "__iter__")) and key[0] != "_"
+        )
         raise UsageError(f"{option}: the file has no {kind} {name!r}", where=file, remedy=f"it has: {public or 'none'}")
     return getattr(module, name)
 
