@@ -46,10 +46,10 @@ def run(argv: Sequence[str]) -> int:
     if args.key is not None:
         raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
 
-    from trtopt.gates.check import Thresholds, check
+    from trtopt.gates.check import Limits, check
     from trtopt.report.text.check import view
 
-    limits = Thresholds(
+    limits = Limits(
         max_accuracy_drop=args.max_accuracy_drop,
         max_latency_regress=args.max_latency_regress,
         min_share=dict(args.min_share),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.analysis/1"
@@ -384,10 +385,13 @@ class EngineAnalysis:
     limit: Limit | None = None
 
 
-@dataclass(frozen=True)
-class Analysis:
+@dataclass(frozen=True, repr=False)
+class Analysis(Shown):
     """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
     of the ONNX graph; ``limit`` is that of the engine, None where none was compiled."""
+
+    VIEW = "trtopt.analysis.analyze:view_of"
+    ROWS = "layers"
 
     model: dict[str, Any]
     gpu: dict[str, Any]

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtopt.errors import GateError
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.check/1"
@@ -87,8 +89,8 @@ class Checked:
     precision: str
 
 
-@dataclass(frozen=True)
-class CheckReport:
+@dataclass(frozen=True, repr=False)
+class CheckReport(Shown):
     """A report against its thresholds.
 
     Attributes:
@@ -97,6 +99,9 @@ class CheckReport:
         gates: All gates, in a fixed order.
         notes: What differs from the baseline and may explain a difference, and what else the reader should know.
     """
+
+    VIEW = "trtopt.report.text.check:view"
+    ROWS = "gates"
 
     subject: Checked
     baseline: Checked | None
@@ -108,6 +113,15 @@ class CheckReport:
     def failed(self) -> tuple[Gate, ...]:
         """The gates that failed."""
         return tuple(gate for gate in self.gates if gate.verdict == "failed")
+
+    def raise_for_gate(self) -> None:
+        """Raise :class:`GateError` where a gate failed."""
+        if self.failed:
+            raise GateError(
+                "A gate failed: " + "; ".join(gate.name for gate in self.failed),
+                where=self.subject.report,
+                remedy="print(report) shows values and thresholds",
+            )
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain JSON values: no NaN or infinity (None stands for both)."""

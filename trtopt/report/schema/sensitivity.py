@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.report.schema.build import CalibrationRecord
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.json_text import plain
 
@@ -111,8 +112,8 @@ class GrowthStep:
     added: float
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+@dataclass(frozen=True, repr=False)
+class Sensitivity(Shown):
     """What ``trtopt sensitivity`` found.
 
     Attributes:
@@ -129,6 +130,9 @@ class Sensitivity:
         seconds: Wall time by stage.
         warnings: What was warned of.
     """
+
+    VIEW = "trtopt.report.text.sensitivity:view"
+    ROWS = "regions"
 
     model: dict[str, Any]
     precision: str
