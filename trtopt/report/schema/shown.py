@@ -7,8 +7,7 @@ import importlib
 import io
 from typing import Any, ClassVar
 
-from trtopt.errors import UsageError
-from trtopt.support._lazy import require
+from trtopt.errors import MissingDependencyError, UsageError
 
 _WIDTH = 100
 
@@ -54,7 +53,7 @@ class Shown:
         Raises:
             MissingDependencyError: pandas is not installed.
         """
-        frame: Any = require("pandas", "notebook", "show rows as a data frame")
+        frame = _required("pandas")
         rows: Any = self
         for name in self.ROWS.split("."):
             rows = getattr(rows, name, None)
@@ -72,8 +71,7 @@ class Shown:
         if not plots or (name and name not in plots):
             remedy = f"choose one of {', '.join(plots)}" if plots else "look at trtopt.analyze of the model"
             raise UsageError(f"The report has no plot{f' {name!r}' if name else ''}", where="plot", remedy=remedy)
-        figures: Any = require("plotly.graph_objects", "notebook", "draw a plot")
-        return figures.Figure(plots[name or next(iter(plots))].figure())
+        return _required("plotly.graph_objects").Figure(plots[name or next(iter(plots))].figure())
 
     def _printed(self, *, html: bool = False) -> str:
         from rich.console import Console
@@ -85,3 +83,11 @@ class Shown:
             return console.export_html(inline_styles=True, code_format=frame)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _required(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        what = f"{module.partition('.')[0]} is needed for this, and cannot be imported: {error}"
+        raise MissingDependencyError(what, where=module, remedy='pip install "trtopt[notebook]"') from error
