@@ -11,6 +11,7 @@ import pytest
 from trtopt.accuracy.metric import Run, gate, load_metric, python_metric
 from trtopt.config.budget import AccuracyBudget
 from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
+from trtopt.engine.profiles import Profiles
 from trtopt.errors import UsageError
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
@@ -29,6 +30,8 @@ LABELS = np.array([1, 2, 0, 2])
 
 class Engine(OrtSession):
     """What ONNX Runtime makes of another graph than the one that was verified, for batches of one."""
+
+    profiles: Profiles = {}  # noqa: RUF012
 
     def __init__(self, data: bytes, backend: object, options: RuntimeOptions) -> None:
         super().__init__(ir.from_onnx_text(data.decode()))
