@@ -15,11 +15,6 @@ from trtopt.hardware.spec import gpus_of
 BUS = "00000000:01:00.0"
 
 
-@pytest.fixture(autouse=True)
-def all_gpus_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
 def never() -> tuple[str, str]:
     raise AssertionError("there is but one GPU")
 
@@ -104,15 +99,6 @@ def test_of_several_gpus_cudas_first_is_the_one() -> None:
 def test_several_gpus_that_cuda_does_not_tell_apart_are_none() -> None:
     for answer in (("", "no libcuda.so.1"), ("0000:99:00.0", "")):
         assert read_answer(TWO, lambda answer=answer: answer).gpu is None  # type: ignore[misc]
-
-
-def test_a_gpu_that_is_hidden_from_cuda_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = f"NVIDIA L4, 8.9, 23034, 550.54, {BUS}\n"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = read_answer(one, lambda: ("", "cuInit gives error 100"))
-    assert found.gpu is None and "error 100" in found.reason
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert read_answer(one, lambda: (BUS, "")).name == "NVIDIA L4"
 
 
 def test_cuda_is_asked_in_a_process_of_its_own() -> None:

@@ -8,7 +8,6 @@ its own: CUDA must not be initialized in one that forks.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shutil
 import subprocess
@@ -105,18 +104,18 @@ def read_answer(text: str, first_of_cuda: Callable[[], tuple[str, str]]) -> Prob
     Args:
         text: A line for each GPU: name, compute capability, memory in MiB, driver version, PCI address.
         first_of_cuda: Asks CUDA for the PCI address of its first GPU, or gives an empty one and why; called where
-            there are several, and where ``CUDA_VISIBLE_DEVICES`` may hide the only one.
+            there are several.
     """
     rows = [[field.strip() for field in line.split(",")] for line in text.strip().splitlines()]
     rows = [fields for fields in rows if len(fields) == len(_QUERY.split(","))]
     if not rows:
         return Probe(None, reason="nvidia-smi lists no GPU")
-    if len(rows) > 1 or "CUDA_VISIBLE_DEVICES" in os.environ:
+    if len(rows) > 1:
         address, why = first_of_cuda()
         rows = [fields for fields in rows if address and same_address(fields[-1], address)]
         if not rows:
             unknown = f"its first is at {address}, which nvidia-smi does not list" if address else why
-            return Probe(None, reason=f"CUDA does not say which GPU is its first: {unknown}")
+            return Probe(None, reason=f"there are several GPUs, and CUDA does not say which is its first: {unknown}")
     return _identified(*rows[0][:-1])
 
 

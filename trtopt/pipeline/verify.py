@@ -35,7 +35,7 @@ from trtopt.config import AccuracyBudget, BuildConfig, Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
 from trtopt.engine.profiles import Profiles
 from trtopt.engine.run import EngineSession, can_run
-from trtopt.errors import UsageError
+from trtopt.errors import TargetError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.skeleton import content_hash
@@ -314,18 +314,32 @@ def _measured(
 def verify_engine(
     record: AccuracyRecord, job: Verification, engine: bytes, backend: Backend, options: RuntimeOptions, clock: Clock
 ) -> AccuracyRecord:
-    """Add the engine's own outputs, and the metric on them, where it can run; else return ``record`` as it is."""
+    """Add the engine's own outputs, and the metric on them, where it can run; else return ``record`` as it is.
+
+    So too, with a warning, where there is no memory for it beside the build, or it does not take a sample: it is made.
+
+    Raises:
+        EngineBuildError: The engine fails to run.
+    """
     if not can_run(backend, engine):
         return record
-    with (
-        clock.stage("verify engine"),
-        reference_of(job) as first,
-        engine_of(job, engine, backend, options) as second,
-    ):
-        clock.listen(Event("start", "verify engine", total=job.samples.count))
-        samples = _Counted(job)
-        outputs = _compared(job, (first, second), samples, "verify engine", clock)
-        metric = None if job.metric is None else _measured_on_engine(job.metric, job, second, outputs, clock)
+    watched = None
+    clock.listen(Event("start", "verify engine", total=job.samples.count))
+    try:
+        with (
+            clock.stage("verify engine"),
+            reference_of(job) as first,
+            engine_of(job, engine, backend, options) as runner,
+        ):
+            watched = _Watched(runner)
+            outputs = _compared(job, (first, watched), _Counted(job), "verify engine", clock)
+            metric = None if job.metric is None else _measured_on_engine(job.metric, job, runner, outputs, clock)
+    except (TargetError, UsageError) as error:
+        if isinstance(error, UsageError) and (watched is None or error is not watched.refused):
+            raise
+        clock.warn("verify engine", f"the engine itself is not verified: {error.what} ({error.where})")
+        return record
+    finally:
         clock.listen(Event("end", "verify engine"))
     return replace(record, verified="engine", engine=outputs, engine_metric=metric)
 
