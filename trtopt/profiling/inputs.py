@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trtopt.config import ShapeMap
-from trtopt.engine.request import check_shape, split_values
+from trtopt.engine.request import axis_key, check_shape, split_values
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
@@ -32,7 +32,7 @@ def feeds_of(
     """Inputs for an engine, at the shapes that were asked for; ``optimum`` gives those that were not.
 
     Args:
-        inputs: The engine's inputs.
+        inputs: The engine's inputs. Dynamic dimensions of one name have one size.
         shapes: Shapes by input name, and values of shape tensors.
         optimum: The shape of a dynamic input that the engine is tuned for.
         files: ``name:file,...``, an ``.npz``, inputs that Polygraphy saved (``.json``), or a folder or script of
@@ -49,9 +49,16 @@ def feeds_of(
         check_shape(known, name, shape, "--shapes")
     found = {} if files is None else read_values(files, inputs, asked, given, optimum)
     fixed = {**asked, **{name: array.shape for name, array in found.items()}}
+    sizes = {
+        axis_key(item, axis): size
+        for item in inputs
+        for axis, size in enumerate(fixed.get(item.name, ()))
+        if not isinstance(item.shape[axis], int)
+    }
     for item in inputs:
         if item.name not in fixed:
-            fixed[item.name] = _static(item) if item.is_static else optimum(item.name)
+            best = _static(item) if item.is_static else optimum(item.name)
+            fixed[item.name] = tuple(sizes.get(axis_key(item, axis), size) for axis, size in enumerate(best))
     numbers = {**values, **given}
     drawn = random_feeds(inputs, fixed, {name: InputValues("given", numbers=each) for name, each in numbers.items()})
     return {**drawn, **found}
