@@ -73,8 +73,8 @@ class LoadedEngine:
         self.messages: list[str] = []
         self._built = describe(*identify(data))
         with self.heard():
-            load_plugins(trt, options.plugins)
-            self._runtime = self._new_runtime()
+            self._runtime = self._new_runtime()  # first: the registry of plugins has no logger before
+            load_plugins(trt, options.plugins, self.messages)
             if options.host_code:
                 self._runtime.engine_host_code_allowed = True
             self.engine = self._given(self._runtime.deserialize_cuda_engine(data))
@@ -255,8 +255,13 @@ class LoadedEngine:
         return found
 
 
-def load_plugins(trt: Any, libraries: Iterable[Path]) -> None:
+def load_plugins(trt: Any, libraries: Iterable[Path], messages: Iterable[str]) -> None:
     """Register TensorRT's plugins, and those of libraries that this process has not loaded yet.
+
+    Args:
+        trt: The backend's module.
+        libraries: The libraries.
+        messages: Where errors are logged meanwhile.
 
     Raises:
         UsageError: A library cannot be loaded.
@@ -268,7 +273,7 @@ def load_plugins(trt: Any, libraries: Iterable[Path]) -> None:
             if key in _PLUGINS:
                 continue
             if trt.get_plugin_registry().load_library(str(key[1])) is None:
-                raise plugin_refused(str(library))
+                raise plugin_refused(str(library), messages)
             _PLUGINS.add(key)
 
 
