@@ -322,7 +322,7 @@ class ProfileConfig(Config):
         None,
         "values to run on: an .npz, .json (Polygraphy), a folder of these, script.py[:function], or "
         "name:file,other:file with raw values or an .npy (default: random)",
-        TIMING,
+        TARGET,
         metavar="FILES",
     )
     warmup: float | None = option_field(

@@ -32,7 +32,7 @@ from trtopt.judge.judges import judge_for
 from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, polygraphy
-from trtopt.pipeline.compile import Compilation, as_built, compile_engine, trim_cache
+from trtopt.pipeline.compile import Compilation, as_built, compile_engine, has_flag, trim_cache
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
 from trtopt.pipeline.lower import Lowering, blamed, lower
@@ -341,8 +341,13 @@ class _Run:
                 if lowering is None:
                     raise
                 continue
-            loading = as_built(self._config, target.backend)
-            accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
+            if has_flag(self._config.builder, target.backend, "STRIP_PLAN"):
+                clock.warn(
+                    "verify engine", "an engine without its weights runs when it is refitted: it is not verified"
+                )
+            else:
+                loading = as_built(self._config, target.backend)
+                accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             return replace(built, accuracy=accuracy, engine=engine, failures=failures, cost=self._cost(final, engine))
 
