@@ -40,7 +40,7 @@ MODULE_LINES, FUNCTION_LINES, PARAMETERS = 600, 60, 7
 
 
 ORDER = (
-    *("errors", "events", "support", "cache", "config", "hardware", "report", "graph"),
+    *("errors", "events", "support", "cache", "config", "hardware", "report", "graph", "images"),
     *("roofline", "source", "precision", "accuracy", "engine", "judge", "profiling", "serve"),
     *("gates", "rewrite", "sparsity", "pipeline", "analysis", "api", "fleet", "__init__", "cli", "__main__"),
 )
