@@ -11,6 +11,7 @@ import onnx_ir as ir
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.edit import dims_of_value
+from trtopt.images.placed import PlacedLabels
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.samples import Samples
 
@@ -169,7 +170,7 @@ class BatchedSamples(Samples):
         return -(-sum(item[name][axes[0]] for item in shapes) // rows)
 
     @property
-    def labels(self) -> np.ndarray | None:
+    def labels(self) -> np.ndarray | PlacedLabels | None:
         """Those of the samples."""
         return self._samples.labels
 

@@ -18,8 +18,11 @@ import numpy as np
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
+from trtopt.images.placed import PlacedLabels
+from trtopt.images.preprocess import Preprocess
 from trtopt.precision.observe import polygraphy
 from trtopt.precision.observe.feeds import LABELS, ArrayReader, Sample, SampleGroup, group, in_memory, open_arrays
+from trtopt.precision.observe.pictures import UNSAID, PictureOptions, find_pictures, open_pictures
 from trtopt.support._script import load_object, script_hash
 from trtopt.support.files import hash_file
 
@@ -153,7 +156,10 @@ def _random(
     return rng.standard_normal(shape, dtype=np.float32).astype(spec.dtype)
 
 
-_REMEDY = "give an .npz, .npy (single input), Polygraphy's .json, a folder of these, script.py:function, or 'synthetic'"
+_REMEDY = (
+    "give an .npz, .npy (single input), Polygraphy's .json, a folder of these or of pictures, script.py:function, or "
+    "'synthetic'"
+)
 _LOADER = "load_data"
 """What Polygraphy calls the function of a data loader script that names none (``--data-loader-script``)."""
 
@@ -177,7 +183,12 @@ class Samples:
     Attributes:
         source: ``user``, or ``synthetic`` for random data.
         where: The file, folder or function, for messages.
+        notes: What was assumed of pictures, and which were left out.
+        preprocess: What is done to pictures; None of other samples.
     """
+
+    notes: tuple[str, ...] = ()
+    preprocess: Preprocess | None = None
 
     def __init__(
         self,
@@ -230,7 +241,7 @@ class Samples:
         return None if self._known is None else sum(item.count for item in self._known)
 
     @functools.cached_property
-    def labels(self) -> np.ndarray | None:
+    def labels(self) -> np.ndarray | PlacedLabels | None:
         """Labels with the samples as first axis, or None. Reads functions and iterables through once.
 
         Raises:
@@ -313,7 +324,7 @@ class SomeSamples(Samples):
         return None if whole is None else len(range(whole)[self._chosen])
 
     @property
-    def labels(self) -> np.ndarray | None:
+    def labels(self) -> np.ndarray | PlacedLabels | None:
         """Those of the samples that are chosen."""
         labels = self._whole.labels
         return None if labels is None else labels[self._chosen]
@@ -335,21 +346,22 @@ def open_samples(
     shapes: Shapes | None = None,
     count: int | None = None,
     values: Values = NO_VALUES,
+    pictures: PictureOptions = UNSAID,
 ) -> Samples:
     """Open calibration or evaluation samples.
 
     Args:
         src: A path to an ``.npz`` (arrays by input name, first axis = samples, labels under ``__labels__``), an
             ``.npy`` for a single input, inputs that Polygraphy saved (``.json``), or a folder of either, read in the
-            order of the names; ``script.py:function`` yielding feed dicts, or ``script.py:name`` of a list or a
-            generator of them, ``script.py`` alone for its ``load_data``; ``"synthetic"``; in Python also a dict of
-            arrays by input name, one array for a single
-            input, an iterable of feed dicts that can be iterated again, a function returning one, or ``Samples`` as
-            they are.
+            order of the names; a folder of pictures, and of folders of them; ``script.py:function`` yielding feed
+            dicts, or ``script.py:name`` of a list or a generator of them, ``script.py`` alone for its ``load_data``;
+            ``"synthetic"``; in Python also a dict of arrays by input name, one array for a single input, an iterable of
+            feed dicts that can be iterated again, a function returning one, or ``Samples`` as they are.
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
         values: For synthetic samples, what integers and booleans may be.
+        pictures: What is said of a folder of pictures.
 
     Returns:
         The samples, split as :func:`trtopt.precision.observe.feeds.group` describes. Names, shapes and dtypes of files
@@ -363,13 +375,13 @@ def open_samples(
     if isinstance(src, (str, Path)) and str(src).endswith(".py"):
         return _open_script(f"{src}:{_LOADER}", inputs)
     if isinstance(src, Path):
-        return _open_path(src, inputs)
+        return _open_path(src, inputs, pictures)
     if isinstance(src, str):
         if src == SYNTHETIC:
             return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count, values)
         if not Path(src).exists() and ".py:" in src:
             return _open_script(src, inputs)
-        return _open_path(Path(src), inputs)
+        return _open_path(Path(src), inputs, pictures)
     if isinstance(src, np.ndarray):
         src = {_single(inputs, "An array alone is for one input", "the array given").name: src}
     if isinstance(src, Mapping):
@@ -386,7 +398,7 @@ def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: 
     return Samples(make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest(), known=known)
 
 
-def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
+def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions) -> Samples:
     path = path.absolute()
     if not path.exists():
         raise UsageError("The samples do not exist", where=str(path), remedy=_REMEDY)
@@ -397,10 +409,14 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
             for item in path.iterdir()
             if item.suffix in (".npz", ".npy") and item.name[0] != "." and item.is_file()
         )
+        if not files and (pictures := find_pictures(path)):
+            return _of_pictures(path, pictures, inputs, options)
         files = files or polygraphy.iteration_files(path)
         is_streamed = bool(files) and files[0].suffix == polygraphy.SUFFIX
         if not files:
-            raise UsageError("The folder holds no .npz, .npy or .json file", where=str(path), remedy=_REMEDY)
+            raise UsageError(
+                "The folder holds no .npz, .npy or .json file and no picture", where=str(path), remedy=_REMEDY
+            )
     hashes = [hash_file(file, "The samples")[1] for file in files]
     sha256 = hashes[0]
     if path.is_dir():
@@ -415,6 +431,13 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
         return Samples(read, where=str(path), sha256=sha256)
     groups = tuple(read())
     return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
+
+
+def _of_pictures(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec], options: PictureOptions) -> Samples:
+    found = open_pictures(folder, files, inputs, options)
+    samples = Samples(found.groups, where=str(folder), sha256=found.sha256, known=found.known)
+    samples.labels, samples.notes, samples.preprocess = found.labels, found.notes, found.how
+    return samples
 
 
 def _file_groups(path: Path, inputs: Sequence[InputSpec]) -> list[SampleGroup]:
