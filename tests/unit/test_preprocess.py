@@ -7,7 +7,8 @@ import pytest
 
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
-from trtopt.images.preprocess import Preprocess, parse_preprocess
+from trtopt.images.parse import parse_preprocess
+from trtopt.images.preprocess import Preprocess
 
 IMAGENET = InputSpec("x", np.dtype("float32"), ("N", 3, 224, 224))
 

@@ -18,7 +18,8 @@ from trtopt.accuracy.boxes import BoxForm, forms_of, parse_boxes, read_boxes
 from trtopt.accuracy.compare import Runner
 from trtopt.accuracy.labelled import LABELS, Labels, needs
 from trtopt.errors import UsageError
-from trtopt.images.placed import PlacedLabels
+from trtopt.images import placed
+from trtopt.images.labels import Labels as PictureLabels
 from trtopt.support._lazy import require
 from trtopt.support.ort_session import Feeds
 
@@ -106,8 +107,8 @@ def fitted(
 
 def are_boxes(labels: Labels) -> bool:
     """Whether labels are boxes."""
-    if isinstance(labels, PlacedLabels):
-        return labels.labels.kind == "boxes"
+    if isinstance(labels, PictureLabels):
+        return labels.kind == "boxes"
     return labels.ndim == 3 and labels.shape[-1] in (5, 6)
 
 
@@ -125,10 +126,10 @@ def _wanted(labels: Labels, count: int) -> list[np.ndarray]:
     remedy = "give COCO's .json or a folder of YOLO's .txt with --labels"
     if not are_boxes(labels):
         raise needs("map", "boxes", f"{remedy}, or [samples, boxes, 5] of class and edges in pixels under {LABELS}")
-    if isinstance(labels, PlacedLabels):
+    if isinstance(labels, PictureLabels):
         if count > len(labels):
             raise needs("map", f"boxes for {count} pictures, and {len(labels)} have some", "label each picture")
-        return [labels.boxes(index) for index in range(count)]
+        return [placed.boxes(labels, index) for index in range(count)]
     rows = labels.reshape(-1, *labels.shape[-2:]).astype(np.float64)
     if count > len(rows):
         raise needs("map", f"boxes for {count} pictures, and {len(rows)} have some", remedy)
@@ -140,8 +141,8 @@ def _mapped(boxes: np.ndarray, labels: Labels, form: BoxForm) -> np.ndarray:
     found = boxes.copy()
     if form.classes == "one":
         found[:, 5] -= 1
-    elif form.classes == "id" and isinstance(labels, PlacedLabels) and labels.labels.ids:
-        ids = np.array(labels.labels.ids)
+    elif form.classes == "id" and isinstance(labels, PictureLabels) and labels.ids:
+        ids = np.array(labels.ids)
         place = np.searchsorted(ids, found[:, 5]).clip(0, len(ids) - 1)
         found[:, 5] = np.where(ids[place] == found[:, 5], place, -1)
     return found[found[:, 5] >= 0]
@@ -177,7 +178,7 @@ def coco(name: str, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -
             evaluation.params.iouThrs = np.array([0.5])
         evaluation.evaluate()
         evaluation.accumulate()
-    figures = evaluation.eval["recall" if name == "recall" else "precision"]
+    figures = vars(evaluation)["eval"]["recall" if name == "recall" else "precision"]
     counted = figures[figures > -1]
     return float(counted.mean()) if counted.size else 0.0
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from trtopt.accuracy.compare import Runner, is_class_like, is_float, top1
 from trtopt.errors import UsageError
-from trtopt.images.placed import PlacedLabels
+from trtopt.images import placed
+from trtopt.images.labels import Labels as PictureLabels
 from trtopt.support.ort_session import Feeds
 
 LABELS = "__labels__"
-Labels = np.ndarray | PlacedLabels
+Labels = np.ndarray | PictureLabels
 
 Measure = Callable[[Runner, Iterable[Feeds], Labels], float]
 """A metric of what a runner gives on samples, against their labels; higher is better."""
@@ -70,7 +71,7 @@ def _classes(
     predict: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
     """The labels as indices, checked, and what ``predict`` makes of the first output that holds scores of classes."""
-    if isinstance(labels, PlacedLabels):
+    if isinstance(labels, PictureLabels):
         raise needs(name, "class labels", "give sub-folders by class, or a .csv with --labels")
     wanted = np.asarray(labels).ravel()
     if wanted.dtype.kind not in "biu" and not (wanted.dtype.kind == "f" and np.array_equal(wanted, np.floor(wanted))):
@@ -107,7 +108,7 @@ def _classes(
 def spearman(runner: Runner, samples: Iterable[Feeds], labels: Labels) -> float:
     """Spearman's rank correlation of the first output, a number for each sample, with the labels; 0 where all answers
     are equal."""
-    if isinstance(labels, PlacedLabels) or labels.dtype.kind not in "biuf":
+    if isinstance(labels, PictureLabels) or labels.dtype.kind not in "biuf":
         raise needs("spearman", "a number for each sample", f"save them in the .npz under {LABELS}, or in a .csv")
     found = [runner.run(feeds)[0] for feeds in samples]
     answers, wanted = np.concatenate([np.ravel(output) for output in found]).astype(np.float64), labels.ravel()
@@ -189,7 +190,7 @@ def psnr(runner: Runner, samples: Iterable[Feeds], labels: Labels) -> float:
 
 def _range(labels: Labels, wanted: np.ndarray) -> tuple[Any, Any]:
     """What black and white pixels have: of pictures what was done to them says; else 0, and 1 or 255."""
-    if not isinstance(labels, PlacedLabels):
+    if not isinstance(labels, PictureLabels) or labels.how is None:
         return 0.0, 255.0 if wanted.dtype.kind in "iu" or wanted.max() > 2 else 1.0
     multiplier, offset = labels.how.affine()
     shape = (-1, 1, 1) if labels.how.layout == "nchw" else (-1,)
@@ -207,13 +208,13 @@ def _rows(runner: Runner, samples: Iterable[Feeds]) -> Iterator[tuple[np.ndarray
 
 def _picture(labels: Labels, index: int, size: tuple[int, ...], name: str) -> np.ndarray:
     """The label of a row: a mask, or a target."""
-    if isinstance(labels, PlacedLabels):
-        if labels.labels.kind != "picture":
+    if isinstance(labels, PictureLabels):
+        if labels.kind != "picture":
             raise needs(name, "a picture for each picture", "give the folder of them with --labels")
         if index >= len(labels):
             raise needs(name, "one label per sample", "give as many labels as pictures")
         height, width = size[0], size[1]
-        return labels.mask(index, labels.how.size) if name == "miou" else labels.target(index, (height, width))[0]
+        return placed.mask(labels, index) if name == "miou" else placed.target(labels, index, (height, width))[0]
     flat = labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
     if index >= len(flat) or flat.ndim < 3:
         raise needs(name, "a mask or a picture for each sample", f"save them in the .npz under {LABELS}")

@@ -14,9 +14,6 @@ from trtopt.images.preprocess import Preprocess, Size
 from trtopt.support._lazy import require
 from trtopt.support.files import open_file
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-"""Of the files that are taken for pictures, in lower case."""
-
 MOST_BYTES = 256 << 20
 """Of a file."""
 

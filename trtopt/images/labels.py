@@ -7,7 +7,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +15,11 @@ import msgspec
 import numpy as np
 
 from trtopt.errors import UsageError
-from trtopt.images.decode import SUFFIXES
+from trtopt.images.preprocess import Preprocess
 from trtopt.support.files import read_file
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+"""Of the files that are taken for pictures, in lower case."""
 
 MOST_LABEL_BYTES = 1 << 30
 """Of a CSV or a JSON: COCO's training pictures have 0.5 GB."""
@@ -46,6 +49,8 @@ class Labels:
         classes: What the indices stand for, where names say it: sub-folders, names in a CSV, COCO's categories.
         ids: Of COCO's categories, in their order; a network may give these in place of indices.
         where: Where the labels are.
+        how: What is done to the pictures, once it is known: boxes, masks and targets go with it
+            (:mod:`trtopt.images.placed`).
     """
 
     kind: Kind
@@ -54,6 +59,14 @@ class Labels:
     where: str
     classes: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
+    how: Preprocess | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, part: slice) -> Labels:
+        """Those of some of the pictures."""
+        return replace(self, files=self.files[part], values=self.values[part])
 
 
 def read_labels(folder: Path, files: Sequence[Path], given: Path | None) -> Labels | None:

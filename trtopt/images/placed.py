@@ -1,8 +1,11 @@
-"""Labels of pictures in the terms of a network's input: boxes in its pixels, masks and targets as large as it."""
+"""Labels of pictures in the terms of a network's input: boxes in its pixels, masks and targets as large as it.
+
+They are read and computed when they are asked for, so that memory does not grow with the pictures.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,51 +15,45 @@ from trtopt.images.labels import Labels
 from trtopt.images.preprocess import Preprocess, Size
 
 
-@dataclass(frozen=True)
-class PlacedLabels:
-    """Labels that are read and computed when they are asked for, so that memory does not grow with their pictures.
+def boxes(labels: Labels, index: int) -> np.ndarray:
+    """FP32 ``[boxes, 6]``: class, left, upper, right and lower edge in pixels of the input, and 1 for a crowd.
 
-    Attributes:
-        labels: Of kind ``boxes`` or ``picture``.
-        how: What is done to the pictures.
+    Stretching a picture changes no share in which boxes overlap: figures are those in the picture's own pixels.
     """
+    how, shares = _how(labels), np.asarray(labels.values[index])
+    height, width = how.resized(*picture_size(labels.files[index]))
+    top, left = how.corner((height, width))
+    found = shares.copy()
+    found[:, 1:5] = shares[:, 1:5] * (width, height, width, height) + (left, top, left, top)
+    return found
 
-    labels: Labels
-    how: Preprocess
 
-    def __len__(self) -> int:
-        return len(self.labels.files)
+def mask(labels: Labels, index: int) -> np.ndarray:
+    """The class of each pixel, int32 ``[height, width]`` of the input; 255 around the picture.
 
-    def __getitem__(self, part: slice) -> PlacedLabels:
-        """Those of some of the pictures."""
-        chosen = replace(self.labels, files=self.labels.files[part], values=self.labels.values[part])
-        return replace(self, labels=chosen)
+    Raises:
+        UsageError: The label is no mask.
+    """
+    return read_mask(Path(str(labels.values[index])), _how(labels))
 
-    def boxes(self, index: int) -> np.ndarray:
-        """FP32 ``[boxes, 6]``: class, left, upper, right and lower edge in pixels of the input, and 1 for a crowd.
 
-        Stretching a picture changes no share in which boxes overlap: figures are those in the picture's own pixels.
-        """
-        shares = np.asarray(self.labels.values[index])
-        height, width = self.how.resized(*picture_size(self.labels.files[index]))
-        top, left = self.how.corner((height, width))
-        found = shares.copy()
-        found[:, 1:5] = shares[:, 1:5] * (width, height, width, height) + (left, top, left, top)
-        return found
+def target(labels: Labels, index: int, size: Size) -> np.ndarray:
+    """The picture that the network should give, as its input would be: FP32 ``[1, 3, *size]``, or channels last.
 
-    def mask(self, index: int, size: Size) -> np.ndarray:
-        """The class of each pixel, integers of ``size``; 255 around the picture. Raises UsageError: it is no mask."""
-        return read_mask(Path(str(self.labels.values[index])), self._scaled(size))
+    Raises:
+        UsageError: The label is no picture.
+    """
+    how = _how(labels)
+    resize, (height, width) = how.resize, how.size
+    if isinstance(resize, int):
+        resize = round(resize * size[0] / height)
+    elif resize is not None:
+        resize = round(resize[0] * size[0] / height), round(resize[1] * size[1] / width)
+    path = Path(str(labels.values[index]))
+    return prepare(path, replace(how, size=size, resize=resize, dtype="float32"))
 
-    def target(self, index: int, size: Size) -> np.ndarray:
-        """The picture that the network should give, as its input would be: ``[1, 3, *size]``."""
-        return prepare(Path(str(self.labels.values[index])), self._scaled(size))
 
-    def _scaled(self, size: Size) -> Preprocess:
-        """The same for an output of ``size``, which may be larger or smaller than the input."""
-        resize, (height, width) = self.how.resize, self.how.size
-        if isinstance(resize, int):
-            resize = round(resize * size[0] / height)
-        elif resize is not None:
-            resize = round(resize[0] * size[0] / height), round(resize[1] * size[1] / width)
-        return replace(self.how, size=size, resize=resize, dtype="float32")
+def _how(labels: Labels) -> Preprocess:
+    if labels.how is None:
+        raise ValueError("labels are placed in pictures that are prepared in a known way")
+    return labels.how

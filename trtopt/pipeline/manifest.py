@@ -19,7 +19,7 @@ from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
 from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
 from trtopt.report.schema.manifest import (

@@ -30,13 +30,15 @@ from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io
 from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
+from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
-from trtopt.precision.observe.pictures import PictureOptions
-from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
+from trtopt.precision.observe.pictures import PictureOptions, PictureSamples
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
 from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
@@ -407,12 +409,12 @@ def _samples(
     )
     check = None if sources.eval is None else read(sources.eval)
     if check is not None:
-        # What was assumed of these, whose labels say more, holds for the others; --labels is of these.
-        how = config.preprocess if check.preprocess is None else check.preprocess.describe()
+        # What was found of these, whose labels say more, holds for the others; --labels is of these.
+        check = with_preprocess(check, sources.metric, config.boxes, loaded.model, clock)
+        how = check.how if isinstance(check, PictureSamples) else config.preprocess
         pictures = replace(pictures, preprocess=how, labels=None)
     samples = read(sources.calib)
-    for note in dict.fromkeys((*(() if check is None else check.notes), *samples.notes)):
-        clock.warn("samples", note)
+    samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
     if check is not None:
         return samples, check, "eval"
     return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ import numpy as np
 
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
-from trtopt.images.decode import SUFFIXES, prepare, prepare_by, read_picture
-from trtopt.images.labels import Labels, read_labels
-from trtopt.images.placed import PlacedLabels
-from trtopt.images.preprocess import Preprocess, parse_preprocess, picture_axes
+from trtopt.images.decode import prepare, prepare_by, read_picture
+from trtopt.images.labels import SUFFIXES, Labels, read_labels
+from trtopt.images.parse import parse_preprocess, picture_axes
+from trtopt.images.preprocess import Preprocess
 from trtopt.precision.observe.feeds import ArrayReader, SampleGroup, check_dtype, group, in_memory
+from trtopt.precision.observe.stream import Samples
 from trtopt.support._script import load_function, script_hash
 from trtopt.support.files import hash_file
 
@@ -34,12 +34,12 @@ class PictureOptions:
     """What is said of pictures.
 
     Attributes:
-        preprocess: The value of ``--preprocess``; None to guess.
+        preprocess: The value of ``--preprocess``, or what it was found to be; None to guess.
         labels: The value of ``--labels``; None to look in the folder.
         skip_bad: Whether pictures that cannot be decoded are left out.
     """
 
-    preprocess: str | None = None
+    preprocess: str | Preprocess | None = None
     labels: Path | None = None
     skip_bad: bool = False
 
@@ -47,25 +47,40 @@ class PictureOptions:
 UNSAID = PictureOptions()
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """A folder of pictures that was looked through: what :class:`~trtopt.precision.observe.samples.Samples` is made of.
+class PictureSamples(Samples):
+    """A folder of pictures, of which one batch is decoded at a time.
 
     Attributes:
-        groups: Starts a stream of groups, each of the pictures of one sample.
-        known: The groups; None where only reading them tells their shapes.
-        labels: For each picture of the samples, if there are any: an array of indices or numbers, or placed.
         how: What is done to the pictures.
+        is_guessed: Whether nobody said so.
         notes: What was assumed and left out, a sentence each.
-        sha256: Hash of names, contents, and of what is done to them.
     """
 
-    groups: Callable[[], Iterator[SampleGroup]]
-    known: tuple[SampleGroup, ...] | None
-    labels: np.ndarray | PlacedLabels | None
-    how: Preprocess
-    notes: tuple[str, ...]
-    sha256: str
+    def __init__(
+        self,
+        batches: Sequence[tuple[Path, ...]],
+        spec: InputSpec,
+        how: Preprocess,
+        labels: np.ndarray | Labels | None,
+        *,
+        where: str,
+        sha256: str,
+    ) -> None:
+        self._batches, self._spec, self._hash = batches, spec, sha256
+        self.how, self.is_guessed = how, False
+        self.notes: tuple[str, ...] = ()
+        known = None if how.function else tuple(_group(batch, how, spec) for batch in batches)
+        digest = hashlib.sha256(f"{sha256} {how.describe()} {how.dtype}".encode()).hexdigest()
+        super().__init__(self._read if known is None else lambda: iter(known), where=where, sha256=digest, known=known)
+        self.labels = replace(labels, how=how) if isinstance(labels, Labels) else labels
+
+    def _read(self) -> Iterator[SampleGroup]:
+        return _by_function(self._batches, self.how, self._spec)
+
+    def otherwise(self, how: Preprocess, step: int = 1) -> PictureSamples:
+        """Every ``step``-th sample, prepared in another way."""
+        labels = None if self.labels is None else self.labels[::step]
+        return PictureSamples(self._batches[::step], self._spec, how, labels, where=self.where, sha256=self._hash)
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,7 @@ def find_pictures(folder: Path) -> tuple[Path, ...]:
 
 def open_pictures(
     folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec], options: PictureOptions
-) -> Pictures:
+) -> PictureSamples:
     """Look through the pictures ``files`` of ``folder``; headers and pixels are read later, but with ``skip_bad``.
 
     Raises:
@@ -111,9 +126,8 @@ def open_pictures(
     if labels is not None:
         notes += _about(labels, len(files))
         files = labels.files
-    how = parse_preprocess(options.preprocess or guessed(spec, labels), spec)
-    if options.preprocess is None:
-        notes.append(f"pictures are prepared by --preprocess {how.describe()}: guessed from the input {spec.name}")
+    said = options.preprocess
+    how = said if isinstance(said, Preprocess) else parse_preprocess(said or guessed(spec, labels), spec)
     if options.skip_bad:
         kept = _decodable(files)
         if len(kept) < len(files):
@@ -128,11 +142,9 @@ def open_pictures(
         raise UsageError(f"There are fewer pictures than the {rows} of a batch", where=str(folder), remedy="give more")
     batches = [tuple(files[index * rows : (index + 1) * rows]) for index in range(count)]
     found = None if labels is None else _placed(_only(labels, range(count * rows)), how, rows)
-    sha256 = _hash(folder, files, how)
-    if how.function:
-        return Pictures(lambda: _by_function(batches, how, spec), None, found, how, tuple(notes), sha256)
-    groups = tuple(_group(batch, how, spec) for batch in batches)
-    return Pictures(lambda: iter(groups), groups, found, how, tuple(notes), sha256)
+    samples = PictureSamples(batches, spec, how, found, where=str(folder), sha256=_hash(folder, files, labels, how))
+    samples.is_guessed, samples.notes = said is None, tuple(notes)
+    return samples
 
 
 def guessed(spec: InputSpec, labels: Labels | None) -> str:
@@ -161,14 +173,14 @@ def _input(inputs: Sequence[InputSpec], where: str) -> InputSpec:
 
 
 def _about(labels: Labels, count: int) -> list[str]:
-    """What was found of labels, in one line."""
-    kinds = {"class": "classes", "value": "numbers", "boxes": "boxes", "picture": "pictures"}
-    classes = ""
-    if labels.classes:
-        first, last = labels.classes[0], labels.classes[-1]
-        classes = f", {len(labels.classes)} classes from 0 = {first:.30} to {len(labels.classes) - 1} = {last:.30}"
-    only = "" if len(labels.files) == count else f" of {count} pictures there, and the others are left out"
-    return [f"labels: {kinds[labels.kind]} of {len(labels.files)} pictures{only}, from {labels.where}{classes}"]
+    """What the user did not say of labels and cannot see elsewhere."""
+    notes, last = [], len(labels.classes) - 1
+    if labels.classes and not labels.ids:
+        notes.append(f"classes are in the order of {labels.where}: 0 is {labels.classes[0]:.30}, ")
+        notes[0] += f"{last} is {labels.classes[last]:.30}"
+    if len(labels.files) < count:
+        notes.append(f"{count - len(labels.files)} of {count} pictures have no label in {labels.where}: left out")
+    return notes
 
 
 def _decodable(files: Sequence[Path]) -> list[int]:
@@ -187,7 +199,7 @@ def _only(labels: Labels, kept: Sequence[int]) -> Labels:
     return replace(labels, files=tuple(labels.files[index] for index in kept), values=values)
 
 
-def _placed(labels: Labels, how: Preprocess, rows: int) -> np.ndarray | PlacedLabels:
+def _placed(labels: Labels, how: Preprocess, rows: int) -> np.ndarray | Labels:
     """Labels as metrics take them: with the samples as first axis."""
     if labels.kind in ("class", "value"):
         values = np.array(labels.values, np.int64 if labels.kind == "class" else np.float64)
@@ -198,7 +210,7 @@ def _placed(labels: Labels, how: Preprocess, rows: int) -> np.ndarray | PlacedLa
             where=f"--preprocess {how.function}",
             remedy="say it with keys (letterbox=640,scale=255), or give a metric of your own: FILE.py:FUNCTION",
         )
-    return PlacedLabels(labels, how)
+    return labels
 
 
 def _group(files: tuple[Path, ...], how: Preprocess, spec: InputSpec) -> SampleGroup:
@@ -218,7 +230,12 @@ def _by_function(batches: Sequence[tuple[Path, ...]], how: Preprocess, spec: Inp
         yield group({spec.name: in_memory(joined)}, [spec], f"--preprocess {how.function}, picture {batch[0]}")
 
 
-def _hash(folder: Path, files: Sequence[Path], how: Preprocess) -> str:
-    named = [(file.relative_to(folder).as_posix(), hash_file(file, "The picture")[1]) for file in files]
-    done = script_hash(how.function) if how.function else f"{how.describe()} {how.dtype}"
-    return hashlib.sha256(json.dumps([done, named]).encode()).hexdigest()
+def _hash(folder: Path, files: Sequence[Path], labels: Labels | None, how: Preprocess) -> str:
+    """Of the pictures, the function that prepares them, and their labels."""
+    digest = hashlib.sha256((script_hash(how.function) if how.function else "").encode())
+    for file in files:
+        digest.update(f"\0{file.relative_to(folder).as_posix()}\0{hash_file(file, 'The picture')[1]}".encode())
+    for value in () if labels is None else labels.values:
+        label = hash_file(value, "The label")[1] if isinstance(value, Path) else value
+        digest.update(label.tobytes() if isinstance(label, np.ndarray) else f"\0{label}".encode())
+    return digest.hexdigest()
