@@ -18,7 +18,7 @@ from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
 from trtopt.hardware.spec import PORTABLE
-from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
+from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
@@ -207,7 +207,8 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         onnx: tuple[Path, ...] = ()
         if "onnx" in outputs:
             onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
-            report = replace(report, saved=tried_in_onnxruntime(onnx) + computes_wrong(results.model))
+            known = computes_wrong(results.model) + is_refused(results.model)
+            report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
             atomic_write(outputs["engine"], engine.data)

@@ -407,9 +407,9 @@ class Gauge:
         return Budget(self._allowed, name, aim)
 
     def _is_share(self) -> bool:
-        """Whether the drop is a share of answers (a user's metric is taken for one); a cosine is not."""
+        """Whether the drop is a share of answers (a user's metric is taken for one); a cosine is not, nor are dB."""
         if self._job.metric is not None:
-            return True
+            return self._job.metric.name != "psnr"
         first = next(iter(self._job.samples))
         with self._job.fp32 as reference:
             return any(is_class_like(array) for array in reference.run(first))
