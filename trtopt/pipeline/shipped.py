@@ -442,7 +442,7 @@ def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> 
         reasons.append(f"{count(len(built.lowered.record.kept), 'node')} in a wider type")
     if sparse:
         reasons.append("pruning")
-    if built.final.records:
+    if not all(record.state for record in built.final.records):
         reasons.append("--io")
     why = " and ".join(reasons) or "not known"
     return (
