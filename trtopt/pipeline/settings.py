@@ -23,6 +23,7 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import InputValues, input_values
 from trtopt.graph.shapes import with_sizes
+from trtopt.graph.states import find_states
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
@@ -425,6 +426,7 @@ def _profiles(
         opt_shapes=config.opt_shapes,
         max_shapes=config.max_shapes,
         observed=samples.shapes() if samples.source == "user" else (),
+        growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
     )
     for note in plan.notes:
         clock.warn("shapes", note)
