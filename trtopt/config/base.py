@@ -120,7 +120,10 @@ TIMING = "timing an engine"
 FILES = "files"
 GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
-CALIB_HELP = "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py[:function], 'synthetic'"
+CALIB_HELP = (
+    "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py[:function], "
+    "decode:prompts.npz (a decoder run on its own tokens), 'synthetic'"
+)
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
 

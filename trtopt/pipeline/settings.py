@@ -36,6 +36,7 @@ from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
+from trtopt.precision.observe.decode import open_given
 from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
 from trtopt.report.schema.manifest import FileHash
@@ -398,7 +399,7 @@ def _samples(settings: BuildSettings, sources: DataSources, loaded: ModelArtifac
 
     def read(source: Any) -> Samples:
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
-        return made() if is_made else open_samples(source, loaded.inputs)
+        return made() if is_made else open_given(source, loaded.model, loaded.inputs, config.steps)
 
     samples = read(sources.calib)
     if sources.eval is not None:
