@@ -77,6 +77,7 @@ ROWS = (
     Row("calib_method", "max", "mse", False),
     Row("calib_cache", None, "statistics.calib", False, INT8),
     Row("eval", None, OTHERS, False),
+    Row("steps", None, 8.0, False),
     Row("reference", None, "outputs.json", False, {**FAST, "eval": OTHERS}),
     Row("metric", None, "sqnr", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),

@@ -128,7 +128,7 @@ def joined(w: Writer, value: ir.Value, heads: int, size: int) -> ir.Value:
 def standard(w: Writer) -> None:
     """``Attention`` of ONNX, opset 23 and later."""
     query, key, value = (w.needed(index) for index in range(3))
-    flat = rank_of(query, 4) == 3
+    flat = rank_of(query, 3 if w.int_of("q_num_heads", 0) else 4) == 3
     counts = w.int_of("q_num_heads", 0), w.int_of("kv_num_heads", 0)
     if not flat:
         counts = _axis(query, 1), _axis(key, 1)
