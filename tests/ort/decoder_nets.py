@@ -12,7 +12,7 @@ VOCABULARY, HEADS, KEY_HEADS, SIZE, PLACES = 50, 4, 2, 8, 32
 WIDTH, KEY_WIDTH = HEADS * SIZE, KEY_HEADS * SIZE
 
 _BODY = """
- e = Gather(table, ids) pe = Gather(places, positions) x = Add(e, pe)
+ e = Gather(table, input_ids) pe = Gather(places, position_ids) x = Add(e, pe)
  n = LayerNormalization(x, gain, shift)
  q3 = MatMul(n, wq) k3 = MatMul(n, wk) v3 = MatMul(n, wv)
  q4 = Reshape(q3, heads) k4 = Reshape(k3, key_heads) v4 = Reshape(v3, key_heads)
@@ -24,9 +24,10 @@ _BODY = """
  logits = MatMul(z, head)
 """
 
-_CONCAT = """decoder (int64[B, S] ids, int64[B, S] positions, {t}[B, {kv}, P, {d}] past_k, {t}[B, {kv}, P, {d}] past_v)
+_CONCAT = """decoder (int64[B, S] input_ids, int64[B, S] position_ids, {t}[B, {kv}, P, {d}] past_k,
+  {t}[B, {kv}, P, {d}] past_v)
  => ({t}[B, S, {v}] logits, {t}[B, {kv}, T, {d}] present_k, {t}[B, {kv}, T, {d}] present_v)"""
-_SCATTER = """decoder (int64[B, S] ids, int64[B, S] positions, {t}[B, {kv}, {n}, {d}] past_k,
+_SCATTER = """decoder (int64[B, S] input_ids, int64[B, S] position_ids, {t}[B, {kv}, {n}, {d}] past_k,
   {t}[B, {kv}, {n}, {d}] past_v, int64[B] start, int64[B] used)
  => ({t}[B, S, {v}] logits, {t}[B, {kv}, {n}, {d}] present_k, {t}[B, {kv}, {n}, {d}] present_v)"""
 
@@ -70,10 +71,17 @@ def scatter_shapes(batch: int, tokens: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs of :func:`scatter_decoder`."""
     cache = (batch, KEY_HEADS, PLACES, SIZE)
     ids = (batch, tokens)
-    return {"ids": ids, "positions": ids, "past_k": cache, "past_v": cache, "start": (batch,), "used": (batch,)}
+    return {
+        "input_ids": ids,
+        "position_ids": ids,
+        "past_k": cache,
+        "past_v": cache,
+        "start": (batch,),
+        "used": (batch,),
+    }
 
 
 def concat_shapes(batch: int, tokens: int, past: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs of :func:`concat_decoder`."""
     cache = (batch, KEY_HEADS, past, SIZE)
-    return {"ids": (batch, tokens), "positions": (batch, tokens), "past_k": cache, "past_v": cache}
+    return {"input_ids": (batch, tokens), "position_ids": (batch, tokens), "past_k": cache, "past_v": cache}

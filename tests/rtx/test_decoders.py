@@ -9,6 +9,7 @@ import onnx
 import pytest
 from decoder_nets import PLACES, concat_decoder, concat_shapes, scatter_decoder, scatter_shapes
 
+import trtopt
 from trtopt import build, optimize
 from trtopt.errors import InvalidModelError
 
@@ -23,10 +24,10 @@ def step(batch: int = 2, tokens: int = 1) -> dict[str, np.ndarray]:
     shapes = scatter_shapes(batch, tokens)
     start = np.array([5, 9])[:batch]
     caches = {name: rng.standard_normal(shapes[name], dtype=np.float32) for name in ("past_k", "past_v")}
-    ids = rng.integers(0, 50, shapes["ids"])
+    ids = rng.integers(0, 50, shapes["input_ids"])
     return {
-        "ids": ids,
-        "positions": start[:, None] + np.arange(tokens),
+        "input_ids": ids,
+        "position_ids": start[:, None] + np.arange(tokens),
         **caches,
         "start": start,
         "used": start + tokens,
@@ -103,3 +104,24 @@ def test_a_cache_that_grows_is_fp16_with_prefill_and_step_profiles(tmp_path: Pat
     )
     assert {name: kind for name, kind in types(saved).items() if name in CACHES} == dict.fromkeys(CACHES, "FLOAT16")
     assert report.engine is not None and len(report.engine.profiles) == 2
+
+
+def test_an_engine_knows_its_states_and_decodes_as_fp32_does(tmp_path: Path) -> None:
+    model, saved, output = concat_decoder(tmp_path / "decoder.onnx"), tmp_path / "saved.onnx", tmp_path / "d.engine"
+    np.savez(tmp_path / "prompts.npz", input_ids=np.array([[3, 14, 15, 9]]))
+    build(model, output=output, save_onnx=saved, calib=f"decode:{tmp_path / 'prompts.npz'}", steps=12)
+    places = np.arange(4)[None]
+    with trtopt.Engine.load(output, fallback=saved) as engine, trtopt.Engine.load(model) as before:
+        assert {spec.name: spec.state for spec in engine.inputs if spec.state} == {
+            "past_k": "present_k",
+            "past_v": "present_v",
+        }
+        states, tokens, found = [one.first_states() for one in (engine, before)], np.array([[3, 14, 15, 9]]), []
+        assert str(states[0]["past_k"].dtype) == "float16"
+        for past in range(4, 14):
+            feeds = {"input_ids": tokens, "position_ids": places}
+            replies = [one.run({**feeds, **own}) for one, own in zip((engine, before), states, strict=True)]
+            states = [one.next_states(reply) for one, reply in zip((engine, before), replies, strict=True)]
+            found.append([int(reply["logits"][0, -1].argmax()) for reply in replies])
+            tokens, places = np.array([[found[-1][1]]]), np.array([[past]])
+    assert all(one == other for one, other in found)
