@@ -78,10 +78,7 @@ class Step(nn.Module):
     def forward(self, input_ids: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
         model, has_encoder = self.model, self.decoder.encoded[0] > 0
         past = others[1:] if has_encoder else others
-        config = model.config
-        own = DynamicCache(
-            config=config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-        )
+        own = DynamicCache()
         for index in range(self.decoder.layers):
             own.update(past[2 * index], past[2 * index + 1], index)
         if has_encoder:
@@ -103,19 +100,18 @@ def write(name: str, folder: Path) -> None:
     tokens = torch.randint(decoder.vocabulary, (2, new))
     width, length = decoder.encoded
     inputs: dict[str, torch.Tensor] = {"input_ids": tokens}
-    axes: dict[str, dict[int, str]] = {"input_ids": {0: "batch", 1: "tokens"}}
+    places: dict[str, tuple[int, ...]] = {"input_ids": (0, 1)}
     if width:
         inputs["encoder_hidden_states"] = torch.randn(2, length, width)
-        axes["encoder_hidden_states"] = {0: "batch"}
+        places["encoder_hidden_states"] = (0,)
     outputs = ["logits"]
     for index in range(decoder.layers):
         for kind in ("key", "value"):
             inputs[f"past_{kind}_{index}"] = torch.randn(2, decoder.heads, past, decoder.size)
-            axes[f"past_{kind}_{index}"] = {0: "batch", 2: "past"}
+            places[f"past_{kind}_{index}"] = (0, 2)
             outputs.append(f"present_{kind}_{index}")
     names = list(inputs)
-    dims = {label: torch.export.Dim.DYNAMIC for label in ("batch", "tokens", "past")}
-    shapes = [{axis: dims[label] for axis, label in axes[item].items()} for item in names]
+    shapes = [dict.fromkeys(places[item], torch.export.Dim.DYNAMIC) for item in names]
     with torch.no_grad():
         torch.onnx.export(
             Step(decoder),
