@@ -62,6 +62,9 @@ class BuildConfig(Config):
         group=SAMPLES,
     )
     eval: str | None = samples_field("samples to verify on (default: the calibration samples)")
+    steps: float | None = option_field(
+        None, "tokens to decode of each prompt of decode:prompts.npz (default: 64)", SAMPLES, metavar="N"
+    )
     reference: str | None = file_field(
         "outputs that `polygraphy run --save-outputs` wrote for the inputs of --eval, to compare with in place of FP32",
         group=SAMPLES,
@@ -202,6 +205,12 @@ class BuildConfig(Config):
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise UsageError(
                 "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"
+            )
+        if self.steps is not None and not (self.steps >= 1 and self.steps.is_integer()):
+            raise UsageError(
+                f"There are no {self.steps:g} steps to decode",
+                where=flag("steps"),
+                remedy="give a whole number from 1 on",
             )
         if self.cache_gb is not None and self.cache_gb < 0:
             raise UsageError(

@@ -17,6 +17,7 @@ from trtopt.engine.build import EngineArtifact
 from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
+from trtopt.graph.states import find_states
 from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.stream import Samples
@@ -92,6 +93,7 @@ def manifest_of(
     chosen, accuracy, part = _understood(config, report, engine), report.accuracy, report.host
     hashes = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
     graph = results.model.graph
+    states = {str(item.input.name): str(item.output.name) for item in find_states(results.model)}
     return Manifest(
         trtopt=VERSION,
         engine_bytes=engine.bytes,
@@ -110,7 +112,10 @@ def manifest_of(
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
         eight_bit=tuple(sorted(results.eight_bit)),
-        inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
+        inputs=tuple(
+            dataclasses.replace(_tensor(value, report, engine), state=states.get(str(value.name), ""))
+            for value in graph.inputs
+        ),
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
         accuracy=None if accuracy is None else _accuracy(accuracy),
         host=None if part is None else HostFiles(hashes, part.inputs, part.outputs, part.model_outputs),

@@ -318,7 +318,13 @@ class _Run:
             cost = None
             if below < math.inf or not settings.make_engine:
                 self._baseline.start()
-                cost = self._baseline.price_final(final)
+                try:
+                    cost = self._baseline.price_final(final, refusals=below == math.inf)
+                except EngineBuildError as error:
+                    lowering = _without_refused(lowering, lowered, error, clock)
+                    if lowering is None:
+                        raise
+                    continue
             if below < math.inf and (cost is None or cost.predicted_us >= below):
                 return None
             job = replace(self._check, optimized=final.compared, feeds=final.feeds)

@@ -23,6 +23,7 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import InputValues, input_values
 from trtopt.graph.shapes import with_sizes
+from trtopt.graph.states import find_states
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
@@ -36,6 +37,7 @@ from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
+from trtopt.precision.observe.decode import open_given
 from trtopt.precision.observe.pictures import PictureOptions, PictureSamples
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.precision.observe.stream import Samples
@@ -402,7 +404,9 @@ def _samples(
 
     def read(source: Any) -> Samples:
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
-        return made() if is_made else open_samples(source, loaded.inputs, pictures=pictures)
+        if is_made:
+            return made()
+        return open_given(source, loaded.model, loaded.inputs, config.steps, pictures=pictures)
 
     pictures = PictureOptions(
         config.preprocess, None if config.labels is None else Path(config.labels), config.skip_bad
@@ -444,6 +448,7 @@ def _profiles(
         opt_shapes=config.opt_shapes,
         max_shapes=config.max_shapes,
         observed=samples.shapes() if samples.source == "user" else (),
+        growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
     )
     for note in plan.notes:
         clock.warn("shapes", note)

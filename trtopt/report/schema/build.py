@@ -246,7 +246,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class NetworkIo:
-    """An input or output of the network whose type or memory layout was asked for.
+    """An input or output of the network whose type or memory layout was asked for, or is that of its state.
 
     Attributes:
         name: Its name.
@@ -255,6 +255,7 @@ class NetworkIo:
         layout: ``chw``, ``hwc``, ``hwc4`` or ``hwc8``.
         shape: Its logical shape, [N, C, H, W] whatever the layout.
         caller: What the caller has to do, in words.
+        state: Whether it is a state, which one step hands on to the next, in the type that the network computes it in.
     """
 
     name: str
@@ -263,6 +264,7 @@ class NetworkIo:
     layout: str
     shape: tuple[int | str, ...]
     caller: str
+    state: bool = False
 
 
 @dataclass(frozen=True)
