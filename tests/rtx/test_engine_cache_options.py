@@ -92,6 +92,9 @@ ROWS = (
     Row("allow_accuracy_loss", False, True, False),
     Row("compare_tensors", False, True, False),
     Row("keep_all_int8", False, True, True, {**INT8, "calib": SAMPLES}),  # too small a network to gain by INT8
+    Row("weights", None, "int4", False),  # nor by narrow weights
+    Row("weight_block", None, "32", False, {**FAST, "weights": "int4"}),
+    Row("keep_all_weights", False, True, False, {**FAST, "weights": "int4"}),  # it has no product whose weight is large
     Row("sparse", False, True, False, {**FAST, "calib": SAMPLES}),  # nor by 2:4
     Row("sparse_all", False, True, True, {**FAST, "calib": SAMPLES, "allow_accuracy_loss": True}),
     Row("recipes", "none", "all", True),

@@ -31,6 +31,8 @@ from trtopt.config.budget import Tolerances
 from trtopt.errors import UsageError
 from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
 
+WEIGHT_FORMATS = ("int4", "int8", "nvfp4", "mxfp8")
+
 
 @dataclass(frozen=True)
 class BuildConfig(Config):
@@ -134,6 +136,17 @@ class BuildConfig(Config):
         "compare intermediate tensors too, to name the layer where the error enters", SAMPLES
     )
     keep_all_int8: bool = switch_field("keep every 8-bit region, also where it makes the engine slower", PRECISION)
+    weights: str | None = option_field(
+        None,
+        "store the weights of matrix products in this format where that makes the engine faster; products still "
+        "compute in the precision",
+        PRECISION,
+        choices=WEIGHT_FORMATS,
+    )
+    weight_block: str | None = option_field(
+        None, "weights that share a scale, of --weights int4 (default: 128)", PRECISION, choices=("32", "64", "128")
+    )
+    keep_all_weights: bool = switch_field("keep every narrow weight, also where it makes the engine slower", PRECISION)
     sparse: bool = switch_field(
         "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
     )
@@ -202,6 +215,9 @@ class BuildConfig(Config):
                 where=flag("max_accuracy_drop"),
                 remedy="give a number from 0 on; the drop is baseline - optimized",
             )
+        if self.weights != "int4" and self.weight_block is not None:
+            what = "The block is that of --weights int4; other formats have one of their own"
+            raise UsageError(what, where=flag("weight_block"), remedy="leave it out, or give --weights int4")
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise UsageError(
                 "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"

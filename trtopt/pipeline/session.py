@@ -76,7 +76,8 @@ from trtopt.pipeline.shipped import (
     within_bound,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
-from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine
+from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine, weights_gauge
+from trtopt.pipeline.weights import WeightsJob, store_weights
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.report.schema.decisions import SparsityRecord
@@ -198,7 +199,8 @@ class _Run:
         settings, inputs, config, clock, built = self._settings, self._inputs, self._config, self._clock, settled.built
         for failure in built.failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
-        if not settings.budget.is_given:
+        stored = built.lowered.weights
+        if not settings.budget.is_given and not (stored is not None and stored.nodes):
             warn_of_noise(built, self._inputs.loaded.model, settings.precision, clock)
         sparsity = as_made(pruned, settings.precision, built.lowered.quantized, built.engine)
         effective = replace(config, max_accuracy_drop=self._budget.drop)
@@ -314,6 +316,7 @@ class _Run:
             lowered = Lowered(way.artifact, None, PrecisionRecord("as-is"))
             if lowering is not None:
                 lowered = lower(way.artifact, lowering, clock)
+            lowered = store_weights(lowered, self._weights(way), clock)
             final = self._as_shipped(lowered.artifact)
             cost = None
             if below < math.inf or not settings.make_engine:
@@ -420,6 +423,15 @@ class _Run:
         rest = [name for name in names if name not in slow]
         return slow if slow and price(",".join(rest) or "none") <= best * SLOWER else tuple(used)
 
+    def _weights(self, way: Way) -> WeightsJob:
+        """What weights of a lowered model are stored for."""
+
+        def price(model: ir.Model) -> Cost | None:
+            return self._baseline.price(model)
+
+        gauge = weights_gauge(self._check, way.config, self._budget)
+        return WeightsJob(way.config, self._inputs.calibration, gauge, price)
+
     def _lowering(self, way: Way) -> Lowering | None:
         """What a way lowers the model to; None where it keeps its types."""
         if way.precision is None:
@@ -475,6 +487,7 @@ class _Run:
             sixteen_bit=own.sixteen_bit or lowered.sixteen_bit,
             search=lowered.search,
             sparsity=sparsity,
+            weights=lowered.weights,
         )
 
     def _predicted(self, built: Built, target: BuildTarget) -> EngineAnalysis | None:

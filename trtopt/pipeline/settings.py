@@ -157,6 +157,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
     _check_precision(precision, target, config, clock)
+    _check_weights(target, config, clock)
     io = parse_io(config.io)
     if make_engine:
         check_search(config, target.backend)
@@ -239,6 +240,22 @@ def _check_precision(precision: Precision | None, target: BuildTarget, config: B
         clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
 
 
+_UNITS = {"nvfp4": Precision.FP4, "mxfp8": Precision.FP8}
+"""Formats of weights that only GPUs with units for the type read."""
+
+
+def _check_weights(target: BuildTarget, config: BuildConfig, clock: Clock) -> None:
+    """Refuse narrow weights that a GPU which the engine is for does not read."""
+    needed = _UNITS.get(str(config.weights))
+    if needed is not None and (target.gpu is None or not supports(target.gpu, needed)):
+        least = "10.0 or 12.0" if needed == Precision.FP4 else "8.9"
+        remedy = f"name a GPU of compute capability {least} or later with --gpu, or use --weights int4"
+        what = f"The target does not read weights in {needed.upper()}"
+        raise TargetError(what, where=f"--gpu {target.gpu_name}", remedy=remedy)
+    if config.keep_all_weights and config.weights is None:
+        clock.warn("weights", "--keep-all-weights has no effect: it goes with --weights")
+
+
 def _budget(config: BuildConfig) -> AccuracyBudget:
     """What the user gave, and a default where something is searched for within it.
 
@@ -267,7 +284,8 @@ def _floor(config: BuildConfig, precision: Precision | None, samples: Samples) -
 
     An SQNR that the user gave bounds all outputs, and takes the place of that of the floor.
     """
-    has_default = precision in (Precision.INT8, Precision.FP8) and samples.source == "user"
+    is_narrow = precision in (Precision.INT8, Precision.FP8) or config.weights is not None
+    has_default = is_narrow and samples.source == "user"
     least = DEFAULT_FLOOR if has_default else Floor()
     agreement = least.agreement if config.min_agreement is None else config.min_agreement or None
     floor = Floor(agreement, least.sqnr_db if config.min_sqnr_db is None else None)

@@ -442,6 +442,8 @@ def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> 
         reasons.append(f"{count(len(built.lowered.record.kept), 'node')} in a wider type")
     if sparse:
         reasons.append("pruning")
+    if lowered.weights is not None and lowered.weights.nodes:
+        reasons.append(f"weights in {lowered.weights.format}")
     if not all(record.state for record in built.final.records):
         reasons.append("--io")
     why = " and ".join(reasons) or "not known"

@@ -462,6 +462,12 @@ def gauge_for(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -
     return Gauge(job, allowed) if chooses and (allowed.is_given or allowed.floor is not None) else None
 
 
+def weights_gauge(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -> Gauge | None:
+    """The gauge of narrow weights; None where there is no budget, or loss is allowed."""
+    bounded = (allowed.is_given or allowed.floor is not None) and not config.allow_accuracy_loss
+    return Gauge(job, allowed) if bounded and not config.keep_all_weights else None
+
+
 def accuracy_drop(record: AccuracyRecord) -> Evaluation:
     """What the budget bounds, as gates do: the metric's drop, else 1 - agreement or 1 - cosine of the worst output."""
     judged = [found for name, found in record.outputs.items() if name not in record.host_outputs]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.schema.analysis import EngineAnalysis
-from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord, WeightsRecord
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
@@ -276,6 +276,7 @@ class BuildReport:
         sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
         search: How the regions that pay were chosen within an accuracy budget, where there is one.
         sparsity: What was pruned to 2:4, where that was asked for.
+        weights: What was stored narrow, where ``--weights`` was given.
         saved: Whether ONNX Runtime (CPU) loads the saved model, in one line; empty where none was written.
         judge: Who says all costs: the compiler's kernels or a model of fusions.
         shipped: What the engine costs, or without one the model as the judge compiles it with the same profiles.
@@ -308,6 +309,7 @@ class BuildReport:
     sixteen_bit: Cost | None = None
     search: SearchRecord | None = None
     sparsity: SparsityRecord | None = None
+    weights: WeightsRecord | None = None
     saved: str = ""
     shipped: Cost | None = None
     plain: PlainCost | None = None
