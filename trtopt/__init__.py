@@ -6,6 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trtopt import sparsity
+from trtopt.errors import (
+    ClosedError,
+    EngineBuildError,
+    GateError,
+    IntegrityError,
+    InvalidModelError,
+    LayerListError,
+    MissingDependencyError,
+    QueueFullError,
+    RecipeError,
+    ResourceError,
+    TargetError,
+    TrtoptError,
+    UsageError,
+)
 from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
@@ -15,20 +30,6 @@ if TYPE_CHECKING:
     from trtopt.api import build, export, optimize
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
-    from trtopt.errors import (
-        ClosedError,
-        EngineBuildError,
-        GateError,
-        IntegrityError,
-        InvalidModelError,
-        MissingDependencyError,
-        QueueFullError,
-        RecipeError,
-        ResourceError,
-        TargetError,
-        TrtoptError,
-        UsageError,
-    )
     from trtopt.events import Event
     from trtopt.fleet.sweep import sweep
     from trtopt.gates.check import Limits, check
@@ -58,6 +59,7 @@ __all__ = [
     "GateError",
     "IntegrityError",
     "InvalidModelError",
+    "LayerListError",
     "Limits",
     "MissingDependencyError",
     "ProfileConfig",
@@ -93,20 +95,6 @@ _NAMES = {
     "trtopt.api": ("build", "export", "optimize"),
     "trtopt.config": ("AnalyzeConfig", "BuildConfig", "ProfileConfig", "SensitivityConfig"),
     "trtopt.engine.manifest": ("verify",),
-    "trtopt.errors": (
-        "ClosedError",
-        "EngineBuildError",
-        "GateError",
-        "IntegrityError",
-        "InvalidModelError",
-        "MissingDependencyError",
-        "QueueFullError",
-        "RecipeError",
-        "ResourceError",
-        "TargetError",
-        "TrtoptError",
-        "UsageError",
-    ),
     "trtopt.events": ("Event",),
     "trtopt.fleet.sweep": ("sweep",),
     "trtopt.gates.check": ("Limits", "check"),

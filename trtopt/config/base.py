@@ -83,7 +83,7 @@ BACKENDS = ("auto", "tensorrt", "tensorrt-rtx")
 ShapeMap = dict[str, tuple[int, ...]]
 """Shapes by input name, for example ``{"input": (1, 3, 224, 224)}``."""
 
-PathKind = Literal["", "output", "file", "folder", "source"]
+PathKind = Literal["", "output", "file", "folder", "source", "script"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Option:
         metavar: The placeholder in ``--help``.
         repeatable: The option may be given several times.
         path: What the value is as a path: a file that is written (``output``), a file or folder that is read or kept,
-            a ``source`` (a path, or ``file.py:function``), or empty when it is no path.
+            a ``source`` (a path, or ``file.py:function``), a ``script`` (``file.py:function``, or words), or empty when
+            it is no path.
         words: The values of a path option that are words, not paths.
         share: The number is a share: ``1%`` is 0.01.
     """
@@ -113,6 +114,14 @@ class Option:
     words: tuple[str, ...] = ()
     share: bool = False
 
+    def is_path(self, value: Any) -> bool:
+        """Whether a value of this option is a path, and not one of its words."""
+        return self.path != "" and value not in self.words and (self.path != "script" or ".py:" in str(value))
+
+    def is_read(self, value: Any) -> bool:
+        """Whether a value of this option is a file or a folder that a run reads."""
+        return self.path in ("source", "file", "script") and self.is_path(value)
+
 
 MODULE = "a PyTorch module as MODEL, nets.py:resnet"
 PRECISION = "precision"
@@ -125,8 +134,10 @@ FILES = "files"
 GROUPS = (MODULE, PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
 CALIB_HELP = (
-    "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py:name of a loader, 'synthetic'"
+    "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these or of pictures, script.py:name of a "
+    "loader, decode:prompts.npz (a decoder run on its own tokens), 'synthetic'"
 )
+METRICS = ("top1", "top5", "recall", "map50", "map", "miou", "psnr", "spearman", "agreement", "sqnr")
 INPUT_HELP = "an example input, such as image:float32:1x3x224x224; repeat for each"
 INPUT_METAVAR = "NAME:DTYPE:SHAPE"
 DYNAMIC_HELP = "an axis of any size, such as image:0=batch:1..16; repeat for several"

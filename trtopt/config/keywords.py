@@ -60,8 +60,13 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     output: Path | None
     precision: BuildPrecision | None
     calib_cache: Path | None
+    steps: float | None
     reference: Path | None
     metric: str | Callable[..., Any] | None
+    preprocess: str | None
+    labels: Path | None
+    skip_bad: bool
+    boxes: str | None
     max_accuracy_drop: Share | None
     min_sqnr_db: float | None
     min_agreement: Share | None
@@ -70,6 +75,9 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     allow_accuracy_loss: bool
     compare_tensors: bool
     keep_all_int8: bool
+    weights: Literal["int4", "int8", "nvfp4", "mxfp8"] | None
+    weight_block: Literal["32", "64", "128"] | None
+    keep_all_weights: bool
     sparse: bool
     sparse_all: bool
     recipes: str

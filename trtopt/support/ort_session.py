@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, ResourceError
 from trtopt.support._lazy import require
+from trtopt.support.dequantize import fold_unknown
 
 Feeds = Mapping[str, np.ndarray]
 """Arrays by input name: one call's inputs."""
@@ -103,6 +104,7 @@ class OrtSession:
         self._weights: dict[str, np.ndarray] = {}
         try:
             clone = with_outputs(model, outputs) if outputs is not None else model.clone()
+            fold_unknown(clone)
             _widen_bf16_borders(clone)
             _shield_outputs(clone)
             mapped = None if self._packs else _folder_of_large(clone)

@@ -20,6 +20,7 @@ from numpy.lib import format as npy_format
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe.feeds import LABELS, SampleGroup, group, in_memory, open_arrays
+from trtopt.precision.observe.stream import hash_arrays
 from trtopt.support.files import TEMPORARY
 
 MOST_BYTES = 16 << 30
@@ -69,7 +70,7 @@ def take_whole(src: Any, inputs: Sequence[InputSpec], where: str) -> Taken:
     item = _item(src, inputs, where)
     arrays = item.arrays if item.labels is None else {**item.arrays, LABELS: item.labels}
     digest = hashlib.sha256()
-    _hash_arrays(digest, arrays)
+    hash_arrays(digest, arrays)
     return Taken((_group(item, inputs, where),), digest.hexdigest())
 
 
@@ -90,7 +91,7 @@ def take(src: Any, inputs: Sequence[InputSpec], where: str) -> Taken:
         place = f"{where}, item {index}"
         item = _one(_item(given, inputs, place), inputs)
         arrays = item.arrays if item.labels is None else {**item.arrays, LABELS: item.labels}
-        _hash_arrays(digest, arrays)
+        hash_arrays(digest, arrays)
         size += sum(array.nbytes for array in arrays.values())
         if size > MOST_BYTES:
             raise UsageError(
@@ -246,10 +247,3 @@ def _lacks_batch(array: np.ndarray, spec: InputSpec) -> bool:
         and array.ndim == len(rest)
         and all(size == dim for dim, size in zip(array.shape, rest, strict=True) if isinstance(size, int))
     )
-
-
-def _hash_arrays(digest: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype} {array.shape};".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)

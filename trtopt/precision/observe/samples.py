@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +17,10 @@ from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
 from trtopt.precision.observe import polygraphy
-from trtopt.precision.observe.feeds import LABELS, ArrayReader, Sample, SampleGroup, group, in_memory, open_arrays
+from trtopt.precision.observe.feeds import LABELS, ArrayReader, SampleGroup, group, in_memory, open_arrays
 from trtopt.precision.observe.loaders import Taken, is_whole, take, take_whole
+from trtopt.precision.observe.pictures import UNSAID, PictureOptions, find_pictures, open_pictures
+from trtopt.precision.observe.stream import Samples
 from trtopt.support._script import load_object
 from trtopt.support.files import hash_file
 
@@ -34,7 +34,6 @@ _ROWS = 8
 _MOST_ELEMENTS = 1 << 40
 """Of an input: 4 TiB, more than a machine without a GPU has memory for."""
 
-_Feeds = TypeVar("_Feeds", bound=Mapping[str, np.ndarray])
 
 Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
@@ -154,152 +153,12 @@ def _random(
     return rng.standard_normal(shape, dtype=np.float32).astype(spec.dtype)
 
 
-_REMEDY = "give an .npz, .npy (single input), Polygraphy's .json, a folder of these, script.py:function, or 'synthetic'"
+_REMEDY = (
+    "give an .npz, .npy (single input), Polygraphy's .json, a folder of these or of pictures, script.py:function, or "
+    "'synthetic'"
+)
 _LOADER = "load_data"
 """What Polygraphy calls the function of a data loader script that names none (``--data-loader-script``)."""
-
-
-class Samples:
-    """A stream of samples that can be iterated any number of times.
-
-    Each sample is a dict of arrays by input name, in the inputs' dtypes: batch 1, or the static first dimension of
-    the model. Memory holds one sample of a file at a time; of a JSON of Polygraphy, all.
-
-    Attributes:
-        source: ``user``, or ``synthetic`` for random data.
-        where: The file, folder or function, for messages.
-        taken: One line that says what of a Python object or script was taken for what; empty for files.
-    """
-
-    def __init__(
-        self,
-        known: tuple[SampleGroup, ...],
-        *,
-        where: str,
-        sha256: str,
-        source: Literal["user", "synthetic"] = "user",
-        groups: Callable[[], Iterator[SampleGroup]] | None = None,
-        taken: Taken | None = None,
-    ) -> None:
-        self._known = known
-        self._groups = groups or (lambda: iter(known))
-        self._taken = taken  # its folder is there as long as this
-        self.taken = "" if taken is None else taken.text
-        self._sha256 = sha256
-        self.where = where
-        self.source: Literal["user", "synthetic"] = source
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Yield the samples in order.
-
-        Raises:
-            UsageError: A value is NaN or infinite, a file is damaged, a function fails or yields nothing.
-        """
-        empty = True
-        for item in self._groups():
-            for sample in item.samples():
-                empty = False
-                yield sample
-        if empty:
-            raise UsageError("There are no samples", where=self.where, remedy="give at least one sample")
-
-    def undivided(self) -> Samples:
-        """The same with each feed, or file, as one sample, as it was given: what Polygraphy calls an iteration."""
-        return Samples(
-            tuple(item.undivided() for item in self._known),
-            groups=lambda: (item.undivided() for item in self._groups()),
-            where=self.where,
-            source=self.source,
-            sha256=self.sha256,
-            taken=self._taken,
-        )
-
-    def with_rows(self) -> Iterator[tuple[Sample, int]]:
-        """Yield the samples in order, each with how many of the caller's samples it holds: several where they are
-        joined to batches. Raises as :meth:`__iter__`."""
-        return ((sample, 1) for sample in self)
-
-    @property
-    def count(self) -> int | None:
-        """Number of samples; None where only a pass over them tells."""
-        return sum(item.count for item in self._known)
-
-    @functools.cached_property
-    def labels(self) -> np.ndarray | None:
-        """Labels with the samples as first axis, or None.
-
-        Raises:
-            UsageError: Some files carry labels and some do not, or their shapes differ.
-        """
-        return _join_labels([item.labels for item in self._known], self.where)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the data, hex: of a file that of its content, of a folder that of names and contents, of a script or
-        a Python object that of the arrays it gives."""
-        return self._sha256
-
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
-        """Input shapes, sample by sample."""
-        return tuple(item.shapes() for item in self._known for _ in range(item.count))
-
-
-def entries(sample: Mapping[str, np.ndarray]) -> int:
-    """How many entries a sample holds along its first axis: 8 of a batch of 8."""
-    return max((array.shape[0] for array in sample.values() if array.ndim), default=1)
-
-
-def up_to(samples: Iterable[_Feeds], most: int) -> Iterator[_Feeds]:
-    """The first samples, until they hold ``most`` entries."""
-    held = 0
-    for sample in samples:
-        yield sample
-        held += entries(sample)
-        if held >= most:
-            return
-
-
-FEW_ROWS = 16
-"""Entries that are run first where 16 bits are decided and verified; all of them where these leave a doubt."""
-
-
-class SomeSamples(Samples):
-    """Samples of at most ``most`` entries of others, one sample at least: spread evenly where their number is known,
-    else the first."""
-
-    def __init__(self, whole: Samples, most: int) -> None:
-        self._whole, count = whole, whole.count
-        samples = max(1, most // max(1, entries(next(iter(whole)))))
-        self._chosen = slice(0, samples) if count is None else slice(0, None, max(1, -(-count // samples)))
-        self.where, self.source = whole.where, whole.source
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (sample for sample, _ in self.with_rows())
-
-    def with_rows(self) -> Iterator[tuple[Sample, int]]:
-        """Yield the samples that are chosen, each with how many of the caller's it holds."""
-        return itertools.islice(self._whole.with_rows(), self._chosen.start, self._chosen.stop, self._chosen.step)
-
-    @property
-    def count(self) -> int | None:
-        """Number of samples; None where only a pass over them tells."""
-        whole = self._whole.count
-        return None if whole is None else len(range(whole)[self._chosen])
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """Those of the samples that are chosen."""
-        labels = self._whole.labels
-        return None if labels is None else labels[self._chosen]
-
-    @property
-    def sha256(self) -> str:
-        """Hash of all samples and of which are chosen."""
-        return hashlib.sha256(f"{self._whole.sha256} {self._chosen}".encode()).hexdigest()
-
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
-        """Input shapes, sample by sample."""
-        return self._whole.shapes()[self._chosen]
 
 
 def open_samples(
@@ -309,20 +168,22 @@ def open_samples(
     shapes: Shapes | None = None,
     count: int | None = None,
     values: Values = NO_VALUES,
+    pictures: PictureOptions = UNSAID,
 ) -> Samples:
     """Open calibration or evaluation samples.
 
     Args:
         src: A path to an ``.npz`` (arrays by input name, first axis = samples, labels under ``__labels__``), an
             ``.npy`` for a single input, inputs that Polygraphy saved (``.json``), or a folder of either, read in the
-            order of the names; ``script.py:name`` of a function, a loader or another iterable
-            (:func:`~trtopt.precision.observe.loaders.take`), ``script.py`` alone for its ``load_data``;
-            ``"synthetic"``; in Python also such an object itself, a dict of arrays by input name, one array for a
-            single input, or ``Samples`` as they are.
+            order of the names; a folder of pictures, and of folders of them; ``script.py:name`` of a function, a loader
+            or another iterable (:func:`~trtopt.precision.observe.loaders.take`), ``script.py`` alone for its
+            ``load_data``; ``"synthetic"``; in Python also such an object itself, a dict of arrays by input name, one
+            array for a single input, or ``Samples`` as they are.
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
         values: For synthetic samples, what integers and booleans may be.
+        pictures: What is said of a folder of pictures.
 
     Returns:
         The samples, split as :func:`trtopt.precision.observe.feeds.group` describes. Names, shapes and dtypes of files
@@ -340,23 +201,22 @@ def open_samples(
         where = text if ".py:" in text else f"{text}:{_LOADER}"
         src = _script_object(where)
     elif text:
-        return _open_path(Path(text), inputs)
-    if is_whole(src):
-        return _of_taken(take_whole(src, inputs, where), where)
-    return _of_taken(take(src, inputs, where), where)
+        return _open_path(Path(text), inputs, pictures)
+    return _of_taken((take_whole if is_whole(src) else take)(src, inputs, where), where)
 
 
 def _of_taken(taken: Taken, where: str) -> Samples:
-    return Samples(taken.groups, where=where, sha256=taken.sha256, taken=taken)
+    groups = taken.groups
+    return Samples(lambda: iter(groups), where=where, sha256=taken.sha256, known=groups, taken=taken.text, kept=taken)
 
 
 def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values) -> Samples:
     make, known = synthetic_groups(inputs, shapes, count, values)
     digest = hashlib.sha256(repr((count, sorted(known[0].shapes().items()), inputs, sorted(values.items()))).encode())
-    return Samples(known, groups=make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest())
+    return Samples(make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest(), known=known)
 
 
-def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
+def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions) -> Samples:
     path = path.absolute()
     if not path.exists():
         raise UsageError("The samples do not exist", where=str(path), remedy=_REMEDY)
@@ -367,9 +227,13 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
             for item in path.iterdir()
             if item.suffix in (".npz", ".npy") and item.name[0] != "." and item.is_file()
         )
+        if not files and (pictures := find_pictures(path)):
+            return open_pictures(path, pictures, inputs, options)
         files = files or polygraphy.iteration_files(path)
         if not files:
-            raise UsageError("The folder holds no .npz, .npy or .json file", where=str(path), remedy=_REMEDY)
+            raise UsageError(
+                "The folder holds no .npz, .npy or .json file and no picture", where=str(path), remedy=_REMEDY
+            )
     hashes = [hash_file(file, "The samples")[1] for file in files]
     sha256 = hashes[0]
     if path.is_dir():
@@ -379,9 +243,9 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
 
     if files[0].suffix == polygraphy.SUFFIX:
         taken = take((feed for file in files for feed in _saved_feeds(file)), inputs, str(path))
-        return Samples(taken.groups, where=str(path), sha256=sha256, taken=replace(taken, text=""))
+        return _of_taken(replace(taken, text="", sha256=sha256), str(path))
     groups = tuple(_file_group(file, inputs) for file in files)
-    return Samples(groups, where=str(path), sha256=sha256)
+    return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
 
 
 def _saved_feeds(path: Path) -> list[dict[str, np.ndarray]]:
@@ -422,19 +286,6 @@ def _script_object(src: str) -> Any:
     if not path.is_file():
         raise UsageError("The script does not exist", where=str(path), remedy=_REMEDY)
     return load_object(src, "samples", "function or iterable")
-
-
-def _join_labels(parts: Sequence[np.ndarray | None], where: str) -> np.ndarray | None:
-    found = [part for part in parts if part is not None]
-    if not found:
-        return None
-    if len(found) != len(parts) or len({part.shape[1:] for part in found}) > 1:
-        raise UsageError(
-            f"{len(found)} of {len(parts)} files carry labels, or their shapes differ",
-            where=f"{where}, {LABELS}",
-            remedy="give labels of one shape for every sample, or for none",
-        )
-    return np.concatenate(found)
 
 
 def random_feeds(

@@ -390,7 +390,7 @@ class Analysis(Shown):
     """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
     of the ONNX graph; ``limit`` is that of the engine, None where none was compiled."""
 
-    VIEW = "trtopt.analysis.analyze:view_of"
+    VIEW = "analysis.analyze:view_of"
     ROWS = "layers"
 
     model: dict[str, Any]

@@ -100,7 +100,7 @@ class CheckReport(Shown):
         notes: What differs from the baseline and may explain a difference, and what else the reader should know.
     """
 
-    VIEW = "trtopt.report.text.check:view"
+    VIEW = "report.text.check:view"
     ROWS = "gates"
 
     subject: Checked

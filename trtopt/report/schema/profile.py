@@ -181,7 +181,7 @@ class ProfileReport(Shown):
         environment: Versions and machine.
     """
 
-    VIEW = "trtopt.report.text.profile:view"
+    VIEW = "report.text.profile:view"
     ROWS = "layers"
 
     gpu: Mapping[str, Any]

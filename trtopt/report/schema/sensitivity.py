@@ -131,7 +131,7 @@ class Sensitivity(Shown):
         warnings: What was warned of.
     """
 
-    VIEW = "trtopt.report.text.sensitivity:view"
+    VIEW = "report.text.sensitivity:view"
     ROWS = "regions"
 
     model: dict[str, Any]

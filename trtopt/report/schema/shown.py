@@ -7,8 +7,6 @@ import importlib
 import io
 from typing import Any, ClassVar
 
-from trtopt.errors import MissingDependencyError, UsageError
-
 _WIDTH = 100
 
 
@@ -25,7 +23,7 @@ class Shown:
 
     def _view(self) -> Any:
         module, _, function = self.VIEW.partition(":")
-        return getattr(importlib.import_module(module), function)(self)
+        return getattr(_trtopt(module), function)(self)
 
     def __str__(self) -> str:
         """As a terminal shows it."""
@@ -45,7 +43,7 @@ class Shown:
         Raises:
             MissingDependencyError: plotly or Jinja2 is not installed.
         """
-        return str(importlib.import_module("trtopt.report.html.page").html_page(self._view()))
+        return str(_trtopt("report.html.page").html_page(self._view()))
 
     def to_dataframe(self) -> Any:
         """Its rows, layers, regions, jobs or gates, as a ``pandas.DataFrame``: a column for each field.
@@ -70,7 +68,9 @@ class Shown:
         plots = {block.name: block for part in parts for block in part.blocks if hasattr(block, "figure")}
         if not plots or (name and name not in plots):
             remedy = f"choose one of {', '.join(plots)}" if plots else "look at trtopt.analyze of the model"
-            raise UsageError(f"The report has no plot{f' {name!r}' if name else ''}", where="plot", remedy=remedy)
+            raise _trtopt("errors").UsageError(
+                f"The report has no plot{f' {name!r}' if name else ''}", where="plot", remedy=remedy
+            )
         return _required("plotly.graph_objects").Figure(plots[name or next(iter(plots))].figure())
 
     def _printed(self, *, html: bool = False) -> str:
@@ -85,9 +85,10 @@ class Shown:
         return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
+def _trtopt(module: str) -> Any:
+    """A module of trtopt, by name: what shows reports knows them, and they stand below all else."""
+    return importlib.import_module(f"trtopt.{module}")
+
+
 def _required(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        what = f"{module.partition('.')[0]} is needed for this, and cannot be imported: {error}"
-        raise MissingDependencyError(what, where=module, remedy='pip install "trtopt[notebook]"') from error
+    return _trtopt("support._lazy").require(module, "notebook", "show this")

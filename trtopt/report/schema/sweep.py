@@ -117,7 +117,7 @@ class SweepReport(Shown):
         warnings: What the user should know.
     """
 
-    VIEW = "trtopt.report.text.sweep:view"
+    VIEW = "report.text.sweep:view"
     ROWS = "rows"
 
     name: str
