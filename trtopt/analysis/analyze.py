@@ -22,6 +22,7 @@ from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
@@ -165,14 +166,14 @@ class _Run:
             values = static_shapes(loaded.model, decided.shapes)
         job = _Job(loaded, decided.shapes, values, self._precision(loaded.model))
         level = self._onnx_level(job)
-        shown, levels, limit = level, [LevelSummary("onnx", len(level.rows), level.totals)], None
+        shown, rewritten, levels, limit = level, None, [LevelSummary("onnx", len(level.rows), level.totals)], None
         if config.compile:
             # What compiles is not loaded for a prediction from the graph alone: it doubles the time of a small model.
             from trtopt.analysis.compiled import compile_level
             from trtopt.engine.limit import limit_of
 
             compiled = compile_level(loaded, gpu, self._build_precision(job), decided.shapes, clock)
-            shown = _level(compiled.layers, gpu)
+            shown, rewritten = _level(compiled.layers, gpu), compiled.model
             levels.append(LevelSummary("engine", len(shown.rows), shown.totals, compiled.proxy))
             findings = self._with_gaps(self._findings(job, level, self._subject(job, shown, compiled)), compiled)
             limit = limit_of(compiled.listed, compiled.layers, shown.rows, compiled.model, gpu)
@@ -196,6 +197,7 @@ class _Run:
             sparsity=sparsity,
             warnings=tuple(clock.warnings),
             limit=limit,
+            names=names_of(loaded.model, rewritten),
         )
 
     @contextmanager

@@ -25,6 +25,7 @@ from trtopt.events import OnEvent, ignore
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import input_values
+from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.graph.skeleton import content_hash
 from trtopt.hardware.probe import present_gpu
@@ -114,6 +115,7 @@ def _measure(job: _Job, clock: Clock) -> Sensitivity:
         refused=candidates.refused,
         calibration=observer.record(calibration),
         cached=cached,
+        names=names_of(job.artifact.model, base),
     )
 
 

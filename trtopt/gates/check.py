@@ -242,7 +242,8 @@ def evaluate(after: Facts, before: Facts | None, limits: Thresholds) -> CheckRep
     notes += tuple(f"allowed by --allow-accuracy-loss of the build: {item}" for item in after.allowed)
     if after.synthetic and limits.allow_synthetic:
         notes += ("the 8-bit ranges come from random data: --allow-synthetic",)
-    return CheckReport(after.checked, None if before is None else before.checked, tuple(gates), notes)
+    baseline = None if before is None else before.checked
+    return CheckReport(after.checked, baseline, tuple(gates), notes, after.names)
 
 
 def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange, Unit
 from trtopt.report.schema.manifest import Manifest
-from trtopt.report.text.blocks import Block, Cell, Line, Names, Section, Table, View, bullets, line, pairs, table
+from trtopt.report.text.blocks import Block, Cell, Line, Section, Table, View, bullets, line, pairs, table
 from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
+from trtopt.report.text.names import Labels
 
 MOST_LAYERS = 8
 """Of those that account for a gate."""
@@ -71,14 +72,14 @@ def figure(value: float | None, unit: Unit | None) -> str:
     return f"{value:.1f} dB" if unit == "dB" else f"{value:.4f}"
 
 
-def layer_table(layers: Sequence[LayerChange]) -> Table:
+def layer_table(layers: Sequence[LayerChange], labels: Labels) -> Table:
     """The layers that account for a gate."""
     rows = []
     for change in layers:
         dtypes = [" ".join(dtypes) or "none" for dtypes in change.dtypes]
         times = ["" if us is None else figure(us, "us") for us in change.us]
         kernels = [str(number) for number in change.kernels]
-        rows.append((Names(change.nodes), _arrow(kernels), visible(_arrow(dtypes)), _arrow(times)))
+        rows.append((labels.each(change.nodes), _arrow(kernels), visible(_arrow(dtypes)), _arrow(times)))
     return table(("nodes", "kernels", "type", "time"), rows, right=(1, 3), most=MOST_LAYERS, noun="place")
 
 
@@ -95,7 +96,10 @@ def view(found: CheckReport) -> View:
     parts = [Section("", (pairs(of),)), Section("Gates", (gates,) if gates.rows else ())]
     for gate in found.gates:
         if gate.reason and gate.verdict != "passed":
-            body: tuple[Block, ...] = (line(visible(gate.reason)), *([layer_table(gate.layers)] if gate.layers else []))
+            body: tuple[Block, ...] = (
+                line(visible(gate.reason)),
+                *([layer_table(gate.layers, Labels(found.names))] if gate.layers else []),
+            )
             parts.append(Section(f"{gate.verdict.capitalize()}: {visible(gate.title)}", body))
     parts.append(Section("Notes", bullets(found.notes)))
     return View(Line(headline(found), "bad" if found.failed else "good"), (), tuple(parts), kind="trtopt check")
