@@ -138,7 +138,7 @@ def _result(case: ElementTree.Element, gate: Gate, labels: Labels) -> None:
         ElementTree.SubElement(case, "skipped", {"message": message})
         return
     failure = ElementTree.SubElement(case, "failure", {"type": "gate", "message": message})
-    figures = [("before", words.figure(gate.before, gate.unit)), ("now", words.figure(gate.after, gate.unit))]
+    figures = [("before", words.figure(gate.before, gate)), ("now", words.figure(gate.after, gate))]
     lines = [f"{name}: {value}" for name, value in (*figures, ("limit", words.limit(gate))) if value]
     lines += ["  ".join(plain_text(item, 80) for item in row) for row in words.layer_table(gate.layers, labels).rows]
     failure.text = "\n".join([message, *lines])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import shlex
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,6 +107,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     content = read_file(path, "The report", LARGEST_BYTES)
     try:
         data = decoded(content)
+    except UnicodeDecodeError as error:
+        is_model = path.suffix == ".onnx"
+        raise UsageError(
+            f"The file is {'an ONNX model' if is_model else 'binary'}, not a report",
+            where=str(path),
+            remedy=f"give what --report wrote: {shlex.join(['trtopt', 'build', str(path), '--report', 'report.json'])}"
+            if is_model
+            else "give a file that --report wrote",
+        ) from error
     except ValueError as error:
         raise UsageError(
             f"The report is no JSON, or not whole: {error}", where=str(path), remedy="write it again with --report"

@@ -33,9 +33,7 @@ class Labels:
         stands where no module is known. ``after`` stands behind it."""
         known = [self.names[node] for node in nodes if node in self.names]
         modules = [item.module for item in known if item.op in _PRODUCTS] or [item.module for item in known]
-        own = own or (nodes[0] if nodes else "")
-        label = _common(list(dict.fromkeys(modules)))
-        return Name(label, after, own=own) if label else Name(own, after)
+        return replace(named(list(dict.fromkeys(modules)), own or (nodes[0] if nodes else "")), after=after)
 
     def each(self, nodes: Iterable[str]) -> Names:
         """The name of each node, each once."""
@@ -50,10 +48,17 @@ class Labels:
         return self.names[node].module if node in self.names else node
 
 
+def named(modules: Sequence[str], own: str) -> Name:
+    """The name of what computes ``modules``, whose own name is ``own``: the module that holds them all, where there is
+    one below the outermost, else the first of them."""
+    if not modules:
+        return Name(own)
+    return Name(_common(modules), own=own)
+
+
 def _common(modules: Sequence[str]) -> str:
-    """One name for several: the module that holds them all, where there is one below the outermost."""
     if len(modules) < 2:
-        return modules[0] if modules else ""
+        return modules[0]
     paths = [module.split(".") for module in modules]
     shared = next(
         (index for index, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), min(map(len, paths))
