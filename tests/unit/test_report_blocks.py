@@ -75,7 +75,7 @@ def test_no_text_of_a_file_is_markup_in_any_block(name: str) -> None:
         assert page.count(mark) == plain.count(mark), mark
     seen = _Attributes()
     seen.feed(body(view))
-    assert seen.names <= {"class", "title", "style", "scope", "type", "aria-sort", "data-value"}
+    assert seen.names <= {"class", "title", "style", "scope", "type", "aria-sort", "data-value", "id", "data-find"}
 
 
 def test_the_forms_show_the_same_rows_and_say_how_many_are_left_out() -> None:

@@ -186,7 +186,7 @@ def sensitivity(
     Raises:
         UsageError: An option, a sample or a GPU is wrong, or a file cannot be read or written.
         InvalidModelError: The model's content is invalid, or none of its nodes can become 8-bit.
-        MissingDependencyError: ONNX Runtime is not installed; for ``html``, plotly and Jinja2.
+        MissingDependencyError: ONNX Runtime is not installed; for ``html``, Jinja2.
     """
     example_inputs = options.pop("example_inputs", None)
     config = SensitivityConfig.given(config, options, "sensitivity(m, precision=...)")

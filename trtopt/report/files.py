@@ -30,7 +30,7 @@ def write_view(shown: View, *, html: str | Path | None = None, markdown: str | P
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly and Jinja2.
+        MissingDependencyError: ``html`` needs Jinja2.
     """
     if html is not None:
         atomic_write(Path(html), html_page(shown))

@@ -389,7 +389,7 @@ class EngineAnalysis:
 class Analysis:
     """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
     of the ONNX graph; ``limit`` is that of the engine, None where none was compiled. ``names`` has the modules of
-    nodes, by the nodes' names."""
+    nodes, by the nodes' names; ``links`` the layers that read from others, as indices (writer, reader)."""
 
     model: dict[str, Any]
     gpu: dict[str, Any]
@@ -405,6 +405,7 @@ class Analysis:
     warnings: tuple[str, ...] = ()
     limit: Limit | None = None
     names: dict[str, NodeName] = dataclasses.field(default_factory=dict)
+    links: tuple[tuple[int, int], ...] = ()
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

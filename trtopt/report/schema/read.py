@@ -163,6 +163,8 @@ def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) ->
         converted(found.gpu, _Calibrated, path)
     if isinstance(found, analysis.Analysis):
         _check_rows(found.layers, path)
+        if not all(0 <= first < second < len(found.layers) for first, second in found.links):
+            raise _wrong_field("a layer reads from one that is not before it - at `$.links`", path)
         for name, totals in (("totals", found.totals), *((item.level, item.totals) for item in found.levels)):
             if not _is_in_range(totals):
                 raise _wrong_field(f"the range of a time does not hold it - at `$.{name}`", path)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trtopt.report.html import plots
+from trtopt.report.html.predicted import as_layers
+from trtopt.report.html.profile import graph_note, layer_data
 from trtopt.report.schema.analysis import Analysis, BatchPoint, BatchSweep, LayerRow, SparseLayer, Sparsity, Totals
 from trtopt.report.text.blocks import (
     Block,
@@ -15,6 +17,7 @@ from trtopt.report.text.blocks import (
     Column,
     Figures,
     Findings,
+    Graph,
     Line,
     Note,
     Part,
@@ -81,7 +84,8 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         Section("Time by limiter", _split(totals.by_limiter, LIMITERS)),
         Section("Time by kind of kernel", _split(totals.by_kind, {})),
         Section("Findings", found),
-        Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs), "page"),
+        Section("Layers as a graph", _graph(analysis, labels), "page"),
+        Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs, labels), "page"),
         Section("Slowest layers", _layers(analysis, labels)),
         Section("Limit", tuple(limit_blocks(analysis.limit, analysis.layers, labels))),
         Section("2:4 sparsity", _sparsity(analysis, labels)),
@@ -217,6 +221,14 @@ def _predicted(analysis: Analysis, gpu: GpuSpec, labels: Labels) -> tuple[Block,
     return figures, *within, *calibrated, *short
 
 
+def _graph(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
+    if not analysis.layers:
+        return ()
+    layers = as_layers(analysis.layers, labels)
+    data = functools.partial(layer_data, layers, analysis.links or None, analysis.findings, measured=False)
+    return Note(graph_note(layers, linked=bool(analysis.links))), Graph(data)
+
+
 def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block, ...]:
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     shown = tuple(
@@ -226,7 +238,7 @@ def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block,
     return (Split(shown),) if sum(parts.values()) else ()
 
 
-def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None) -> tuple[Block, ...]:
+def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, labels: Labels) -> tuple[Block, ...]:
     placed = slowest(plots.placed(analysis.layers))
     if not placed:
         return ()
@@ -243,7 +255,7 @@ def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None) 
     unplaced = len(analysis.layers) - len(placed)
     if unplaced:
         notes.append(f"{count(unplaced, 'layer')} without arithmetic cannot be drawn.")
-    figure = functools.partial(plots.roofline, analysis.layers, gpu, analysis.precision, l2_bandwidth_gbs)
+    figure = functools.partial(plots.roofline, labels.rows(analysis.layers), gpu, analysis.precision, l2_bandwidth_gbs)
     return Note(" ".join(notes)), Plot("roofline", figure)
 
 
@@ -252,7 +264,7 @@ def _layers(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
         return ()
     size = plots.group_size(len(analysis.layers))
     note = [] if size == 1 else [Note(f"Each bar is {size} layers.")]
-    plot = Plot("order", lambda: plots.in_order(analysis.layers))
+    plot = Plot("order", lambda: plots.in_order(labels.rows(analysis.layers)))
     return *note, plot, layer_table(analysis.layers, analysis.totals.predicted_us, labels)
 
 
@@ -271,7 +283,7 @@ def _sparsity(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
         )
         for row in layers
     )
-    columns = (Column("layer"), Column("2:4", "short"), *numbers("dense", "sparse", "gain"))
+    columns = (Column("layer", "name"), Column("2:4", "short"), *numbers("dense", "sparse", "gain"))
     reasons = pairs(
         (verdict, f"{count(len(nodes), 'node')}: {visible(reason)} ({some_names(labels.each(nodes).names, 2)})")
         for verdict, reason, nodes in by_reason(found)

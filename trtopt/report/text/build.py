@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from trtopt.report.html.predicted import as_layers
+from trtopt.report.html.profile import graph_note, layer_data
 from trtopt.report.schema.build import BuildReport, EngineRecord, FloorRecord, MatrixBuild, OutputAccuracy
-from trtopt.report.text.blocks import Block, Section, Style, Table, View, line, pairs, table
+from trtopt.report.text.blocks import Block, Graph, Note, Section, Style, Table, View, line, pairs, table
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.decisions import (
     builder_section,
@@ -64,12 +67,21 @@ def view(report: BuildReport, *, verbose: bool = False) -> View:
         (*([line(loss, "warn")] if loss else []), *below),
         (
             *(Section(title, tuple(body)) for title, body in told),
+            Section("Layers as a graph", _graph(report, labels), "page"),
             *(Section(title, tuple(body), "" if verbose else "page") for title, body in more),
             *([] if verbose else [Section("", (line(_MORE_NOTE),), "text")]),
         ),
         name=f"{head.text}: build",
         warnings=report.warnings,
     )
+
+
+def _graph(report: BuildReport, labels: Labels) -> tuple[Block, ...]:
+    found, engine = report.analysis, report.engine
+    if found is None or not found.layers:
+        return ()
+    layers = as_layers(found.layers, labels, () if engine is None or engine.layers is None else engine.layers)
+    return Note(graph_note(layers)), Graph(functools.partial(layer_data, layers, measured=False))
 
 
 def _slowest(report: BuildReport, labels: Labels) -> list[Block]:

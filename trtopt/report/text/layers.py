@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtopt.report.schema.analysis import LayerRow, range_of_rows
-from trtopt.report.text.blocks import Cell, Column, Inline, Name, Names, Table, numbers, sum_of
+from trtopt.report.text.blocks import Cell, Column, Inline, Name, Table, numbers, sum_of
 from trtopt.report.text.format import bytes_text, flop_text, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
 from trtopt.report.text.words import product_text, tile_text
@@ -26,10 +26,9 @@ def layer_table(rows: Sequence[LayerRow], total_us: float, labels: Labels, most:
     """
     columns = (
         *(Column("operator, m x n x k", "short"), *numbers("x"), Column("type", "short"), *numbers("time", "share")),
-        *(Column("limiter", "short", "wide"), Column("layer"), *numbers("80 %", on="wide")),
+        *(Column("limiter", "short", "wide"), Column("layer", "name"), *numbers("80 %", on="wide")),
         *(Column("tile, waves", "short", "page"), *numbers("arithmetic", "memory", "FLOP", "bytes", on="page")),
         *numbers("FLOP/byte", "tiles", "tiles used", "waves used", "aligned", on="page"),
-        Column("computes", "nodes", "page"),
     )
     return Table(
         *(columns, tuple(_cells(group, total_us, labels) for group in equal_layers(rows, labels)), most, "row"),
@@ -61,7 +60,6 @@ def _cells(group: Equal, total_us: float, labels: Labels) -> tuple[Inline, ...]:
         Cell(percent(layer.tile_efficiency) if product else "", layer.tile_efficiency),
         Cell(percent(layer.wave_efficiency) if product else "", layer.wave_efficiency),
         Cell(f"{layer.alignment_bytes} B", layer.alignment_bytes),
-        Names(layer.onnx_nodes if layer.onnx_nodes != (layer.name,) else ()),
     )
 
 

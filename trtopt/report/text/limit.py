@@ -52,7 +52,7 @@ def limit_blocks(limit: Limit | None, layers: Sequence[LayerRow], labels: Labels
     nodes = {layer.name: layer.onnx_nodes for layer in layers}
     columns = (
         *(*numbers("beyond", "share"), *numbers("predicted", on="page"), *numbers("kernels"), Column("type", "short")),
-        *(Column("operator", "short"), Column("the first of them"), Column("why", "short")),
+        *(Column("operator", "short"), Column("the first of them", "name"), Column("why", "short")),
     )
     sums = ", ".join(f"{REASONS[name]} {time_text(us)} ({kernels})" for name, kernels, us in by_reason(limit))
     return [

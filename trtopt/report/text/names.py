@@ -31,9 +31,17 @@ class Labels:
     def of(self, nodes: Sequence[str], own: str = "", after: str = "") -> Name:
         """The name of what computes ``nodes``: that of their products, else of all; ``own`` is its own name, which
         stands where no module is known. ``after`` stands behind it."""
+        return replace(named(self.modules(nodes), own or (nodes[0] if nodes else "")), after=after)
+
+    def modules(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """The modules of the products among nodes, else of all of them, each once."""
         known = [self.names[node] for node in nodes if node in self.names]
-        modules = [item.module for item in known if item.op in _PRODUCTS] or [item.module for item in known]
-        return replace(named(list(dict.fromkeys(modules)), own or (nodes[0] if nodes else "")), after=after)
+        found = [item.module for item in known if item.op in _PRODUCTS] or [item.module for item in known]
+        return tuple(dict.fromkeys(found))
+
+    def rows(self, rows: Iterable[LayerRow]) -> list[LayerRow]:
+        """Layers with the user's names."""
+        return [replace(row, name=self.of(row.onnx_nodes, row.name).text) for row in rows]
 
     def each(self, nodes: Iterable[str]) -> Names:
         """The name of each node, each once."""
@@ -53,7 +61,8 @@ def named(modules: Sequence[str], own: str) -> Name:
     one below the outermost, else the first of them."""
     if not modules:
         return Name(own)
-    return Name(_common(modules), own=own)
+    label = _common(modules)
+    return Name(label, own=own if own != label else "")
 
 
 def _common(modules: Sequence[str]) -> str:

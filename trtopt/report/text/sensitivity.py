@@ -72,7 +72,7 @@ def _regions(found: Sensitivity) -> tuple[Block, ...]:
     in_order = sorted(found.regions, key=lambda region: order.get(region.region, len(order)))
     several = len(found.together.outputs) > 1
     columns = (
-        *(Column("first node"), *numbers("SQNR", "same class", "flop", "noise")),
+        *(Column("first node", "name"), *numbers("SQNR", "same class", "flop", "noise")),
         *([Column("output")] if several else [Column("")]),
         *(Column("reads", on="page"), *numbers("nodes", "samples", on="page")),
     )
