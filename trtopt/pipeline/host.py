@@ -19,13 +19,15 @@ from trtopt.graph.artifact import ModelArtifact, input_spec
 from trtopt.graph.edit import Names
 from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.module_path import module_of_node
-from trtopt.graph.shapes import static_shapes
+from trtopt.graph.resize import write_out_antialias
+from trtopt.graph.shapes import infer_in_place, static_shapes
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.report.schema.build import HostRecord, PassedTensor
 from trtopt.report.schema.steps import StepRecord
 from trtopt.report.text.format import count, some
 from trtopt.rewrite.host_part import NoTailError, Parts, inner_nodes, split
 from trtopt.support.clock import Clock
+from trtopt.support.nms_plugins import decode_boxes, is_written_out, write_out
 
 _RUN_BY_HOST = ("", "com.microsoft", "ai.onnx.ml")
 """Domains of operators that ONNX Runtime holds."""
@@ -90,7 +92,16 @@ def cut(
         return Cut(artifact)
     start = time.perf_counter()
     model = _evaluated(artifact.model)
+    if any(is_written_out(item.node) for item in _refused(model, backend, plugins).values()):
+        decode_boxes(model)
+        infer_in_place(model)
+    written = write_out_antialias(model)
+    if written:
+        step = StepRecord("antialiased-resize", "FORMS", written, time.perf_counter() - start)
+        artifact = artifact.with_step(model, step)
     refused = _refused(model, backend, plugins)
+    if not refused:
+        return Cut(artifact)
     try:
         sizes = static_shapes(model, shapes)
     except TrtoptError:
@@ -102,9 +113,10 @@ def cut(
     moved = {node.name for node in parts.host.graph}
     causes = [item for node, item in refused.items() if node.name in moved]
     for item in causes:
-        if item.node.domain not in _RUN_BY_HOST:
+        if item.node.domain not in _RUN_BY_HOST and not is_written_out(item.node):
             raise _error(item, "and the host runs operators of ONNX only")
     _check_types(parts)
+    write_out(parts.host)
     host = HostPart(
         to_fp32(parts.host), parts.between, tuple(str(value.name) for value in artifact.model.graph.outputs)
     )

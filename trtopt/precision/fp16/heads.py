@@ -7,6 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.support.nms_plugins import PLUGINS
 
 _SQUASHING = frozenset(["Sigmoid", "Softmax", "LogSoftmax", "Tanh"])
 """Operators that press scores together, so that rounding what they read or write makes equal what was not."""
@@ -16,9 +17,8 @@ SMALL_HEAD_WEIGHTS = 2**19
 
 
 _DECODES = frozenset(
-    "ArgMax BatchedNMS_TRT Concat EfficientNMS_TRT Exp LogSoftmax NonMaxSuppression Sigmoid Softmax Softplus "
-    "TopK".split()
-)
+    "ArgMax Concat Exp LogSoftmax NonMaxSuppression Sigmoid Softmax Softplus TopK".split()
+).union(PLUGINS)
 """Operators that turn the numbers of heads into scores, sizes and detections, and put them side by side."""
 
 _HANDS_ON = frozenset(
