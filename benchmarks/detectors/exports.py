@@ -52,12 +52,19 @@ def with_plugin(source: Path, target: Path, plugin: str) -> None:
         settings |= {"score_activation": 0, "score_threshold": 0.25}
     boxes = "boxes" if batched else "coded"
     names = ["num_dets", "det_boxes", "det_scores", "det_classes"]
-    nodes.append(helper.make_node(plugin, [boxes, "scores"], names, "nms", domain="TRT", plugin_version="1", **settings))
+    nodes.append(
+        helper.make_node(plugin, [boxes, "scores"], names, "nms", domain="TRT", plugin_version="1", **settings)
+    )
     graph.node.extend(nodes)
     model.opset_import.append(helper.make_opsetid("TRT", 1))
     del graph.output[:]
     shapes = [["batch", 1], ["batch", 100, 4], ["batch", 100], ["batch", 100]]
-    types = [TensorProto.INT32, TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.FLOAT if batched else TensorProto.INT32]
+    types = [
+        TensorProto.INT32,
+        TensorProto.FLOAT,
+        TensorProto.FLOAT,
+        TensorProto.FLOAT if batched else TensorProto.INT32,
+    ]
     graph.output.extend(
         helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in zip(names, types, shapes, strict=True)
     )

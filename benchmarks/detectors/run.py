@@ -3,8 +3,8 @@
     python benchmarks/detectors/run.py --folder FOLDER --work WORK [--only NAME,...] [--table]
 
 ``WORK/results.json`` has what came of each; ``--table`` writes it into README.md. TensorRT for RTX compiles for an L4.
-What is compared runs in ONNX Runtime: the model as exported, and in its place the part for the engine, cut and rewritten
-in the types it has, with the part for the host behind it.
+What is compared runs in ONNX Runtime: the model as exported, and in its place the part for the engine, rewritten
+in the types that it has, with the part for the host behind it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def run_parts(main: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]
         if path.exists():
             session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
             names = [item.name for item in session.get_outputs()]
-            known.update(zip(names, session.run(None, {i.name: known[i.name] for i in session.get_inputs()}), strict=True))
+            known.update(
+                zip(names, session.run(None, {i.name: known[i.name] for i in session.get_inputs()}), strict=True)
+            )
     return known
 
 
@@ -84,7 +86,7 @@ def tried(path: Path, work: Path) -> dict[str, Any]:
         began = time.process_time()
         try:
             if mode == "fp32":
-                report = trtopt.optimize(path, output=str(main), calib=feeds, recipes="default", gpu="L4", **shapes)
+                report = trtopt.optimize(path, output=str(main), calib=feeds, gpu="L4", **shapes)
                 found["difference"] = largest_difference(path, main, feeds)
                 found["host"] = None if report.host is None else len(report.host.reasons) and report.host.nodes
                 continue
@@ -109,7 +111,10 @@ def tried(path: Path, work: Path) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """The results in Markdown."""
-    lines = ["| detector | host, nodes | difference | FP16: kernels, us, dB | INT8: kernels, us, dB |", "|---|---|---|---|---|"]
+    lines = [
+        "| detector | host, nodes | difference | FP16: kernels, us, dB | INT8: kernels, us, dB |",
+        "|---|---|---|---|---|",
+    ]
 
     def cell(entry: dict[str, Any] | None) -> str:
         if not entry:
@@ -121,7 +126,9 @@ def table(results: dict[str, Any]) -> str:
     for name, entry in results.items():
         off = entry.get("difference", "-")
         said = f"{off:.1e}" if isinstance(off, float) else off
-        lines.append(f"| {name} | {entry.get('host') or '-'} | {said} | {cell(entry.get('fp16'))} | {cell(entry.get('int8'))} |")
+        lines.append(
+            f"| {name} | {entry.get('host') or '-'} | {said} | {cell(entry.get('fp16'))} | {cell(entry.get('int8'))} |"
+        )
     refused = {name: entry["fp16"] for name, entry in results.items() if "error" in entry.get("fp16", {})}
     lines += ["", *(f"- {name}: {e['error']} ({e['where']}). Remedy: {e['remedy']}." for name, e in refused.items())]
     return "\n".join(lines).rstrip() + "\n"
@@ -137,7 +144,11 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     record = options.work / "results.json"
     results = json.loads(record.read_text()) if record.exists() else {}
-    names = options.only.split(",") if options.only else sorted(p.stem for p in (options.folder or options.work).glob("*.onnx"))
+    names = (
+        options.only.split(",")
+        if options.only
+        else sorted(p.stem for p in (options.folder or options.work).glob("*.onnx"))
+    )
     for name in names if options.folder else ():
         results[name] = tried(options.folder / f"{name}.onnx", options.work)
         print(name, json.dumps(results[name]), flush=True)

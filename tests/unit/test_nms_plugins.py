@@ -96,7 +96,11 @@ def test_efficient_nms(settings: dict[str, Any], by_class: bool) -> None:
     assert [output.dtype for output in outputs] == [np.int32, np.float32, np.float32, np.int32]
     for image in range(2):
         found = [
-            (float(scores[image, place, label]), label, corners[image, place, label] if by_class else corners[image, place])
+            (
+                float(scores[image, place, label]),
+                label,
+                corners[image, place, label] if by_class else corners[image, place],
+            )
             for place in range(40)
             for label in range(3)
             if scores[image, place, label] >= wanted["score_threshold"] and label != wanted["background_class"]
@@ -203,7 +207,6 @@ def test_what_has_no_form_is_refused_with_the_node() -> None:
         ("EfficientNMS_TRT", [[8, 4], [1, 8, 2]], {}, "2 axes"),
         ("EfficientNMS_TRT", [[1, 8, 4]], {}, "1 inputs"),
         ("BatchedNMS_TRT", [[1, 8, 1, 4], [1, 8, 2]], {}, "no attribute keepTopK"),
-        ("BatchedNMS_TRT", shapes, {"keepTopK": 1, "topK": 1}, "no axis of classes"),
         ("EfficientNMS_TRT", shapes, {"score_threshold": float("nan")}, "score_threshold is nan"),
         ("EfficientNMS_TRT", shapes, {"score_threshold": "x"}, "score_threshold is no number"),
     ]

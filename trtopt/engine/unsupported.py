@@ -121,7 +121,9 @@ def _resize_unsupported(node: ir.Node) -> Unsupported | None:
         )
     policy = edit.string_attribute(node, "keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
-        return Unsupported(f"no compiler runs Resize with keep_aspect_ratio_policy = {policy}", "give the sizes it leads to")
+        return Unsupported(
+            f"no compiler runs Resize with keep_aspect_ratio_policy = {policy}", "give the sizes it leads to"
+        )
     if edit.string_attribute(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize":
         return Unsupported("no compiler runs Resize with tf_crop_and_resize", "use Slice and Resize, or GridSample")
     return None

@@ -16,9 +16,9 @@ SMALL_HEAD_WEIGHTS = 2**19
 """Largest number of weights of a head kept in FP32: at most 1 MB more to read, some microseconds on a small GPU."""
 
 
-_DECODES = frozenset(
-    "ArgMax Concat Exp LogSoftmax NonMaxSuppression Sigmoid Softmax Softplus TopK".split()
-).union(PLUGINS)
+_DECODES = frozenset("ArgMax Concat Exp LogSoftmax NonMaxSuppression Sigmoid Softmax Softplus TopK".split()).union(
+    PLUGINS
+)
 """Operators that turn the numbers of heads into scores, sizes and detections, and put them side by side."""
 
 _HANDS_ON = frozenset(
