@@ -79,6 +79,10 @@ ROWS = (
     Row("eval", None, OTHERS, False),
     Row("reference", None, "outputs.json", False, {**FAST, "eval": OTHERS}),
     Row("metric", None, "sqnr", False),
+    Row("preprocess", None, "imagenet", False),  # of pictures, and these samples are none
+    Row("labels", None, OTHERS, False),
+    Row("skip_bad", False, True, False),
+    Row("boxes", None, "yolov8", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
     Row("min_sqnr_db", None, 1.0, False),
     Row("min_agreement", None, 0.1, False),

@@ -11,6 +11,7 @@ from trtopt.config.base import (
     CALIB_METHODS,
     FILES,
     HTML_HELP,
+    METRICS,
     PRECISION,
     REPORT_HELP,
     REWRITES,
@@ -68,11 +69,34 @@ class BuildConfig(Config):
     )
     metric: str | None = option_field(
         None,
-        "FILE.py:FUNCTION called with run(feeds) -> outputs, or top1, agreement, sqnr; higher is better",
+        f"FILE.py:FUNCTION called with run(feeds) -> outputs, or {', '.join(METRICS)}; higher is better",
         SAMPLES,
         metavar="METRIC",
         path="source",
-        words=("top1", "agreement", "sqnr"),
+        words=METRICS,
+    )
+    preprocess: str | None = option_field(
+        None,
+        "what is done to pictures: imagenet, clip, yolo, keys such as resize=256,crop=224,scale=255, or "
+        "FILE.py:FUNCTION (default: guessed from the input)",
+        SAMPLES,
+        metavar="HOW",
+        path="script",
+    )
+    labels: str | None = file_field(
+        "labels of the pictures that are verified on: .csv, COCO's .json, or a folder of YOLO's .txt, masks or targets "
+        "(default: those in the folder of the pictures)",
+        group=SAMPLES,
+        path="file",
+        metavar="SRC",
+    )
+    skip_bad: bool = switch_field("leave out pictures that cannot be decoded, and count them", SAMPLES)
+    boxes: str | None = option_field(
+        None,
+        "how the outputs hold boxes, for map50, map and recall: yolov5, yolov8, yolov10, ssd, detr, rtdetr, fastestdet "
+        "(default: found by the labels)",
+        SAMPLES,
+        metavar="FORM",
     )
     max_accuracy_drop: float | None = option_field(
         None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"

@@ -204,7 +204,7 @@ def _placed(option: Option, value: Any, file: Path, where: str) -> Any:
         return value
     if isinstance(value, tuple):
         return tuple(path_in(file, item, where) for item in value)
-    return value if value in option.words else path_in(file, value, where)
+    return path_in(file, value, where) if option.is_path(value) else value
 
 
 def path_in(file: Path, text: str, where: str) -> str:

@@ -27,7 +27,7 @@ from trtopt.precision.decide import plan_for
 from trtopt.precision.fp16.repair import Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.observe.calibrate import channel_stats, product_inputs
 from trtopt.precision.observe.feeds import Sample
-from trtopt.precision.observe.samples import entries, up_to
+from trtopt.precision.observe.stream import entries, up_to
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.refine import refine, spread_samples
 from trtopt.precision.ptq.scaling import Scaled, equalize, smooth

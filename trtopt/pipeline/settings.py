@@ -30,12 +30,15 @@ from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io
 from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
+from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
-from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
+from trtopt.precision.observe.pictures import PictureOptions, PictureSamples
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
 from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
@@ -320,7 +323,7 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     _check_types(settings, loaded.model)
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
-    calibration, check, source = _samples(settings, sources, loaded)
+    calibration, check, source = _samples(settings, sources, loaded, clock)
     outputs = [str(value.name) for value in loaded.model.graph.outputs]
     if config.tolerances is not None:
         config.tolerances.check(outputs)
@@ -383,7 +386,9 @@ def _check_types(settings: BuildSettings, model: ir.Model) -> None:
         )
 
 
-def _samples(settings: BuildSettings, sources: DataSources, loaded: ModelArtifact) -> tuple[Samples, Samples, str]:
+def _samples(
+    settings: BuildSettings, sources: DataSources, loaded: ModelArtifact, clock: Clock
+) -> tuple[Samples, Samples, str]:
     """Calibration samples, verification samples, and where the latter come from."""
     config = settings.config
     best = (config.opt_shapes or config.max_shapes or ({},))[0]
@@ -397,22 +402,36 @@ def _samples(settings: BuildSettings, sources: DataSources, loaded: ModelArtifac
 
     def read(source: Any) -> Samples:
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
-        return made() if is_made else open_samples(source, loaded.inputs)
+        return made() if is_made else open_samples(source, loaded.inputs, pictures=pictures)
 
+    pictures = PictureOptions(
+        config.preprocess, None if config.labels is None else Path(config.labels), config.skip_bad
+    )
+    check = None if sources.eval is None else read(sources.eval)
+    if check is not None:
+        # What was found of these, whose labels say more, holds for the others; --labels is of these.
+        check = with_preprocess(check, sources.metric, config.boxes, loaded.model, clock)
+        how = check.how if isinstance(check, PictureSamples) else config.preprocess
+        pictures = replace(pictures, preprocess=how, labels=None)
     samples = read(sources.calib)
-    if sources.eval is not None:
-        return samples, read(sources.eval), "eval"
+    samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
+    if check is not None:
+        return samples, check, "eval"
     return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
 
 
 def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: Samples, clock: Clock) -> Metric | None:
     if asked is None:
         return None
+    drop = settings.budget.drop
     if callable(asked):
         metric = python_metric(asked)
     else:
-        metric = load_metric(asked, has_labels=check.labels is not None, max_drop=settings.budget.drop)
-    return with_baseline(metric, loaded.model, check, clock)
+        metric = load_metric(asked, has_labels=check.labels is not None, max_drop=drop, boxes=settings.config.boxes)
+    metric = with_baseline(metric, loaded.model, check, clock)
+    if metric.note:
+        clock.warn("metric", metric.note)
+    return metric
 
 
 def _profiles(

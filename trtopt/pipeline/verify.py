@@ -39,7 +39,7 @@ from trtopt.events import Event, ignore
 from trtopt.graph.skeleton import content_hash
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes
-from trtopt.precision.observe.samples import FEW_ROWS, Samples
+from trtopt.precision.observe.stream import FEW_ROWS, Samples
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
