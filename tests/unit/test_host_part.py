@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 from test_cost_operators import NOT_RUN
 
+import trtopt
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.request import ShapeProfile
 from trtopt.engine.unsupported import why_unsupported
@@ -363,6 +364,41 @@ def test_boxes_are_decoded_before_the_cut(tmp_path: Path) -> None:
     found = cut_of(proto, tmp_path)
     assert found.host is not None and "decoded" in found.host.between[0]
     check_same(proto, found, image())
+
+
+def test_tensorrt_keeps_a_plugin_that_is_verified_in_operators_of_onnx(tmp_path: Path) -> None:
+    """What is chosen says little of the network: its rounding puts nothing back to FP32."""
+    onnx.save(plugin_detector(), tmp_path / "m.onnx")
+    calib = {"image": detectors.images(4)}
+    out = tmp_path / "o.onnx"
+    report = trtopt.optimize(
+        tmp_path / "m.onnx",
+        precision="fp16",
+        backend="tensorrt",
+        recipes="none",
+        gpu="L4",
+        calib=calib,
+        output=str(out),
+    )
+    model = load(out).model
+    assert "EfficientNMS_TRT" in ops(model) and report.host is None
+    assert any(node.op_type == "Conv" and node.inputs[1].dtype == ir.DataType.FLOAT16 for node in model.graph)
+    assert report.accuracy is not None and report.accuracy.outputs["number"].sqnr_db > 20
+
+
+def test_a_plugin_of_half_precision_goes_to_the_host(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "TRT": 1]>
+        g (float16[1, 3, 8, 8] x) => (int32[1, 1] n, float16[1, 100, 4] b, float16[1, 100] s, int32[1, 100] c) {
+            a = Conv (x, w) r = Reshape (a, shape) t = Transpose <perm = [0, 2, 1]> (r)
+            boxes, logits = Split <axis = 2> (t, parts) shares = Sigmoid (logits)
+            n, b, s, c = TRT.EfficientNMS_TRT <box_coding = 1> (boxes, shares)
+        }"""
+    proto = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(0).standard_normal((6, 3, 1, 1)).astype(np.float16)
+    for name, array in (("w", weight), ("shape", np.array([1, 6, 64])), ("parts", np.array([4, 2]))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    found = cut_of(proto, tmp_path)
+    check_same(proto, found, {"x": np.random.default_rng(1).random((1, 3, 8, 8)).astype(np.float16)})
 
 
 def test_a_plugin_nobody_knows_is_an_error_that_names_the_option(tmp_path: Path) -> None:

@@ -48,6 +48,15 @@ def write_out(model: ir.Model) -> None:
     _inline(model, {node: _selection(node) for node in model.graph if is_written_out(node)})
 
 
+def written_out(model: ir.Model) -> ir.Model:
+    """A clone after :func:`write_out`; the model itself where it has nothing to write out."""
+    if not any(is_written_out(node) for node in model.graph):
+        return model
+    clone = model.clone()
+    write_out(clone)
+    return clone
+
+
 def decode_boxes(model: ir.Model) -> None:
     """Write out, in place, only the decoding of boxes: what is left of a plugin takes corners and no anchors.
 

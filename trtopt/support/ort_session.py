@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, ResourceError
 from trtopt.support._lazy import require
-from trtopt.support.nms_plugins import write_out
+from trtopt.support.nms_plugins import written_out
 
 Feeds = Mapping[str, np.ndarray]
 """Arrays by input name: one call's inputs."""
@@ -103,9 +103,8 @@ class OrtSession:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}
         try:
-            clone = model.clone()
-            write_out(clone)  # what it computes on the way can be asked for
-            clone = clone if outputs is None else with_outputs(clone, outputs)
+            whole = written_out(model)
+            clone = whole.clone() if outputs is None else with_outputs(whole, outputs)
             _widen_bf16_borders(clone)
             _shield_outputs(clone)
             mapped = None if self._packs else _folder_of_large(clone)
