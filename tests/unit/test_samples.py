@@ -333,6 +333,7 @@ def test_a_script_yields_feeds(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("def feed(): pass\n", "no function 'feeds'"),
+        ("_LIST, images, other = [], [{}], (item for item in [])\n", "it has: images, other"),
         ("def feeds():\n    raise ValueError('broken loader')\n", "broken loader"),
         ("def feeds():\n    yield {'image': np.zeros((1, 3, 4, 4), np.float32)}\n    1 / 0\n", "ZeroDivisionError"),
         ("def feeds(:\n", "SyntaxError"),
@@ -344,7 +345,7 @@ def test_a_script_yields_feeds(tmp_path: Path) -> None:
     ],
 )
 def test_a_failing_script_is_a_usage_error(tmp_path: Path, body: str, message: str) -> None:
-    assert message in refused(script(tmp_path, body)).what
+    assert message in str(refused(script(tmp_path, body)))
 
 
 def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:

@@ -269,14 +269,14 @@ def _ssd(parts: list[np.ndarray], row: int) -> Raw:
 
 
 def _detr(parts: list[np.ndarray], row: int) -> Raw:
-    logits = parts[1][row].astype(np.float64)
+    logits = np.nan_to_num(parts[1][row].astype(np.float64))
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return _each_class(parts[0][row], (powers / powers.sum(axis=-1, keepdims=True))[:, :-1])
 
 
 def _rtdetr(parts: list[np.ndarray], row: int) -> Raw:
     boxes, scores = (parts[0][row], parts[1][row]) if len(parts) == 2 else (parts[0][row][:, :4], parts[0][row][:, 4:])
-    scores = scores.astype(np.float64)
+    scores = np.nan_to_num(scores.astype(np.float64))
     if scores.min(initial=0) < 0 or scores.max(initial=0) > 1:
         scores = 1 / (1 + np.exp(-np.clip(scores, -60, 60)))
     return _each_class(boxes, scores)

@@ -131,7 +131,7 @@ GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
 CALIB_HELP = (
     "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these or of pictures, script.py[:function], "
-    "'synthetic'"
+    "decode:prompts.npz (a decoder run on its own tokens), 'synthetic'"
 )
 METRICS = ("top1", "top5", "recall", "map50", "map", "miou", "psnr", "spearman", "agreement", "sqnr")
 REPORT_HELP = "write the report as JSON"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trtopt.config import BuildConfig, Config, flag, options
 from trtopt.errors import UsageError
+from trtopt.support._script import DECODE
 from trtopt.support.files import check_outputs
 
 
@@ -52,6 +53,7 @@ def files_read(model: str | None, config: Config) -> dict[str, Path]:
 
 
 def source_file(value: str) -> Path:
-    """The file that ``FILE.py:FUNCTION`` or a path names."""
+    """The file that ``FILE.py:FUNCTION``, ``decode:FILE`` or a path names."""
+    value = value.removeprefix(DECODE)
     script, _, function = value.rpartition(":")
     return Path(script if script.endswith(".py") and function else value)

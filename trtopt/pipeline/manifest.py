@@ -17,8 +17,9 @@ from trtopt.engine.build import EngineArtifact
 from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
+from trtopt.graph.states import find_states
 from trtopt.hardware.spec import PORTABLE
-from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
+from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
@@ -92,6 +93,7 @@ def manifest_of(
     chosen, accuracy, part = _understood(config, report, engine), report.accuracy, report.host
     hashes = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
     graph = results.model.graph
+    states = {str(item.input.name): str(item.output.name) for item in find_states(results.model)}
     return Manifest(
         trtopt=VERSION,
         engine_bytes=engine.bytes,
@@ -110,7 +112,10 @@ def manifest_of(
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
         eight_bit=tuple(sorted(results.eight_bit)),
-        inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
+        inputs=tuple(
+            dataclasses.replace(_tensor(value, report, engine), state=states.get(str(value.name), ""))
+            for value in graph.inputs
+        ),
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
         accuracy=None if accuracy is None else _accuracy(accuracy),
         host=None if part is None else HostFiles(hashes, part.inputs, part.outputs, part.model_outputs),
@@ -207,7 +212,8 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         onnx: tuple[Path, ...] = ()
         if "onnx" in outputs:
             onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
-            report = replace(report, saved=tried_in_onnxruntime(onnx) + computes_wrong(results.model))
+            known = computes_wrong(results.model) + is_refused(results.model)
+            report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
             atomic_write(outputs["engine"], engine.data)

@@ -23,6 +23,7 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import InputValues, input_values
 from trtopt.graph.shapes import with_sizes
+from trtopt.graph.states import find_states
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
@@ -37,6 +38,7 @@ from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
+from trtopt.precision.observe.decode import open_given
 from trtopt.precision.observe.pictures import PictureOptions, PictureSamples, find_pictures
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.precision.observe.stream import Samples
@@ -156,6 +158,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
     _check_precision(precision, target, config, clock)
+    _check_weights(target, config, clock)
     io = parse_io(config.io)
     if make_engine:
         check_search(config, target.backend)
@@ -238,6 +241,22 @@ def _check_precision(precision: Precision | None, target: BuildTarget, config: B
         clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
 
 
+_UNITS = {"nvfp4": Precision.FP4, "mxfp8": Precision.FP8}
+"""Formats of weights that only GPUs with units for the type read."""
+
+
+def _check_weights(target: BuildTarget, config: BuildConfig, clock: Clock) -> None:
+    """Refuse narrow weights that a GPU which the engine is for does not read."""
+    needed = _UNITS.get(str(config.weights))
+    if needed is not None and (target.gpu is None or not supports(target.gpu, needed)):
+        least = "10.0 or 12.0" if needed == Precision.FP4 else "8.9"
+        remedy = f"name a GPU of compute capability {least} or later with --gpu, or use --weights int4"
+        what = f"The target does not read weights in {needed.upper()}"
+        raise TargetError(what, where=f"--gpu {target.gpu_name}", remedy=remedy)
+    if config.keep_all_weights and config.weights is None:
+        clock.warn("weights", "--keep-all-weights has no effect: it goes with --weights")
+
+
 def _budget(config: BuildConfig) -> AccuracyBudget:
     """What the user gave, and a default where something is searched for within it.
 
@@ -266,7 +285,8 @@ def _floor(config: BuildConfig, precision: Precision | None, samples: Samples) -
 
     An SQNR that the user gave bounds all outputs, and takes the place of that of the floor.
     """
-    has_default = precision in (Precision.INT8, Precision.FP8) and samples.source == "user"
+    is_narrow = precision in (Precision.INT8, Precision.FP8) or config.weights is not None
+    has_default = is_narrow and samples.source == "user"
     least = DEFAULT_FLOOR if has_default else Floor()
     agreement = least.agreement if config.min_agreement is None else config.min_agreement or None
     floor = Floor(agreement, least.sqnr_db if config.min_sqnr_db is None else None)
@@ -434,7 +454,9 @@ def _samples(
 
     def read(source: Any) -> Samples:
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
-        return made() if is_made else open_samples(source, loaded.inputs, pictures=pictures)
+        if is_made:
+            return made()
+        return open_given(source, loaded.model, loaded.inputs, config.steps, pictures=pictures)
 
     pictures = PictureOptions(how, None if config.labels is None else Path(config.labels), config.skip_bad)
     check = None if sources.eval is None else read(sources.eval)
@@ -474,6 +496,7 @@ def _profiles(
         opt_shapes=config.opt_shapes,
         max_shapes=config.max_shapes,
         observed=samples.shapes() if samples.source == "user" else (),
+        growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
     )
     for note in plan.notes:
         clock.warn("shapes", note)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, ResourceError
 from trtopt.support._lazy import require
+from trtopt.support.dequantize import fold_unknown
 from trtopt.support.nms_plugins import written_out
 
 Feeds = Mapping[str, np.ndarray]
@@ -105,6 +106,7 @@ class OrtSession:
         try:
             whole = written_out(model)
             clone = whole.clone() if outputs is None else with_outputs(whole, outputs)
+            fold_unknown(clone)
             _widen_bf16_borders(clone)
             _shield_outputs(clone)
             mapped = None if self._packs else _folder_of_large(clone)

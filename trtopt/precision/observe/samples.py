@@ -339,6 +339,8 @@ def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> I
             feed = next(feeds)
         except StopIteration:
             return
+        except TrtoptError:
+            raise
         except (Exception, SystemExit) as error:
             raise _failed(error, where) from error
         yield _feed_group(feed, inputs, f"{where}, item {index}")

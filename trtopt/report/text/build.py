@@ -276,7 +276,10 @@ def _host(report: BuildReport) -> list[Block]:
 
 
 def _network_io(report: BuildReport) -> list[Block]:
-    rows = [(item.name, item.kind, f"{item.dtype} {item.layout}", item.caller) for item in report.network_io]
+    rows = [
+        (item.name, f"state, {item.kind}" if item.state else item.kind, f"{item.dtype} {item.layout}", item.caller)
+        for item in report.network_io
+    ]
     return [table(("tensor", "", "type", "the caller must"), rows, right=())] if rows else []
 
 
