@@ -82,6 +82,7 @@ ROWS = (
     Row("metric", None, "sqnr", False),
     Row("preprocess", None, "imagenet", False),  # of pictures, and these samples are none
     Row("labels", None, OTHERS, False),
+    Row("preprocess_in_engine", False, True, True),
     Row("skip_bad", False, True, False),
     Row("boxes", None, "yolov8", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),

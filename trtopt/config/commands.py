@@ -88,6 +88,9 @@ class BuildConfig(Config):
         metavar="HOW",
         path="script",
     )
+    preprocess_in_engine: bool = switch_field(
+        "let the engine take uint8 pixels, channels last, and do what --preprocess says but for sizes", SAMPLES
+    )
     labels: str | None = file_field(
         "labels of the pictures that are verified on: .csv, COCO's .json, or a folder of YOLO's .txt, masks or targets "
         "(default: those in the folder of the pictures)",
