@@ -100,6 +100,16 @@ def test_without_an_engine_there_is_none_to_load(trtopt: Run, folder: Path) -> N
     assert done.returncode == 2 and "There is no engine to load" in done.stderr
 
 
+def test_without_its_manifest_a_model_is_neither_checked_nor_taken_for_a_network(trtopt: Run, folder: Path) -> None:
+    assert trtopt("build", "model.onnx", *PLAIN, "--epcontext-embed").returncode == 0
+    manifest_path(folder / "ctx.onnx").unlink()
+    assert trtopt("check", "ctx.onnx").returncode == 2
+    for command in (("build", "ctx.onnx", "-o", "again.engine"), ("analyze", "ctx.onnx")):
+        done = trtopt(*command)
+        assert done.returncode == 3 and "holds a compiled engine" in done.stderr
+        assert len(done.stderr.splitlines()) == 3  # nothing of libraries beside the error
+
+
 def test_an_engine_is_served_from_its_model(trtopt: Run, folder: Path) -> None:
     import trtopt as package
 
