@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trtopt.report.schema.profile import ProfileReport
     from trtopt.report.schema.sensitivity import Sensitivity
     from trtopt.report.schema.sweep import SweepReport
+    from trtopt.serve.bundle import bundle
     from trtopt.serve.engine import Engine
     from trtopt.serve.triton import TritonConfig
     from trtopt.serve.triton_repository import TritonReport, triton
@@ -46,6 +47,7 @@ __all__ = [
     "TrtoptError",
     "analyze",
     "build",
+    "bundle",
     "check",
     "export",
     "optimize",
@@ -74,6 +76,7 @@ _HOMES = {
     "TrtoptError": "trtopt.errors",
     "analyze": "trtopt.analysis.analyze",
     "build": "trtopt.api",
+    "bundle": "trtopt.serve.bundle",
     "check": "trtopt.gates.check",
     "export": "trtopt.api",
     "optimize": "trtopt.api",

@@ -134,6 +134,7 @@ class VerifiedEngine:
     Attributes:
         header: What its header says; of TensorRT, which tells no compute capability there, that of the manifest.
         manifest: What its manifest says, which fits it; None where there is none, and that was allowed.
+        is_inside: Whether ``path`` is an ONNX model that has the engine, or names it.
     """
 
     path: Path
@@ -141,6 +142,7 @@ class VerifiedEngine:
     backend: Backend
     header: EngineHeader
     manifest: Manifest | None
+    is_inside: bool = False
 
     @property
     def built(self) -> str:
@@ -230,7 +232,7 @@ def load_engine(path: str | Path, *, key: str | Path | None = None, allow_unveri
         # An ONNX model of the engine has the part for the host in it, but for weights in files of their own.
         for file in manifest.host.files[1:] if is_inside else manifest.host.files:
             check_beside(path, file, "The part of the model for the host")
-    return VerifiedEngine(path, data, backend, header, manifest)
+    return VerifiedEngine(path, data, backend, header, manifest, is_inside)
 
 
 def check_runs_here(engine: VerifiedEngine) -> str:

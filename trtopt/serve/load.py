@@ -23,6 +23,7 @@ from trtopt.errors import IntegrityError, InvalidModelError, MissingDependencyEr
 from trtopt.graph.edit import all_nodes
 from trtopt.hardware.cpu import available_threads
 from trtopt.report.schema.manifest import HostFiles, Manifest
+from trtopt.serve.bundle import engine_of
 from trtopt.serve.gpu import GpuRunner
 from trtopt.serve.tensors import Arrays, TensorSpec, said, spec_of
 from trtopt.source.onnx_file import load as load_model
@@ -265,7 +266,8 @@ class Loaded:
 
 
 def load(path: Path, settings: LoadSettings) -> Loaded:
-    """Load an engine or a model; raises as :meth:`trtopt.Engine.load`."""
+    """Load an engine, that of a bundle, or a model; raises as :meth:`trtopt.Engine.load`."""
+    path = engine_of(path, settings.key)
     if not (is_engine(path) or os.path.lexists(manifest_path(path))):
         _check_no_engine_settings(path, settings)
         model = _model(path, settings.contexts)
