@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
     from trtopt.errors import TrtoptError
+    from trtopt.fleet.diff import diff
     from trtopt.fleet.sweep import sweep
     from trtopt.gates.check import check
     from trtopt.report.schema.analysis import Analysis
@@ -49,6 +50,7 @@ __all__ = [
     "build",
     "bundle",
     "check",
+    "diff",
     "export",
     "optimize",
     "profile",
@@ -78,6 +80,7 @@ _HOMES = {
     "build": "trtopt.api",
     "bundle": "trtopt.serve.bundle",
     "check": "trtopt.gates.check",
+    "diff": "trtopt.fleet.diff",
     "export": "trtopt.api",
     "optimize": "trtopt.api",
     "profile": "trtopt.analysis.profile",
