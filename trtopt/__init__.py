@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
     from trtopt.events import Event
+    from trtopt.fleet.diff import diff
     from trtopt.fleet.sweep import sweep
     from trtopt.gates.check import Limits, check
     from trtopt.report.schema.analysis import Analysis
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from trtopt.report.schema.profile import ProfileReport
     from trtopt.report.schema.sensitivity import Sensitivity
     from trtopt.report.schema.sweep import SweepReport
+    from trtopt.serve.bundle import bundle
     from trtopt.serve.engine import Engine
     from trtopt.serve.triton import TritonConfig
     from trtopt.serve.triton_repository import TritonReport, triton
@@ -77,7 +79,9 @@ __all__ = [
     "UsageError",
     "analyze",
     "build",
+    "bundle",
     "check",
+    "diff",
     "export",
     "optimize",
     "profile",
@@ -96,6 +100,7 @@ _NAMES = {
     "trtopt.config": ("AnalyzeConfig", "BuildConfig", "ProfileConfig", "SensitivityConfig"),
     "trtopt.engine.manifest": ("verify",),
     "trtopt.events": ("Event",),
+    "trtopt.fleet.diff": ("diff",),
     "trtopt.fleet.sweep": ("sweep",),
     "trtopt.gates.check": ("Limits", "check"),
     "trtopt.report.schema.analysis": ("Analysis",),
@@ -104,6 +109,7 @@ _NAMES = {
     "trtopt.report.schema.profile": ("ProfileReport",),
     "trtopt.report.schema.sensitivity": ("Sensitivity",),
     "trtopt.report.schema.sweep": ("SweepReport",),
+    "trtopt.serve.bundle": ("bundle",),
     "trtopt.serve.engine": ("Engine",),
     "trtopt.serve.triton": ("TritonConfig",),
     "trtopt.serve.triton_repository": ("TritonReport", "triton"),

@@ -54,9 +54,9 @@ def build(
         TrtoptError: See the subclasses in :mod:`trtopt.errors`.
 
     Example:
-        >>> report = trtopt.build("model.onnx", precision="fp16", calib="samples.npz", output="model.rtx.engine")
+        >>> report = trtopt.build("model.onnx", precision="fp16", calib="samples.npz", output="fast.rtx.engine")
         >>> report.precision.requested, report.engine.path, report.gate_failures
-        ('fp16', 'model.rtx.engine', ())
+        ('fp16', 'fast.rtx.engine', ())
     """
     return _run(model, config, {**options}, on_event, make_engine=True)
 

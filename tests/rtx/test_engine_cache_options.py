@@ -82,6 +82,7 @@ ROWS = (
     Row("metric", None, "sqnr", False),
     Row("preprocess", None, "imagenet", False),  # of pictures, and these samples are none
     Row("labels", None, OTHERS, False),
+    Row("preprocess_in_engine", False, True, True),
     Row("skip_bad", False, True, False),
     Row("boxes", None, "yolov8", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
@@ -132,6 +133,8 @@ ROWS = (
     Row("cache_dir", None, "another-cache", False),
     Row("cache_gb", None, 1.0, False),
     Row("no_cache", False, True, False),
+    Row("epcontext", None, "context.onnx", False),
+    Row("epcontext_embed", False, True, False, {**FAST, "epcontext": "context.onnx"}),
     Row("sign", None, "key.pem", False),
     Row("polygraphy", None, "kept", False),
     Row("save_onnx", None, "o.onnx", False),

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def run_pipeline(command: str, parser: Parser, argv: Sequence[str]) -> int:
 
     with Listener.of(args) as listener, own_stdout(quiet=args.json):
         report = getattr(api, command)(args.model, config, on_event=listener)
-    show(report, view, as_json=args.json, quiet=args.quiet)
+    show(report, partial(view, verbose=args.verbose), as_json=args.json, warned=True, quiet=args.quiet)
     return gate(report, config)
 
 

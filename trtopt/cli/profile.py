@@ -58,5 +58,5 @@ def run(argv: Sequence[str]) -> int:
 
     with Listener.of(args) as listener, own_stdout(quiet=args.json):
         found = profile(args.target, config, on_event=listener)
-    show(found, view, as_json=args.json, quiet=args.quiet)
+    show(found, view, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

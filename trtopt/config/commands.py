@@ -88,6 +88,9 @@ class BuildConfig(Config):
         metavar="HOW",
         path="script",
     )
+    preprocess_in_engine: bool = switch_field(
+        "let the engine take uint8 pixels, channels last, and do what --preprocess says but for sizes", SAMPLES
+    )
     labels: str | None = file_field(
         "labels of the pictures that are verified on: .csv, COCO's .json, or a folder of YOLO's .txt, masks or targets "
         "(default: those in the folder of the pictures)",
@@ -196,6 +199,10 @@ class BuildConfig(Config):
         metavar="DIR",
     )
     save_onnx: str | None = file_field("write the optimized ONNX model")
+    epcontext: str | None = file_field(
+        "write an ONNX model beside the engine that ONNX Runtime loads it from (EPContext), the part for the host in it"
+    )
+    epcontext_embed: bool = switch_field("hold the engine in that model, in place of the name of its file", FILES)
     sign: str | None = file_field(
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )

@@ -64,6 +64,7 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     reference: Path | None
     metric: str | Callable[..., Any] | None
     preprocess: str | None
+    preprocess_in_engine: bool
     labels: Path | None
     skip_bad: bool
     boxes: str | None
@@ -97,6 +98,8 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     no_cache: bool
     polygraphy: Path | None
     save_onnx: Path | None
+    epcontext: Path | None
+    epcontext_embed: bool
     sign: Path | None
     report: Path | None
     export_layer_info: Path | None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from trtopt.errors import GateError
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord, WeightsRecord
-from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
@@ -288,6 +288,9 @@ class BuildReport(Shown):
         reduce: The command that cuts the model down to the nodes with which a gate fails; empty where none failed, or
             nothing was kept for it (``--polygraphy``).
         judged_apart: How ``shipped`` differs from what was judged before, in one line; empty where it does not.
+        plain_forms: What each plain form costs that was priced, the 16-bit one first; ``plain`` is the fastest of them.
+        names: What the user calls the nodes: their modules, by the names of the nodes.
+        parameters: Elements of the float weights of the model.
     """
 
     VIEW = "report.text.build:view"
@@ -322,6 +325,9 @@ class BuildReport(Shown):
     dynamic_cost: DynamicCost | None = None
     judged_apart: str = ""
     reduce: str = ""
+    plain_forms: tuple[PlainCost, ...] = ()
+    names: dict[str, NodeName] = field(default_factory=dict)
+    parameters: int = 0
     schema: str = SCHEMA
 
     def raise_for_gate(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.errors import GateError
+from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
@@ -98,6 +99,7 @@ class CheckReport(Shown):
         baseline: What it was compared with; None without a baseline.
         gates: All gates, in a fixed order.
         notes: What differs from the baseline and may explain a difference, and what else the reader should know.
+        names: The modules of the report's nodes, by the nodes' names.
     """
 
     VIEW = "report.text.check:view"
@@ -107,6 +109,7 @@ class CheckReport(Shown):
     baseline: Checked | None
     gates: tuple[Gate, ...]
     notes: tuple[str, ...] = ()
+    names: dict[str, NodeName] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property
