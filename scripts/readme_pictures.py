@@ -99,7 +99,7 @@ def chart() -> str:
 
 
 def _group(bars: Sequence[Bar], top: float, title: str) -> tuple[str, float]:
-    """A title and rows, and where they end; bars longer than :data:`_MOST` times plain are cut and carry their number."""
+    """A title and rows, and where they end; bars longer than :data:`_MOST` times plain are cut."""
     parts = [f'<text x="8" y="{top}" font-weight="bold">{escape(title)}</text>\n']
     y = top + 8.0
     start = y
