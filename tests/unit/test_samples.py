@@ -16,7 +16,8 @@ import pytest
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe import feeds
-from trtopt.precision.observe.samples import SYNTHETIC_COUNT, Samples, open_samples
+from trtopt.precision.observe.samples import SYNTHETIC_COUNT, open_samples
+from trtopt.precision.observe.stream import Samples
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 IMAGE = (InputSpec("image", F32, ("N", 3, 4, 4)),)

@@ -41,7 +41,7 @@ from trtopt.graph.artifact import input_spec
 from trtopt.graph.skeleton import content_hash
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
-from trtopt.precision.observe.samples import FEW_ROWS, Samples
+from trtopt.precision.observe.stream import FEW_ROWS, Samples
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
@@ -439,9 +439,9 @@ class Gauge:
         return Budget(self._allowed, name, aim)
 
     def _is_share(self) -> bool:
-        """Whether the drop is a share of answers (a user's metric is taken for one); a cosine is not."""
+        """Whether the drop is a share of answers (a user's metric is taken for one); a cosine is not, nor are dB."""
         if self._job.metric is not None:
-            return True
+            return self._job.metric.name != "psnr"
         first = next(iter(self._job.samples))
         with self._job.fp32 as reference:
             return any(is_class_like(array) for array in reference.run(first))
@@ -460,6 +460,12 @@ def gauge_for(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -
     """The gauge of a build that has a budget and 8-bit regions to choose; None for others."""
     chooses = config.precision is not None and config.precision.is_quantized and not config.keep_all_int8
     return Gauge(job, allowed) if chooses and (allowed.is_given or allowed.floor is not None) else None
+
+
+def weights_gauge(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -> Gauge | None:
+    """The gauge of narrow weights; None where there is no budget, or loss is allowed."""
+    bounded = (allowed.is_given or allowed.floor is not None) and not config.allow_accuracy_loss
+    return Gauge(job, allowed) if bounded and not config.keep_all_weights else None
 
 
 def accuracy_drop(record: AccuracyRecord) -> Evaluation:

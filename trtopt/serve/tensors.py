@@ -107,6 +107,16 @@ def package_of(value: Any) -> Any:
     return sys.modules["torch" if is_torch(value) else type(value).__module__.partition(".")[0]]
 
 
+def zeros_like(source: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Zeros: a tensor of torch or cupy on the device of ``source``, an array without one."""
+    if source is None or isinstance(source, np.ndarray):
+        return np.zeros(shape, dtype)
+    package = package_of(source)
+    if is_torch(source):
+        return package.zeros(shape, dtype=getattr(package, dtype.name), device=source.device)
+    return package.zeros(shape, dtype=dtype)
+
+
 def empty_like(source: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuTensor:
     """A new tensor of torch or cupy, on the device of ``source``."""
     package = package_of(source)
@@ -181,18 +191,20 @@ class TensorSpec:
         shape: A number, or the name of the dimension (``"?"`` without one) where it is dynamic; None where not even the
             rank is known.
         profiles: Of an engine's input: smallest, best and largest shape of each optimization profile.
+        state: Of an input that is a state, the output that is this input in the next step; else empty.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...] | None
     profiles: tuple[ShapeRange, ...] = ()
+    state: str = ""
 
 
 def spec_of(item: EngineTensor) -> TensorSpec:
     """A tensor of a manifest."""
     dtype = ml_dtypes.bfloat16 if item.dtype == "bfloat16" else item.dtype
-    return TensorSpec(item.name, np.dtype(dtype), item.shape, item.ranges)
+    return TensorSpec(item.name, np.dtype(dtype), item.shape, item.ranges, item.state)
 
 
 class InputChecker:

@@ -12,6 +12,9 @@ from typing import Any
 
 from trtopt.errors import UsageError
 
+DECODE = "decode:"
+"""What precedes the file of a decoder's prompts where samples are named."""
+
 _IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:from|import)[ \t]+([^\n#;]+)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
