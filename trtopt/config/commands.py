@@ -107,7 +107,7 @@ class BuildConfig(Config):
         metavar="FORM",
     )
     max_accuracy_drop: float | None = option_field(
-        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
+        None, "fail (exit code 7) when accuracy drops by more than X, 0.01 or 1%%", SAMPLES, metavar="X", share=True
     )
     min_sqnr_db: float | None = option_field(
         None,
@@ -122,6 +122,7 @@ class BuildConfig(Config):
         "(--int8 and --fp8 with your samples: 0.98)",
         SAMPLES,
         metavar="SHARE",
+        share=True,
     )
     atol: tuple[str, ...] = option_field(
         (),

@@ -48,8 +48,8 @@ def diff(
         MissingDependencyError: A compiler cannot be installed.
 
     Example:
-        >>> trtopt.diff("model.onnx", ["tensorrt-rtx==1.6", "installed"]).slowdown
-        0.031
+        >>> trtopt.diff(None, ["report.json", "report.json"], max_slowdown=0.05).is_failed
+        False
     """
     config = config or BuildConfig()
     if len(compilers) != 2:

@@ -49,7 +49,7 @@ from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
-from trtopt.support.files import check_outputs
+from trtopt.support.files import TEMPORARY, check_outputs
 from trtopt.support.precision import Precision
 
 
@@ -195,7 +195,8 @@ def _target(config: BuildConfig, make_engine: bool) -> BuildTarget:
 def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: bool) -> Outputs:
     files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
     if make_engine:
-        engine = Path(config.output or path.with_name(path.stem + backend.suffix))
+        made = path.parent.name.startswith(TEMPORARY)  # of a module that code makes: it lies in no folder of the user's
+        engine = Path(config.output or (Path(path.name) if made else path).with_suffix(backend.suffix))
         files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
         files["onnx"] = config.save_onnx
         if config.epcontext is not None:
@@ -379,6 +380,8 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     if config.preprocess_in_engine:
         loaded, how = _with_pixels(settings, sources, loaded, clock)
     calibration, check, source = _samples(settings, sources, loaded, how, clock)
+    for samples in dict.fromkeys((calibration, check)):
+        clock.say_taken(samples.taken)
     outputs = [str(value.name) for value in loaded.model.graph.outputs]
     if config.tolerances is not None:
         config.tolerances.check(outputs)

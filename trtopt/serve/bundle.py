@@ -92,8 +92,8 @@ def bundle(engine: str | Path, report: str | Path, output: str | Path, *, sign: 
         MissingDependencyError: The package ``cryptography`` is not installed, and there is a key.
 
     Example:
-        >>> trtopt.bundle("model.rtx.engine", "model.json", "model.bundle").command
-        'trtopt build model.onnx --int8 --gpu L4 ...'
+        >>> trtopt.bundle("model.rtx.engine", "report.json", "model.bundle").engine
+        'model.rtx.engine'
     """
     path, target = Path(engine), Path(output)
     signer = None if sign is None else Signer(Path(sign))
