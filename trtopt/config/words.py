@@ -32,6 +32,8 @@ def command_words(config: BuildConfig, names: Iterable[str]) -> Iterator[str]:
             for profile in value:
                 shapes = (f"{key}:{'x'.join(map(str, dims))}" for key, dims in profile.items())
                 yield from (flag(name), ",".join(shapes))
+        elif kinds[name] == "batches":
+            yield from (flag(name), ",".join(map(str, value)))
         elif kinds[name] == "texts":
             yield from (word for item in value for word in (flag(name), item))
         else:
