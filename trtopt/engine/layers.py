@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtopt.errors import EngineBuildError
+from trtopt.errors import EngineBuildError, LayerListError
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.source.portable import ADDED
 
@@ -170,8 +170,8 @@ def kind_of(name: str, layer_type: str) -> str:
     return "pointwise" if lowered in ("kgen", "pointwise", "pointwisev2", "reformat") else "other"
 
 
-def _not_understood(line: str) -> EngineBuildError:
-    return EngineBuildError(
+def _not_understood(line: str) -> LayerListError:
+    return LayerListError(
         "The builder's list of layers holds a line trtopt does not understand",
         where=line if len(line) <= 600 else f"{line[:400]} ... {line[-200:]}",
         remedy="report it with the line above; `trtopt doctor` prints the versions to add",
@@ -219,7 +219,7 @@ def _resolve(name: str, layer: LayerInfo, known: Collection[str]) -> str:
     for candidate in (name, name.split(" | ", 1)[0]):
         if candidate in known:
             return candidate
-    raise EngineBuildError(
+    raise LayerListError(
         f"The engine's layers do not add up to the graph: a layer claims the node {name!r}, which is not in it",
         where=f"layer {layer.name}",
         remedy="report it with the builder's log; node names must be unique",

@@ -69,6 +69,7 @@ class EngineTensor:
             rank is not known.
         layout: How memory holds it: ``chw`` (in the order of the shape), or what ``--io`` asked for.
         ranges: Of an input, one for each optimization profile; none where every shape is static.
+        state: Of an input that is a state, the output that is this input in the next step; else empty.
     """
 
     name: str
@@ -76,6 +77,7 @@ class EngineTensor:
     shape: tuple[int | str, ...] | None
     layout: str = "chw"
     ranges: tuple[ShapeRange, ...] = ()
+    state: str = ""
 
 
 @dataclass(frozen=True)
