@@ -116,6 +116,8 @@ ROWS = (
         True,
         {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}},
     ),
+    Row("batches", (8,), (1, 8), True),
+    Row("shape_histogram", None, "requests.txt", True),
     Row("keep_dynamic", False, True, True, {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}}),
     Row("io", (), ("x:fp16:chw",), True),
     Row("io", ("x:fp16:chw",), ("x:fp16:hwc8",), True),
@@ -170,6 +172,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     onnx.save(proto, path / "net.onnx")
     np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
+    (path / "requests.txt").write_text("x:2x16x16x16 5\nx:4x16x16x16\n")
     write_outputs(path / "outputs.json", "another", [{"y": rng.standard_normal((4, 32)).astype(np.float32)}])
     if importlib.util.find_spec("cryptography") is not None:
         write_key(path / "key.pem")

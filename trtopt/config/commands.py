@@ -165,6 +165,14 @@ class BuildConfig(Config):
     )
     opt_shapes: tuple[ShapeMap, ...] = shapes_field("shapes to optimize for; alone, they make the profile static")
     max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes")
+    batches: tuple[int, ...] = option_field(
+        (), "batch sizes, 1,8,32: a profile for each, which takes what is above the size before", TARGET, metavar="LIST"
+    )
+    shape_histogram: str | None = file_field(
+        "shapes of requests, a line each (ids:1x37,mask:1x37): at most four profiles by predicted time",
+        group=TARGET,
+        path="file",
+    )
     keep_dynamic: bool = switch_field("leave axes dynamic that every profile gives one size", TARGET)
     io: tuple[str, ...] = option_field(
         (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
@@ -229,6 +237,13 @@ class BuildConfig(Config):
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise UsageError(
                 "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"
+            )
+        ways = [name for name in ("batches", "shape_histogram", "opt_shapes", "max_shapes") if getattr(self, name)]
+        if len(ways) > 1 and ways != ["opt_shapes", "max_shapes"]:
+            raise UsageError(
+                "The shapes are given in two ways",
+                where=", ".join(map(flag, ways)),
+                remedy=f"leave all but {flag(ways[0])} out",
             )
         if self.steps is not None and not (self.steps >= 1 and self.steps.is_integer()):
             raise UsageError(

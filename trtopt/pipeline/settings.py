@@ -34,6 +34,7 @@ from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
+from trtopt.pipeline.shapes import given_shapes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
@@ -523,12 +524,12 @@ def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: S
 def _profiles(
     settings: BuildSettings, loaded: ModelArtifact, samples: Samples, clock: Clock
 ) -> tuple[ShapeProfile, ...]:
-    config = settings.config
+    given = given_shapes(settings.config, loaded, settings.precision, settings.target.gpu, clock)
     plan = plan_profiles(
         loaded.inputs,
-        min_shapes=config.min_shapes,
-        opt_shapes=config.opt_shapes,
-        max_shapes=config.max_shapes,
+        min_shapes=given.least,
+        opt_shapes=given.best,
+        max_shapes=given.most,
         observed=samples.shapes() if samples.source == "user" else (),
         growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
     )
