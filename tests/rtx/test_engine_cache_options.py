@@ -133,6 +133,8 @@ ROWS = (
     Row("cache_dir", None, "another-cache", False),
     Row("cache_gb", None, 1.0, False),
     Row("no_cache", False, True, False),
+    Row("epcontext", None, "context.onnx", False),
+    Row("epcontext_embed", False, True, False, {**FAST, "epcontext": "context.onnx"}),
     Row("sign", None, "key.pem", False),
     Row("polygraphy", None, "kept", False),
     Row("save_onnx", None, "o.onnx", False),

@@ -83,7 +83,7 @@ def profile(
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
         IntegrityError: The engine is not what its manifest says.
         TargetError: There is no GPU, or the engine is for another one.
-        MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, plotly and Jinja2.
+        MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, Jinja2.
         EngineBuildError: The compiler refuses the model, or the engine fails to run.
     """
     config = ProfileConfig.given(config, options, "profile(m, backend=...)")
@@ -113,7 +113,7 @@ def write_profile(
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly and Jinja2.
+        MissingDependencyError: ``html`` needs Jinja2.
     """
     write_view(view(found), html=html, markdown=markdown)
     if trace is not None:

@@ -198,6 +198,10 @@ class BuildConfig(Config):
         metavar="DIR",
     )
     save_onnx: str | None = file_field("write the optimized ONNX model")
+    epcontext: str | None = file_field(
+        "write an ONNX model beside the engine that ONNX Runtime loads it from (EPContext), the part for the host in it"
+    )
+    epcontext_embed: bool = switch_field("hold the engine in that model, in place of the name of its file", FILES)
     sign: str | None = file_field(
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtopt.engine.achieved import math_dtype
@@ -12,7 +12,7 @@ from trtopt.errors import UsageError
 from trtopt.report.schema.analysis import WITHOUT_KERNEL, Analysis, LayerRow
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, MetricRecord, OutputAccuracy
 from trtopt.report.schema.check import Checked
-from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
 from trtopt.report.schema.read import Report, converted
 from trtopt.report.schema.sweep import SweepReport
@@ -89,6 +89,7 @@ class Facts:
         own_failures: The gates of the build that failed.
         allowed: Those that ``--allow-accuracy-loss`` made warnings.
         synthetic: Whether ranges come from random data; None where there are none.
+        names: The modules of its nodes.
     """
 
     checked: Checked
@@ -111,6 +112,7 @@ class Facts:
     own_failures: tuple[str, ...] | None = None
     allowed: tuple[str, ...] = ()
     synthetic: bool | None = None
+    names: dict[str, NodeName] = field(default_factory=dict)
 
 
 def facts_of(report: Report, path: Path) -> Facts:
@@ -170,6 +172,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         synthetic=None
         if report.calibration is None or precision.requested in _WITHOUT_RANGES
         else report.calibration.source == "synthetic",
+        names=report.names,
     )
 
 
@@ -183,6 +186,7 @@ def _of_analysis(report: Analysis, model: ModelIdentity, path: Path) -> Facts:
         shares=_shares([(row.dtype, float(row.flop)) for row in report.layers]),
         kernels=len(kernels),
         layers=kernels,
+        names=report.names,
     )
 
 

@@ -26,6 +26,7 @@ from trtopt.engine.work import layers_of_engine
 from trtopt.errors import EngineBuildError, GateError, TrtoptError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import supports
 from trtopt.judge.judges import judge_for
@@ -70,6 +71,7 @@ from trtopt.pipeline.shipped import (
     gates_of,
     hold,
     judged_apart,
+    plain_forms,
     recipes_of,
     warn_of_noise,
     why_barred,
@@ -233,6 +235,7 @@ class _Run:
             judge=pricer.name if report.judge == "none" else report.judge,
             shipped=settled.built.cost,
             plain=settled.plain,
+            plain_forms=() if settled.plain is None else plain_forms(self._baseline.costs()),
             accuracy_cost=accuracy,
             dynamic_cost=dynamic,
             judged_apart=judged_apart(settled.built, dynamic, sparse=report.sparsity is not None),
@@ -488,6 +491,8 @@ class _Run:
             search=lowered.search,
             sparsity=sparsity,
             weights=lowered.weights,
+            names=names_of(self._inputs.loaded.model, built.final.artifact.model),
+            parameters=cost.parameters(self._inputs.loaded.model),
         )
 
     def _predicted(self, built: Built, target: BuildTarget) -> EngineAnalysis | None:

@@ -154,6 +154,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     outputs = _outputs(path, config, target.backend, make_engine)
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
+    _check_epcontext(config, outputs, make_engine)
     registry.select(config.recipes)
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
@@ -197,6 +198,10 @@ def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: boo
         engine = Path(config.output or path.with_name(path.stem + backend.suffix))
         files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
         files["onnx"] = config.save_onnx
+        if config.epcontext is not None:
+            model = Path(config.epcontext)
+            files["epcontext"], files["manifest of epcontext"] = model, manifest_path(model)
+            files["signature of epcontext"] = signature_path(model)
     else:
         if config.output is None:
             raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
@@ -211,6 +216,32 @@ def _signer(config: BuildConfig, make_engine: bool) -> Signer | None:
     if not make_engine:
         raise UsageError("There is no engine to sign", where="--sign", remedy="leave it out, or use `trtopt build`")
     return Signer(Path(config.sign))
+
+
+def _check_epcontext(config: BuildConfig, outputs: Outputs, make_engine: bool) -> None:
+    """Refuse a model for ONNX Runtime that it could not load the engine from."""
+    if config.epcontext is None:
+        if config.epcontext_embed:
+            what, remedy = "There is no model to embed the engine in", "give --epcontext OUT.onnx"
+            raise UsageError(what, where="--epcontext-embed", remedy=remedy)
+        return
+    where = f"--epcontext {config.epcontext}"
+    if not make_engine:
+        raise UsageError("There is no engine to load", where=where, remedy="leave it out, or use `trtopt build`")
+    engine = outputs.places["engine"]
+    if outputs.places["epcontext"].parent.resolve() != engine.parent.resolve():
+        raise UsageError(
+            "ONNX Runtime loads an engine from the folder of its model, and the two lie apart",
+            where=where,
+            remedy=f"name a file in {outputs.named['engine'].parent}",
+        )
+    for item in parse_io(config.io):
+        if item.layout != "chw":
+            raise UsageError(
+                "ONNX Runtime gives an engine tensors in the order of their shape, whatever their layout",
+                where=f"{where}, --io {item.name}:{item.dtype}:{item.layout}",
+                remedy="leave the layout out",
+            )
 
 
 def _check_pruning(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, calib: object) -> None:

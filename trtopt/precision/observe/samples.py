@@ -104,7 +104,7 @@ def _resolve(inputs: Sequence[InputSpec], shapes: Shapes) -> dict[str, tuple[int
         ):
             raise UsageError(
                 f"The input {spec.name!r} has the shape {list(spec.shape)}, not {list(given)}",
-                where=SYNTHETIC,
+                where=f"--opt-shapes {spec.name}:{'x'.join(map(str, given))}",
                 remedy="give a shape that fits the input",
             )
         for dim, want in zip(given, spec.shape, strict=True):
@@ -127,10 +127,17 @@ def _resolve_one(spec: InputSpec, symbols: Mapping[str, int], given: Sequence[in
         else:
             raise UsageError(
                 f"Synthetic samples need a size for the dimension {want!r} of the input {spec.name!r}",
-                where=SYNTHETIC,
-                remedy=f"give --opt-shapes {spec.name}:" + "x".join(str(dim) for dim in spec.shape) + " with numbers",
+                where=f"input {spec.name}: {'x'.join(map(str, spec.shape))}",
+                remedy=f"give --opt-shapes with the numbers you run it at, such as {spec.name}:{_example(spec)}",
             )
     return tuple(dims)
+
+
+def _example(spec: InputSpec) -> str:
+    """The shape with a number for each dimension that has none."""
+    inner = 224 if len(spec.shape) == 4 else 128
+    dims = (dim if isinstance(dim, int) else inner if axis else 8 for axis, dim in enumerate(spec.shape))
+    return "x".join(map(str, dims))
 
 
 def _random(
