@@ -95,7 +95,10 @@ def tried(path: Path, work: Path) -> dict[str, Any]:
             report = trtopt.build(path, precision=mode, calib=feeds, output=str(output), gpu="L4", **shapes)
             accuracy = report.accuracy
             outputs = {} if accuracy is None else accuracy.outputs
-            judged = [item.sqnr_db for name, item in outputs.items() if name not in accuracy.host_outputs]  # type: ignore[union-attr]
+            between = () if report.host is None else report.host.between
+            left_out = {item.name for item in between if not item.dtype.startswith("float")}
+            left_out.update(() if accuracy is None else accuracy.host_outputs)
+            judged = [item.sqnr_db for name, item in outputs.items() if name not in left_out]
             cost = report.shipped
             found[mode] = {
                 "kernels": None if cost is None else cost.kernels,
