@@ -53,7 +53,7 @@ class Row:
         first: One value.
         second: The other.
         changes: Whether the engines differ.
-        base: The other options.
+        base: The other options, and the ``model`` where it is another.
     """
 
     option: str
@@ -82,7 +82,7 @@ ROWS = (
     Row("metric", None, "sqnr", False),
     Row("preprocess", None, "imagenet", False),  # of pictures, and these samples are none
     Row("labels", None, OTHERS, False),
-    Row("preprocess_in_engine", False, True, True),
+    Row("preprocess_in_engine", False, True, True, {**FAST, "model": "rgb.onnx", "preprocess": "imagenet,crop=16"}),
     Row("skip_bad", False, True, False),
     Row("boxes", None, "yolov8", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
@@ -170,6 +170,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         weights = rng.standard_normal(shape).astype(np.float32) / 10
         proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
     onnx.save(proto, path / "net.onnx")
+    rgb = onnx.parser.parse_model(NET.replace("N, 16, 16, 16", "N, 3, 16, 16"))
+    for name, shape in {"w1": (32, 3, 3, 3), "w2": (32, 32)}.items():
+        rgb.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    onnx.save(rgb, path / "rgb.onnx")
     np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     (path / "requests.txt").write_text("x:2x16x16x16 5\nx:4x16x16x16\n")
@@ -197,7 +201,8 @@ def key(folder: Path) -> Callable[[dict[str, Any]], str]:
         if name not in found:
             with pytest.MonkeyPatch.context() as patch, pytest.raises(_ReachedError) as reached:
                 patch.setattr(compile, "build_engine", capture)
-                trtopt.build("net.onnx", **options)
+                others = dict(options)
+                trtopt.build(others.pop("model", "net.onnx"), **others)
             found[name] = str(reached.value)
         return found[name]
 
