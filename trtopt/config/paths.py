@@ -46,9 +46,9 @@ def files_read(model: str | None, config: Config) -> dict[str, Path]:
     inputs = {} if model is None else {"the model": Path(model)}
     for name, option in options(type(config)).items():
         value = getattr(config, name)
-        if option.path in ("source", "file") and value:
-            items = (value,) if isinstance(value, str) else value
-            inputs.update((f"{flag(name)} {item}", source_file(item)) for item in items if item not in option.words)
+        items = (value,) if isinstance(value, str) else value or ()
+        if option.path:
+            inputs.update((f"{flag(name)} {item}", source_file(item)) for item in items if option.is_read(item))
     return inputs
 
 

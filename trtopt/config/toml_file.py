@@ -205,7 +205,7 @@ def _placed(option: Option, value: Any, file: Path, where: str) -> Any:
         return value
     if isinstance(value, tuple):
         return tuple(path_in(file, item, where) for item in value)
-    if value in option.words:
+    if not option.is_path(value):
         return value
     kind = DECODE if value.startswith(DECODE) else ""
     return kind + path_in(file, value.removeprefix(kind), where)

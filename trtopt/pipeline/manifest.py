@@ -19,8 +19,8 @@ from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
 from trtopt.graph.states import find_states
 from trtopt.hardware.spec import PORTABLE
-from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
-from trtopt.precision.observe.samples import Samples
+from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
 from trtopt.report.schema.manifest import (
@@ -144,7 +144,7 @@ def chosen_options(config: BuildConfig) -> dict[str, Any]:
         value = getattr(config, name)
         if name in _ABOUT_THE_CACHE:
             continue
-        if value != getattr(default, name) and (not option.path or value in option.words):
+        if value != getattr(default, name) and not option.is_path(value):
             found[name] = value
     if "," in config.recipes:
         found["recipes"] = ",".join(sorted({item.strip() for item in config.recipes.split(",")} - {""}))
@@ -163,16 +163,19 @@ def _understood(config: BuildConfig, report: BuildReport, engine: EngineRecord) 
 
 
 def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
-    """What is read beside the model and the samples: the metric's script, plugins, a calibration cache of TensorRT.
+    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, a calibration
+    cache of TensorRT.
 
     Raises:
         UsageError: One of them cannot be read.
     """
     names = list(config.plugins)
-    words = options(BuildConfig)["metric"].words
-    # Where there is no such script, loading the metric says it better.
-    if config.metric is not None and config.metric not in words and source_file(config.metric).is_file():
-        names.insert(0, config.metric)
+    known = options(BuildConfig)
+    for name in ("preprocess", "metric"):
+        script = getattr(config, name)
+        # Where there is no such script, loading it says it better.
+        if script is not None and known[name].is_path(script) and source_file(script).is_file():
+            names.insert(0, script)
     if config.calib_cache is not None and statistics_file(config) is None:
         names.append(config.calib_cache)
     return tuple(FileHash(Path(name).name, *hash_file(source_file(name), f"The file {name}")) for name in names)
@@ -209,7 +212,8 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         onnx: tuple[Path, ...] = ()
         if "onnx" in outputs:
             onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
-            report = replace(report, saved=tried_in_onnxruntime(onnx) + computes_wrong(results.model))
+            known = computes_wrong(results.model) + is_refused(results.model)
+            report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
             atomic_write(outputs["engine"], engine.data)

@@ -15,7 +15,7 @@ from trtopt.errors import UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.precision.fp16.network_io import DTYPES, IoRequest, apply_io, check_io, describe, fed_as_before, feeds_for
 from trtopt.precision.fp16.states import check_states, state_requests
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.report.schema.build import NetworkIo
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.ort_session import Feeds

@@ -15,7 +15,9 @@ from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.graph.input_values import InputValues, input_values
 from trtopt.graph.states import State, find_states
 from trtopt.precision.observe.feeds import open_arrays
-from trtopt.precision.observe.samples import Samples, open_samples
+from trtopt.precision.observe.pictures import UNSAID, PictureOptions
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.support._script import DECODE
 from trtopt.support.ort_session import OrtSession
 
@@ -204,12 +206,19 @@ def decoded(
             waiting, steps = [decoder.chosen(outputs)], steps - 1
 
 
-def open_given(source: Any, model: ir.Model, inputs: Sequence[InputSpec], steps: float | None = None) -> Samples:
+def open_given(
+    source: Any,
+    model: ir.Model,
+    inputs: Sequence[InputSpec],
+    steps: float | None = None,
+    *,
+    pictures: PictureOptions = UNSAID,
+) -> Samples:
     """The samples that a user names: as :func:`~trtopt.precision.observe.samples.open_samples` has them, or those of
     ``decode:FILE.npz`` (:func:`decoder_samples`)."""
     if isinstance(source, str) and source.startswith(DECODE):
         return decoder_samples(Path(source.removeprefix(DECODE)), model, inputs, int(steps or STEPS))
-    return open_samples(source, inputs)
+    return open_samples(source, inputs, pictures=pictures)
 
 
 def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], steps: int) -> Samples:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.schema.analysis import EngineAnalysis
-from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
-from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord, WeightsRecord
+from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.support.json_text import plain
@@ -276,6 +276,7 @@ class BuildReport:
         sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
         search: How the regions that pay were chosen within an accuracy budget, where there is one.
         sparsity: What was pruned to 2:4, where that was asked for.
+        weights: What was stored narrow, where ``--weights`` was given.
         saved: Whether ONNX Runtime (CPU) loads the saved model, in one line; empty where none was written.
         judge: Who says all costs: the compiler's kernels or a model of fusions.
         shipped: What the engine costs, or without one the model as the judge compiles it with the same profiles.
@@ -285,6 +286,9 @@ class BuildReport:
         reduce: The command that cuts the model down to the nodes with which a gate fails; empty where none failed, or
             nothing was kept for it (``--polygraphy``).
         judged_apart: How ``shipped`` differs from what was judged before, in one line; empty where it does not.
+        plain_forms: What each plain form costs that was priced, the 16-bit one first; ``plain`` is the fastest of them.
+        names: What the user calls the nodes: their modules, by the names of the nodes.
+        parameters: Elements of the float weights of the model.
     """
 
     model: dict[str, Any]
@@ -308,6 +312,7 @@ class BuildReport:
     sixteen_bit: Cost | None = None
     search: SearchRecord | None = None
     sparsity: SparsityRecord | None = None
+    weights: WeightsRecord | None = None
     saved: str = ""
     shipped: Cost | None = None
     plain: PlainCost | None = None
@@ -315,6 +320,9 @@ class BuildReport:
     dynamic_cost: DynamicCost | None = None
     judged_apart: str = ""
     reduce: str = ""
+    plain_forms: tuple[PlainCost, ...] = ()
+    names: dict[str, NodeName] = field(default_factory=dict)
+    parameters: int = 0
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
