@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -54,6 +54,27 @@ def find_states(model: ir.Model) -> tuple[State, ...]:
         return ()
     inputs, outputs = [state.input for state in found], [state.output for state in found]
     return tuple(s for s in found if inputs.count(s.input) == 1 and outputs.count(s.output) == 1)
+
+
+def find_read_caches(model: ir.Model, states: Sequence[State]) -> tuple[ir.Value, ...]:
+    """Inputs that are caches and no states: a decoder only reads the keys and values of its encoder.
+
+    They look as a cache that is filled up does: of its type and rank, and of its size on every axis that has one size,
+    that along which it is filled up apart.
+    """
+    own = {state.input for state in states}
+    known = {_form(state.input, state.axis) for state in states if state.axis is not None}
+    return tuple(
+        value
+        for value in model.graph.inputs
+        if value not in own and any(_form(value, state.axis) in known for state in states if state.axis is not None)
+    )
+
+
+def _form(value: ir.Value, axis: int) -> tuple[object, ...]:
+    """Type, rank and sizes, without that of one axis and those that are open."""
+    dims = enumerate(edit.dims_of_value(value) or ())
+    return (axis, value.dtype, *(dim if isinstance(dim, int) and at != axis else None for at, dim in dims))
 
 
 def _states_of(value: ir.Value) -> Iterator[State]:
