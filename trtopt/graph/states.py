@@ -62,13 +62,16 @@ def find_read_caches(model: ir.Model, states: Sequence[State]) -> tuple[ir.Value
     They look as a cache that is filled up does: of its type and rank, and of its size on every axis that has one size,
     that along which it is filled up apart.
     """
-    own = {state.input for state in states}
-    known = {_form(state.input, state.axis) for state in states if state.axis is not None}
-    return tuple(
-        value
-        for value in model.graph.inputs
-        if value not in own and any(_form(value, state.axis) in known for state in states if state.axis is not None)
-    )
+    own, growing = {state.input for state in states}, {state.node for state in states}
+    axes = {state.axis for state in states if state.axis is not None}
+    known = {_form(state.input, axis) for state in states for axis in axes if state.axis == axis}
+
+    def is_new(value: ir.Value) -> bool:
+        return any(node in growing for behind in _behind(value) for node, _ in behind.uses())
+
+    others = [value for value in model.graph.inputs if value not in own and not is_new(value)]
+    forms = {form for form in known if any(isinstance(size, int) for size in form[2:])}
+    return tuple(value for value in others if any(_form(value, axis) in forms for axis in axes))
 
 
 def _form(value: ir.Value, axis: int) -> tuple[object, ...]:

@@ -30,7 +30,9 @@ def state_requests(model: ir.Model, named: Collection[str]) -> tuple[IoRequest, 
         Two requests for each FP32 state that the network computes in a 16-bit type, one for a cache that it reads.
     """
     states, found = find_states(model), list[IoRequest]()
-    pairs = [((state.input, state.output), _type_of_growth(state) or _type_read(state.input)) for state in states]
+    pairs: list[tuple[tuple[ir.Value, ...], ir.DataType | None]] = [
+        ((state.input, state.output), _type_of_growth(state) or _type_read(state.input)) for state in states
+    ]
     pairs += [((value,), _type_read(value)) for value in find_read_caches(model, states)]
     for values, inner in pairs:
         dtype = _NARROW.get(inner) if inner is not None else None
