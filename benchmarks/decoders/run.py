@@ -77,7 +77,11 @@ def row(folder: Path, name: str, precision: str) -> dict[str, object]:
     )
     same, counted, steps = agreement(model, saved, prompts)
     final = load(saved).model
-    weights = sum(value.const_value.nbytes for value in final.graph.initializers.values() if value.const_value)
+    weights = sum(
+        value.const_value.nbytes
+        for value in final.graph.initializers.values()
+        if value.const_value and any(node.op_type != "Gather" for node, _ in value.uses())  # a row of a table is read
+    )
     widths = {str(value.name): value.dtype.bitwidth // 8 for value in final.graph.inputs if value.dtype}
     caches = sum(
         math.prod(shape) * widths[name] for name, shape in shapes(final, 1, PAST // 2).items() if len(shape) == 4

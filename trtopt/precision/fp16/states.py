@@ -6,14 +6,14 @@ updates a cache in place takes a network input only.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.graph.states import State, find_read_caches, find_states
-from trtopt.precision.fp16.network_io import IoRequest
+from trtopt.precision.fp16.network_io import IoRequest, apply_io
 
 _NARROW = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
 
@@ -39,6 +39,13 @@ def state_requests(model: ir.Model, named: Collection[str]) -> tuple[IoRequest, 
         if dtype and values[0].dtype is ir.DataType.FLOAT and not {value.name for value in values} & {*named}:
             found += [IoRequest(str(value.name), dtype, "chw") for value in values]
     return tuple(found)
+
+
+def with_states(model: ir.Model, io: Sequence[IoRequest] = ()) -> ir.Model:
+    """A model whose precision is written with the inputs and outputs of ``io``, and states in their inner type; itself
+    where that changes nothing."""
+    asked = (*io, *state_requests(model, {request.name for request in io}))
+    return apply_io(model, asked) if asked else model
 
 
 def _type_of_growth(state: State) -> ir.DataType | None:
