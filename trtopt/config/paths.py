@@ -52,6 +52,6 @@ def files_read(model: str | None, config: Config) -> dict[str, Path]:
 
 
 def source_file(value: str) -> Path:
-    """The file that ``FILE.py:FUNCTION`` or a path names."""
-    script, _, function = value.rpartition(":")
-    return Path(script if script.endswith(".py") and function else value)
+    """The file that ``FILE.py:FUNCTION``, ``FILE.safetensors:SCALE`` or a path names."""
+    file, _, rest = value.rpartition(":")
+    return Path(file if file.endswith((".py", ".safetensors")) and rest else value)

@@ -36,8 +36,8 @@ from trtopt.support.precision import Precision
 
 _FORM: Form = "weights"
 _SAMPLES = 256
-"""Samples that weights are fitted to, where memory allows: of MiniLM's short sentences 64 give fewer rows than a layer has
-inputs, and 3 dB less at the outputs than 192."""
+"""Samples that weights are fitted to, where memory allows: of MiniLM's short sentences 64 give fewer rows than a layer
+has inputs, and 3 dB less at the outputs than 192."""
 _TRIALS = 12
 """Kinds of weights that are tried without, each for a price of the whole network."""
 _CLEARLY = 0.001

@@ -22,6 +22,7 @@ from trtopt.precision import rules
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import FP16, WEIGHTED
 from trtopt.precision.qdq import forms
+from trtopt.precision.qdq.blocked import NBITS, expand_blocked
 from trtopt.precision.qdq.canonicalize import INTEGERS, QdqEditor, Quantizer, dequantized, quantizer_of
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.precision import Precision
@@ -334,7 +335,7 @@ class CanonicalQdq:
 def is_quantized(model: ir.Model) -> bool:
     """Whether a model holds Q/DQ or operators on quantized tensors."""
     return any(
-        node.op_type in _OPS or node.op_type.startswith("QLinear") or node.op_type == "QGemm"
+        node.op_type in _OPS or node.op_type.startswith("QLinear") or node.op_type in ("QGemm", NBITS)
         for node in edit.all_nodes(model.graph)
     )
 
@@ -365,6 +366,7 @@ def canonicalize_qdq(model: ir.Model, backend: str) -> CanonicalQdq | None:
     work = QdqEditor(clone, backend, edit.Names(clone))
     forms.standard_domain(work)
     forms.expand(work)
+    expand_blocked(work)
     if work.changes:
         infer_in_place(clone)
     for mend_form in forms.PASSES:
