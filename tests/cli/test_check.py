@@ -113,7 +113,7 @@ def test_a_change_that_costs_two_points_of_accuracy_is_stopped(repository: Path,
         r"^\| ❌ failed \| accuracy, top1 \| 0\.98\d\d \| 0\.95\d\d \| at least 0\.97", comment, flags=re.MULTILINE
     )
     assert re.search(
-        r"^### Failed: accuracy, top1\n\nthe model is 0\.02\d+ less accurate than the baseline; its FP32 form",
+        r"^### Failed: accuracy, top1\n\nthe model is 2\.\d+ points less accurate than the baseline; its FP32 form",
         comment,
         re.M,
     )
@@ -252,8 +252,8 @@ def test_the_commands_of_the_examples_parse(name: str) -> None:
     [
         ((), "required: REPORT", "trtopt check --help"),
         (("none.json",), "No such file", "check the path"),
-        (("digits.onnx",), "no JSON", "--report"),
-        (("baseline.json", "--baseline", "other.json"), "another model, by its inputs", "same way"),
+        (("digits.onnx",), "an ONNX model, not a report", "trtopt build digits.onnx --report"),
+        (("baseline.json", "--baseline", "other.json"), "has other inputs: ", "same way"),
         (("baseline.json", "--max-latency-regress", "0.1"), "needs a baseline", "--baseline"),
         (("baseline.json", "--min-share", "int=0.5"), "'int' is no type", "did you mean int"),
         (("baseline.json", "--min-share", "int8"), "not TYPE=SHARE", "trtopt check --help"),

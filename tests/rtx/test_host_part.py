@@ -38,7 +38,7 @@ def run_file(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def printed(report: BuildReport) -> str:
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(view(report))
+        console.print(view(report, verbose=True))
     return capture.get()
 
 

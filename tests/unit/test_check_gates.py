@@ -25,6 +25,7 @@ from trtopt.report.schema.build import (
     PrecisionRecord,
 )
 from trtopt.report.schema.check import Checked, CheckReport, Gate
+from trtopt.report.text import check as words
 
 CHECKED = Checked("r.json", "trtopt.build/1", "model.onnx", "ab", "L4", "tensorrt-rtx 1.7", "int8")
 MODEL = ModelIdentity("model.onnx", "ab", (ModelInput("x", "float32", ("N", 3)),))
@@ -158,7 +159,8 @@ def test_without_a_baseline_thresholds_alone_are_judged() -> None:
 def test_a_drop_that_training_caused_says_so() -> None:
     now = facts(metric=MetricRecord("top1", 0.90, 0.89, 0.01))
     reason = judged(now, facts())["accuracy:top1"].reason
-    assert "0.05 less accurate than the baseline" in reason and "its FP32 form is 0.05 less accurate too" in reason
+    assert "5 points less accurate than the baseline" in reason
+    assert "its FP32 form is 5 points less accurate too" in reason
     quantized = facts(metric=MetricRecord("top1", 0.95, 0.89, 0.06))
     assert "FP32" not in judged(quantized, facts())["accuracy:top1"].reason
 
@@ -173,6 +175,17 @@ def test_without_a_metric_outputs_are_judged_by_agreement_else_cosine() -> None:
     assert failed(plain, max_accuracy_drop=0.02) == ["accuracy-fp32:boxes"]
     found = judged(plain, plain)["accuracy:boxes"]
     assert found.title == "boxes: cosine with FP32" and found.after == 0.97
+
+
+def test_gates_of_outputs_name_what_these_were_compared_with() -> None:
+    plain = facts(metric=None)
+    recorded = dataclasses.replace(plain, reference="the recorded outputs")
+    gates = judged(recorded, plain, max_accuracy_drop=0.001)
+    for name in ("accuracy-fp32:scores", "accuracy:scores"):
+        assert "the recorded outputs" in gates[name].title and "FP32" not in gates[name].title + gates[name].reason
+    assert "compared with changed: FP32 in the baseline, the recorded outputs here" in " ".join(
+        evaluate(recorded, plain, Thresholds()).notes
+    )
 
 
 def test_an_output_measured_in_another_way_before_is_not_judged() -> None:
@@ -250,12 +263,15 @@ def test_the_graph_of_an_optimized_model_says_its_eight_bit_share_only() -> None
     ("change", "what"),
     [
         ({"checked": dataclasses.replace(CHECKED, schema="trtopt.profile/1")}, "another kind"),
-        ({"model": dataclasses.replace(MODEL, inputs=(ModelInput("y", "float32", ("N", 3)),))}, "model, by its inputs"),
-        ({"model": dataclasses.replace(MODEL, inputs=(ModelInput("x", "float32", ("N", 4)),))}, "model, by its inputs"),
-        ({"output_names": ("boxes",)}, "model, by its outputs: boxes, the report of scores"),
-        ({"checked": dataclasses.replace(CHECKED, gpu="A100")}, "another GPU: A100, the report of L4"),
-        ({"compiler": "tensorrt"}, "another backend: tensorrt, the report of tensorrt-rtx"),
-        ({"shapes": {"x": (1, 3)}}, "another shape: x:1x3, the report of x:8x3"),
+        (
+            {"model": dataclasses.replace(MODEL, inputs=(ModelInput("y", "float32", ("N", 3)),))},
+            "other inputs: y: float32 .x3 there, x: ",
+        ),
+        ({"model": dataclasses.replace(MODEL, inputs=(ModelInput("x", "float32", ("N", 4)),))}, "other inputs"),
+        ({"output_names": ("boxes",)}, "other outputs: boxes there, scores here"),
+        ({"checked": dataclasses.replace(CHECKED, gpu="A100")}, "another GPU: A100; this report is for L4"),
+        ({"compiler": "tensorrt"}, "built by tensorrt, this by tensorrt-rtx"),
+        ({"shapes": {"x": (1, 3)}}, "other shapes: x:1x3 there, x:8x3 here"),
         ({"layers": (kernel("a"), kernel("b"))}, "no layer in common"),
     ],
 )
@@ -467,3 +483,15 @@ def test_waits_between_streams_are_no_kernels() -> None:
     sync = dataclasses.replace(analysis.layers[0], name="stream syncs", kind="sync", onnx_nodes=())
     found = facts_of(dataclasses.replace(analysis, model=_model(), layers=(*analysis.layers, sync)), Path("a.json"))
     assert found.kernels == len(found.layers) == len(analysis.layers)
+
+
+def test_a_limit_is_never_below_nothing() -> None:
+    now = facts(shares={"int8": 0.0, "fp16": 1.0})
+    assert judged(now, now)["share:8-bit"].limit == 0.0
+
+
+def test_what_failed_is_told_from_its_limit() -> None:
+    failed = judged(facts(bytes=1_949_999), None, max_bytes=1_910_000)["bytes"]
+    assert words.figure(failed.after, failed) == "1949999 B" and words.limit(failed) == "at most 1910000 B"
+    passed = judged(facts(bytes=1_949_999), None, max_bytes=3_000_000)["bytes"]
+    assert words.figure(passed.after, passed) == "1.9 MB"

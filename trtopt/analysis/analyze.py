@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
+from trtopt.analysis.links import links_of_engine, links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
@@ -22,6 +23,7 @@ from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
@@ -93,7 +95,7 @@ def analyze(
         UsageError: The GPU is not known or lacks the precision, an axis has no size, the batch is fixed in the graph,
             or a file cannot be read or written.
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
-        MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` plotly and Jinja2.
+        MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` Jinja2.
         EngineBuildError: The compiler refused the model.
     """
     config = AnalyzeConfig.given(config, options, "analyze(m, gpu=...)")
@@ -165,14 +167,21 @@ class _Run:
             values = static_shapes(loaded.model, decided.shapes)
         job = _Job(loaded, decided.shapes, values, self._precision(loaded.model))
         level = self._onnx_level(job)
-        shown, levels, limit = level, [LevelSummary("onnx", len(level.rows), level.totals)], None
+        shown, rewritten, links, levels, limit = (
+            level,
+            None,
+            None,
+            [LevelSummary("onnx", len(level.rows), level.totals)],
+            None,
+        )
         if config.compile:
             # What compiles is not loaded for a prediction from the graph alone: it doubles the time of a small model.
             from trtopt.analysis.compiled import compile_level
             from trtopt.engine.limit import limit_of
 
             compiled = compile_level(loaded, gpu, self._build_precision(job), decided.shapes, clock)
-            shown = _level(compiled.layers, gpu)
+            shown, rewritten = _level(compiled.layers, gpu), compiled.model
+            links = links_of_engine(shown.rows, compiled.listed)
             levels.append(LevelSummary("engine", len(shown.rows), shown.totals, compiled.proxy))
             findings = self._with_gaps(self._findings(job, level, self._subject(job, shown, compiled)), compiled)
             limit = limit_of(compiled.listed, compiled.layers, shown.rows, compiled.model, gpu)
@@ -196,6 +205,8 @@ class _Run:
             sparsity=sparsity,
             warnings=tuple(clock.warnings),
             limit=limit,
+            names=names_of(loaded.model, rewritten),
+            links=links_of_graph(shown.rows, loaded.model) if links is None else links,
         )
 
     @contextmanager

@@ -25,6 +25,7 @@ from trtopt.events import OnEvent, ignore
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import input_values
+from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.graph.skeleton import content_hash
 from trtopt.hardware.probe import present_gpu
@@ -32,7 +33,9 @@ from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
+from trtopt.precision.observe.decode import open_given
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.plan import FP16, PrecisionPlan
 from trtopt.precision.qdq.existing import is_quantized
 from trtopt.precision.regions import Candidates, Problem, find_candidates
@@ -114,6 +117,7 @@ def _measure(job: _Job, clock: Clock) -> Sensitivity:
         refused=candidates.refused,
         calibration=observer.record(calibration),
         cached=cached,
+        names=names_of(job.artifact.model, base),
     )
 
 
@@ -184,7 +188,7 @@ def sensitivity(
     Raises:
         UsageError: An option, a sample or a GPU is wrong, or a file cannot be read or written.
         InvalidModelError: The model's content is invalid, or none of its nodes can become 8-bit.
-        MissingDependencyError: ONNX Runtime is not installed; for ``html``, plotly and Jinja2.
+        MissingDependencyError: ONNX Runtime is not installed; for ``html``, Jinja2.
     """
     example_inputs = options.pop("example_inputs", None)
     config = SensitivityConfig.given(config, options, "sensitivity(m, precision=...)")
@@ -215,9 +219,12 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}
     check_outputs(outputs, weight_files(loaded.model))
     given = config.calib if calib is None else calib
-    samples = open_samples(SYNTHETIC if given is None else given, loaded.inputs, values=input_values(loaded.model))
+    if given is None or (isinstance(given, str) and given == SYNTHETIC):
+        samples = open_samples(SYNTHETIC, loaded.inputs, values=input_values(loaded.model))
+    else:
+        samples = open_given(given, loaded.model, loaded.inputs)
     given = config.eval if eval_samples is None else eval_samples
-    check = samples if given is None else open_samples(given, loaded.inputs)
+    check = samples if given is None else open_given(given, loaded.model, loaded.inputs)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)
     seconds = {name: round(value, 4) for name, value in clock.seconds.items()}
     return dataclasses.replace(found, seconds=seconds, warnings=tuple(clock.warnings))

@@ -43,5 +43,5 @@ def run(argv: Sequence[str]) -> int:
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         analysis = analyze(args.model, config, on_event=listener)
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
-    show(analysis, view_of, as_json=args.json)
+    show(analysis, view_of, as_json=args.json, warned=True)
     return 0

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         report = getattr(api, command)(args.model, config, on_event=listener)
-    show(report, view, as_json=args.json)
+    show(report, partial(view, verbose=args.verbose), as_json=args.json, warned=True)
     return gate(report, config)
 
 

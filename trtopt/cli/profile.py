@@ -53,5 +53,5 @@ def run(argv: Sequence[str]) -> int:
 
     with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
         found = profile(args.target, config, on_event=listener)
-    show(found, view, as_json=args.json)
+    show(found, view, as_json=args.json, warned=True)
     return 0

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
     from trtopt.report.schema.build import BuildReport
+    from trtopt.report.text.blocks import View
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 """What a terminal acts on, or shows nothing of: control characters but tab and line feed, marks that reverse the
@@ -157,12 +158,14 @@ def print_json(value: dict[str, Any]) -> None:
     _print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def show(report: _T, render: Callable[[_T], RenderableType], *, as_json: bool) -> None:
-    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it."""
+def show(report: _T, render: Callable[[_T], View], *, as_json: bool, warned: bool = False) -> None:
+    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it, without the warnings that a
+    :class:`Listener` has printed (``warned``)."""
     if as_json:
         print_json(report.to_json_dict())
-    else:
-        print_renderable(render(report))
+        return
+    shown = render(report)
+    print_renderable(replace(shown, warnings=()) if warned else shown)
 
 
 def print_renderable(renderable: RenderableType) -> None:
@@ -170,12 +173,14 @@ def print_renderable(renderable: RenderableType) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False, emoji=False, markup=False).print(_Safe(renderable))
+        Console(highlight=False, emoji=False, markup=False).print(_Safe(renderable), crop=False)
         return
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else _PIPE_WIDTH
     text = io.StringIO()
-    Console(file=text, width=width, no_color=True, emoji=False, markup=False).print(renderable, highlight=False)
+    Console(file=text, width=width, no_color=True, emoji=False, markup=False).print(
+        renderable, highlight=False, crop=False
+    )
     _print(safe("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))))
 
 

@@ -307,7 +307,7 @@ _WITHOUT_EFFECT = [
         "0",
         "profile",
         (),
-        "an engine runs in its first optimization profile, others are refused",
+        "an engine runs in the optimization profile that takes its --shapes and values; others than 0 are refused",
         _one_of({"0": "0"}),
     ),
     Flag(

@@ -362,7 +362,7 @@ def write_sweep(
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly and Jinja2.
+        MissingDependencyError: ``html`` needs Jinja2.
     """
     from trtopt.report.files import sweep_csv, write_view
     from trtopt.report.text.sweep import view

@@ -86,7 +86,7 @@ def comparable(after: Facts, before: Facts) -> tuple[str, ...]:
     for what, old, new in _identity(after, before):
         if old != new:
             raise UsageError(
-                f"The baseline is of another {what}: {old or 'none'}, the report of {new or 'none'}",
+                f"The baseline {what.format(old or 'none', new or 'none')}",
                 where=f"{before.checked.report}, for {after.checked.report}",
                 remedy="give a baseline that was made in the same way, or make it anew on the branch compared with",
             )
@@ -94,17 +94,17 @@ def comparable(after: Facts, before: Facts) -> tuple[str, ...]:
 
 
 def _identity(after: Facts, before: Facts) -> Iterator[tuple[str, str, str]]:
-    """What has to be equal: its name, in the baseline, in the report. Left out where a side does not say."""
-    yield "kind", before.checked.schema, after.checked.schema
+    """What has to be equal: how it differs, in the baseline, in the report. Left out where a side does not say."""
+    yield "is a report of another kind, {0}; this one is {1}", before.checked.schema, after.checked.schema
     if before.model is not None and after.model is not None:
-        yield "model, by its inputs", _inputs(before.model), _inputs(after.model)
+        yield "has other inputs: {0} there, {1} here", _inputs(before.model), _inputs(after.model)
     if before.output_names and after.output_names:
-        yield "model, by its outputs", _names(before), _names(after)
-    yield "GPU", before.checked.gpu, after.checked.gpu
+        yield "has other outputs: {0} there, {1} here", _names(before), _names(after)
+    yield "is for another GPU: {0}; this report is for {1}", before.checked.gpu, after.checked.gpu
     if before.compiler and after.compiler:
-        yield "backend", before.compiler, after.compiler
+        yield "was built by {0}, this by {1}", before.compiler, after.compiler
     if before.shapes and after.shapes:
-        yield "shape", _shapes(before.shapes), _shapes(after.shapes)
+        yield "is for other shapes: {0} there, {1} here", _shapes(before.shapes), _shapes(after.shapes)
 
 
 def _inputs(model: ModelIdentity) -> str:
@@ -130,6 +130,7 @@ def _notes(after: Facts, before: Facts) -> Iterator[str]:
         ("the precision asked for", old.precision, new.precision),
         ("the compiler", old.backend, new.backend),
         ("the samples of the accuracy", before.accuracy_samples, after.accuracy_samples),
+        ("what outputs are compared with", before.reference, after.reference),
     ):
         if first != second:
             yield f"{what} changed: {first or 'none'} in the baseline, {second or 'none'} here"
@@ -242,7 +243,8 @@ def evaluate(after: Facts, before: Facts | None, limits: Thresholds) -> CheckRep
     notes += tuple(f"allowed by --allow-accuracy-loss of the build: {item}" for item in after.allowed)
     if after.synthetic and limits.allow_synthetic:
         notes += ("the 8-bit ranges come from random data: --allow-synthetic",)
-    return CheckReport(after.checked, None if before is None else before.checked, tuple(gates), notes)
+    baseline = None if before is None else before.checked
+    return CheckReport(after.checked, baseline, tuple(gates), notes, after.names)
 
 
 def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
@@ -253,7 +255,7 @@ def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
         yield replace(gate, verdict="failed", reason=failures) if failures else gate
     if after.outputs:
         bad = {name: item.nonfinite for name, item in after.outputs.items() if item.nonfinite}
-        gate = Gate("finite", "outputs finite where FP32 is", "passed")
+        gate = Gate("finite", "outputs finite where the reference is", "passed")
         reason = "; ".join(f"{name}: {count(number, 'value')} NaN or infinite" for name, number in bad.items())
         yield replace(gate, verdict="failed", reason=reason) if bad else gate
     if after.synthetic is not None:
@@ -291,7 +293,8 @@ def _by_metric(pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -
     name, title = f"accuracy:{now.name}", f"accuracy, {now.name}"
     if asked is not None and now.name != "sqnr":
         gate = Gate("accuracy-fp32", f"accuracy, {now.name} against FP32", "passed", unit, now.baseline, now.optimized)
-        yield _at_least(gate, now.baseline - asked, "less accurate than the FP32 model", lost)
+        what = f"{_points(now.baseline, now.optimized)} less accurate than the FP32 model"
+        yield _at_least(gate, now.baseline - asked, what, lost)
     if pair.before is None:
         if asked is not None and now.name == "sqnr":
             yield _missing(name, title, asked, "an SQNR is bounded against a baseline; add --baseline")
@@ -303,20 +306,28 @@ def _by_metric(pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -
         return
     drop = asked if asked is not None else DEFAULT_DB_DROP if unit == "dB" else DEFAULT_ACCURACY_DROP
     gate = Gate(name, title, "passed", unit, old.optimized, now.optimized, is_default=asked is None)
-    what = f"the model is {old.optimized - now.optimized:.4g} less accurate than the baseline"
+    what = f"the model is {_points(old.optimized, now.optimized)} less accurate than the baseline"
     if old.baseline - now.baseline > drop:
-        what += f"; its FP32 form is {old.baseline - now.baseline:.4g} less accurate too: look at the training"
+        what += f"; its FP32 form is {_points(old.baseline, now.baseline)} less accurate too: look at the training"
     yield _at_least(gate, old.optimized - drop, what, lost)
+
+
+def _points(before: float, after: float) -> str:
+    """How much a metric fell: in points of 0.01 where it is a share."""
+    if 0 <= min(before, after) <= max(before, after) <= 1:
+        return f"{100 * (before - after):.3g} points"
+    return f"{before - after:.4g}"
 
 
 def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
     asked, now = limits.max_accuracy_drop, (pair.after.outputs or {})[name]
     old = None if pair.before is None else (pair.before.outputs or {}).get(name)
     measure, drop = drop_of(now)
-    title = f"{name}: {measure} with FP32"
+    reference = pair.after.reference
+    title = f"{name}: {measure} with {reference}"
     if asked is not None:
-        gate = Gate(f"accuracy-fp32:{name}", f"{name}: {measure} against FP32", "passed", "metric", 1.0, 1.0 - drop)
-        yield _at_least(gate, 1.0 - asked, "further from FP32 than allowed", lost)
+        gate = Gate(f"accuracy-fp32:{name}", title, "passed", "metric", 1.0, 1.0 - drop)
+        yield _at_least(gate, max(1.0 - asked, 0.0), f"further from {reference} than allowed", lost)
     if pair.before is None:
         return
     if old is None or drop_of(old)[0] != measure:
@@ -325,7 +336,8 @@ def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChan
     most = DEFAULT_ACCURACY_DROP if asked is None else asked
     before = 1.0 - drop_of(old)[1]
     gate = Gate(f"accuracy:{name}", title, "passed", "metric", before, 1.0 - drop, is_default=asked is None)
-    yield _at_least(gate, before - most, f"{before - 1.0 + drop:.4g} further from FP32 than the baseline", lost)
+    said = f"{before - 1.0 + drop:.4g} further from {reference} than the baseline"
+    yield _at_least(gate, max(before - most, 0.0), said, lost)
 
 
 def _latency(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
@@ -367,7 +379,7 @@ def _shares(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
         before, after = (_narrow(shares, bits) for shares in (old, now))
         gate = Gate(name, title, "passed", "share", before, after, is_default=True)
         fewer = f"{100 * (before - after):.3g} points less than the baseline"
-        yield _at_least(gate, before - DEFAULT_SHARE_LOSS, fewer, wider)
+        yield _at_least(gate, max(before - DEFAULT_SHARE_LOSS, 0.0), fewer, wider)
 
 
 def _narrow(shares: Mapping[str, float], bits: int) -> float:

@@ -26,13 +26,14 @@ from trtopt.engine.work import layers_of_engine
 from trtopt.errors import EngineBuildError, GateError, TrtoptError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import supports
 from trtopt.judge.judges import judge_for
 from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, polygraphy
-from trtopt.pipeline.compile import Compilation, as_built, compile_engine, trim_cache
+from trtopt.pipeline.compile import Compilation, as_built, compile_engine, has_flag, trim_cache
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
 from trtopt.pipeline.lower import Lowering, blamed, lower
@@ -70,6 +71,7 @@ from trtopt.pipeline.shipped import (
     gates_of,
     hold,
     judged_apart,
+    plain_forms,
     recipes_of,
     warn_of_noise,
     why_barred,
@@ -233,6 +235,7 @@ class _Run:
             judge=pricer.name if report.judge == "none" else report.judge,
             shipped=settled.built.cost,
             plain=settled.plain,
+            plain_forms=() if settled.plain is None else plain_forms(self._baseline.costs()),
             accuracy_cost=accuracy,
             dynamic_cost=dynamic,
             judged_apart=judged_apart(settled.built, dynamic, sparse=report.sparsity is not None),
@@ -321,7 +324,13 @@ class _Run:
             cost = None
             if below < math.inf or not settings.make_engine:
                 self._baseline.start()
-                cost = self._baseline.price_final(final)
+                try:
+                    cost = self._baseline.price_final(final, refusals=below == math.inf)
+                except EngineBuildError as error:
+                    lowering = _without_refused(lowering, lowered, error, clock)
+                    if lowering is None:
+                        raise
+                    continue
             if below < math.inf and (cost is None or cost.predicted_us >= below):
                 return None
             job = replace(self._check, optimized=final.compared, feeds=final.feeds)
@@ -344,8 +353,13 @@ class _Run:
                 if lowering is None:
                     raise
                 continue
-            loading = as_built(self._config, target.backend)
-            accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
+            if has_flag(self._config.builder, target.backend, "STRIP_PLAN"):
+                clock.warn(
+                    "verify engine", "an engine without its weights runs when it is refitted: it is not verified"
+                )
+            else:
+                loading = as_built(self._config, target.backend)
+                accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             return replace(built, accuracy=accuracy, engine=engine, failures=failures, cost=self._cost(final, engine))
 
@@ -477,6 +491,8 @@ class _Run:
             search=lowered.search,
             sparsity=sparsity,
             weights=lowered.weights,
+            names=names_of(self._inputs.loaded.model, built.final.artifact.model),
+            parameters=cost.parameters(self._inputs.loaded.model),
         )
 
     def _predicted(self, built: Built, target: BuildTarget) -> EngineAnalysis | None:

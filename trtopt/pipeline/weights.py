@@ -19,7 +19,7 @@ from trtopt.pipeline.improve import SMALLEST_SAMPLES, OutputErrorMeter, fitted, 
 from trtopt.pipeline.product import Lowered
 from trtopt.pipeline.verify import Gauge, accuracy_drop
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.samples import Samples, entries
+from trtopt.precision.observe.stream import Samples, entries
 from trtopt.precision.ptq.layer_walk import samples_held
 from trtopt.precision.ptq.refine import shapes_at, spread_samples
 from trtopt.precision.search.search import search_budget

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord, WeightsRecord
-from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.support.json_text import plain
@@ -246,7 +246,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class NetworkIo:
-    """An input or output of the network whose type or memory layout was asked for.
+    """An input or output of the network whose type or memory layout was asked for, or is that of its state.
 
     Attributes:
         name: Its name.
@@ -255,6 +255,7 @@ class NetworkIo:
         layout: ``chw``, ``hwc``, ``hwc4`` or ``hwc8``.
         shape: Its logical shape, [N, C, H, W] whatever the layout.
         caller: What the caller has to do, in words.
+        state: Whether it is a state, which one step hands on to the next, in the type that the network computes it in.
     """
 
     name: str
@@ -263,6 +264,7 @@ class NetworkIo:
     layout: str
     shape: tuple[int | str, ...]
     caller: str
+    state: bool = False
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,9 @@ class BuildReport:
         reduce: The command that cuts the model down to the nodes with which a gate fails; empty where none failed, or
             nothing was kept for it (``--polygraphy``).
         judged_apart: How ``shipped`` differs from what was judged before, in one line; empty where it does not.
+        plain_forms: What each plain form costs that was priced, the 16-bit one first; ``plain`` is the fastest of them.
+        names: What the user calls the nodes: their modules, by the names of the nodes.
+        parameters: Elements of the float weights of the model.
     """
 
     model: dict[str, Any]
@@ -315,6 +320,9 @@ class BuildReport:
     dynamic_cost: DynamicCost | None = None
     judged_apart: str = ""
     reduce: str = ""
+    plain_forms: tuple[PlainCost, ...] = ()
+    names: dict[str, NodeName] = field(default_factory=dict)
+    parameters: int = 0
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

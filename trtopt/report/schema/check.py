@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtopt.report.schema.layers import NodeName
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.check/1"
@@ -96,12 +97,14 @@ class CheckReport:
         baseline: What it was compared with; None without a baseline.
         gates: All gates, in a fixed order.
         notes: What differs from the baseline and may explain a difference, and what else the reader should know.
+        names: The modules of the report's nodes, by the nodes' names.
     """
 
     subject: Checked
     baseline: Checked | None
     gates: tuple[Gate, ...]
     notes: tuple[str, ...] = ()
+    names: dict[str, NodeName] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property

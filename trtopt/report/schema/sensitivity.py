@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.report.schema.build import CalibrationRecord
+from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.json_text import plain
 
@@ -128,6 +129,7 @@ class Sensitivity:
         cached: The errors were found in the cache.
         seconds: Wall time by stage.
         warnings: What was warned of.
+        names: The modules of nodes, by the nodes' names.
     """
 
     model: dict[str, Any]
@@ -142,6 +144,7 @@ class Sensitivity:
     cached: bool = False
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    names: Mapping[str, NodeName] = dataclasses.field(default_factory=dict)
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
