@@ -14,6 +14,7 @@ import onnx_ir as ir
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.precision.qdq.canonicalize import QdqEditor
+from trtopt.support.dequantize import MXFP8
 
 NBITS = "MatMulNBits"
 
@@ -34,6 +35,8 @@ def expand_blocked(work: QdqEditor) -> None:
     work.say(done, f"{NBITS} written as DequantizeLinear and MatMul")
     done = [name for node in work.nodes("DequantizeLinear") if (name := _without_zero_point(work, node))]
     work.say(done, "weights in blocks have no zero point now")
+    done = [str(node.name) for node in list(work.graph) if _with_floating_scale(work, node)]
+    work.say(done, "scales that are powers of two (E8M0) are stored as floating numbers")
     work.drop_unused()
 
 
@@ -107,6 +110,31 @@ def _without_zero_point(work: QdqEditor, node: ir.Node) -> str:
     _in_blocks(new, axis, block)
     work.replace(node, new)
     return str(value.name)
+
+
+def _with_floating_scale(work: QdqEditor, node: ir.Node) -> bool:
+    """Store E8M0 scales in the type of the result, which the compilers read; whether there were any.
+
+    TensorRT for RTX 1.7.1 reads no initializer of that type. Model Optimizer writes them as bytes, for an operator of
+    TensorRT's own.
+    """
+    is_own = node.op_type == MXFP8 and node.domain == "trt"
+    if not (is_own or edit.is_op(node, "DequantizeLinear")) or len(node.inputs) < 2:
+        return False
+    value, scale = node.inputs[0], edit.constant_of(node.inputs[1])
+    if value is None or scale is None:
+        return False
+    powers = scale.view(ml_dtypes.float8_e8m0fnu) if is_own and scale.dtype == np.uint8 else scale
+    if powers.dtype != ml_dtypes.float8_e8m0fnu:
+        return False
+    result, block = node.outputs[0], edit.int_attribute(node, "block_size", 32)
+    dtype = result.dtype or ir.DataType(edit.int_attribute(node, "output_dtype", int(ir.DataType.FLOAT)))
+    stored = work.constant(f"{result.name}_scale", powers.astype(np.float32).astype(dtype.numpy()))
+    new = work.node("DequantizeLinear", [value, stored], f"{result.name}_dequantized", value, dtype)
+    axis = edit.int_attribute(node, "axis", -1 if is_own else 1)
+    _in_blocks(new, axis % powers.ndim, block)
+    work.replace(node, new)
+    return True
 
 
 def _stored(signed: np.ndarray) -> np.ndarray:
