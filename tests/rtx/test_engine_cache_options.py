@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,6 +99,8 @@ ROWS = (
     Row("keep_all_weights", False, True, False, {**FAST, "weights": "int4"}),  # it has no product whose weight is large
     Row("sparse", False, True, False, {**FAST, "calib": SAMPLES}),  # nor by 2:4
     Row("sparse_all", False, True, True, {**FAST, "calib": SAMPLES, "allow_accuracy_loss": True}),
+    Row("lora", (), ("a.safetensors",), True),
+    Row("lora", ("a.safetensors",), ("a.safetensors:2",), True),
     Row("recipes", "none", "all", True),
     Row("strict_recipes", False, True, False),
     Row("backend", "auto", "tensorrt-rtx", False),
@@ -161,6 +164,14 @@ def write_key(path: Path) -> None:
     path.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
 
 
+def save_adapter(path: Path, rng: np.random.Generator) -> None:
+    """An adapter of rank 2 of the last product."""
+    places = {"w2.lora_A.weight": ([2, 32], [0, 256]), "w2.lora_B.weight": ([32, 2], [256, 512])}
+    header = {name: {"dtype": "F32", "shape": shape, "data_offsets": at} for name, (shape, at) in places.items()}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + rng.standard_normal(128).astype(np.float32).tobytes())
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("options")
@@ -180,6 +191,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_outputs(path / "outputs.json", "another", [{"y": rng.standard_normal((4, 32)).astype(np.float32)}])
     if importlib.util.find_spec("cryptography") is not None:
         write_key(path / "key.pem")
+    save_adapter(path / "a.safetensors", rng)
     (path / "copy").mkdir()
     for name, content in {"one.so": b"1", "two.so": b"2", "copy/one.so": b"1"}.items():
         (path / name).write_bytes(content)

@@ -155,6 +155,14 @@ class BuildConfig(Config):
         "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
     )
     sparse_all: bool = switch_field("prune every layer that can be 2:4, whether a gain is predicted or not", PRECISION)
+    lora: tuple[str, ...] = option_field(
+        (),
+        "merge an adapter (LoRA, as PEFT saves it) into the weights; repeat for several",
+        REWRITES,
+        metavar="FILE.safetensors[:SCALE]",
+        repeatable=True,
+        path="source",
+    )
     recipes: str = option_field(
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )

@@ -37,6 +37,7 @@ from trtopt.report.schema.manifest import (
 )
 from trtopt.report.schema.write import write_layers, write_report
 from trtopt.source.check import sha256_of
+from trtopt.source.lora import adapter_file
 from trtopt.source.save import save_model
 from trtopt.support.files import atomic_write, hash_file
 from trtopt.support.json_text import plain
@@ -166,13 +167,13 @@ def _understood(config: BuildConfig, report: BuildReport, engine: EngineRecord) 
 
 
 def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
-    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, a calibration
-    cache of TensorRT.
+    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, adapters, a
+    calibration cache of TensorRT.
 
     Raises:
         UsageError: One of them cannot be read.
     """
-    names = list(config.plugins)
+    names = [*config.plugins, *(str(adapter_file(text)) for text in config.lora)]
     known = options(BuildConfig)
     for name in ("preprocess", "metric"):
         script = getattr(config, name)

@@ -48,6 +48,7 @@ from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
+from trtopt.source.lora import merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, check_outputs
@@ -373,7 +374,7 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     """
     config = settings.config
     with clock.stage("load"):
-        loaded = load(settings.path)
+        loaded = _with_adapters(load(settings.path), config, clock)
     _check_types(settings, loaded.model)
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
@@ -396,6 +397,16 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
         calibration = BatchedSamples(calibration, axes, filled=True)
     metric = _metric(settings, sources.metric, loaded, check, clock)
     return BuildInputs(loaded, fixed, axes, calibration, check, source, metric, ranges, profiles, recorded)
+
+
+def _with_adapters(loaded: ModelArtifact, config: BuildConfig, clock: Clock) -> ModelArtifact:
+    """The model with the adapters of ``--lora`` in its weights: what everything is compared with, too."""
+    if not config.lora:
+        return loaded
+    adapters = [read_adapter(text) for text in config.lora]
+    for note in (note for adapter in adapters for note in adapter.notes):
+        clock.warn("lora", note)
+    return merged(loaded, adapters)
 
 
 def _recorded(config: BuildConfig, check: Samples, source: str, outputs: Sequence[str]) -> Recorded | None:
