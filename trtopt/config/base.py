@@ -123,6 +123,7 @@ GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 CALIB_HELP = "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py[:function], 'synthetic'"
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
+MARKDOWN_HELP = "write the report as Markdown, for a pull request"
 
 
 def option_field(default: Any, help: str, group: str, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
+from trtopt.report.files import write_view
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
 from trtopt.report.schema.manifest import (
     EngineTensor,
@@ -32,6 +33,7 @@ from trtopt.report.schema.manifest import (
     canonical_sha256,
 )
 from trtopt.report.schema.write import write_layers, write_report
+from trtopt.report.text.build import view
 from trtopt.source.check import sha256_of
 from trtopt.source.save import save_model
 from trtopt.support.files import atomic_write, hash_file
@@ -215,6 +217,7 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         if engine is not None:
             atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
         write_report(report, outputs["report"])
+    write_view(view(report), html=outputs.get("html"), markdown=outputs.get("markdown"))
     return report
 
 

@@ -163,9 +163,9 @@ def judge_text(judge: str) -> str:
 
 def files_written(report: BuildReport) -> list[str]:
     """The files the run has written, the main one first."""
-    names = ["save_onnx", "export_layer_info", "report"] if report.engine is not None else ["output", "report"]
-    if failed(report):
-        names = ["report"]
+    names = ["report", "html", "markdown"]
+    if not failed(report):
+        names = [*(["save_onnx", "export_layer_info"] if report.engine is not None else ["output"]), *names]
     files = [report.config.get(name) for name in names]
     if report.host is not None and report.host.path is not None:
         files.insert(1 if report.engine is None else 0, report.host.path)

@@ -11,7 +11,7 @@ from trtopt.config.commands import BuildConfig
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.format import visible
 
-_CHECKED = ("report", "polygraphy", "export_layer_info", "sign")
+_CHECKED = ("report", "html", "markdown", "polygraphy", "export_layer_info", "sign")
 """Options that a line to try leaves out: what they write is of the build that was done."""
 
 
