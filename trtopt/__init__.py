@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
     from trtopt.errors import TrtoptError
+    from trtopt.fleet.diff import diff
     from trtopt.fleet.sweep import sweep
     from trtopt.gates.check import check
     from trtopt.report.schema.analysis import Analysis
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trtopt.report.schema.profile import ProfileReport
     from trtopt.report.schema.sensitivity import Sensitivity
     from trtopt.report.schema.sweep import SweepReport
+    from trtopt.serve.bundle import bundle
     from trtopt.serve.engine import Engine
     from trtopt.serve.triton import TritonConfig
     from trtopt.serve.triton_repository import TritonReport, triton
@@ -46,7 +48,9 @@ __all__ = [
     "TrtoptError",
     "analyze",
     "build",
+    "bundle",
     "check",
+    "diff",
     "export",
     "optimize",
     "profile",
@@ -74,7 +78,9 @@ _HOMES = {
     "TrtoptError": "trtopt.errors",
     "analyze": "trtopt.analysis.analyze",
     "build": "trtopt.api",
+    "bundle": "trtopt.serve.bundle",
     "check": "trtopt.gates.check",
+    "diff": "trtopt.fleet.diff",
     "export": "trtopt.api",
     "optimize": "trtopt.api",
     "profile": "trtopt.analysis.profile",

@@ -21,7 +21,8 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import infer_shapes
 from trtopt.pipeline.improve import OutputErrorMeter
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.samples import Samples, open_samples
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Stage, Target
 from trtopt.rewrite.registry import select

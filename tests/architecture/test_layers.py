@@ -29,7 +29,7 @@ RECIPES_MAY_IMPORT = ("rewrite", "graph", "support", "report", "errors")
 
 HEAVY = frozenset(
     "torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy".split()
-    + "jinja2 ray cryptography".split()
+    + "jinja2 ray cryptography PIL pycocotools".split()
 )
 LIGHT_ROOMS = ("__init__", "__main__", "config", "errors", "events", "cli")
 LIGHT_MODULES = {f"trtopt.support.{name}" for name in ("files", "_lazy", "_script", "limits", "version", "words")}
@@ -40,7 +40,7 @@ MODULE_LINES, FUNCTION_LINES, PARAMETERS = 600, 60, 7
 
 
 ORDER = (
-    *("errors", "events", "support", "cache", "config", "hardware", "report", "graph"),
+    *("errors", "events", "support", "cache", "config", "hardware", "report", "graph", "images"),
     *("roofline", "source", "precision", "accuracy", "engine", "judge", "profiling", "serve"),
     *("gates", "rewrite", "sparsity", "pipeline", "analysis", "api", "fleet", "__init__", "cli", "__main__"),
 )

@@ -200,15 +200,25 @@ def test_a_gain_is_kept_and_counted(doubled: ModelArtifact) -> None:
         assert (region.before.kernels, region.after.kernels) == (4, 3)
 
 
-def test_a_gain_below_two_percent_is_refused(doubled: ModelArtifact) -> None:
-    class Slight(Judge):
-        def price(self, model: ir.Model, *, inner: bool) -> Priced:
-            nodes = len(list(model.graph))
-            return Priced(Cost(nodes, 0, 0, 100.0 + nodes), ())
+@dataclass
+class Slight(Judge):
+    """A node less is a gain of 1 %, and ``more`` bytes."""
 
-    result = judged(doubled, Slight(price()), DropDouble())
+    more: int = 0
+
+    def price(self, model: ir.Model, *, inner: bool) -> Priced:
+        nodes = len(list(model.graph))
+        return Priced(Cost(nodes, 0, 100 - self.more * nodes, 100.0 + nodes), ())
+
+
+def test_a_gain_below_two_percent_is_refused_where_bytes_grow(doubled: ModelArtifact) -> None:
+    result = judged(doubled, Slight(price(), more=1), DropDouble())
     assert ops(result) == ["Relu"] * 4
     assert "it does not pay: 4 -> 3 kernels" in step(result).refusals[0].reason
+
+
+def test_a_gain_below_two_percent_is_taken_where_nothing_grows(doubled: ModelArtifact) -> None:
+    assert ops(judged(doubled, Slight(price()), DropDouble())) == ["Relu"] * 2
 
 
 def test_what_makes_the_whole_slower_is_taken_back(doubled: ModelArtifact) -> None:

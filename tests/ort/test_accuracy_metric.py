@@ -85,8 +85,8 @@ def test_the_line_that_failed_is_named(tmp_path: Path) -> None:
 def test_unknown_and_impossible_metrics_are_refused_before_any_work() -> None:
     with pytest.raises(UsageError, match="does not exist"):
         load_metric("missing.py:f", has_labels=False)
-    with pytest.raises(UsageError, match="unknown metric 'top5'"):
-        load_metric("top5", has_labels=True)
+    with pytest.raises(UsageError, match="unknown metric 'top7'"):
+        load_metric("top7", has_labels=True)
     with pytest.raises(UsageError, match="needs labels"):
         load_metric("top1", has_labels=False)
     with pytest.raises(UsageError, match="infinite"):

@@ -14,8 +14,9 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
 from trtopt.precision.observe.calibrate import CacheFile, Calibration, cached_collect, collect
-from trtopt.precision.observe.samples import Samples, open_samples
+from trtopt.precision.observe.samples import open_samples
 from trtopt.precision.observe.statistics import StatsBuilder
+from trtopt.precision.observe.stream import Samples
 from trtopt.support.ort_session import OrtSession
 
 RNG = np.random.default_rng(0)

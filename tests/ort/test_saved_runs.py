@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.errors import InvalidModelError
-from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
+from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 
@@ -186,6 +186,29 @@ def test_a_file_that_the_checks_refuse_leaves_the_old_one(tmp_path: Path, monkey
 
 
 SHARED = Path(__file__).parents[3] / "shared" / "models"
+
+
+FP8_PRODUCT = """
+agraph (TYPE[2, 2] a, TYPE[2, 2] b, TYPE s) => (TYPE[2, 2] y) {
+    aq = QuantizeLinear <output_dtype = 17> (a, s)
+    bq = QuantizeLinear <output_dtype = 17> (b, s)
+    x = DequantizeLinear(aq, s)
+    v = DequantizeLinear(bq, s)
+    y = MatMul(x, v)
+}
+"""
+
+
+@pytest.mark.parametrize(("dtype", "refused"), [("float", True), ("float16", False)])
+def test_the_report_says_how_fp8_products_in_fp32_load(dtype: str, refused: bool, tmp_path: Path) -> None:
+    path = saved(FP8_PRODUCT.replace("TYPE", dtype), tmp_path)
+    assert ("does not load it" in tried_in_onnxruntime([path])) is refused
+    assert ("session.disable_quant_qdq=1" in is_refused(load(path).model)) is refused
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.long

@@ -77,8 +77,14 @@ ROWS = (
     Row("calib_method", "max", "mse", False),
     Row("calib_cache", None, "statistics.calib", False, INT8),
     Row("eval", None, OTHERS, False),
+    Row("steps", None, 8.0, False),
     Row("reference", None, "outputs.json", False, {**FAST, "eval": OTHERS}),
     Row("metric", None, "sqnr", False),
+    Row("preprocess", None, "imagenet", False),  # of pictures, and these samples are none
+    Row("labels", None, OTHERS, False),
+    Row("preprocess_in_engine", False, True, True),
+    Row("skip_bad", False, True, False),
+    Row("boxes", None, "yolov8", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
     Row("min_sqnr_db", None, 1.0, False),
     Row("min_agreement", None, 0.1, False),
@@ -87,6 +93,9 @@ ROWS = (
     Row("allow_accuracy_loss", False, True, False),
     Row("compare_tensors", False, True, False),
     Row("keep_all_int8", False, True, True, {**INT8, "calib": SAMPLES}),  # too small a network to gain by INT8
+    Row("weights", None, "int4", False),  # nor by narrow weights
+    Row("weight_block", None, "32", False, {**FAST, "weights": "int4"}),
+    Row("keep_all_weights", False, True, False, {**FAST, "weights": "int4"}),  # it has no product whose weight is large
     Row("sparse", False, True, False, {**FAST, "calib": SAMPLES}),  # nor by 2:4
     Row("sparse_all", False, True, True, {**FAST, "calib": SAMPLES, "allow_accuracy_loss": True}),
     Row("recipes", "none", "all", True),
@@ -124,6 +133,8 @@ ROWS = (
     Row("cache_dir", None, "another-cache", False),
     Row("cache_gb", None, 1.0, False),
     Row("no_cache", False, True, False),
+    Row("epcontext", None, "context.onnx", False),
+    Row("epcontext_embed", False, True, False, {**FAST, "epcontext": "context.onnx"}),
     Row("sign", None, "key.pem", False),
     Row("polygraphy", None, "kept", False),
     Row("save_onnx", None, "o.onnx", False),

@@ -177,6 +177,17 @@ def test_without_a_metric_outputs_are_judged_by_agreement_else_cosine() -> None:
     assert found.title == "boxes: cosine with FP32" and found.after == 0.97
 
 
+def test_gates_of_outputs_name_what_these_were_compared_with() -> None:
+    plain = facts(metric=None)
+    recorded = dataclasses.replace(plain, reference="the recorded outputs")
+    gates = judged(recorded, plain, max_accuracy_drop=0.001)
+    for name in ("accuracy-fp32:scores", "accuracy:scores"):
+        assert "the recorded outputs" in gates[name].title and "FP32" not in gates[name].title + gates[name].reason
+    assert "compared with changed: FP32 in the baseline, the recorded outputs here" in " ".join(
+        evaluate(recorded, plain, Thresholds()).notes
+    )
+
+
 def test_an_output_measured_in_another_way_before_is_not_judged() -> None:
     plain = facts(metric=None)
     old = facts(metric=None, outputs={"scores": dataclasses.replace(GOOD, top1_agreement=None)})

@@ -17,7 +17,8 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.edit import dims_of_value
 from trtopt.graph.shapes import with_sizes
 from trtopt.precision.observe.batches import BatchedSamples, fixed_axes
-from trtopt.precision.observe.samples import SomeSamples, open_samples
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.stream import SomeSamples
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 

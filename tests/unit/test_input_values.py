@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.input_values import InputValues, input_values
-from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+from trtopt.precision.observe.stream import Samples
 
 
 def net(inputs: str, body: str, **weights: Any) -> ir.Model:

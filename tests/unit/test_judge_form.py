@@ -48,6 +48,22 @@ def test_axes_of_the_same_sizes_are_one_axis() -> None:
     assert profile_of(found) is not None
 
 
+ATTENTION = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[2, 4, 8, 16] q, float[2, 4, 16, 8] k, float[2, 4, 8, 16] v, float[2, 1, 8, 8] m, float[64, 64] w)
+=> (float[2, 8, 64] y) <int64[3] rows = {2, 8, 64}, float[1] f = {0.5}> {
+    a = Mul (q, f) b = MatMul (a, k) c = Add (b, m) d = Softmax <axis = -1> (c) e = MatMul (d, v)
+    h = Transpose <perm = [0, 2, 1, 3]> (e) i = Reshape (h, rows) y = MatMul (i, w) }"""
+
+
+def test_a_piece_holds_what_lies_between_its_nodes() -> None:
+    """The products of an attention are reached from both sides; without its Softmax they would be no attention."""
+    found = infer_shapes(ir.from_proto(onnx.parser.parse_model(ATTENTION)))
+    for node in found.graph:
+        node.name = str(node.outputs[0].name)
+    piece = Cutter(judged_form(found, ())).subgraph(["a", "h"])
+    assert [str(node.name) for node in piece.graph] == ["a", "b", "c", "d", "e", "h", "i", "y"]
+
+
 def test_a_profile_of_one_shape_is_written_into_the_form() -> None:
     fixed = OPEN.at_optimum()
     found = judged_form(model(), (fixed,))

@@ -130,7 +130,7 @@ def test_what_polygraphy_left_out_is_random(tmp_path: Path) -> None:
         ("image:{}/seven.bin", {}, "less than the 32 bytes"),
         ("image:{}/seven.bin", {"image": (3, 2)}, "more than the 24 bytes"),
         ("image:{}/three.npy", {}, "image"),
-        ("a:b:{}/half.npy", {}, "are float32, the engine reads int32"),
+        ("a:b:{}/half.npy", {}, "are float32, the input is int32"),
         ("image:{}/pair.npy", {"image": (3, 2)}, "--shapes says"),
     ],
 )

@@ -16,7 +16,8 @@ import pytest
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe import feeds
-from trtopt.precision.observe.samples import SYNTHETIC_COUNT, Samples, open_samples
+from trtopt.precision.observe.samples import SYNTHETIC_COUNT, open_samples
+from trtopt.precision.observe.stream import Samples
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 IMAGE = (InputSpec("image", F32, ("N", 3, 4, 4)),)
@@ -332,6 +333,7 @@ def test_a_script_yields_feeds(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("def feed(): pass\n", "no function 'feeds'"),
+        ("_LIST, images, other = [], [{}], (item for item in [])\n", "it has: images, other"),
         ("def feeds():\n    raise ValueError('broken loader')\n", "broken loader"),
         ("def feeds():\n    yield {'image': np.zeros((1, 3, 4, 4), np.float32)}\n    1 / 0\n", "ZeroDivisionError"),
         ("def feeds(:\n", "SyntaxError"),
@@ -343,7 +345,7 @@ def test_a_script_yields_feeds(tmp_path: Path) -> None:
     ],
 )
 def test_a_failing_script_is_a_usage_error(tmp_path: Path, body: str, message: str) -> None:
-    assert message in refused(script(tmp_path, body)).what
+    assert message in str(refused(script(tmp_path, body)))
 
 
 def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:

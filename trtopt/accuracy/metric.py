@@ -1,4 +1,4 @@
-"""Metrics of a whole model, built in (``top1``, ``agreement``, ``sqnr``) or ``FILE.py:FUNCTION``; gates, in words."""
+"""Metrics of a whole model, by name or ``FILE.py:FUNCTION``; gates, in words."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from trtopt.accuracy.compare import MemoizedRunner, Runner, is_class_like, top1
+from trtopt.accuracy import detection
+from trtopt.accuracy.compare import MemoizedRunner, Runner, is_class_like
+from trtopt.accuracy.labelled import LABELS, MEASURES, Labels, Measure, needs, no_scores
+from trtopt.config.base import METRICS
 from trtopt.config.budget import AccuracyBudget, Floor
 from trtopt.errors import InvalidModelError, TrtoptError, UsageError
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.support._script import is_script, load_function, script_line
 from trtopt.support.ort_session import Feeds
-
-BUILT_IN = ("top1", "agreement", "sqnr")
-LABELS = "__labels__"
 
 Run = Callable[[Feeds], list[np.ndarray]]
 """Runs one sample; outputs in graph order."""
@@ -30,6 +30,9 @@ class Metric:
     Attributes:
         name: As the user gave it; ``FILE:FUNCTION`` for a Python function.
         function: The user's function; None for the built-in ones.
+        labelled: What compares outputs with labels; None before :meth:`on_reference`, and where nothing does.
+        boxes: The value of ``--boxes``; None to find the form.
+        note: What was assumed of the outputs, in one line.
         baseline: What the FP32 model has; None before :meth:`on_reference`.
         answers: Entries of the different samples that the user's function ran the FP32 model on; 0 for the others.
         from_python: Whether a Python caller gave the function: its name and file do not tell what it computes with.
@@ -37,17 +40,25 @@ class Metric:
 
     name: str
     function: Callable[[Run], object] | None = None
+    labelled: Measure | None = None
+    boxes: str | None = None
+    note: str = ""
     baseline: float | None = None
     answers: int = 0
     from_python: bool = False
 
-    def on_reference(self, reference: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -> Metric:
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it compares with labels."""
+        return self.function is None and (self.name in MEASURES or self.name in detection.NAMES)
+
+    def on_reference(self, reference: Runner, samples: Iterable[Feeds], labels: Labels | None) -> Metric:
         """The metric with its baseline: what is wrong with it, or with its labels, shows here.
 
         Args:
             reference: The FP32 model.
-            samples: For ``top1`` and ``agreement``; not a one-shot iterator.
-            labels: For ``top1``: the class of each sample and position, in the order of the samples.
+            samples: For the built-in metrics; not a one-shot iterator.
+            labels: Of the samples, in their order, for metrics that compare with them.
 
         Raises:
             UsageError: The user's function fails, gives the model what it does not take, or returns no number; the
@@ -56,12 +67,16 @@ class Metric:
         if self.function is not None:
             counted = MemoizedRunner(reference)
             return replace(self, baseline=self._call(_Fussy(counted)), answers=counted.rows)
-        if self.name == "top1":
-            return replace(self, baseline=_top1(reference, samples, labels))
+        if self.needs_labels:
+            there, note = _there(self.name, labels), ""
+            measure = MEASURES.get(self.name)
+            if measure is None or (self.name == "recall" and detection.are_boxes(there)):
+                measure, note = detection.fitted(self.name, self.boxes, reference, samples, there)
+            return replace(self, labelled=measure, note=note, baseline=measure(reference, samples, there))
         if self.name == "agreement":
             outputs = reference.run(next(iter(samples)))
             if not any(is_class_like(output) for output in outputs):
-                raise _no_scores("agreement", ", ".join(reference.output_names))
+                raise no_scores("agreement", ", ".join(reference.output_names))
             return replace(self, baseline=1.0)
         return replace(self, baseline=math.inf)
 
@@ -69,18 +84,17 @@ class Metric:
         self,
         optimized: Runner,
         samples: Iterable[Feeds],
-        labels: np.ndarray | None,
+        labels: Labels | None,
         compared: Mapping[str, OutputAccuracy],
     ) -> MetricRecord:
         """The metric of an optimized model, beside that of the FP32 one.
 
-        ``top1`` is the share of labels that the first output holding scores of classes gives its highest score;
-        ``agreement`` the top-1 agreement of the first output that has one (1 for the baseline); ``sqnr`` the lowest of
-        the outputs, in dB (infinite for the baseline).
+        Metrics of labels are in :mod:`trtopt.accuracy.labelled`; ``agreement`` is the top-1 agreement of the first
+        output that has one (1 for the baseline); ``sqnr`` the lowest of the outputs, in dB (infinite for the baseline).
 
         Args:
             optimized: The emulation, or the engine.
-            samples: For ``top1``; not a one-shot iterator.
+            samples: Not a one-shot iterator.
             labels: As in :meth:`on_reference`.
             compared: The comparison of the two models, by output name.
 
@@ -92,8 +106,8 @@ class Metric:
             raise ValueError(f"the metric {self.name} has no baseline")
         if self.function is not None:
             after = self._call(optimized)
-        elif self.name == "top1":
-            after = _top1(optimized, samples, labels)
+        elif self.labelled is not None:
+            after = self.labelled(optimized, samples, _there(self.name, labels))
         elif self.name == "agreement":
             after = _agreement(compared)
         else:
@@ -158,31 +172,26 @@ def python_metric(function: Callable[[Run], object]) -> Metric:
     )
 
 
-def load_metric(text: str, *, has_labels: bool, max_drop: float | None = None) -> Metric:
+def load_metric(text: str, *, has_labels: bool, max_drop: float | None = None, boxes: str | None = None) -> Metric:
     """Check ``--metric`` before any work is done.
 
     Args:
-        text: ``FILE.py:FUNCTION``, ``top1``, ``agreement`` or ``sqnr``.
+        text: ``FILE.py:FUNCTION`` or one of :data:`~trtopt.config.base.METRICS`.
         has_labels: Whether the evaluation samples carry labels.
         max_drop: The value of ``--max-accuracy-drop``.
+        boxes: The value of ``--boxes``.
 
     Raises:
-        UsageError: The metric is unknown or its file does not load; ``top1`` without labels; ``sqnr`` with a largest
-            drop, which is infinite for every change.
+        UsageError: The metric is unknown or its file does not load; it needs labels, and there are none; ``sqnr`` with
+            a largest drop, which is infinite for every change.
     """
     if is_script(text):
         return Metric(text, load_function(text, "--metric"))
-    if text not in BUILT_IN:
+    if text not in METRICS:
         raise UsageError(
             f"--metric: unknown metric {text!r}",
             where="--metric",
-            remedy=f"give FILE.py:FUNCTION, {', '.join(BUILT_IN[:-1])} or sqnr",
-        )
-    if text == "top1" and not has_labels:
-        raise UsageError(
-            "--metric top1 needs labels, and the evaluation samples have none",
-            where=LABELS,
-            remedy=f"save the labels in the .npz under {LABELS}, or use --metric agreement",
+            remedy=f"give FILE.py:FUNCTION, {', '.join(METRICS[:-1])} or {METRICS[-1]}",
         )
     if text == "sqnr" and max_drop is not None:
         raise UsageError(
@@ -190,64 +199,27 @@ def load_metric(text: str, *, has_labels: bool, max_drop: float | None = None) -
             where="--metric sqnr",
             remedy="use --min-sqnr-db X",
         )
-    return Metric(text)
+    metric = Metric(text, boxes=boxes)
+    if metric.needs_labels and not has_labels:
+        _there(text, None)
+    return metric
+
+
+def _there(name: str, labels: Labels | None) -> Labels:
+    if labels is None:
+        raise needs(
+            name,
+            "labels, and the evaluation samples have none",
+            f"save them in the .npz under {LABELS}, name them with --labels, or use --metric agreement",
+        )
+    return labels
 
 
 def _agreement(compared: Mapping[str, OutputAccuracy]) -> float:
     for accuracy in compared.values():
         if accuracy.top1_agreement is not None:
             return accuracy.top1_agreement
-    raise _no_scores("agreement", ", ".join(compared))
-
-
-def _predictions(runner: Runner, feeds: Feeds) -> np.ndarray:
-    """Classes of the first output that holds scores of classes."""
-    outputs = runner.run(feeds)
-    for output in outputs:
-        if is_class_like(output):
-            return top1(output).ravel()
-    raise _no_scores("top1", ", ".join(str(list(output.shape)) for output in outputs))
-
-
-def _classes(runner: Runner, feeds: Feeds) -> int:
-    """Number of classes of the first output that holds scores of classes."""
-    scores = next(output for output in runner.run(feeds) if is_class_like(output))
-    return int([dim for dim in scores.shape[1:] if dim != 1][-1])
-
-
-def _no_scores(name: str, where: str) -> UsageError:
-    return UsageError(
-        f"--metric {name}: no output holds scores of classes",
-        where=f"outputs: {where}",
-        remedy="give a metric of your own: FILE.py:FUNCTION",
-    )
-
-
-def _top1(runner: Runner, samples: Iterable[Feeds], labels: np.ndarray | None) -> float:
-    """Share of predictions that equal the labels."""
-    if labels is None:
-        raise UsageError("--metric top1 needs labels", where=LABELS, remedy=f"save them in the .npz under {LABELS}")
-    wanted = np.asarray(labels).ravel()
-    if wanted.dtype.kind not in "biu" and not (wanted.dtype.kind == "f" and np.array_equal(wanted, np.floor(wanted))):
-        raise UsageError(
-            f"--metric top1: the labels are no class indices: {wanted.dtype}, such as {wanted[0]!s:.20}",
-            where=LABELS,
-            remedy="give one label per sample, as class indices",
-        )
-    predicted = np.concatenate([_predictions(runner, feeds) for feeds in samples])
-    if predicted.size != wanted.size:
-        raise UsageError(
-            f"--metric top1: {wanted.size} labels for {predicted.size} predictions",
-            where=LABELS,
-            remedy="give one label per sample, as class indices",
-        )
-    if wanted.max() > (classes := _classes(runner, next(iter(samples)))) - 1 or wanted.min() < 0:
-        raise UsageError(
-            f"--metric top1: the labels go from {wanted.min():g} to {wanted.max():g}, and there are {classes} classes",
-            where=LABELS,
-            remedy="class indices start at 0; give the ones the model's outputs stand for",
-        )
-    return float((predicted == wanted).mean())
+    raise no_scores("agreement", ", ".join(compared))
 
 
 def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
@@ -274,7 +246,7 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
             where = f"{kind} {name}"
             if accuracy.nonfinite:
                 failures.append(
-                    f"{where}: {accuracy.nonfinite} values are NaN or infinite where the FP32 reference is finite"
+                    f"{where}: {accuracy.nonfinite} values are NaN or infinite where the reference is finite"
                 )
             elif name not in record.host_outputs:
                 failures += _output_failures(where, accuracy, budget, metric is not None)

@@ -11,7 +11,7 @@ import numpy as np
 from trtopt.accuracy.compare import Runner, digest
 from trtopt.errors import UsageError
 from trtopt.precision.observe.polygraphy import read_outputs
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.support.ort_session import Feeds
 
 _REMEDY = "save inputs and outputs in one run: polygraphy run ... --save-inputs inputs.json --save-outputs outputs.json"

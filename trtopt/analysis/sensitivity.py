@@ -33,7 +33,9 @@ from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.samples import SYNTHETIC, Samples, open_samples
+from trtopt.precision.observe.decode import open_given
+from trtopt.precision.observe.samples import SYNTHETIC, open_samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.plan import FP16, PrecisionPlan
 from trtopt.precision.qdq.existing import is_quantized
 from trtopt.precision.regions import Candidates, Problem, find_candidates
@@ -217,9 +219,12 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}
     check_outputs(outputs, weight_files(loaded.model))
     given = config.calib if calib is None else calib
-    samples = open_samples(SYNTHETIC if given is None else given, loaded.inputs, values=input_values(loaded.model))
+    if given is None or (isinstance(given, str) and given == SYNTHETIC):
+        samples = open_samples(SYNTHETIC, loaded.inputs, values=input_values(loaded.model))
+    else:
+        samples = open_given(given, loaded.model, loaded.inputs)
     given = config.eval if eval_samples is None else eval_samples
-    check = samples if given is None else open_samples(given, loaded.inputs)
+    check = samples if given is None else open_given(given, loaded.model, loaded.inputs)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)
     seconds = {name: round(value, 4) for name, value in clock.seconds.items()}
     return dataclasses.replace(found, seconds=seconds, warnings=tuple(clock.warnings))

@@ -40,6 +40,8 @@ def run(argv: Sequence[str]) -> int:
     from trtopt.engine.manifest import manifest_path
 
     path = Path(args.report)
+    if path.is_dir():
+        return _verify_bundle(args)
     if path.name and (os.path.lexists(manifest_path(path)) or is_engine(path)):
         return _verify(args)
     if args.key is not None:
@@ -63,10 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     """Check an engine against its manifest, and say what it was built by and for; returns 0."""
-    given = [name for name in _OF_REPORTS if getattr(args, name) not in (None, False, [])]
-    if given:
-        where = f"--{given[0].replace('_', '-')}"
-        raise UsageError("An engine has no gates", where=where, remedy="check the report of its build, or leave it out")
+    _refuse_gates(args)
 
     from trtopt.engine.manifest import verify
     from trtopt.report.text.check import engine_view
@@ -76,14 +75,41 @@ def _verify(args: argparse.Namespace) -> int:
     return 0
 
 
+def _verify_bundle(args: argparse.Namespace) -> int:
+    """Check every file of a bundle, and say what is in it; returns 0."""
+    _refuse_gates(args)
+
+    from trtopt.report.text.check import bundle_view
+    from trtopt.serve.bundle import open_bundle
+
+    index, engine = open_bundle(args.report, key=args.key)
+    manifest = engine.manifest
+    if manifest is None:
+        raise ValueError("the engine of a bundle has a manifest")
+    rows = [(file.name, file.bytes) for file in index.files]
+    show(index, lambda found: bundle_view(found.command, rows, manifest, key=args.key), as_json=args.json)
+    return 0
+
+
+def _refuse_gates(args: argparse.Namespace) -> None:
+    given = [name for name in _OF_REPORTS if getattr(args, name) not in (None, False, [])]
+    if given:
+        where = f"--{given[0].replace('_', '-')}"
+        raise UsageError("An engine has no gates", where=where, remedy="check the report of its build, or leave it out")
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="trtopt check",
-        usage="trtopt check REPORT [options]\n       trtopt check ENGINE [--key FILE] [--json]",
+        usage="trtopt check REPORT [options]\n       trtopt check ENGINE|BUNDLE [--key FILE] [--json]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    parser.add_argument("report", metavar="REPORT|ENGINE", help="what --report wrote; or an engine, with its manifest")
+    parser.add_argument(
+        "report",
+        metavar="REPORT|ENGINE|BUNDLE",
+        help="what --report wrote; or an engine, with its manifest; or a bundle",
+    )
     parser.add_argument("--key", metavar="FILE", help="public key (Ed25519, PEM) that the engine has to be signed with")
     parser.add_argument("--baseline", metavar="FILE", help="a report of the same kind to compare with")
     gates = parser.add_argument_group("gates")

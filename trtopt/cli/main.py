@@ -58,6 +58,8 @@ COMMANDS = {
     "check": "judge a report by thresholds and a baseline, for CI",
     "export": "make an ONNX model from a PyTorch module",
     "triton": "write an engine or a model into a repository of Triton Inference Server",
+    "diff": "say what two compilers make of a model, node by node",
+    "bundle": "put an engine and all that belongs to it into one folder",
     "cache": "list, prune and verify what earlier runs kept",
     "recipe": "list and explain the graph rewrites",
     "explain": "explain a rule of analyze",

@@ -113,6 +113,11 @@ def add_config_options(parser: Parser, config: type[Config]) -> None:
                 continue
             if name == "precision":
                 _add_precisions(group, None if config is BuildConfig else option)
+            elif name == "weights":
+                _add_value(group, name, option, number=False)
+                text = "short for --weights int4"
+                own: dict[str, Any] = {"dest": name, "action": "store_const", "default": argparse.SUPPRESS}
+                group.add_argument("--int4", const="int4", help=text, **own)
             elif kinds[name] == "flag":
                 _add_flag(group, name, option)
             else:

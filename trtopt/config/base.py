@@ -82,7 +82,7 @@ BACKENDS = ("auto", "tensorrt", "tensorrt-rtx")
 ShapeMap = dict[str, tuple[int, ...]]
 """Shapes by input name, for example ``{"input": (1, 3, 224, 224)}``."""
 
-PathKind = Literal["", "output", "file", "folder", "source"]
+PathKind = Literal["", "output", "file", "folder", "source", "script"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Option:
         metavar: The placeholder in ``--help``.
         repeatable: The option may be given several times.
         path: What the value is as a path: a file that is written (``output``), a file or folder that is read or kept,
-            a ``source`` (a path, or ``file.py:function``), or empty when it is no path.
+            a ``source`` (a path, or ``file.py:function``), a ``script`` (``file.py:function``, or words), or empty when
+            it is no path.
         words: The values of a path option that are words, not paths.
     """
 
@@ -110,6 +111,14 @@ class Option:
     path: PathKind = ""
     words: tuple[str, ...] = ()
 
+    def is_path(self, value: Any) -> bool:
+        """Whether a value of this option is a path, and not one of its words."""
+        return self.path != "" and value not in self.words and (self.path != "script" or ".py:" in str(value))
+
+    def is_read(self, value: Any) -> bool:
+        """Whether a value of this option is a file or a folder that a run reads."""
+        return self.path in ("source", "file", "script") and self.is_path(value)
+
 
 PRECISION = "precision"
 SAMPLES = "calibration and accuracy"
@@ -120,7 +129,11 @@ TIMING = "timing an engine"
 FILES = "files"
 GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
-CALIB_HELP = "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these, script.py[:function], 'synthetic'"
+CALIB_HELP = (
+    "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these or of pictures, script.py[:function], "
+    "decode:prompts.npz (a decoder run on its own tokens), 'synthetic'"
+)
+METRICS = ("top1", "top5", "recall", "map50", "map", "miou", "psnr", "spearman", "agreement", "sqnr")
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
 MARKDOWN_HELP = "write the report as Markdown, for a pull request"

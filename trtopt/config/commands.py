@@ -12,6 +12,7 @@ from trtopt.config.base import (
     FILES,
     HTML_HELP,
     MARKDOWN_HELP,
+    METRICS,
     PRECISION,
     REPORT_HELP,
     REWRITES,
@@ -30,6 +31,8 @@ from trtopt.config.base import (
 from trtopt.config.budget import Tolerances
 from trtopt.errors import UsageError
 from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
+
+WEIGHT_FORMATS = ("int4", "int8", "nvfp4", "mxfp8")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ class BuildConfig(Config):
         group=SAMPLES,
     )
     eval: str | None = samples_field("samples to verify on (default: the calibration samples)")
+    steps: float | None = option_field(
+        None, "tokens to decode of each prompt of decode:prompts.npz (default: 64)", SAMPLES, metavar="N"
+    )
     reference: str | None = file_field(
         "outputs that `polygraphy run --save-outputs` wrote for the inputs of --eval, to compare with in place of FP32",
         group=SAMPLES,
@@ -69,11 +75,37 @@ class BuildConfig(Config):
     )
     metric: str | None = option_field(
         None,
-        "FILE.py:FUNCTION called with run(feeds) -> outputs, or top1, agreement, sqnr; higher is better",
+        f"FILE.py:FUNCTION called with run(feeds) -> outputs, or {', '.join(METRICS)}; higher is better",
         SAMPLES,
         metavar="METRIC",
         path="source",
-        words=("top1", "agreement", "sqnr"),
+        words=METRICS,
+    )
+    preprocess: str | None = option_field(
+        None,
+        "what is done to pictures: imagenet, clip, yolo, keys such as resize=256,crop=224,scale=255, or "
+        "FILE.py:FUNCTION (default: guessed from the input)",
+        SAMPLES,
+        metavar="HOW",
+        path="script",
+    )
+    preprocess_in_engine: bool = switch_field(
+        "let the engine take uint8 pixels, channels last, and do what --preprocess says but for sizes", SAMPLES
+    )
+    labels: str | None = file_field(
+        "labels of the pictures that are verified on: .csv, COCO's .json, or a folder of YOLO's .txt, masks or targets "
+        "(default: those in the folder of the pictures)",
+        group=SAMPLES,
+        path="file",
+        metavar="SRC",
+    )
+    skip_bad: bool = switch_field("leave out pictures that cannot be decoded, and count them", SAMPLES)
+    boxes: str | None = option_field(
+        None,
+        "how the outputs hold boxes, for map50, map and recall: yolov5, yolov8, yolov10, ssd, detr, rtdetr, fastestdet "
+        "(default: found by the labels)",
+        SAMPLES,
+        metavar="FORM",
     )
     max_accuracy_drop: float | None = option_field(
         None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
@@ -108,6 +140,17 @@ class BuildConfig(Config):
         "compare intermediate tensors too, to name the layer where the error enters", SAMPLES
     )
     keep_all_int8: bool = switch_field("keep every 8-bit region, also where it makes the engine slower", PRECISION)
+    weights: str | None = option_field(
+        None,
+        "store the weights of matrix products in this format where that makes the engine faster; products still "
+        "compute in the precision",
+        PRECISION,
+        choices=WEIGHT_FORMATS,
+    )
+    weight_block: str | None = option_field(
+        None, "weights that share a scale, of --weights int4 (default: 128)", PRECISION, choices=("32", "64", "128")
+    )
+    keep_all_weights: bool = switch_field("keep every narrow weight, also where it makes the engine slower", PRECISION)
     sparse: bool = switch_field(
         "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
     )
@@ -156,6 +199,10 @@ class BuildConfig(Config):
         metavar="DIR",
     )
     save_onnx: str | None = file_field("write the optimized ONNX model")
+    epcontext: str | None = file_field(
+        "write an ONNX model beside the engine that ONNX Runtime loads it from (EPContext), the part for the host in it"
+    )
+    epcontext_embed: bool = switch_field("hold the engine in that model, in place of the name of its file", FILES)
     sign: str | None = file_field(
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )
@@ -178,9 +225,18 @@ class BuildConfig(Config):
                 where=flag("max_accuracy_drop"),
                 remedy="give a number from 0 on; the drop is baseline - optimized",
             )
+        if self.weights != "int4" and self.weight_block is not None:
+            what = "The block is that of --weights int4; other formats have one of their own"
+            raise UsageError(what, where=flag("weight_block"), remedy="leave it out, or give --weights int4")
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise UsageError(
                 "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"
+            )
+        if self.steps is not None and not (self.steps >= 1 and self.steps.is_integer()):
+            raise UsageError(
+                f"There are no {self.steps:g} steps to decode",
+                where=flag("steps"),
+                remedy="give a whole number from 1 on",
             )
         if self.cache_gb is not None and self.cache_gb < 0:
             raise UsageError(
@@ -325,7 +381,7 @@ class ProfileConfig(Config):
         None,
         "values to run on: an .npz, .json (Polygraphy), a folder of these, script.py[:function], or "
         "name:file,other:file with raw values or an .npy (default: random)",
-        TIMING,
+        TARGET,
         metavar="FILES",
     )
     warmup: float | None = option_field(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trtopt.config import BuildConfig, Config, flag, options
 from trtopt.errors import UsageError
+from trtopt.support._script import DECODE
 from trtopt.support.files import check_outputs
 
 
@@ -45,13 +46,14 @@ def files_read(model: str | None, config: Config) -> dict[str, Path]:
     inputs = {} if model is None else {"the model": Path(model)}
     for name, option in options(type(config)).items():
         value = getattr(config, name)
-        if option.path in ("source", "file") and value:
-            items = (value,) if isinstance(value, str) else value
-            inputs.update((f"{flag(name)} {item}", source_file(item)) for item in items if item not in option.words)
+        items = (value,) if isinstance(value, str) else value or ()
+        if option.path:
+            inputs.update((f"{flag(name)} {item}", source_file(item)) for item in items if option.is_read(item))
     return inputs
 
 
 def source_file(value: str) -> Path:
-    """The file that ``FILE.py:FUNCTION`` or a path names."""
+    """The file that ``FILE.py:FUNCTION``, ``decode:FILE`` or a path names."""
+    value = value.removeprefix(DECODE)
     script, _, function = value.rpartition(":")
     return Path(script if script.endswith(".py") and function else value)

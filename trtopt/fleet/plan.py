@@ -131,10 +131,10 @@ def inputs_of(model: Path, config: BuildConfig, hashes: Hashes) -> tuple[Input, 
     found = [_known(MODEL, str(model), hashes)]
     for name, option in options(BuildConfig).items():
         value = getattr(config, name)
-        if (option.path not in ("source", "file") and name != "calib_cache") or not value:
+        if not option.path or not value:
             continue
         for item in (value,) if isinstance(value, str) else value:
-            if item not in option.words:
+            if option.is_read(item) or name == "calib_cache":
                 found.append(_known(name, item, hashes))
     return tuple(found)
 

@@ -130,6 +130,7 @@ def _notes(after: Facts, before: Facts) -> Iterator[str]:
         ("the precision asked for", old.precision, new.precision),
         ("the compiler", old.backend, new.backend),
         ("the samples of the accuracy", before.accuracy_samples, after.accuracy_samples),
+        ("what outputs are compared with", before.reference, after.reference),
     ):
         if first != second:
             yield f"{what} changed: {first or 'none'} in the baseline, {second or 'none'} here"
@@ -254,7 +255,7 @@ def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
         yield replace(gate, verdict="failed", reason=failures) if failures else gate
     if after.outputs:
         bad = {name: item.nonfinite for name, item in after.outputs.items() if item.nonfinite}
-        gate = Gate("finite", "outputs finite where FP32 is", "passed")
+        gate = Gate("finite", "outputs finite where the reference is", "passed")
         reason = "; ".join(f"{name}: {count(number, 'value')} NaN or infinite" for name, number in bad.items())
         yield replace(gate, verdict="failed", reason=reason) if bad else gate
     if after.synthetic is not None:
@@ -322,10 +323,11 @@ def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChan
     asked, now = limits.max_accuracy_drop, (pair.after.outputs or {})[name]
     old = None if pair.before is None else (pair.before.outputs or {}).get(name)
     measure, drop = drop_of(now)
-    title = f"{name}: {measure} with FP32"
+    reference = pair.after.reference
+    title = f"{name}: {measure} with {reference}"
     if asked is not None:
-        gate = Gate(f"accuracy-fp32:{name}", f"{name}: {measure} against FP32", "passed", "metric", 1.0, 1.0 - drop)
-        yield _at_least(gate, max(1.0 - asked, 0.0), "further from FP32 than allowed", lost)
+        gate = Gate(f"accuracy-fp32:{name}", title, "passed", "metric", 1.0, 1.0 - drop)
+        yield _at_least(gate, max(1.0 - asked, 0.0), f"further from {reference} than allowed", lost)
     if pair.before is None:
         return
     if old is None or drop_of(old)[0] != measure:
@@ -334,9 +336,8 @@ def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChan
     most = DEFAULT_ACCURACY_DROP if asked is None else asked
     before = 1.0 - drop_of(old)[1]
     gate = Gate(f"accuracy:{name}", title, "passed", "metric", before, 1.0 - drop, is_default=asked is None)
-    yield _at_least(
-        gate, max(before - most, 0.0), f"{before - 1.0 + drop:.4g} further from FP32 than the baseline", lost
-    )
+    said = f"{before - 1.0 + drop:.4g} further from {reference} than the baseline"
+    yield _at_least(gate, max(before - most, 0.0), said, lost)
 
 
 def _latency(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:

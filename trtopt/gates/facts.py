@@ -80,7 +80,9 @@ class Facts:
         layers: The kernels: those whose time is predicted (of an engine of static shapes), else the engine's.
         bytes: Size of the engine.
         output_names: The model's outputs.
-        outputs: Accuracy by output, against FP32; for outputs that the host computes, the tensors they come from.
+        outputs: Accuracy by output, against ``reference``; for outputs that the host computes, the tensors they come
+            from.
+        reference: What outputs were compared with: FP32, or the outputs of ``--reference``.
         metric: The metric.
         metric_ran: Whether it was measured on what was made; False where an engine ran and only its graph has a metric.
         accuracy_samples: How many samples accuracy was measured on, which, and what ran.
@@ -103,6 +105,7 @@ class Facts:
     bytes: int | None = None
     output_names: tuple[str, ...] = ()
     outputs: Mapping[str, OutputAccuracy] | None = None
+    reference: str = "FP32"
     metric: MetricRecord | None = None
     metric_ran: bool = True
     accuracy_samples: str = ""
@@ -158,6 +161,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         bytes=None if engine is None else engine.bytes,
         output_names=_outputs(report),
         outputs=None if accuracy is None else _judged(accuracy),
+        reference="FP32" if report.config.get("reference") is None else "the recorded outputs",
         metric=None if accuracy is None else accuracy.product_metric,
         metric_ran=accuracy is not None and (accuracy.engine is None or accuracy.engine_metric is not None),
         accuracy_samples=""

@@ -66,6 +66,7 @@ class Cutter:
                 raise CutError(f"{name} is no node of the model as it is judged")
             chosen.add(self._owners[name])
         chosen |= _reach(chosen, self._producers) | _reach(chosen, self._consumers)
+        chosen |= self._between(chosen)
         _add_shape_arithmetic(chosen)
         return self._cut(chosen)
 
@@ -109,6 +110,12 @@ class Cutter:
             heavy = [] if is_start or self._across_stored else _heavy_readers(value)
             found += heavy or [user for user, _ in value.uses()]
         return [self._owners[str(user.name)] for user in found]
+
+    def _between(self, chosen: set[ir.Node]) -> set[ir.Node]:
+        """Nodes on paths without a heavy operator from one chosen node to another, such as the Softmax of an attention:
+        without them its products would not be one kernel."""
+        behind = _light(chosen, lambda node: self._consumers(node, True))
+        return behind & _light(chosen, lambda node: self._producers(node, True))
 
     def _is_used_outside(self, value: ir.Value, chosen: set[ir.Node]) -> bool:
         return any(self._owners[str(user.name)] not in chosen for user, _ in value.uses())
@@ -173,6 +180,17 @@ def _reach(start: set[ir.Node], step: Callable[[ir.Node, bool], list[ir.Node]]) 
                 if other.op_type not in _HEAVY:
                     following.append(other)
         front = following
+    return found
+
+
+def _light(start: set[ir.Node], step: Callable[[ir.Node], list[ir.Node]]) -> set[ir.Node]:
+    """Nodes outside ``start`` reached from it in one direction, up to the next heavy operator."""
+    found: set[ir.Node] = set()
+    stack = list(start)
+    while stack:
+        new = {other for other in step(stack.pop()) if other.op_type not in _HEAVY} - start - found
+        found |= new
+        stack += new
     return found
 
 

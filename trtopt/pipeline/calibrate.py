@@ -16,7 +16,7 @@ from trtopt.graph.skeleton import content_hash
 from trtopt.precision.decide import wanted_tensors
 from trtopt.precision.fp16.hazards import are_settled
 from trtopt.precision.observe.calibrate import CacheFile, Calibration, cached_collect
-from trtopt.precision.observe.samples import FEW_ROWS, Samples, SomeSamples
+from trtopt.precision.observe.stream import FEW_ROWS, Samples, SomeSamples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.precision.plan import BF16, FP16
 from trtopt.report.schema.build import CalibrationRecord

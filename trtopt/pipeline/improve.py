@@ -27,20 +27,21 @@ from trtopt.precision.decide import plan_for
 from trtopt.precision.fp16.repair import Damage, Repaired, repair, smallest_sqnr_db
 from trtopt.precision.observe.calibrate import channel_stats, product_inputs
 from trtopt.precision.observe.feeds import Sample
-from trtopt.precision.observe.samples import entries, up_to
+from trtopt.precision.observe.stream import entries, up_to
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.refine import refine, spread_samples
 from trtopt.precision.ptq.scaling import Scaled, equalize, smooth
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.steps import StepRecord
+from trtopt.support.nms_plugins import PLUGINS
 from trtopt.support.ort_session import Feeds, OrtSession
 from trtopt.support.precision import Precision
 
 _SELECTIONS = frozenset(
     "ArgMax ArgMin TopK NonMaxSuppression NonZero Unique Multinomial Bernoulli RandomNormal RandomNormalLike "
     "RandomUniform RandomUniformLike".split()
-)
+).union(PLUGINS)
 """Operators whose result jumps: two scores that rounding makes equal change places, and what is behind them with it."""
 
 _MOST_SAMPLES = 8

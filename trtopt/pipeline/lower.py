@@ -34,8 +34,8 @@ from trtopt.precision.decide import decide, int8_flop_share, plan_for, wanted_te
 from trtopt.precision.fp16.rescale import RESCALE, rescaled
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.ranges import ValueRanges, range_warnings
-from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.statistics import TensorStats
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imports
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.regions import Candidates, Problem, find_candidates, without

@@ -8,18 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig, options
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend
 from trtopt.engine.build import EngineArtifact
+from trtopt.engine.epcontext import context_model
 from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
+from trtopt.graph.states import find_states
 from trtopt.hardware.spec import PORTABLE
-from trtopt.pipeline.saved import computes_wrong, save_checked, tried_in_onnxruntime
-from trtopt.precision.observe.samples import Samples
+from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.report.files import write_view
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
@@ -31,6 +34,7 @@ from trtopt.report.schema.manifest import (
     SamplesHash,
     ShapeRange,
     canonical_sha256,
+    content_hash,
 )
 from trtopt.report.schema.write import write_layers, write_report
 from trtopt.report.text.build import view
@@ -94,6 +98,7 @@ def manifest_of(
     chosen, accuracy, part = _understood(config, report, engine), report.accuracy, report.host
     hashes = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
     graph = results.model.graph
+    states = {str(item.input.name): str(item.output.name) for item in find_states(results.model)}
     return Manifest(
         trtopt=VERSION,
         engine_bytes=engine.bytes,
@@ -112,7 +117,10 @@ def manifest_of(
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
         eight_bit=tuple(sorted(results.eight_bit)),
-        inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
+        inputs=tuple(
+            dataclasses.replace(_tensor(value, report, engine), state=states.get(str(value.name), ""))
+            for value in graph.inputs
+        ),
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
         accuracy=None if accuracy is None else _accuracy(accuracy),
         host=None if part is None else HostFiles(hashes, part.inputs, part.outputs, part.model_outputs),
@@ -141,7 +149,7 @@ def chosen_options(config: BuildConfig) -> dict[str, Any]:
         value = getattr(config, name)
         if name in _ABOUT_THE_CACHE:
             continue
-        if value != getattr(default, name) and (not option.path or value in option.words):
+        if value != getattr(default, name) and not option.is_path(value):
             found[name] = value
     if "," in config.recipes:
         found["recipes"] = ",".join(sorted({item.strip() for item in config.recipes.split(",")} - {""}))
@@ -160,16 +168,19 @@ def _understood(config: BuildConfig, report: BuildReport, engine: EngineRecord) 
 
 
 def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
-    """What is read beside the model and the samples: the metric's script, plugins, a calibration cache of TensorRT.
+    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, a calibration
+    cache of TensorRT.
 
     Raises:
         UsageError: One of them cannot be read.
     """
     names = list(config.plugins)
-    words = options(BuildConfig)["metric"].words
-    # Where there is no such script, loading the metric says it better.
-    if config.metric is not None and config.metric not in words and source_file(config.metric).is_file():
-        names.insert(0, config.metric)
+    known = options(BuildConfig)
+    for name in ("preprocess", "metric"):
+        script = getattr(config, name)
+        # Where there is no such script, loading it says it better.
+        if script is not None and known[name].is_path(script) and source_file(script).is_file():
+            names.insert(0, script)
     if config.calib_cache is not None and statistics_file(config) is None:
         names.append(config.calib_cache)
     return tuple(FileHash(Path(name).name, *hash_file(source_file(name), f"The file {name}")) for name in names)
@@ -206,11 +217,19 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         onnx: tuple[Path, ...] = ()
         if "onnx" in outputs:
             onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
-            report = replace(report, saved=tried_in_onnxruntime(onnx) + computes_wrong(results.model))
+            known = computes_wrong(results.model) + is_refused(results.model)
+            report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
+            context = None
+            if "epcontext" in outputs:
+                context = _context(engine.data, manifest, host, outputs["engine"], embed=config.epcontext_embed)
+                manifest = dataclasses.replace(manifest, epcontext=content_hash(outputs["epcontext"].name, context))
             atomic_write(outputs["engine"], engine.data)
             write_manifest(outputs["engine"], manifest, signer)
+            if context is not None:
+                atomic_write(outputs["epcontext"], context)
+                write_manifest(outputs["epcontext"], manifest, signer)
             if "layers" in outputs:
                 write_layers(engine.record, outputs["layers"])
     if "report" in outputs:
@@ -219,6 +238,12 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         write_report(report, outputs["report"])
     write_view(view(report), html=outputs.get("html"), markdown=outputs.get("markdown"))
     return report
+
+
+def _context(data: bytes, manifest: Manifest, host: tuple[Path, ...], engine: Path, *, embed: bool) -> bytes:
+    """The ONNX model that ONNX Runtime loads an engine from, with the part for the host that was written."""
+    part = onnx.load(host[0], load_external_data=False) if host else None
+    return context_model(data, manifest, part, file=None if embed else engine.name)
 
 
 def _parse_request(results: Results, config: BuildConfig) -> BuildRequest | None:

@@ -18,7 +18,7 @@ from trtopt.judge.selection import subgraph_key, subgraph_of
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.improve import repaired
 from trtopt.precision.fp16.borders import grown
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.steps import Refusal, StepRecord

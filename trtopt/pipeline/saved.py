@@ -112,3 +112,23 @@ def computes_wrong(model: ir.Model) -> str:
             names = "ReluQuantRewrite, ClipQuantRewrite"
             return f"; its outputs are wrong unless disabled_optimizers has {names}: they drop Relu before FP8"
     return ""
+
+
+def is_refused(model: ir.Model) -> str:
+    """What to know before ONNX Runtime (1.31) loads a model with an FP8 product in FP32; else empty.
+
+    It takes the product for one of INT8, and refuses the operator that it makes of it itself.
+    """
+    for node in edit.all_nodes(model.graph):
+        is_fp32 = edit.is_op(node, "MatMul") and node.outputs[0].dtype == ir.DataType.FLOAT
+        if is_fp32 and all(_is_fp8(value) for value in node.inputs):
+            return "; it loads with session.disable_quant_qdq=1 only: FP8 products are taken for INT8 otherwise"
+    return ""
+
+
+def _is_fp8(value: ir.Value | None) -> bool:
+    """Whether a value is one of FP8, dequantized."""
+    node = None if value is None else value.producer()
+    if node is None or not edit.is_op(node, "DequantizeLinear") or node.inputs[0] is None:
+        return False
+    return node.inputs[0].dtype in FP8

@@ -125,10 +125,10 @@ class Baseline:
         pricer = self._pricer
         return None if pricer is None else pricer.result(pricer.start(lambda: self._final(model)), "what ships")
 
-    def price_final(self, final: FinalModel) -> Cost | None:
-        """What a model with its final inputs and outputs costs."""
+    def price_final(self, final: FinalModel, *, refusals: bool = False) -> Cost | None:
+        """What a model with its final inputs and outputs costs; ``refusals`` as for :meth:`Pricer.result`."""
         pricer, asked = self._pricer, (final.artifact.model, final.profiles)
-        return None if pricer is None else pricer.result(pricer.start(lambda: asked), "what ships")
+        return None if pricer is None else pricer.result(pricer.start(lambda: asked), "what ships", refusals=refusals)
 
     def start_fixed(self, final: FinalModel) -> None:
         """Begin to price a model of a range of shapes at its optimum, where the judge sees ranges."""
@@ -445,7 +445,9 @@ def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> 
         reasons.append(f"{count(len(built.lowered.record.kept), 'node')} in a wider type")
     if sparse:
         reasons.append("pruning")
-    if built.final.records:
+    if lowered.weights is not None and lowered.weights.nodes:
+        reasons.append(f"weights in {lowered.weights.format}")
+    if not all(record.state for record in built.final.records):
         reasons.append("--io")
     why = " and ".join(reasons) or "not known"
     return (

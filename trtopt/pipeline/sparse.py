@@ -26,7 +26,7 @@ from trtopt.judge.target import BuildTarget
 from trtopt.pipeline.improve import OutputErrorMeter
 from trtopt.pipeline.verify import Gauge, Verification, accuracy_drop
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.search.search import SearchResult, search_budget
 from trtopt.precision.search.space import Evaluation, Form, Mix, RegionOption, SearchRegion, Space
 from trtopt.report.schema.analysis import Sparsity

@@ -22,6 +22,7 @@ from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
+from trtopt.source.rewriting import give_domains, write_out
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
@@ -60,6 +61,7 @@ def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArt
     file = Path(os.path.abspath(os.fspath(path)))
     proto = _parse(file)
     try:
+        give_domains(proto)
         check_model(proto, str(file))
         external = check_external_data(proto, file.parent)
         model = _deserialize(proto, file.parent)
@@ -184,6 +186,7 @@ def _normalize(model: ir.Model, where: str) -> list[str]:
         changed = convert(model.graph, opset, TARGET)
         model.graph.opset_imports[""] = TARGET
         details.append(f"opset {opset} -> {TARGET}: {changed} nodes rewritten")
+    details += write_out(model)
     model.ir_version = max(model.ir_version, _IR_VERSION)
     used = {"", *(node.domain for node in all_nodes(model.graph))}
     for domain in set(model.graph.opset_imports) - used:

@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.precision.observe.feeds import Sample
-from trtopt.precision.observe.samples import entries
+from trtopt.precision.observe.stream import entries
 from trtopt.precision.ptq.correct import mean_error
 from trtopt.precision.ptq.layer_walk import (
     ProductLayer,

@@ -12,6 +12,9 @@ from typing import Any
 
 from trtopt.errors import UsageError
 
+DECODE = "decode:"
+"""What precedes the file of a decoder's prompts where samples are named."""
+
 _IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:from|import)[ \t]+([^\n#;]+)", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
@@ -53,9 +56,13 @@ def load_object(text: str, option: str, kind: str) -> Any:
     finally:
         sys.path.remove(str(path.resolve().parent))
     if not hasattr(module, name):
-        public = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+        public = ", ".join(key for key, value in vars(module).items() if _can_be_meant(value) and key[0] != "_")
         raise UsageError(f"{option}: the file has no {kind} {name!r}", where=file, remedy=f"it has: {public or 'none'}")
     return getattr(module, name)
+
+
+def _can_be_meant(value: Any) -> bool:
+    return callable(value) or isinstance(value, (list, tuple, Iterator))
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:

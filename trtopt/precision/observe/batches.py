@@ -11,8 +11,9 @@ import onnx_ir as ir
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.edit import dims_of_value
+from trtopt.images.labels import Labels
 from trtopt.precision.observe.feeds import Sample
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 
 Sizes = Mapping[str, Mapping[int, int]]
 """By the name of an input and its axis, the one size it has."""
@@ -169,7 +170,7 @@ class BatchedSamples(Samples):
         return -(-sum(item[name][axes[0]] for item in shapes) // rows)
 
     @property
-    def labels(self) -> np.ndarray | None:
+    def labels(self) -> np.ndarray | Labels | None:
         """Those of the samples."""
         return self._samples.labels
 

@@ -30,8 +30,8 @@ from trtopt.graph import edit
 from trtopt.hardware.cpu import available_threads
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import RangeTable
-from trtopt.precision.observe.samples import Samples
 from trtopt.precision.observe.statistics import StatsBuilder
+from trtopt.precision.observe.stream import Samples
 from trtopt.support.files import check_writable, open_file
 from trtopt.support.ort_session import Feeds, OrtSession
 from trtopt.support.threads import in_threads

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,9 @@ from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
 from trtopt.precision.observe import polygraphy
-from trtopt.precision.observe.feeds import LABELS, ArrayReader, Sample, SampleGroup, group, in_memory, open_arrays
+from trtopt.precision.observe.feeds import LABELS, ArrayReader, SampleGroup, group, in_memory, open_arrays
+from trtopt.precision.observe.pictures import UNSAID, PictureOptions, find_pictures, open_pictures
+from trtopt.precision.observe.stream import Samples, hash_arrays
 from trtopt.support._script import load_object, script_hash
 from trtopt.support.files import hash_file
 
@@ -33,7 +33,6 @@ _ROWS = 8
 _MOST_ELEMENTS = 1 << 40
 """Of an input: 4 TiB, more than a machine without a GPU has memory for."""
 
-_Feeds = TypeVar("_Feeds", bound=Mapping[str, np.ndarray])
 
 Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
@@ -160,179 +159,12 @@ def _random(
     return rng.standard_normal(shape, dtype=np.float32).astype(spec.dtype)
 
 
-_REMEDY = "give an .npz, .npy (single input), Polygraphy's .json, a folder of these, script.py:function, or 'synthetic'"
+_REMEDY = (
+    "give an .npz, .npy (single input), Polygraphy's .json, a folder of these or of pictures, script.py:function, or "
+    "'synthetic'"
+)
 _LOADER = "load_data"
 """What Polygraphy calls the function of a data loader script that names none (``--data-loader-script``)."""
-
-
-@dataclass(frozen=True)
-class _Scan:
-    """What one pass over a stream of feeds tells."""
-
-    count: int
-    shapes: tuple[dict[str, tuple[int, ...]], ...]
-    labels: np.ndarray | None
-    sha256: str
-
-
-class Samples:
-    """A stream of samples that can be iterated any number of times.
-
-    Each sample is a dict of arrays by input name, in the inputs' dtypes: batch 1, or the static first dimension of
-    the model. Memory holds one sample of a file at a time; of a JSON of Polygraphy, all.
-
-    Attributes:
-        source: ``user``, or ``synthetic`` for random data.
-        where: The file, folder or function, for messages.
-    """
-
-    def __init__(
-        self,
-        groups: Callable[[], Iterator[SampleGroup]],
-        *,
-        where: str,
-        source: Literal["user", "synthetic"] = "user",
-        sha256: str | None = None,
-        known: tuple[SampleGroup, ...] | None = None,
-    ) -> None:
-        self._groups = groups
-        self._known = known
-        self._sha256 = sha256
-        self.where = where
-        self.source: Literal["user", "synthetic"] = source
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Yield the samples in order.
-
-        Raises:
-            UsageError: A value is NaN or infinite, a file is damaged, a function fails or yields nothing.
-        """
-        empty = True
-        for item in self._groups():
-            for sample in item.samples():
-                empty = False
-                yield sample
-        if empty:
-            raise UsageError("There are no samples", where=self.where, remedy="give at least one sample")
-
-    def undivided(self) -> Samples:
-        """The same with each feed, or file, as one sample, as it was given: what Polygraphy calls an iteration."""
-        known = None if self._known is None else tuple(item.undivided() for item in self._known)
-        return Samples(
-            lambda: (item.undivided() for item in self._groups()),
-            where=self.where,
-            source=self.source,
-            sha256=self._sha256,
-            known=known,
-        )
-
-    def with_rows(self) -> Iterator[tuple[Sample, int]]:
-        """Yield the samples in order, each with how many of the caller's samples it holds: several where they are
-        joined to batches. Raises as :meth:`__iter__`."""
-        return ((sample, 1) for sample in self)
-
-    @property
-    def count(self) -> int | None:
-        """Number of samples; None for functions and iterables, whose length only a pass over them tells."""
-        return None if self._known is None else sum(item.count for item in self._known)
-
-    @functools.cached_property
-    def labels(self) -> np.ndarray | None:
-        """Labels with the samples as first axis, or None. Reads functions and iterables through once.
-
-        Raises:
-            UsageError: Some files carry labels and some do not, or their shapes differ.
-        """
-        if self._known is None:
-            return self._scan.labels
-        return _join_labels([item.labels for item in self._known], self.where)
-
-    @functools.cached_property
-    def sha256(self) -> str:
-        """Hash of the data, hex: of a file that of its content, of a folder that of names and contents.
-
-        For ``script.py:function`` it is the hash of the script's source and the function's name: a script that reads
-        other data without being edited itself is not noticed.
-        """
-        return self._sha256 if self._sha256 is not None else self._scan.sha256
-
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
-        """Input shapes, sample by sample: from the headers of files; functions and iterables are read through once."""
-        if self._known is None:
-            return self._scan.shapes
-        return tuple(item.shapes() for item in self._known for _ in range(item.count))
-
-    @functools.cached_property
-    def _scan(self) -> _Scan:
-        digest = hashlib.sha256()
-        shapes: list[dict[str, tuple[int, ...]]] = []
-        labels: list[np.ndarray | None] = []
-        for item in self._groups():
-            labels.append(item.labels)
-            for sample in item.samples():
-                shapes.append({name: array.shape for name, array in sample.items()})
-                _hash_arrays(digest, sample)
-        if not shapes:
-            raise UsageError("There are no samples", where=self.where, remedy="give at least one sample")
-        return _Scan(len(shapes), tuple(shapes), _join_labels(labels, self.where), digest.hexdigest())
-
-
-def entries(sample: Mapping[str, np.ndarray]) -> int:
-    """How many entries a sample holds along its first axis: 8 of a batch of 8."""
-    return max((array.shape[0] for array in sample.values() if array.ndim), default=1)
-
-
-def up_to(samples: Iterable[_Feeds], most: int) -> Iterator[_Feeds]:
-    """The first samples, until they hold ``most`` entries."""
-    held = 0
-    for sample in samples:
-        yield sample
-        held += entries(sample)
-        if held >= most:
-            return
-
-
-FEW_ROWS = 16
-"""Entries that are run first where 16 bits are decided and verified; all of them where these leave a doubt."""
-
-
-class SomeSamples(Samples):
-    """Samples of at most ``most`` entries of others, one sample at least: spread evenly where their number is known,
-    else the first."""
-
-    def __init__(self, whole: Samples, most: int) -> None:
-        self._whole, count = whole, whole.count
-        samples = max(1, most // max(1, entries(next(iter(whole)))))
-        self._chosen = slice(0, samples) if count is None else slice(0, None, max(1, -(-count // samples)))
-        self.where, self.source = whole.where, whole.source
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (sample for sample, _ in self.with_rows())
-
-    def with_rows(self) -> Iterator[tuple[Sample, int]]:
-        """Yield the samples that are chosen, each with how many of the caller's it holds."""
-        return itertools.islice(self._whole.with_rows(), self._chosen.start, self._chosen.stop, self._chosen.step)
-
-    @property
-    def count(self) -> int | None:
-        """Number of samples; None where only a pass over them tells."""
-        whole = self._whole.count
-        return None if whole is None else len(range(whole)[self._chosen])
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """Those of the samples that are chosen."""
-        labels = self._whole.labels
-        return None if labels is None else labels[self._chosen]
-
-    @property
-    def sha256(self) -> str:
-        """Hash of all samples and of which are chosen."""
-        return hashlib.sha256(f"{self._whole.sha256} {self._chosen}".encode()).hexdigest()
-
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
-        """Input shapes, sample by sample."""
-        return self._whole.shapes()[self._chosen]
 
 
 def open_samples(
@@ -342,21 +174,22 @@ def open_samples(
     shapes: Shapes | None = None,
     count: int | None = None,
     values: Values = NO_VALUES,
+    pictures: PictureOptions = UNSAID,
 ) -> Samples:
     """Open calibration or evaluation samples.
 
     Args:
         src: A path to an ``.npz`` (arrays by input name, first axis = samples, labels under ``__labels__``), an
             ``.npy`` for a single input, inputs that Polygraphy saved (``.json``), or a folder of either, read in the
-            order of the names; ``script.py:function`` yielding feed dicts, or ``script.py:name`` of a list or a
-            generator of them, ``script.py`` alone for its ``load_data``; ``"synthetic"``; in Python also a dict of
-            arrays by input name, one array for a single
-            input, an iterable of feed dicts that can be iterated again, a function returning one, or ``Samples`` as
-            they are.
+            order of the names; a folder of pictures, and of folders of them; ``script.py:function`` yielding feed
+            dicts, or ``script.py:name`` of a list or a generator of them, ``script.py`` alone for its ``load_data``;
+            ``"synthetic"``; in Python also a dict of arrays by input name, one array for a single input, an iterable of
+            feed dicts that can be iterated again, a function returning one, or ``Samples`` as they are.
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
         values: For synthetic samples, what integers and booleans may be.
+        pictures: What is said of a folder of pictures.
 
     Returns:
         The samples, split as :func:`trtopt.precision.observe.feeds.group` describes. Names, shapes and dtypes of files
@@ -370,19 +203,19 @@ def open_samples(
     if isinstance(src, (str, Path)) and str(src).endswith(".py"):
         return _open_script(f"{src}:{_LOADER}", inputs)
     if isinstance(src, Path):
-        return _open_path(src, inputs)
+        return _open_path(src, inputs, pictures)
     if isinstance(src, str):
         if src == SYNTHETIC:
             return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count, values)
         if not Path(src).exists() and ".py:" in src:
             return _open_script(src, inputs)
-        return _open_path(Path(src), inputs)
+        return _open_path(Path(src), inputs, pictures)
     if isinstance(src, np.ndarray):
         src = {_single(inputs, "An array alone is for one input", "the array given").name: src}
     if isinstance(src, Mapping):
         item = _feed_group(src, inputs, "the arrays given")
         digest = hashlib.sha256()
-        _hash_arrays(digest, {str(name): np.asarray(value) for name, value in src.items()})
+        hash_arrays(digest, {str(name): np.asarray(value) for name, value in src.items()})
         return Samples(lambda: iter((item,)), where="the arrays given", sha256=digest.hexdigest(), known=(item,))
     return _open_python(src, inputs)
 
@@ -393,7 +226,7 @@ def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: 
     return Samples(make, where=SYNTHETIC, source="synthetic", sha256=digest.hexdigest(), known=known)
 
 
-def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
+def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions) -> Samples:
     path = path.absolute()
     if not path.exists():
         raise UsageError("The samples do not exist", where=str(path), remedy=_REMEDY)
@@ -404,10 +237,14 @@ def _open_path(path: Path, inputs: Sequence[InputSpec]) -> Samples:
             for item in path.iterdir()
             if item.suffix in (".npz", ".npy") and item.name[0] != "." and item.is_file()
         )
+        if not files and (pictures := find_pictures(path)):
+            return open_pictures(path, pictures, inputs, options)
         files = files or polygraphy.iteration_files(path)
         is_streamed = bool(files) and files[0].suffix == polygraphy.SUFFIX
         if not files:
-            raise UsageError("The folder holds no .npz, .npy or .json file", where=str(path), remedy=_REMEDY)
+            raise UsageError(
+                "The folder holds no .npz, .npy or .json file and no picture", where=str(path), remedy=_REMEDY
+            )
     hashes = [hash_file(file, "The samples")[1] for file in files]
     sha256 = hashes[0]
     if path.is_dir():
@@ -509,6 +346,8 @@ def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> I
             feed = next(feeds)
         except StopIteration:
             return
+        except TrtoptError:
+            raise
         except (Exception, SystemExit) as error:
             raise _failed(error, where) from error
         yield _feed_group(feed, inputs, f"{where}, item {index}")
@@ -525,26 +364,6 @@ def _failed(error: BaseException, where: str) -> UsageError:
         where=f"{where}{line}",
         remedy="it takes no argument and yields dicts of arrays by input name; run it on its own first",
     )
-
-
-def _hash_arrays(digest: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype} {array.shape};".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-
-
-def _join_labels(parts: Sequence[np.ndarray | None], where: str) -> np.ndarray | None:
-    found = [part for part in parts if part is not None]
-    if not found:
-        return None
-    if len(found) != len(parts) or len({part.shape[1:] for part in found}) > 1:
-        raise UsageError(
-            f"{len(found)} of {len(parts)} files carry labels, or their shapes differ",
-            where=f"{where}, {LABELS}",
-            remedy="give labels of one shape for every sample, or for none",
-        )
-    return np.concatenate(found)
 
 
 def random_feeds(

@@ -25,7 +25,7 @@ from trtopt.errors import UsageError
 from trtopt.graph import edit
 from trtopt.precision.observe.calibrate import check_own
 from trtopt.precision.observe.ranges import LEVELS
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.precision.qdq.existing import existing_ranges
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.clock import Clock

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from trtopt.events import OnEvent, ignore
 from trtopt.graph.shapes import static_shapes
 from trtopt.precision.observe.feeds import Sample
-from trtopt.precision.observe.samples import entries
+from trtopt.precision.observe.stream import entries
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.ptq.correct import Corrections, Goal, correct
 from trtopt.precision.ptq.layer_walk import samples_held

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.report.schema.analysis import EngineAnalysis
-from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord, WeightsRecord
 from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
@@ -246,7 +246,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class NetworkIo:
-    """An input or output of the network whose type or memory layout was asked for.
+    """An input or output of the network whose type or memory layout was asked for, or is that of its state.
 
     Attributes:
         name: Its name.
@@ -255,6 +255,7 @@ class NetworkIo:
         layout: ``chw``, ``hwc``, ``hwc4`` or ``hwc8``.
         shape: Its logical shape, [N, C, H, W] whatever the layout.
         caller: What the caller has to do, in words.
+        state: Whether it is a state, which one step hands on to the next, in the type that the network computes it in.
     """
 
     name: str
@@ -263,6 +264,7 @@ class NetworkIo:
     layout: str
     shape: tuple[int | str, ...]
     caller: str
+    state: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,7 @@ class BuildReport:
         sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
         search: How the regions that pay were chosen within an accuracy budget, where there is one.
         sparsity: What was pruned to 2:4, where that was asked for.
+        weights: What was stored narrow, where ``--weights`` was given.
         saved: Whether ONNX Runtime (CPU) loads the saved model, in one line; empty where none was written.
         judge: Who says all costs: the compiler's kernels or a model of fusions.
         shipped: What the engine costs, or without one the model as the judge compiles it with the same profiles.
@@ -309,6 +312,7 @@ class BuildReport:
     sixteen_bit: Cost | None = None
     search: SearchRecord | None = None
     sparsity: SparsityRecord | None = None
+    weights: WeightsRecord | None = None
     saved: str = ""
     shipped: Cost | None = None
     plain: PlainCost | None = None

@@ -165,7 +165,10 @@ def files_written(report: BuildReport) -> list[str]:
     """The files the run has written, the main one first."""
     names = ["report", "html", "markdown"]
     if not failed(report):
-        names = [*(["save_onnx", "export_layer_info"] if report.engine is not None else ["output"]), *names]
+        names = [
+            *(["epcontext", "save_onnx", "export_layer_info"] if report.engine is not None else ["output"]),
+            *names,
+        ]
     files = [report.config.get(name) for name in names]
     if report.host is not None and report.host.path is not None:
         files.insert(1 if report.engine is None else 0, report.host.path)
@@ -298,7 +301,10 @@ def _host(report: BuildReport) -> list[Block]:
 
 
 def _network_io(report: BuildReport) -> list[Block]:
-    rows = [(item.name, item.kind, f"{item.dtype} {item.layout}", item.caller) for item in report.network_io]
+    rows = [
+        (item.name, f"state, {item.kind}" if item.state else item.kind, f"{item.dtype} {item.layout}", item.caller)
+        for item in report.network_io
+    ]
     return [table(("tensor", "", "type", "the caller must"), rows, right=())] if rows else []
 
 

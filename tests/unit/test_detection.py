@@ -1,0 +1,224 @@
+"""Boxes read from the outputs of every kind of detector, the form found by the labels, and COCO's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pycocotools", reason="metrics of boxes are computed by it: pip install 'trtopt[images]'")
+
+from trtopt.accuracy.boxes import BoxForm, parse_boxes, read_boxes
+from trtopt.accuracy.detection import Detection, coco, fitted
+from trtopt.errors import UsageError
+from trtopt.images.labels import Labels
+from trtopt.images.preprocess import Preprocess
+
+SIZE, CLASSES, BOXES = 64, 6, 100
+IDS = (1, 2, 3, 5, 7, 13)
+RNG = np.random.default_rng(0)
+FEEDS = {"x": np.zeros((2, 3, SIZE, SIZE), np.float32)}
+
+
+@dataclass
+class Fixed:
+    """A network that gives the same outputs whatever it is fed."""
+
+    outputs: list[np.ndarray]
+    output_names: tuple[str, ...] = ("a", "b", "c")
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return self.outputs
+
+
+def truth() -> np.ndarray:
+    """[2 pictures, 5 boxes, 5] of class and edges in whole pixels; some overlap, none is the other."""
+    rng = np.random.default_rng(1)
+    low = rng.integers(0, 40, (2, 5, 2))
+    high = low + rng.integers(4, 24, (2, 5, 2))
+    label = rng.integers(0, CLASSES, (2, 5, 1))
+    label[:, 0], label[:, 1] = 5, 0
+    return np.concatenate([label, low, high], axis=-1).astype(np.float64)
+
+
+TRUTH = truth()
+
+
+def middle(boxes: np.ndarray) -> np.ndarray:
+    return np.concatenate([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], axis=-1)
+
+
+def scored(fill: float, on: float, classes: int = CLASSES) -> np.ndarray:
+    """[2, 100, classes] with the first five of the right class."""
+    found = np.full((2, BOXES, classes), float(fill))
+    for row, column in np.ndindex(2, 5):
+        found[row, column, int(TRUTH[row, column, 0])] = on - column / 100
+    return found
+
+
+def placed(boxes: np.ndarray) -> np.ndarray:
+    """[2, 100, 4]: the boxes, and others that no score is for."""
+    return np.concatenate([boxes, np.tile(boxes[:, :1] * 0.9, (1, BOXES - 5, 1))], axis=1)
+
+
+def yolov5() -> list[np.ndarray]:
+    anywhere = np.full((2, BOXES, 1), 0.0)
+    anywhere[:, :5] = 0.9
+    return [np.concatenate([placed(middle(TRUTH[..., 1:])), anywhere, scored(0.01, 0.9)], axis=-1)]
+
+
+def yolov8() -> list[np.ndarray]:
+    return [np.concatenate([placed(middle(TRUTH[..., 1:])), scored(0, 0.9)], axis=-1).transpose(0, 2, 1)]
+
+
+def yolov10() -> list[np.ndarray]:
+    rows = np.zeros((2, 30, 6))
+    rows[:, :5] = np.concatenate([TRUTH[..., 1:], np.full((2, 5, 1), 0.9), TRUTH[..., :1]], axis=-1)
+    return [rows]
+
+
+def ssd() -> list[np.ndarray]:
+    label = np.array(IDS)[TRUTH[..., 0].astype(int)]
+    return [TRUTH[..., 1:] / SIZE, label.astype(np.int64), np.full((2, 5), 0.8, np.float32)]
+
+
+def ssd_yxyx() -> list[np.ndarray]:
+    boxes = TRUTH[..., [2, 1, 4, 3]] / SIZE
+    return [boxes, (TRUTH[..., 0] + 1).astype(np.float32), np.full((2, 5), 0.8, np.float32), np.array([5.0, 5.0])]
+
+
+def detr() -> list[np.ndarray]:
+    logits = scored(-9, 9, CLASSES + 1)
+    logits[:, 5:, -1] = 9
+    return [logits, placed(middle(TRUTH[..., 1:])) / SIZE]
+
+
+def rtdetr() -> list[np.ndarray]:
+    return [placed(middle(TRUTH[..., 1:])) / SIZE, scored(-9, 3)]
+
+
+def rtdetr_joined() -> list[np.ndarray]:
+    return [np.concatenate([placed(middle(TRUTH[..., 1:])) / SIZE, scored(0.0001, 0.9)], axis=-1)]
+
+
+def of_picture(label: np.ndarray) -> Labels:
+    shares = np.zeros((5, 6), np.float32)
+    shares[:, 0], shares[:, 1:5] = label[:, 0], label[:, 1:] / SIZE
+    return Labels("boxes", (Path("a"),), [shares], "here", ids=IDS)
+
+
+@pytest.fixture
+def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
+    monkeypatch.setattr("trtopt.images.placed.picture_size", lambda path: (SIZE, SIZE))
+    one, other = (of_picture(rows) for rows in TRUTH)
+    values = [np.asarray(one.values[0]), np.asarray(other.values[0])]
+    return Labels("boxes", (Path("a"), Path("b")), values, "here", ids=IDS, how=Preprocess((SIZE, SIZE)))
+
+
+@pytest.mark.parametrize(
+    ("make", "head", "corners", "unit", "classes"),
+    [
+        (yolov5, "yolov5", "cxcywh", "pixels", "index"),
+        (yolov8, "yolov8", "cxcywh", "pixels", "index"),
+        (yolov10, "yolov10", "xyxy", "pixels", "index"),
+        (ssd, "ssd", "xyxy", "shares", "id"),
+        (ssd_yxyx, "ssd", "yxyx", "shares", "one"),
+        (detr, "detr", "cxcywh", "shares", "index"),
+        (rtdetr, "rtdetr", "cxcywh", "shares", "index"),
+        (rtdetr_joined, "rtdetr", "cxcywh", "shares", "index"),
+    ],
+)
+def test_the_form_is_the_one_whose_boxes_agree_with_the_labels(
+    labels: Labels, make: Callable[[], list[np.ndarray]], head: str, corners: str, unit: str, classes: str
+) -> None:
+    network = Fixed(make())
+    measure, note = fitted("map50", None, network, [FEEDS], labels)
+    form = measure.form
+    assert (form.head, form.corners, form.unit, form.classes) == (head, corners, unit, classes), note
+    assert form.describe() in note
+    assert measure(network, [FEEDS], labels) == pytest.approx(1.0)
+    said, silence = fitted("map50", form.describe(), network, [FEEDS], labels)
+    assert said.form == form and silence == ""
+
+
+def test_boxes_may_come_with_arrays_of_labels() -> None:
+    rows = np.full((2, 7, 5), -1.0)
+    rows[:, :5] = TRUTH
+    measure, _ = fitted("map", None, Fixed(yolov8()), [FEEDS], rows)
+    assert measure(Fixed(yolov8()), [FEEDS], rows) == pytest.approx(1.0)
+
+
+def test_overlapping_boxes_of_one_class_are_one_object() -> None:
+    rows = np.zeros((1, 3, 7))
+    rows[0] = [[10, 10, 8, 8, 1, 0.9, 0], [10, 10, 8, 7, 1, 0.8, 0], [10, 10, 8, 8, 1, 0, 0.7]]
+    found = read_boxes(parse_boxes("yolov5"), [np.concatenate([rows, np.zeros((1, 9, 7))], axis=1)], (64, 64), 0)
+    np.testing.assert_allclose(found[:, 4:], [[0.9, 0], [0.7, 1]], rtol=1e-6)
+    assert len(read_boxes(parse_boxes("yolov5,iou=none"), [rows.repeat(4, axis=1)], (64, 64), 0)) == 12
+
+
+def test_the_figures_are_coco_s() -> None:
+    """By hand: two boxes to find; the best answer is right, the second wrong, the third right, so that precision is 1
+    up to a recall of 0.5 and 2/3 up to 1 at the 101 points of COCO."""
+    wanted = [np.array([[0, 0, 0, 10, 10, 0], [0, 20, 20, 30, 30, 0]], float)]
+    found = [np.array([[0, 0, 10, 10, 0.9, 0], [40, 40, 50, 50, 0.8, 0], [20, 20, 30, 30, 0.7, 0]], float)]
+    assert coco("map50", found, wanted) == pytest.approx((51 + 50 * 2 / 3) / 101)
+    assert coco("recall", found, wanted) == 1.0
+    near = [np.array([[0, 0, 10, 7.2, 0.9, 0]], float)]
+    assert coco("map", near, [wanted[0][:1]]) == pytest.approx(0.5)  # an overlap of 0.72: five thresholds of ten
+
+
+def test_a_crowd_takes_any_number_of_boxes_and_counts_for_none() -> None:
+    wanted = [np.array([[0, 0, 0, 10, 10, 0], [0, 20, 20, 60, 60, 1]], float)]
+    found = [np.array([[21, 21, 30, 30, 0.95, 0], [31, 31, 40, 40, 0.9, 0], [0, 0, 10, 10, 0.8, 0]], float)]
+    assert coco("map50", found, wanted) == pytest.approx(1.0)
+
+
+def test_pictures_without_boxes_and_without_answers_are_counted() -> None:
+    nothing = np.zeros((0, 6))
+    assert coco("map50", [nothing, nothing], [nothing, nothing]) == 0.0
+    wanted = [np.array([[2, 0, 0, 10, 10, 0]], float), nothing]
+    assert coco("map50", [nothing, nothing], wanted) == 0.0
+    wrong_first = [np.array([[0, 0, 10, 10, 0.5, 2]], float), np.array([[0, 0, 10, 10, 0.9, 2]], float)]
+    assert coco("map50", wrong_first, wanted) == pytest.approx(0.5)
+
+
+def test_outputs_that_hold_no_boxes_are_refused(labels: Labels) -> None:
+    with pytest.raises(UsageError, match="no form of boxes that is known"):
+        fitted("map50", None, Fixed([np.zeros((2, 1000))]), [FEEDS], labels)
+    with pytest.raises(UsageError, match="no box agrees with a label"):
+        fitted("map50", None, Fixed([np.zeros((2, BOXES, 11))]), [FEEDS], labels)
+    with pytest.raises(UsageError, match="not of the form yolov5"):
+        read_boxes(parse_boxes("yolov5"), [np.zeros((2, 1000))], (64, 64), 0)
+    with pytest.raises(UsageError, match="needs boxes"):
+        fitted("map50", None, Fixed(yolov8()), [FEEDS], np.zeros(2, int))
+
+
+def test_numbers_that_are_not_finite_are_no_boxes() -> None:
+    broken = [np.full((1, BOXES, 11), np.nan)]
+    assert len(read_boxes(parse_boxes("yolov5"), broken, (64, 64), 0)) == 0
+    for make in (detr, rtdetr, yolov8):
+        outputs = [np.where(output > 0, np.inf, output) for output in make()]
+        read_boxes(parse_boxes(make.__name__), outputs, (64, 64), 0)
+
+
+@pytest.mark.parametrize("text", ["", "yolo", "yolov8,iou=2", "yolov8,unit=metres", "yolov8,conf", "yolov8,size=3"])
+def test_a_form_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_boxes(text)
+    assert caught.value.where == "--boxes" and "yolov5" in caught.value.remedy
+
+
+def test_a_form_is_read_as_it_is_written() -> None:
+    form = BoxForm("ssd", "yxyx", "shares", "one", 0.25, 0.5)
+    assert parse_boxes(form.describe()) == form
+    assert parse_boxes("yolov8").iou == 0.65 and parse_boxes("yolov10").iou is None
+
+
+def test_recall_is_the_share_of_boxes_found(labels: Labels) -> None:
+    outputs = yolov8()
+    outputs[0][0, :, 0] = 0  # one of ten boxes is not found
+    measure = Detection("recall", parse_boxes("yolov8"))
+    assert 0.8 < measure(Fixed(outputs), [FEEDS], labels) < 1.0

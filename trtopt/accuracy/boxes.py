@@ -1,0 +1,306 @@
+"""How detectors write their boxes, and the boxes read from their outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean
+
+Head = Literal["yolov5", "yolov8", "yolov10", "ssd", "detr", "rtdetr", "fastestdet"]
+Corners = Literal["xyxy", "cxcywh", "yxyx"]
+Unit = Literal["pixels", "shares"]
+Classes = Literal["index", "id", "one"]
+
+HEADS: tuple[str, ...] = get_args(Head)
+MOST_DETECTIONS = 100
+"""Of a picture, the highest scores: COCO's ``maxDets``."""
+
+_MOST_CANDIDATES = 3000
+"""Of a picture before overlaps are taken out; those of lower scores hardly ever end among the first hundred."""
+
+
+@dataclass(frozen=True)
+class BoxForm:
+    """How the outputs of a detector hold boxes.
+
+    Attributes:
+        head: ``yolov5``: ``[batch, boxes, 5 + classes]`` of a box, whether it holds an object, and a score for each
+            class. ``yolov8`` (also 9, 11): ``[batch, 4 + classes, boxes]``. ``yolov10``: ``[batch, boxes, 6]`` of a
+            box, its score and its class. ``ssd``: boxes ``[batch, boxes, 4]``, and scores and classes
+            ``[batch, boxes]``, or without a batch. ``detr``: boxes and a softmax over the classes and none, in outputs
+            of their own; ``rtdetr``: boxes and a sigmoid for each class, in two outputs or in one. ``fastestdet``:
+            ``[batch, 5 + classes, height, width]`` of a cell each.
+        corners: Of a box: left, upper, right and lower edge; or middle, width and height.
+        unit: Pixels of the network's input, or shares of it.
+        classes: What the classes are: indices of the labels, ids of COCO's categories, or indices counted from 1.
+        conf: The least score of a box.
+        iou: Boxes of one class that overlap by more are the same object; None where the network took them out.
+    """
+
+    head: Head
+    corners: Corners
+    unit: Unit = "pixels"
+    classes: Classes = "index"
+    conf: float = 0.001
+    iou: float | None = None
+
+    def describe(self) -> str:
+        """The form in one line, as ``--boxes`` takes it."""
+        iou = "none" if self.iou is None else f"{self.iou:g}"
+        return (
+            f"{self.head},corners={self.corners},unit={self.unit},classes={self.classes},conf={self.conf:g},iou={iou}"
+        )
+
+
+_NMS = 0.65
+"""Ultralytics and YOLOX evaluate with 0.6 to 0.7."""
+
+FORMS: Mapping[str, BoxForm] = {
+    "yolov5": BoxForm("yolov5", "cxcywh", iou=_NMS),
+    "yolov8": BoxForm("yolov8", "cxcywh", iou=_NMS),
+    "yolov10": BoxForm("yolov10", "xyxy"),
+    "ssd": BoxForm("ssd", "xyxy"),
+    "detr": BoxForm("detr", "cxcywh", "shares"),
+    "rtdetr": BoxForm("rtdetr", "cxcywh", "shares"),
+    # Its own evaluation (github.com/dog-qiuqiu/FastestDet, utils/evaluation.py) has such thresholds.
+    "fastestdet": BoxForm("fastestdet", "cxcywh", "shares", conf=0.01, iou=0.45),
+}
+
+
+def parse_boxes(text: str) -> BoxForm:
+    """Read ``--boxes``: a head, and what differs from its stock form, such as ``yolov5,unit=shares,iou=0.5``.
+
+    Raises:
+        UsageError: The text has another form.
+    """
+    head, *keys = (word.strip() for word in text.split(","))
+    choices: dict[str, tuple[str, ...]] = {
+        "corners": get_args(Corners),
+        "unit": get_args(Unit),
+        "classes": get_args(Classes),
+    }
+    if head not in FORMS:
+        raise _wrong(f"{head!r} is no form of boxes", did_you_mean(head, FORMS))
+    form = FORMS[head]
+    for part in keys:
+        key, _, value = (word.strip() for word in part.partition("="))
+        if value in choices.get(key, ()):
+            form = replace(form, **{key: value})  # type: ignore[arg-type]
+        elif key == "iou" and value == "none":
+            form = replace(form, iou=None)
+        elif key in ("conf", "iou") and (number := _share(value)) is not None:
+            form = replace(form, **{key: number})  # type: ignore[arg-type]
+        else:
+            raise _wrong(f"{part!r} is no part of a form of boxes", did_you_mean(key, (*choices, "conf", "iou")))
+    return form
+
+
+def _share(word: str) -> float | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if 0 <= number <= 1 else None
+
+
+def _wrong(what: str, near: str) -> UsageError:
+    remedy = f"write one of {', '.join(FORMS)}; behind it corners=, unit=, classes=, conf= and iou= (docs/detectors.md)"
+    return UsageError(f"--boxes: {what}", where="--boxes", remedy=f"{near} {remedy}".strip())
+
+
+def forms_of(outputs: Sequence[np.ndarray]) -> Iterator[BoxForm]:
+    """The forms that outputs of such shapes may have, the most common first."""
+    every = itertools.product(("cxcywh", "xyxy"), ("pixels", "shares"), ("index", "id", "one"))
+    ways: list[tuple[Corners, Unit, Classes]] = list(every)  # type: ignore[arg-type]
+    for form in FORMS.values():
+        if _parts(form.head, outputs) is None:
+            continue
+        if form.head == "fastestdet":
+            yield form
+            continue
+        stock = (form.corners, form.unit)
+        for corners, unit, classes in sorted(ways, key=lambda way: (way[2] != "index", way[:2] != stock)):
+            yield replace(form, corners=corners, unit=unit, classes=classes)
+        if form.head == "ssd":
+            for unit, classes in itertools.product(get_args(Unit), get_args(Classes)):
+                yield replace(form, corners="yxyx", unit=unit, classes=classes)
+
+
+Raw = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Boxes ``[boxes, 4]`` as the network writes them, scores ``[boxes]`` and classes ``[boxes]`` of one picture."""
+
+
+def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: tuple[int, int], row: int) -> np.ndarray:
+    """The boxes of one picture of a batch.
+
+    Args:
+        form: How the outputs hold them.
+        outputs: Of the network, in graph order.
+        size: Height and width of its input, in pixels.
+        row: The picture's place in the batch.
+
+    Returns:
+        FP64 ``[boxes, 6]``: left, upper, right and lower edge in pixels of the input, score, class; the highest scores
+        first, at most :data:`MOST_DETECTIONS`.
+
+    Raises:
+        UsageError: The outputs are not of that form.
+    """
+    parts = _parts(form.head, outputs)
+    if parts is None:
+        shapes = ", ".join(str(list(output.shape)) for output in outputs)
+        raise UsageError(
+            f"The outputs are not of the form {form.head}", where=f"outputs {shapes}", remedy="say it with --boxes"
+        )
+    boxes, scores, classes = _READERS[form.head](parts, row)
+    kept = np.flatnonzero((scores > form.conf) & np.isfinite(boxes).all(axis=1))
+    kept = kept[np.argsort(-scores[kept], kind="stable")[:_MOST_CANDIDATES]]
+    found = np.empty((len(kept), 6))
+    found[:, :4] = _edges(boxes[kept].astype(np.float64), form.corners)
+    if form.unit == "shares":
+        found[:, :4] *= (size[1], size[0], size[1], size[0])
+    found[:, 4], found[:, 5] = scores[kept], classes[kept]
+    return (found if form.iou is None else _apart(found, form.iou))[:MOST_DETECTIONS]
+
+
+def _edges(boxes: np.ndarray, corners: Corners) -> np.ndarray:
+    if corners == "yxyx":
+        return boxes[:, [1, 0, 3, 2]]
+    if corners == "xyxy":
+        return boxes
+    half = boxes[:, 2:] / 2
+    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+
+
+def _apart(found: np.ndarray, most: float) -> np.ndarray:
+    """Boxes, sorted by score, without those that overlap one of their class before them by more than ``most``."""
+    kept = np.zeros(len(found), bool)
+    sides = np.maximum(found[:, 2:4] - found[:, :2], 0)
+    areas = sides[:, 0] * sides[:, 1]
+    for label in np.unique(found[:, 5]):
+        left = np.flatnonzero(found[:, 5] == label)
+        while len(left):
+            first, left = left[0], left[1:]
+            kept[first] = True
+            low = np.maximum(found[first, :2], found[left, :2])
+            shared = np.maximum(np.minimum(found[first, 2:4], found[left, 2:4]) - low, 0).prod(axis=1)
+            left = left[shared <= most * (areas[first] + areas[left] - shared)]
+    return found[kept]
+
+
+def _parts(head: Head, outputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """The outputs that hold the boxes of a head, in its order; None where there are none of its shapes."""
+    if head in ("ssd", "detr"):
+        return _apart_outputs(outputs, with_classes=head == "ssd")
+    if head == "rtdetr" and len(outputs) > 1 and (found := _apart_outputs(outputs, with_classes=False)):
+        return found
+    for output in outputs:
+        rank, shape = output.ndim, output.shape
+        if head == "fastestdet":
+            if rank == 4 and shape[1] > 5:
+                return [output]
+        elif rank == 3:
+            is_wide = shape[1] < shape[2]
+            fits = {
+                "yolov5": shape[2] > 5 and not is_wide,
+                "yolov8": shape[1] > 4 and is_wide,
+                "yolov10": shape[2] == 6,
+                "rtdetr": shape[2] > 4 and not is_wide,
+            }
+            if fits[head]:
+                return [output]
+    return None
+
+
+def _apart_outputs(outputs: Sequence[np.ndarray], *, with_classes: bool) -> list[np.ndarray] | None:
+    """Boxes, scores, and with them classes of outputs of their own, each with a batch as first axis."""
+    boxes = next((output for output in outputs if output.ndim in (2, 3) and output.shape[-1] == 4), None)
+    if boxes is None:
+        return None
+    places = boxes.shape[:-1]
+    rest = [output for output in outputs if output is not boxes]
+    if not with_classes:
+        scores = next((item for item in rest if item.shape[:-1] == places and item.shape[-1] > 0), None)
+        found = [boxes, scores] if scores is not None and len(places) == 2 else None
+        return found
+    flat = [item for item in rest if item.shape == places]
+    classes = next((item for item in flat if item.dtype.kind in "iu"), None)
+    if classes is None and len(flat) == 2:
+        # Classes as floats are whole numbers, and mostly above 1.
+        classes = max(flat, key=lambda item: float(np.abs(item).max(initial=0)))
+    scores = next((item for item in flat if item is not classes and item.dtype.kind == "f"), None)
+    if classes is None or scores is None:
+        return None
+    return [boxes, scores, classes] if len(places) == 2 else [boxes[None], scores[None], classes[None]]
+
+
+def _each_class(boxes: np.ndarray, scores: np.ndarray) -> Raw:
+    """A box for each of its classes, of which the highest scores are kept: ``[boxes, classes]`` scores."""
+    most = min(scores.size, _MOST_CANDIDATES)
+    best = np.argpartition(-scores, most - 1, axis=None)[:most] if most else np.zeros(0, int)
+    place, label = np.unravel_index(np.sort(best), scores.shape)
+    return boxes[place], scores[place, label], label
+
+
+def _yolov5(parts: list[np.ndarray], row: int) -> Raw:
+    found = parts[0][row].astype(np.float32)
+    return _each_class(found[:, :4], found[:, 4:5] * found[:, 5:])
+
+
+def _yolov8(parts: list[np.ndarray], row: int) -> Raw:
+    found = parts[0][row].astype(np.float32)
+    return _each_class(found[:4].T, found[4:].T)
+
+
+def _yolov10(parts: list[np.ndarray], row: int) -> Raw:
+    found = parts[0][row].astype(np.float32)
+    return found[:, :4], found[:, 4], found[:, 5]
+
+
+def _ssd(parts: list[np.ndarray], row: int) -> Raw:
+    boxes, scores, classes = (part[row] for part in parts)
+    return boxes, scores.astype(np.float32), classes
+
+
+def _detr(parts: list[np.ndarray], row: int) -> Raw:
+    logits = np.nan_to_num(parts[1][row].astype(np.float64))
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return _each_class(parts[0][row], (powers / powers.sum(axis=-1, keepdims=True))[:, :-1])
+
+
+def _rtdetr(parts: list[np.ndarray], row: int) -> Raw:
+    boxes, scores = (parts[0][row], parts[1][row]) if len(parts) == 2 else (parts[0][row][:, :4], parts[0][row][:, 4:])
+    scores = np.nan_to_num(scores.astype(np.float64))
+    if scores.min(initial=0) < 0 or scores.max(initial=0) > 1:
+        scores = 1 / (1 + np.exp(-np.clip(scores, -60, 60)))
+    return _each_class(boxes, scores)
+
+
+def _fastestdet(parts: list[np.ndarray], row: int) -> Raw:
+    """Its own decoding: the middle is off its cell by a tanh, the sides are sigmoids, and the score is
+    ``object^0.6 class^0.4`` (github.com/dog-qiuqiu/FastestDet, utils/tool.py, ``handle_preds``)."""
+    found = parts[0][row].astype(np.float64)
+    high, wide = found.shape[1:]
+    y, x = np.mgrid[:high, :wide]
+    sides = 1 / (1 + np.exp(-np.clip(found[3:5], -60, 60)))
+    boxes = np.stack([(x + np.tanh(found[1])) / wide, (y + np.tanh(found[2])) / high, *sides], axis=-1)
+    best = found[5:].argmax(0)
+    scores = np.clip(found[0], 0, 1) ** 0.6 * np.clip(found[5:].max(0), 0, 1) ** 0.4
+    return boxes.reshape(-1, 4), scores.ravel(), best.ravel()
+
+
+_READERS: Mapping[str, Callable[[list[np.ndarray], int], Raw]] = {
+    "yolov5": _yolov5,
+    "yolov8": _yolov8,
+    "yolov10": _yolov10,
+    "ssd": _ssd,
+    "detr": _detr,
+    "rtdetr": _rtdetr,
+    "fastestdet": _fastestdet,
+}

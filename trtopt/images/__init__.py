@@ -1,0 +1,1 @@
+"""Pictures as samples: how they are prepared for a network, read, and labelled."""

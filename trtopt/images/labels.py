@@ -1,0 +1,363 @@
+"""Labels of pictures: folders by class, a CSV, COCO's JSON, YOLO's text files, or pictures (masks, targets)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from trtopt.errors import UsageError
+from trtopt.images.preprocess import Preprocess
+from trtopt.support.files import read_file
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+"""Of the files that are taken for pictures, in lower case."""
+
+MOST_LABEL_BYTES = 1 << 30
+"""Of a CSV or a JSON: COCO's training pictures have 0.5 GB."""
+
+_MOST_BOX_BYTES = 1 << 20
+"""Of a text file of YOLO: more than 10,000 boxes."""
+
+Kind = Literal["class", "value", "boxes", "picture"]
+
+_FILE_NAMES = ("file", "filename", "file_name", "image", "image_id", "path", "name")
+_LABEL_NAMES = ("class_index", "class", "label", "class_id", "category", "target", "value", "score", "y")
+CLASSES_FILE = "classes.txt"
+_REMEDY = "labels are sub-folders by class, a .csv (file, label), COCO's .json, YOLO's .txt, or a folder of pictures"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The pictures that have a label, and their labels.
+
+    Attributes:
+        kind: ``class`` (an index), ``value`` (a number), ``boxes`` or ``picture`` (a mask, or what the network should
+            give).
+        files: The pictures.
+        values: For each of them its index or number; its boxes, FP32 ``[boxes, 6]`` of class, left, upper, right and
+            lower edge as shares of the picture's width and height, and 1 where the box stands for a crowd; or the path
+            of the picture.
+        classes: What the indices stand for, where names say it: sub-folders, names in a CSV, COCO's categories.
+        ids: Of COCO's categories, in their order; a network may give these in place of indices.
+        where: Where the labels are.
+        how: What is done to the pictures, once it is known: boxes, masks and targets go with it
+            (:mod:`trtopt.images.placed`).
+    """
+
+    kind: Kind
+    files: tuple[Path, ...]
+    values: Sequence[int] | Sequence[float] | Sequence[np.ndarray] | Sequence[Path]
+    where: str
+    classes: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+    how: Preprocess | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, part: slice) -> Labels:
+        """Those of some of the pictures."""
+        return replace(self, files=self.files[part], values=self.values[part])
+
+
+def read_labels(folder: Path, files: Sequence[Path], given: Path | None) -> Labels | None:
+    """The labels of the pictures ``files`` in ``folder``; None where there are none.
+
+    Args:
+        folder: Holds the pictures.
+        files: They, in order.
+        given: The value of ``--labels``; None to look in the folder: for one ``.csv``, one ``.json`` of COCO, ``.txt``
+            of YOLO beside the pictures or in ``labels/``, then for sub-folders by class.
+
+    Raises:
+        UsageError: A file of labels cannot be read, does not fit the pictures, or there are several.
+    """
+    if given is not None:
+        return _given(folder, files, given)
+    tables = sorted(item for item in folder.iterdir() if item.suffix.lower() in (".csv", ".json") and item.is_file())
+    if len(tables) > 1:
+        raise _wrong(
+            "There are several files of labels", f"{folder}: {tables[0].name}, {tables[1].name}", "name one: --labels"
+        )
+    if tables:
+        return _table(folder, files, tables[0])
+    boxes = [_beside(file) for file in files]
+    if any(text is not None for text in boxes):
+        return _yolo(files, boxes, str(folder))
+    return _by_folder(folder, files)
+
+
+def _given(folder: Path, files: Sequence[Path], given: Path) -> Labels:
+    if not given.exists():
+        raise _wrong("The labels do not exist", str(given), _REMEDY)
+    if not given.is_dir():
+        return _table(folder, files, given)
+    found: dict[Path, Path] = {}
+    for root, _, names in os.walk(given):
+        for name in sorted(names):
+            item = Path(root, name)
+            if item.suffix.lower() in (*SUFFIXES, ".txt") and item.name != CLASSES_FILE:
+                found.setdefault(item.relative_to(given).with_suffix(""), item)
+    if not found:
+        raise _wrong("The folder of labels holds no picture and no .txt", str(given), _REMEDY)
+    places = [found.get(file.relative_to(folder).with_suffix("")) for file in files]
+    if any(item.suffix.lower() == ".txt" for item in found.values()):
+        return _yolo(files, places, str(given))
+    pairs = [(file, place) for file, place in zip(files, places, strict=True) if place is not None]
+    if not pairs:
+        raise _wrong("No picture there has the name of a picture to verify on", str(given), _REMEDY)
+    return Labels("picture", tuple(file for file, _ in pairs), [place for _, place in pairs], str(given))
+
+
+def _table(folder: Path, files: Sequence[Path], path: Path) -> Labels:
+    content = read_file(path, "The file of labels", MOST_LABEL_BYTES)
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return _coco(folder, files, content, str(path))
+    if suffix == ".csv":
+        return _csv(folder, files, content, path)
+    raise _wrong("The labels are in no known format", str(path), _REMEDY)
+
+
+def _named(folder: Path, files: Sequence[Path]) -> dict[str, Path]:
+    """The pictures by what a table may call them: the path in the folder, and the name where only one has it.
+
+    Names are looked up and never opened: a table cannot name a file outside the folder.
+    """
+    names: dict[str, Path | None] = {}
+    for file in files:
+        for name in {file.name, file.stem}:
+            names[name] = None if name in names else file
+    found = {name: file for name, file in names.items() if file is not None}
+    return {**found, **{file.relative_to(folder).as_posix(): file for file in files}}
+
+
+def _by_folder(folder: Path, files: Sequence[Path]) -> Labels | None:
+    """The class is the first sub-folder: its number where all are numbers, else its place in :data:`CLASSES_FILE`, or
+    in the order of the names."""
+    places = [file.relative_to(folder).parts[:-1] for file in files]
+    if not all(places) or len({place[0] for place in places}) < 2:
+        return None
+    names = sorted({place[0] for place in places})
+    if all(name.isascii() and name.isdecimal() and len(name) < 10 for name in names):
+        return Labels("class", tuple(files), [int(place[0]) for place in places], f"the sub-folders of {folder}")
+    listed = _class_names(folder) or tuple(names)
+    indices = {name: index for index, name in enumerate(listed)}
+    missing = next((name for name in names if name not in indices), None)
+    if missing is not None:
+        raise _wrong(f"The class {missing!r} is not listed", str(folder / CLASSES_FILE), "list every class, one a line")
+    values = [indices[place[0]] for place in places]
+    return Labels("class", tuple(files), values, f"the sub-folders of {folder}", listed)
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    path = folder / CLASSES_FILE
+    if not path.is_file():
+        return ()
+    lines = _text(read_file(path, "The list of classes", _MOST_BOX_BYTES * 16), str(path)).splitlines()
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def _text(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _wrong("The labels are no text in UTF-8", where, "write the file again") from error
+
+
+def _csv(folder: Path, files: Sequence[Path], content: bytes, path: Path) -> Labels:
+    rows = _rows(_text(content, str(path)), str(path))
+    header = [word.strip().lower() for word in rows[0]]
+    columns = [
+        next((header.index(name) for name in names if name in header), None) for names in (_FILE_NAMES, _LABEL_NAMES)
+    ]
+    if columns[0] is not None and columns[1] is not None:
+        first, second, rows = columns[0], columns[1], rows[1:]
+    else:
+        first, second = 0, 1
+        named = _named(folder, files)
+        rows = rows if rows[0][0].strip() in named else rows[1:]
+    found: dict[str, str] = {}
+    for number, row in enumerate(rows, start=2):
+        if len(row) <= max(first, second):
+            raise _wrong(f"Line {number} has {len(row)} values", str(path), "write a file and its label in each line")
+        found[row[first].strip().replace("\\", "/")] = row[second].strip()
+    chosen = _chosen(_named(folder, files), found, str(path))
+    return _of_words(chosen, folder, str(path))
+
+
+def _rows(text: str, where: str) -> list[list[str]]:
+    try:
+        sample = text[:65536]
+        comma = max(",;\t", key=sample.count)
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True) if row]
+    except csv.Error as error:
+        raise _wrong(f"The labels are no CSV: {error}", where, "write a file and its label in each line") from error
+    if not rows or len(rows[0]) < 2:
+        raise _wrong("The file of labels holds no row with a file and a label", where, _REMEDY)
+    return rows
+
+
+def _chosen(named: Mapping[str, Path], found: Mapping[str, str], where: str) -> dict[Path, str]:
+    """Labels by picture, in the order of the pictures. What is listed and is not there is in another folder."""
+    by_file = {named[name]: label for name, label in found.items() if name in named}
+    by_file.update(
+        (named[name.rpartition("/")[2]], label)
+        for name, label in found.items()
+        if name not in named and name.rpartition("/")[2] in named
+    )
+    if not by_file:
+        raise _wrong(
+            "None of the labels is of a picture in the folder",
+            f"{where}, {next(iter(found), 'no line')}",
+            "name the files as they are in the folder of pictures",
+        )
+    return {file: by_file[file] for file in dict.fromkeys(named.values()) if file in by_file}
+
+
+def _of_words(chosen: Mapping[Path, str], folder: Path, where: str) -> Labels:
+    """Labels that are written as words: whole numbers are indices, other numbers values, and names are counted."""
+    words = list(chosen.values())
+    files = tuple(chosen)
+    numbers = [_number(word) for word in words]
+    if all(number is not None for number in numbers):
+        values = [float(number) for number in numbers if number is not None]
+        if all(word.lstrip("+-").isdecimal() for word in words):
+            return Labels("class", files, [int(value) for value in values], where)
+        return Labels("value", files, values, where)
+    listed = _class_names(folder) or tuple(sorted(set(words)))
+    indices = {name: index for index, name in enumerate(listed)}
+    missing = next((word for word in words if word not in indices), None)
+    if missing is not None:
+        raise _wrong(f"The class {missing!r:.60} is not listed", str(folder / CLASSES_FILE), "list every class")
+    return Labels("class", files, [indices[word] for word in words], where, listed)
+
+
+def _number(word: str) -> float | None:
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and abs(value) < 1e9 else None
+
+
+class _Image(msgspec.Struct):
+    id: int | str
+    file_name: str
+    width: float
+    height: float
+
+
+class _Annotation(msgspec.Struct):
+    image_id: int | str
+    category_id: int
+    bbox: tuple[float, float, float, float]
+    iscrowd: int = 0
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str = ""
+
+
+class _Coco(msgspec.Struct):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+def _coco(folder: Path, files: Sequence[Path], content: bytes, where: str) -> Labels:
+    try:
+        data = msgspec.json.decode(content, type=_Coco)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise _wrong(
+            f"The labels are no JSON of COCO: {' '.join(str(error).split())[:200]}",
+            where,
+            "write images (id, file_name, width, height), annotations (image_id, category_id, bbox) and categories",
+        ) from error
+    categories = sorted({item.id: item.name for item in data.categories}.items())
+    classes = {identity: index for index, (identity, _) in enumerate(categories)}
+    rows: dict[int | str, list[tuple[float, ...]]] = {item.id: [] for item in data.images}
+    sizes = {item.id: (item.width, item.height) for item in data.images}
+    for item in data.annotations:
+        if item.category_id not in classes or item.image_id not in rows:
+            what = f"An annotation has the category {item.category_id} and the image {item.image_id!r:.40}"
+            raise _wrong(f"{what}, which the file does not list", where, "list all categories and images")
+        width, height = sizes[item.image_id]
+        if width <= 0 or height <= 0:
+            raise _wrong(f"The image {item.image_id!r:.40} has no size", where, "give width and height in pixels")
+        left, upper, wide, high = item.bbox
+        box = (left / width, upper / height, (left + wide) / width, (upper + high) / height)
+        rows[item.image_id].append((classes[item.category_id], *box, float(item.iscrowd != 0)))
+    named = _named(folder, files)
+    by_file: dict[Path, list[tuple[float, ...]]] = {}
+    for image in data.images:
+        file = named.get(image.file_name) or named.get(image.file_name.rpartition("/")[2])
+        if file is not None:
+            by_file[file] = rows[image.id]
+    if not by_file:
+        raise _wrong(
+            "None of the labels is of a picture in the folder", where, "give the folder that the file_name are in"
+        )
+    chosen = tuple(file for file in files if file in by_file)
+    names, ids = tuple(name for _, name in categories), tuple(identity for identity, _ in categories)
+    return Labels("boxes", chosen, [_boxes(by_file[file], where) for file in chosen], where, names, ids)
+
+
+def _beside(file: Path) -> Path | None:
+    """YOLO's text file of a picture: beside it, in ``labels/`` beside it, or in ``labels`` where its path has
+    ``images``."""
+    places = [file.with_suffix(".txt"), file.parent / "labels" / f"{file.stem}.txt"]
+    parts = list(file.parts)
+    if "images" in parts[:-1]:
+        parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
+        places.append(Path(*parts).with_suffix(".txt"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def _yolo(files: Sequence[Path], places: Iterable[Path | None], where: str) -> Labels:
+    """Boxes of text files: ``class x y width height`` in each line, of the middle, as shares of the picture; more pairs
+    are the corners of a polygon. A picture without a file has no box."""
+    values = [np.zeros((0, 6), np.float32) if place is None else _yolo_boxes(place) for place in places]
+    return Labels("boxes", tuple(files), values, where)
+
+
+def _yolo_boxes(path: Path) -> np.ndarray:
+    text = _text(read_file(path, "The file of boxes", _MOST_BOX_BYTES), str(path))
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words:
+            continue
+        values = [_number(word) for word in words]
+        numbers = [value for value in values if value is not None]
+        if len(numbers) < len(words) or len(numbers) < 5 or len(numbers) % 2 == 0 or numbers[0] % 1 or numbers[0] < 0:
+            raise _wrong("A box is no class and four shares", f"{path}, line {number}", "write class x y width height")
+        if len(numbers) == 5:
+            label, x, y, width, height = numbers
+            rows.append((label, x - width / 2, y - height / 2, x + width / 2, y + height / 2, 0.0))
+        else:
+            xs, ys = numbers[1::2], numbers[2::2]
+            rows.append((numbers[0], min(xs), min(ys), max(xs), max(ys), 0.0))
+    return _boxes(rows, str(path))
+
+
+def _boxes(rows: Sequence[tuple[float, ...]], where: str) -> np.ndarray:
+    found = np.array(rows, np.float64).reshape(-1, 6)
+    corners = found[:, 1:5]
+    if not np.isfinite(corners).all() or (np.abs(corners) > 16).any() or (corners[:, 2:] < corners[:, :2]).any():
+        raise _wrong("A box is far outside its picture, or has a negative side", where, "correct that box")
+    return found.astype(np.float32)
+
+
+def _wrong(what: str, where: str, remedy: str) -> UsageError:
+    return UsageError(what, where=where, remedy=remedy)
