@@ -144,6 +144,8 @@ ROWS = (
     Row("polygraphy", None, "kept", False),
     Row("save_onnx", None, "o.onnx", False),
     Row("report", None, "r.json", False),
+    Row("html", None, "r.html", False),
+    Row("markdown", None, "r.md", False),
     Row("export_layer_info", None, "l.json", False),
 )
 

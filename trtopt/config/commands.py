@@ -11,6 +11,7 @@ from trtopt.config.base import (
     CALIB_METHODS,
     FILES,
     HTML_HELP,
+    MARKDOWN_HELP,
     METRICS,
     PRECISION,
     REPORT_HELP,
@@ -223,6 +224,8 @@ class BuildConfig(Config):
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )
     report: str | None = file_field(REPORT_HELP)
+    html: str | None = file_field(HTML_HELP)
+    markdown: str | None = file_field(MARKDOWN_HELP)
     export_layer_info: str | None = file_field("write the engine's fused layers as JSON")
 
     @property
@@ -432,7 +435,7 @@ class ProfileConfig(Config):
     )
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
-    markdown: str | None = file_field("write the report as Markdown, for a pull request")
+    markdown: str | None = file_field(MARKDOWN_HELP)
     trace: str | None = file_field("write the layers as a trace for chrome://tracing or Perfetto")
 
     def __post_init__(self) -> None:

@@ -265,7 +265,7 @@ MOST_JOBS = 100_000
 _FORMAT = 1
 """Of the key: another one makes every job new."""
 
-_OF_THE_STORE = ("output", "report", "save_onnx", "export_layer_info", "timing_cache", "sign")
+_OF_THE_STORE = ("output", "report", "html", "markdown", "save_onnx", "export_layer_info", "timing_cache", "sign")
 """Options that name files of one build: in a sweep, the store keeps them; a private key does not travel."""
 
 

@@ -44,6 +44,7 @@ from trtopt.precision.observe.pictures import PictureOptions, PictureSamples, fi
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
@@ -148,12 +149,14 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     Raises:
         UsageError: Options contradict one another, or a file cannot be read or written.
         TargetError: The target cannot do what is asked for.
-        MissingDependencyError: The compiler is not installed, or what signs.
+        MissingDependencyError: The compiler is not installed, or what signs; for a page, Jinja2.
     """
     target = _target(config, make_engine)
     if config.gpu is None and probe().gpu is not None and probe().reason:
         clock.warn("gpu", probe().reason)
     outputs = _outputs(path, config, target.backend, make_engine)
+    if config.html is not None:
+        check_html()
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
     _check_epcontext(config, outputs, make_engine)
@@ -195,7 +198,8 @@ def _target(config: BuildConfig, make_engine: bool) -> BuildTarget:
 
 
 def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: bool) -> Outputs:
-    files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
+    files: dict[str, str | Path | None] = {name: getattr(config, name) for name in ("report", "html", "markdown")}
+    files["layers"] = config.export_layer_info
     if make_engine:
         made = path.parent.name.startswith(TEMPORARY)  # of a module that code makes: it lies in no folder of the user's
         engine = Path(config.output or (Path(path.name) if made else path).with_suffix(backend.suffix))

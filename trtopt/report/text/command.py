@@ -12,7 +12,7 @@ from trtopt.config.words import command_words
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.format import visible
 
-_CHECKED = ("report", "polygraphy", "export_layer_info", "sign")
+_CHECKED = ("report", "html", "markdown", "polygraphy", "export_layer_info", "sign")
 """Options that a line to try leaves out: what they write is of the build that was done."""
 
 
