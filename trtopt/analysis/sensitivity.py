@@ -31,6 +31,7 @@ from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.pictures import with_preprocess
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.precision.observe.stream import Samples
@@ -219,6 +220,8 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     samples = open_samples(SYNTHETIC if given is None else given, loaded.inputs, values=input_values(loaded.model))
     given = config.eval if eval_samples is None else eval_samples
     check = samples if given is None else open_samples(given, loaded.inputs)
+    for pictures in dict.fromkeys((samples, check)):
+        with_preprocess(pictures, None, None, loaded.model, clock)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)
     seconds = {name: round(value, 4) for name, value in clock.seconds.items()}
     return dataclasses.replace(found, seconds=seconds, warnings=tuple(clock.warnings))
