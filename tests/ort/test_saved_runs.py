@@ -211,7 +211,6 @@ def test_the_report_says_how_fp8_products_in_fp32_load(dtype: str, refused: bool
     ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-
 @pytest.mark.long
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the models are not here")
 @pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
