@@ -11,9 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from trtopt.accuracy.boxes import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
-from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor
+from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
@@ -152,6 +153,8 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
     registry.select(config.recipes)
+    if config.boxes is not None:
+        parse_boxes(config.boxes)
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
     _check_precision(precision, target, config, clock)
@@ -404,16 +407,19 @@ def _samples(
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
         return made() if is_made else open_samples(source, loaded.inputs, pictures=pictures)
 
-    pictures = PictureOptions(
-        config.preprocess, None if config.labels is None else Path(config.labels), config.skip_bad
-    )
+    labels = None if config.labels is None else Path(config.labels)
+    pictures = PictureOptions(config.preprocess, labels, skip_bad=config.skip_bad)
     check = None if sources.eval is None else read(sources.eval)
     if check is not None:
         # What was found of these, whose labels say more, holds for the others; --labels is of these.
         check = with_preprocess(check, sources.metric, config.boxes, loaded.model, clock)
         how = check.how if isinstance(check, PictureSamples) else config.preprocess
-        pictures = replace(pictures, preprocess=how, labels=None)
+        pictures = replace(pictures, preprocess=how, labels=None, is_labelled=False)
     samples = read(sources.calib)
+    if not any(isinstance(item, PictureSamples) for item in (samples, check)):
+        for name in ("preprocess", "labels", "skip_bad"):
+            if getattr(config, name):
+                clock.warn("samples", f"{flag(name)} has no effect: the samples are no pictures")
     samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
     if check is not None:
         return samples, check, "eval"
