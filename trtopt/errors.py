@@ -103,6 +103,10 @@ class EngineBuildError(TrtoptError):
     exit_code = 6
 
 
+class LayerListError(EngineBuildError):
+    """The engine is built, and what it says of its layers is not understood."""
+
+
 class GateError(TrtoptError):
     """An accuracy, precision or size gate failed."""
 

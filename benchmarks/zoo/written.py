@@ -67,16 +67,23 @@ class YoloV8(nn.Module):
         )
         self.register_buffer("places", torch.arange(bins, dtype=torch.float32).view(1, 1, bins, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def deepest(self, x: torch.Tensor) -> torch.Tensor:
+        """The coarsest level of the backbone."""
+        return self.p5(x)
+
+    def levels(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Features at strides 8, 16 and 32."""
         p3 = self.p3(self.stem(x))
         p4 = self.p4(p3)
-        p5 = self.p5(p4)
+        p5 = self.deepest(p4)
         n4 = self.up4(torch.cat([functional.interpolate(p5, scale_factor=2.0), p4], 1))
         n3 = self.up3(torch.cat([functional.interpolate(n4, scale_factor=2.0), p3], 1))
         n4 = self.out4(torch.cat([self.down3(n3), n4], 1))
-        n5 = self.out5(torch.cat([self.down4(n4), p5], 1))
+        return n3, n4, self.out5(torch.cat([self.down4(n4), p5], 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         boxes, scores, centres, strides = [], [], [], []
-        for index, level in enumerate((n3, n4, n5)):
+        for index, level in enumerate(self.levels(x)):
             boxes.append(self.boxes[index](level).flatten(2))
             scores.append(self.scores[index](level).flatten(2))
             height, width = level.shape[-2:]

@@ -29,7 +29,7 @@ RECIPES_MAY_IMPORT = ("rewrite", "graph", "support", "report", "errors")
 
 HEAVY = frozenset(
     "torch torchvision tensorrt tensorrt_rtx onnxruntime polygraphy sklearn scipy".split()
-    + "plotly jinja2 ray cryptography PIL pycocotools".split()
+    + "jinja2 ray cryptography PIL pycocotools".split()
 )
 LIGHT_ROOMS = ("__init__", "__main__", "config", "errors", "events", "cli")
 LIGHT_MODULES = {f"trtopt.support.{name}" for name in ("files", "_lazy", "_script", "limits", "version", "words")}

@@ -296,10 +296,9 @@ def test_the_page_shows_the_roof_of_the_l2(tmp_path: Path) -> None:
     assert f"L2: {rate:,.0f} GB" in (tmp_path / "m.html").read_text(encoding="utf-8")
 
 
-def test_without_plotly_the_page_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jinja_the_page_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_small(tmp_path, batch=4)
-    for name in ("plotly", "plotly.io"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     seen: list[Event] = []
     with pytest.raises(MissingDependencyError) as caught:
         package.analyze(path, gpu="L4", html=tmp_path / "m.html", on_event=seen.append)
@@ -317,7 +316,7 @@ def test_the_options_of_another_command_are_refused() -> None:
 
 def test_the_page_has_each_option_once() -> None:
     rows = re.findall(r"^\| `(--[\w-]+)[^`]*` \|", PAGE, flags=re.MULTILINE)
-    names = [flag(name) for name in options(AnalyzeConfig)] + ["--config", "--json", "--verbose"]
+    names = [flag(name) for name in options(AnalyzeConfig)] + ["--config", "--json", "--verbose", "--quiet"]
     assert sorted(rows) == sorted(names)
 
 

@@ -61,9 +61,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_int8_engine_is_built_and_reported(trtopt: Run, folder: Path) -> None:
-    done = trtopt("build", "model.onnx", *INT8[:2], "--calib", "calib.npz", "--report", "r.json")
+    done = trtopt("build", "model.onnx", *INT8[:2], "--calib", "calib.npz", "--report", "r.json", "--verbose")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
+    assert done.stdout.startswith("INT8 on L4, TensorRT for RTX: ")
     data = (folder / "model.rtx.engine").read_bytes()
     assert read_header(data).bytes == len(data)
     report = json.loads((folder / "r.json").read_text())
@@ -97,7 +97,8 @@ def test_without_samples_the_warning_is_loud_on_both_streams(trtopt: Run, folder
     done = trtopt("build", "model.onnx", *INT8)
     assert done.returncode == 0, done.stderr
     assert "SYNTHETIC" in done.stderr
-    assert "SYNTHETIC" in done.stdout
+    assert "RANDOM data" in done.stdout and "--calib samples.npz" in done.stdout
+    assert "SYNTHETIC" not in done.stdout, "no warning twice"
 
 
 def test_json_is_all_there_is_on_stdout(trtopt: Run, folder: Path) -> None:
@@ -160,6 +161,7 @@ def test_a_command_line_of_trtexec_works(trtopt: Run, folder: Path) -> None:
         "--builderOptimizationLevel=5",
         "--skipInference",
         "--exportLayerInfo=layers.json",
+        "--verbose",
     )
     assert done.returncode == 0, done.stderr
     assert "note: --skipInference has no effect" in done.stderr
@@ -182,7 +184,7 @@ def test_optimize_writes_a_model_that_onnx_runtime_loads(trtopt: Run, folder: Pa
 def test_optimize_keeps_the_types_unless_one_is_asked_for(trtopt: Run, folder: Path) -> None:
     done = trtopt("optimize", "model.onnx", "-o", "out.onnx")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Optimized ONNX model")
+    assert done.stdout.startswith("ONNX model for TensorRT for RTX on L4, types as they are: ")
     assert "written   out.onnx" in done.stdout
     types = {tensor.data_type for tensor in onnx.load(folder / "out.onnx").graph.initializer}
     assert onnx.TensorProto.FLOAT16 not in types

@@ -104,6 +104,10 @@ def test_a_reference_is_what_gates_judge_against(trtopt: Run, folder: Path) -> N
     found = trtopt(*OPTIMIZE, "--eval", "inputs.json", "--reference", "outputs.json", "--min-sqnr-db", "20")
     assert found.returncode == 7
     assert "SQNR" in found.stderr and not (folder / "m.onnx").exists()
+    (folder / "report.json").write_text(found.stdout)
+    checked = trtopt("check", "report.json", "--max-accuracy-drop", "0.01")
+    assert checked.returncode == 7
+    assert "with the recorded outputs" in checked.stdout and "FP32" not in checked.stdout
 
 
 @pytest.mark.parametrize(

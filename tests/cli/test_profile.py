@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from small_models import save_external, save_small
 
 import trtopt as trtopt_package
 from trtopt.engine.backend import is_engine
 from trtopt.errors import UsageError
+from trtopt.precision.observe.polygraphy import read_outputs
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -126,6 +129,29 @@ def test_every_node_is_timed_on_the_cpu(trtopt: Run, tmp_path: Path) -> None:
     assert "trtopt.build" not in done.stdout and "rank correlation" in done.stdout
 
 
+def test_a_model_runs_on_the_values_of_a_file_at_their_shapes(trtopt: Run, tmp_path: Path) -> None:
+    """Nothing else says the lengths of ``x``; the values of ``s`` decide the shape of the output."""
+    body = "g (float[N,L] x, int64[2] s) => (float[A,B] y) {r = Relu(x) y = Reshape(r, s)}"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {body}'), tmp_path / "m.onnx")
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.savez(tmp_path / "in.npz", x=x, s=np.array([2, 6]))
+    run = ("profile", "m.onnx", "--backend", "onnxruntime", "--polygraphy", "kept")
+    done = trtopt(*run, "--load-inputs", "in.npz")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(read_outputs(tmp_path / "kept" / "outputs.json")[1][0]["y"], x.reshape(2, 6))
+    done = trtopt(*run, "--shapes", "x:3x4,s:6x2")
+    assert done.returncode == 0, done.stderr
+    assert read_outputs(tmp_path / "kept" / "outputs.json")[1][0]["y"].shape == (6, 2)
+    (tmp_path / "x.bin").write_bytes(x.tobytes())
+    for arguments, why in (
+        (("--load-inputs", "x:x.bin"), "values without a shape"),
+        (("--load-inputs", "in.npz", "--shapes", "x:4x3"), "--shapes says [4, 3]"),
+        (("--load-inputs", "in.npz", "--shapes", "s:3x4"), "are in --shapes and in a file"),
+    ):
+        done = trtopt(*run, *arguments)
+        assert done.returncode == 2 and why in done.stderr, done.stderr
+
+
 def test_the_model_of_an_engine_names_its_modules(trtopt: Run, folder: Path) -> None:
     save_small(folder, "other.onnx")
     done = trtopt("profile", "other.onnx", *FILES, "--gpu", "A100")
@@ -147,6 +173,7 @@ def test_the_model_of_an_engine_names_its_modules(trtopt: Run, folder: Path) -> 
         (("--layer-info", "profile.json", "--layer-profile", "layers.json", "--gpu", "A100"), 2, "profile.json"),
         ((*FILES, "--gpu", "A100", "--report", "layers.json"), 2, "would overwrite"),
         ((*FILES, "--gpu", "A100", "--export-times", "t.json"), 2, "No engine is timed"),
+        ((*FILES, "--gpu", "A100", "--load-inputs", "x.npz"), 2, "were measured already"),
         ((*FILES, "--gpu", "A100", "--iterations", "0"), 2, "give a whole number from 1"),
         (("--inf-streams", "1.5"), 2, "give a whole number from 1 to 64"),
         (("--duration", "-1"), 2, "give a number from 0"),

@@ -14,7 +14,7 @@ import pytest
 from declared import TABLES, read_table
 from extract import of_tensorrt
 from machine import RELEASES, Machine
-from plans import KINDS, Kind
+from plans import KINDS
 
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend, RuntimeOptions, identify
 from trtopt.engine.manifest import VerifiedEngine
@@ -65,23 +65,7 @@ def test_a_session_runs_it(machine: Machine, name: str) -> None:
     kind = KINDS[name]
     with EngineSession(machine.engine(kind.plan), backend_of(machine)) as session:
         for feeds, expected in [*kind.calls, *reversed(kind.calls)]:
-            if outside_of_first_profile(kind, feeds):
-                with pytest.raises(UsageError, match="outside"):
-                    session.run(feeds)
-                continue
             check(dict(zip(session.output_names, session.run(feeds), strict=True)), expected)
-
-
-def outside_of_first_profile(kind: Kind, feeds: Mapping[str, np.ndarray]) -> bool:
-    """Whether a call needs another optimization profile than the first, which sessions use."""
-    return any(
-        not all(
-            a <= b <= c
-            for a, b, c in zip(item.profiles[0][0], feeds[item.name].shape, item.profiles[0][2], strict=True)
-        )
-        for item in kind.plan.tensors
-        if item.is_input and item.profiles and not item.on_host
-    )
 
 
 @every_case

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from machine import Machine
-from plans import doubling, formatted, kept_cache
+from plans import doubling, formatted, kept_cache, two_profiles
 
 from trtopt.engine import native_log
 from trtopt.engine.backend import TENSORRT, EngineHeader, RuntimeOptions
@@ -24,6 +25,9 @@ from trtopt.engine.loaded import LoadedEngine
 from trtopt.engine.manifest import VerifiedEngine, runtime_options
 from trtopt.engine.run import EngineSession, why_not_run
 from trtopt.errors import EngineBuildError, IntegrityError, TargetError, UsageError
+from trtopt.graph.artifact import InputSpec
+from trtopt.pipeline.verify import Verification, engine_of
+from trtopt.precision.observe.samples import open_samples
 from trtopt.profiling.inference import TimedEngine
 from trtopt.report.schema.manifest import FileHash
 from trtopt.serve.gpu import WARM_UPS, GpuRunner
@@ -164,7 +168,7 @@ def test_a_folder_of_cuda_without_bindings_is_not_cuda_python(
     for name in ("cuda.bindings", "cuda.bindings.runtime"):
         monkeypatch.delitem(sys.modules, name)
     assert "cuda-python" in why_not_run(TENSORRT)
-    monkeypatch.delitem(sys.modules, "cuda")
+    monkeypatch.setitem(sys.modules, "cuda", None)  # no such package, whatever is installed here
     assert "cuda-python" in why_not_run(TENSORRT)
 
 
@@ -246,12 +250,13 @@ def test_a_library_must_be_one_that_the_engine_was_built_with(machine: Machine, 
         runtime_options(engine, [library])
 
 
-@pytest.mark.parametrize(("budget", "resident"), [(0, 0), (300, 300), ("auto", 250)])
-def test_a_weight_budget_is_set_before_there_is_a_context(machine: Machine, budget: int, resident: int) -> None:
+@pytest.mark.parametrize(("budget", "resident"), [(0, 0), (300, 300), ("auto", 250), (1 << 70, None)])
+def test_a_weight_budget_is_set_before_there_is_a_context(machine: Machine, budget: int, resident: int | None) -> None:
     data = machine.engine(doubling(streamable=1000))
     with TimedEngine(data, TENSORRT, RuntimeOptions(weight_budget=budget)) as session:
         found = session.weight_streaming()
-        assert found == {"streamable_bytes": 1000, "resident_bytes": resident, "scratch_bytes": 16}
+        kept = {"streamable_bytes": 1000, "resident_bytes": resident, "scratch_bytes": 16}
+        assert found == (None if resident is None else kept)  # more than there is streams nothing
     with TimedEngine(data, TENSORRT) as session:
         assert session.weight_streaming() is None
 
@@ -264,3 +269,26 @@ def test_a_weight_budget_for_an_engine_that_streams_nothing_is_refused(machine: 
 def test_a_session_takes_memory_for_activations(machine: Machine) -> None:
     with EngineSession(machine.engine(doubling()), TENSORRT):
         assert machine.contexts == ["STATIC"]
+
+
+def test_an_engine_is_timed_in_the_profile_that_takes_its_inputs(machine: Machine) -> None:
+    with TimedEngine(machine.engine(two_profiles()), TENSORRT, graph=True, streams=2) as timed:
+        timed.prepare({"x": np.zeros((9, 3, 2, 2), np.float32)})
+        timed.busy(2)
+        with pytest.raises(UsageError, match=r"\[1, 3, 2, 2\] to \[4, 3, 2, 2\]; \[5, 3, 2, 2\] to \[16, 3, 2, 2\]"):
+            timed.prepare({"x": np.zeros((17, 3, 2, 2), np.float32)})
+    assert not machine.left()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 16, 20])
+def test_an_engine_is_verified_on_any_number_of_rows(machine: Machine, rows: int) -> None:
+    """Its profiles take 5 to 16."""
+    plan = two_profiles()
+    tensors = (replace(plan.tensors[0], profiles=plan.tensors[0].profiles[1:]), plan.tensors[1])
+    data = machine.engine(replace(plan, tensors=tensors))
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[N,3,2,2] x) => (float[N,3,2,2] y) {y = Add(x, x)}'
+    model, x = ir.from_onnx_text(text), np.arange(12 * rows, dtype=np.float32).reshape(rows, 3, 2, 2)
+    samples = open_samples({"x": x}, [InputSpec("x", np.dtype(np.float32), ("N", 3, 2, 2))])
+    job = Verification(model, model, samples, "eval", None, tensors=False)
+    with engine_of(job, data, TENSORRT, RuntimeOptions()) as runner:
+        np.testing.assert_array_equal(runner.run({"x": x})[0], 2 * x)

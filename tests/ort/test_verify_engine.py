@@ -11,7 +11,8 @@ import pytest
 from trtopt.accuracy.metric import Run, gate, load_metric, python_metric
 from trtopt.config.budget import AccuracyBudget
 from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
-from trtopt.errors import UsageError
+from trtopt.engine.profiles import Profiles
+from trtopt.errors import TargetError, TrtoptError, UsageError
 from trtopt.events import ignore
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline import verify as verification
@@ -30,6 +31,8 @@ LABELS = np.array([1, 2, 0, 2])
 class Engine(OrtSession):
     """What ONNX Runtime makes of another graph than the one that was verified, for batches of one."""
 
+    profiles: Profiles = {}  # noqa: RUF012
+
     def __init__(self, data: bytes, backend: object, options: RuntimeOptions) -> None:
         super().__init__(ir.from_onnx_text(data.decode()))
 
@@ -41,9 +44,11 @@ class Engine(OrtSession):
         return super().run(feeds)
 
 
-def verified(monkeypatch: pytest.MonkeyPatch, metric: object, clock: Clock) -> AccuracyRecord:
+def verified(
+    monkeypatch: pytest.MonkeyPatch, metric: object, clock: Clock, engine: type[Engine] = Engine
+) -> AccuracyRecord:
     """The record of a graph that equals the model, and of an engine that negates."""
-    monkeypatch.setattr(verification, "EngineSession", Engine)
+    monkeypatch.setattr(verification, "EngineSession", engine)
     monkeypatch.setattr(verification, "can_run", lambda backend, data: True)
     model = ir.from_onnx_text(PLAIN)
     samples = open_samples({"x": SCORES, "__labels__": LABELS}, [InputSpec("x", np.dtype(np.float32), ("N", 3))])
@@ -86,6 +91,32 @@ def test_a_metric_that_the_engine_cannot_run_leaves_the_drop_to_its_outputs(monk
     (warning,) = clock.warnings
     assert "cannot be measured on the engine" in warning and "outside of the engine's profile" in warning
     assert record.product_metric is record.metric, "the graph's is what there is"
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_at_once"),
+    [
+        (UsageError("outside of what the engine was built for", where="x", remedy="widen"), False),
+        (TargetError("out of memory", where="here", remedy="free some"), True),
+    ],
+)
+def test_an_engine_that_cannot_be_run_on_the_samples_is_delivered_unverified(
+    raised: TrtoptError, is_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Engine):
+        def __init__(self, data: bytes, backend: object, options: RuntimeOptions) -> None:
+            if is_at_once:
+                raise raised
+            super().__init__(data, backend, options)
+
+        def run(self, feeds: Feeds) -> list[np.ndarray]:
+            raise raised
+
+    clock = Clock(ignore)
+    record = verified(monkeypatch, "top1", clock, Refusing)
+    assert record.verified == "onnx-only" and record.engine is None and not gate(record, AccuracyBudget(0.01))
+    (warning,) = clock.warnings
+    assert f"not verified: {raised.what}" in warning
 
 
 def test_a_metric_that_fails_on_the_engine_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,9 +384,8 @@ def test_weight_streaming_builds(tmp_path: Path) -> None:
 def test_a_plugin_library_that_does_not_load_is_named(tmp_path: Path) -> None:
     library = tmp_path / "libnone.so"
     library.write_bytes(b"not a library")
-    with pytest.raises((UsageError, EngineBuildError)) as caught:
+    with pytest.raises(UsageError, match=r"cannot be loaded: Unable to load library: .*file too short\n") as caught:
         build_engine(request(conv_net(), tmp_path, plugins=(library,)))
-    assert isinstance(caught.value, UsageError)
     assert str(library) in caught.value.where
     with pytest.raises(UsageError, match="no such plugin library"):
         build_engine(request(conv_net(), tmp_path, plugins=(tmp_path / "missing.so",)))

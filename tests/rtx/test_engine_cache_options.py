@@ -53,7 +53,7 @@ class Row:
         first: One value.
         second: The other.
         changes: Whether the engines differ.
-        base: The other options.
+        base: The other options, and the ``model`` where it is another.
     """
 
     option: str
@@ -77,10 +77,12 @@ ROWS = (
     Row("calib_method", "max", "mse", False),
     Row("calib_cache", None, "statistics.calib", False, INT8),
     Row("eval", None, OTHERS, False),
+    Row("steps", None, 8.0, False),
     Row("reference", None, "outputs.json", False, {**FAST, "eval": OTHERS}),
     Row("metric", None, "sqnr", False),
     Row("preprocess", None, "imagenet", False),  # of pictures, and these samples are none
     Row("labels", None, OTHERS, False),
+    Row("preprocess_in_engine", False, True, True, {**FAST, "model": "rgb.onnx", "preprocess": "imagenet,crop=16"}),
     Row("skip_bad", False, True, False),
     Row("boxes", None, "yolov8", False),
     Row("max_accuracy_drop", None, 0.9, False, {**FAST, "metric": "agreement"}),
@@ -91,6 +93,9 @@ ROWS = (
     Row("allow_accuracy_loss", False, True, False),
     Row("compare_tensors", False, True, False),
     Row("keep_all_int8", False, True, True, {**INT8, "calib": SAMPLES}),  # too small a network to gain by INT8
+    Row("weights", None, "int4", False),  # nor by narrow weights
+    Row("weight_block", None, "32", False, {**FAST, "weights": "int4"}),
+    Row("keep_all_weights", False, True, False, {**FAST, "weights": "int4"}),  # it has no product whose weight is large
     Row("sparse", False, True, False, {**FAST, "calib": SAMPLES}),  # nor by 2:4
     Row("sparse_all", False, True, True, {**FAST, "calib": SAMPLES, "allow_accuracy_loss": True}),
     Row("recipes", "none", "all", True),
@@ -111,6 +116,8 @@ ROWS = (
         True,
         {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}},
     ),
+    Row("batches", (8,), (1, 8), True),
+    Row("shape_histogram", None, "requests.txt", True),
     Row("keep_dynamic", False, True, True, {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}}),
     Row("io", (), ("x:fp16:chw",), True),
     Row("io", ("x:fp16:chw",), ("x:fp16:hwc8",), True),
@@ -128,12 +135,18 @@ ROWS = (
     Row("cache_dir", None, "another-cache", False),
     Row("cache_gb", None, 1.0, False),
     Row("no_cache", False, True, False),
+    Row("epcontext", None, "context.onnx", False),
+    Row("epcontext_embed", False, True, False, {**FAST, "epcontext": "context.onnx"}),
     Row("sign", None, "key.pem", False),
     Row("polygraphy", None, "kept", False),
     Row("save_onnx", None, "o.onnx", False),
     Row("report", None, "r.json", False),
     Row("export_layer_info", None, "l.json", False),
 )
+
+
+EXPORT = {"inputs", "dynamic"}
+"""Options of a PyTorch module that is exported first: they make another model."""
 
 
 class _ReachedError(Exception):
@@ -157,8 +170,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         weights = rng.standard_normal(shape).astype(np.float32) / 10
         proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
     onnx.save(proto, path / "net.onnx")
+    rgb = onnx.parser.parse_model(NET.replace("N, 16, 16, 16", "N, 3, 16, 16"))
+    for name, shape in {"w1": (32, 3, 3, 3), "w2": (32, 32)}.items():
+        rgb.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    onnx.save(rgb, path / "rgb.onnx")
     np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
+    (path / "requests.txt").write_text("x:2x16x16x16 5\nx:4x16x16x16\n")
     write_outputs(path / "outputs.json", "another", [{"y": rng.standard_normal((4, 32)).astype(np.float32)}])
     if importlib.util.find_spec("cryptography") is not None:
         write_key(path / "key.pem")
@@ -183,7 +201,8 @@ def key(folder: Path) -> Callable[[dict[str, Any]], str]:
         if name not in found:
             with pytest.MonkeyPatch.context() as patch, pytest.raises(_ReachedError) as reached:
                 patch.setattr(compile, "build_engine", capture)
-                trtopt.build("net.onnx", **options)
+                others = dict(options)
+                trtopt.build(others.pop("model", "net.onnx"), **others)
             found[name] = str(reached.value)
         return found[name]
 
@@ -202,7 +221,7 @@ def test_an_option_changes_the_key_or_not(key: Callable[[dict[str, Any]], str], 
 
 
 def test_no_option_is_left_out() -> None:
-    assert {row.option for row in ROWS} == set(vars(BuildConfig()))
+    assert {row.option for row in ROWS} | EXPORT == set(vars(BuildConfig()))
 
 
 def test_the_file_of_the_model_does_not_matter_but_its_content(

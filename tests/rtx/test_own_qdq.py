@@ -65,7 +65,7 @@ def shown(report: BuildReport) -> str:
     from rich.console import Console
 
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(view(report))
+    console.print(view(report, verbose=True))
     return console.export_text()
 
 

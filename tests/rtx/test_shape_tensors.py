@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,14 @@ import onnx.parser
 import pytest
 
 import trtopt
+from trtopt.analysis import profile
+from trtopt.config import ShapeMap
+from trtopt.engine.manifest import VerifiedEngine
 from trtopt.errors import EngineBuildError
+from trtopt.hardware.probe import Probe
+from trtopt.hardware.spec import find_gpu
+from trtopt.profiling import gpu
+from trtopt.report.schema.manifest import ShapeRange
 
 pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
 
@@ -66,3 +74,28 @@ def test_without_values_the_remedy_names_the_input_and_the_options(tmp_path: Pat
     with pytest.raises(EngineBuildError, match="'s' as a shape") as caught:
         trtopt.build(saved(TOP_K, tmp_path), gpu="L4", calib={"x": X, "s": K}, output=str(tmp_path / "m.rtx.engine"))
     assert "--opt-shapes s:N " in caught.value.remedy
+
+
+class _BuiltError(Exception):
+    """Carries an engine that was about to be measured."""
+
+
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_a_model_that_is_profiled_is_built_at_what_it_is_run_on(
+    is_in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU, up to where it would be measured. Without the values of ``s`` there is no engine."""
+
+    def measure(engine: VerifiedEngine, shapes: ShapeMap, *, inputs: str | None, **_: object) -> None:
+        raise _BuiltError(engine, shapes, inputs)
+
+    monkeypatch.setattr(profile, "probe", lambda: Probe(find_gpu("L4"), "NVIDIA L4"))
+    monkeypatch.setattr(gpu, "measure_engine", measure)
+    file, asked = str(tmp_path / "in.npz"), {"x": (3, 8), "s": (6, 4)}
+    np.savez(file, x=np.ones((3, 8), np.float32), s=np.array([6, 4]))
+    run = functools.partial(trtopt.profile, saved(RESHAPE, tmp_path), backend="tensorrt-rtx")
+    with pytest.raises(_BuiltError) as caught:
+        run(load_inputs=file) if is_in_file else run(shapes=(asked,))
+    engine, shapes, inputs = caught.value.args
+    assert engine.manifest.inputs[0].ranges == (ShapeRange((3, 8), (3, 8), (3, 8)),)
+    assert (shapes, inputs) == (({}, file) if is_in_file else (asked, None))

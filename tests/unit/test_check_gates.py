@@ -13,7 +13,7 @@ from profile_samples import small_profile
 from report_samples import ENGINE, LAYER, full_report
 
 from trtopt.errors import UsageError
-from trtopt.gates.check import Thresholds, changes, evaluate
+from trtopt.gates.check import Limits, changes, evaluate
 from trtopt.gates.facts import Facts, KernelFacts, ModelIdentity, ModelInput, facts_of
 from trtopt.report.schema.build import (
     AccuracyRecord,
@@ -25,6 +25,7 @@ from trtopt.report.schema.build import (
     PrecisionRecord,
 )
 from trtopt.report.schema.check import Checked, CheckReport, Gate
+from trtopt.report.text import check as words
 
 CHECKED = Checked("r.json", "trtopt.build/1", "model.onnx", "ab", "L4", "tensorrt-rtx 1.7", "int8")
 MODEL = ModelIdentity("model.onnx", "ab", (ModelInput("x", "float32", ("N", 3)),))
@@ -59,7 +60,7 @@ def facts(**changes: Any) -> Facts:
 
 
 def judged(after: Facts, before: Facts | None = None, **limits: Any) -> dict[str, Gate]:
-    return {gate.name: gate for gate in evaluate(after, before, Thresholds(**limits)).gates}
+    return {gate.name: gate for gate in evaluate(after, before, Limits(**limits)).gates}
 
 
 def failed(after: Facts, before: Facts | None = None, **limits: Any) -> list[str]:
@@ -158,7 +159,8 @@ def test_without_a_baseline_thresholds_alone_are_judged() -> None:
 def test_a_drop_that_training_caused_says_so() -> None:
     now = facts(metric=MetricRecord("top1", 0.90, 0.89, 0.01))
     reason = judged(now, facts())["accuracy:top1"].reason
-    assert "0.05 less accurate than the baseline" in reason and "its FP32 form is 0.05 less accurate too" in reason
+    assert "5 points less accurate than the baseline" in reason
+    assert "its FP32 form is 5 points less accurate too" in reason
     quantized = facts(metric=MetricRecord("top1", 0.95, 0.89, 0.06))
     assert "FP32" not in judged(quantized, facts())["accuracy:top1"].reason
 
@@ -173,6 +175,17 @@ def test_without_a_metric_outputs_are_judged_by_agreement_else_cosine() -> None:
     assert failed(plain, max_accuracy_drop=0.02) == ["accuracy-fp32:boxes"]
     found = judged(plain, plain)["accuracy:boxes"]
     assert found.title == "boxes: cosine with FP32" and found.after == 0.97
+
+
+def test_gates_of_outputs_name_what_these_were_compared_with() -> None:
+    plain = facts(metric=None)
+    recorded = dataclasses.replace(plain, reference="the recorded outputs")
+    gates = judged(recorded, plain, max_accuracy_drop=0.001)
+    for name in ("accuracy-fp32:scores", "accuracy:scores"):
+        assert "the recorded outputs" in gates[name].title and "FP32" not in gates[name].title + gates[name].reason
+    assert "compared with changed: FP32 in the baseline, the recorded outputs here" in " ".join(
+        evaluate(recorded, plain, Limits()).notes
+    )
 
 
 def test_an_output_measured_in_another_way_before_is_not_judged() -> None:
@@ -225,7 +238,7 @@ def test_the_gates_of_the_build_itself_are_kept() -> None:
     report = full_report(gate_failures=("metric top1",))
     config = {**report.config, "allow_accuracy_loss": True}
     allowed = facts_of(dataclasses.replace(report, config=config, model=_model()), Path("r.json"))
-    result = evaluate(allowed, None, Thresholds(allow_synthetic=True))
+    result = evaluate(allowed, None, Limits(allow_synthetic=True))
     assert "build" not in [gate.name for gate in result.failed]
     assert result.notes == ("allowed by --allow-accuracy-loss of the build: metric top1",)
 
@@ -233,7 +246,7 @@ def test_the_gates_of_the_build_itself_are_kept() -> None:
 def test_ranges_from_random_data_are_refused_unless_allowed() -> None:
     assert failed(facts(synthetic=True)) == ["calibration"]
     assert failed(facts(synthetic=False)) == []
-    found = evaluate(facts(synthetic=True), None, Thresholds(allow_synthetic=True))
+    found = evaluate(facts(synthetic=True), None, Limits(allow_synthetic=True))
     assert not found.failed and "random data" in found.notes[0]
 
 
@@ -250,25 +263,28 @@ def test_the_graph_of_an_optimized_model_says_its_eight_bit_share_only() -> None
     ("change", "what"),
     [
         ({"checked": dataclasses.replace(CHECKED, schema="trtopt.profile/1")}, "another kind"),
-        ({"model": dataclasses.replace(MODEL, inputs=(ModelInput("y", "float32", ("N", 3)),))}, "model, by its inputs"),
-        ({"model": dataclasses.replace(MODEL, inputs=(ModelInput("x", "float32", ("N", 4)),))}, "model, by its inputs"),
-        ({"output_names": ("boxes",)}, "model, by its outputs: boxes, the report of scores"),
-        ({"checked": dataclasses.replace(CHECKED, gpu="A100")}, "another GPU: A100, the report of L4"),
-        ({"compiler": "tensorrt"}, "another backend: tensorrt, the report of tensorrt-rtx"),
-        ({"shapes": {"x": (1, 3)}}, "another shape: x:1x3, the report of x:8x3"),
+        (
+            {"model": dataclasses.replace(MODEL, inputs=(ModelInput("y", "float32", ("N", 3)),))},
+            "other inputs: y: float32 .x3 there, x: ",
+        ),
+        ({"model": dataclasses.replace(MODEL, inputs=(ModelInput("x", "float32", ("N", 4)),))}, "other inputs"),
+        ({"output_names": ("boxes",)}, "other outputs: boxes there, scores here"),
+        ({"checked": dataclasses.replace(CHECKED, gpu="A100")}, "another GPU: A100; this report is for L4"),
+        ({"compiler": "tensorrt"}, "built by tensorrt, this by tensorrt-rtx"),
+        ({"shapes": {"x": (1, 3)}}, "other shapes: x:1x3 there, x:8x3 here"),
         ({"layers": (kernel("a"), kernel("b"))}, "no layer in common"),
     ],
 )
 def test_a_baseline_of_something_else_is_refused(change: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        evaluate(facts(), facts(**change), Thresholds())
+        evaluate(facts(), facts(**change), Limits())
 
 
 def test_what_may_differ_is_noted() -> None:
     model = ModelIdentity("elsewhere/m.onnx", "cd", (ModelInput("x", "float32", ("batch", 3)),))
     checked = dataclasses.replace(CHECKED, sha256="cd", precision="fp16", backend="tensorrt-rtx 1.6")
     found = evaluate(
-        facts(), facts(model=model, checked=checked, accuracy_samples="8 samples (eval, engine)"), Thresholds()
+        facts(), facts(model=model, checked=checked, accuracy_samples="8 samples (eval, engine)"), Limits()
     )
     assert [note.partition(" changed: ")[0] for note in found.notes] == [
         "the model",
@@ -276,14 +292,14 @@ def test_what_may_differ_is_noted() -> None:
         "the compiler",
         "the samples of the accuracy",
     ]
-    assert evaluate(facts(), facts(), Thresholds()).notes == ()
+    assert evaluate(facts(), facts(), Limits()).notes == ()
 
 
 def test_what_needs_a_baseline_says_so_and_a_report_without_gates_is_no_success() -> None:
     with pytest.raises(UsageError, match="needs a baseline"):
-        evaluate(facts(), None, Thresholds(max_latency_regress=0.1))
+        evaluate(facts(), None, Limits(max_latency_regress=0.1))
     with pytest.raises(UsageError, match="nothing to judge"):
-        evaluate(Facts(CHECKED), None, Thresholds())
+        evaluate(Facts(CHECKED), None, Limits())
 
 
 @pytest.mark.parametrize(
@@ -299,7 +315,7 @@ def test_what_needs_a_baseline_says_so_and_a_report_without_gates_is_no_success(
 )
 def test_a_wrong_threshold_is_named(limits: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Thresholds(**limits)
+        Limits(**limits)
     assert words in str(caught.value)
 
 
@@ -437,7 +453,7 @@ def test_times_taken_in_the_same_way_are_compared() -> None:
 
 
 def test_the_json_says_whether_it_passed() -> None:
-    found = evaluate(facts(kernels=4), facts(), Thresholds())
+    found = evaluate(facts(kernels=4), facts(), Limits())
     assert isinstance(found, CheckReport)
     value = found.to_json_dict()
     assert value["schema"] == "trtopt.check/1" and value["passed"] is False
@@ -467,3 +483,15 @@ def test_waits_between_streams_are_no_kernels() -> None:
     sync = dataclasses.replace(analysis.layers[0], name="stream syncs", kind="sync", onnx_nodes=())
     found = facts_of(dataclasses.replace(analysis, model=_model(), layers=(*analysis.layers, sync)), Path("a.json"))
     assert found.kernels == len(found.layers) == len(analysis.layers)
+
+
+def test_a_limit_is_never_below_nothing() -> None:
+    now = facts(shares={"int8": 0.0, "fp16": 1.0})
+    assert judged(now, now)["share:8-bit"].limit == 0.0
+
+
+def test_what_failed_is_told_from_its_limit() -> None:
+    failed = judged(facts(bytes=1_949_999), None, max_bytes=1_910_000)["bytes"]
+    assert words.figure(failed.after, failed) == "1949999 B" and words.limit(failed) == "at most 1910000 B"
+    passed = judged(facts(bytes=1_949_999), None, max_bytes=3_000_000)["bytes"]
+    assert words.figure(passed.after, passed) == "1.9 MB"

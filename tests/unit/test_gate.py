@@ -23,7 +23,7 @@ def record(**outputs: OutputAccuracy) -> AccuracyRecord:
 def test_without_options_only_nonfinite_outputs_fail() -> None:
     assert gate(record(y=VALUES), AccuracyBudget()) == ()
     (failure,) = gate(record(y=VALUES, z=BROKEN), AccuracyBudget())
-    assert failure == "output z: 3 values are NaN or infinite where the FP32 reference is finite"
+    assert failure == "output z: 3 values are NaN or infinite where the reference is finite"
 
 
 def test_the_engines_own_outputs_pass_the_same_gates() -> None:

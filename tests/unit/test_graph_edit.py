@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,7 @@ from trtopt.graph.edit import (
 from trtopt.graph.fold import FoldError, can_fold, constants_from, evaluate
 from trtopt.graph.invariants import InvariantError
 from trtopt.graph.shapes import infer_shapes
-from trtopt.graph.skeleton import skeleton
+from trtopt.graph.skeleton import flat_skeleton, skeleton
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
 
@@ -222,6 +222,29 @@ def test_a_node_that_cannot_be_evaluated_is_an_error() -> None:
     )
     with pytest.raises(FoldError):
         evaluate(node(model, "r"), 21)
+
+
+def test_shapes_are_inferred_while_other_threads_read_the_model() -> None:
+    """A clone made meanwhile has the weights, those of Constant nodes included."""
+    array = np.ones((200, 200), np.float32)
+    constant = ir.node("Constant", [], attributes={"value": ir.tensor(array, name="c")}, name="constant")
+    constant.outputs[0].name = "c"
+    weight = ir.Value(name="w", const_value=ir.tensor(array, name="w"))
+    product = ir.node("MatMul", [weight, constant.outputs[0]], name="product")
+    product.outputs[0].name = "y"
+    graph = ir.Graph([], [product.outputs[0]], nodes=[constant, product], initializers=[weight], opset_imports={"": 21})
+    model = ir.Model(graph, ir_version=10)
+    clones = []
+
+    def described() -> Iterator[ir.Value]:
+        clones.append(model.clone())
+        yield product.outputs[0]
+
+    proto = flat_skeleton(model, described())
+    assert proto.ByteSize() < 2000 and [node.op_type for node in proto.graph.node] == ["Constant", "MatMul"]
+    (clone,) = clones
+    for tensor in (clone.graph.initializers["w"].const_value, clone.graph[0].attributes["value"].as_tensor()):
+        assert tensor is not None and np.array_equal(tensor.numpy(), array)
 
 
 def test_a_skeleton_holds_types_and_shapes_but_no_weights() -> None:

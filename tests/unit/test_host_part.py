@@ -8,10 +8,12 @@ import detectors
 import numpy as np
 import onnx
 import onnx.defs
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from test_cost_operators import NOT_RUN
 
+import trtopt
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, Backend
 from trtopt.engine.request import ShapeProfile
 from trtopt.engine.unsupported import why_unsupported
@@ -336,17 +338,74 @@ def test_a_refused_node_elsewhere_is_one_error_with_its_remedy(
     assert caught.value.exit_code == 3
 
 
-def test_a_plugin_at_the_end_is_an_error_that_names_the_option(tmp_path: Path) -> None:
-    """YOLO's export for TensorRT: no host runs EfficientNMS_TRT."""
-    tail = "columns = Transpose <perm = [0, 2, 1]> (scores) "
-    tail += "number, found_boxes, found_scores, classes = TRT.EfficientNMS_TRT <score_threshold = 0.5> (boxes, columns)"
-    outputs = "int32[1, 1] number, float[1, 20, 4] found_boxes, float[1, 20] found_scores, int32[1, 20] classes"
-    proto = detectors.model(detectors.BACKBONE, detectors.HEADS, tail, outputs=outputs)
-    with pytest.raises(InvalidModelError, match="EfficientNMS_TRT of the domain TRT") as caught:
-        cut_of(proto, tmp_path)
-    assert "--plugins" in caught.value.remedy and "NonMaxSuppression" in caught.value.remedy
-    assert cut_of(proto, tmp_path, plugins=True).host is None
-    assert cut_of(proto, tmp_path, TENSORRT).host is None
+def plugin_detector(plugin: str = "EfficientNMS_TRT", decode: str = "") -> onnx.ModelProto:
+    """YOLO's export for TensorRT."""
+    tail = f"columns = Transpose <perm = [0, 2, 1]> (scores) {decode}"
+    tail += f"number, found_boxes, found_scores, classes = TRT.{plugin} <score_threshold = 0.5> (boxes, columns)"
+    outputs = "int32[1, 1] number, float[1, 100, 4] found_boxes, float[1, 100] found_scores, int32[1, 100] classes"
+    return detectors.model(detectors.BACKBONE, detectors.HEADS, tail, outputs=outputs)
+
+
+def test_a_plugin_that_selects_boxes_is_written_out_for_the_host(tmp_path: Path) -> None:
+    """Where its compiler does not bring it along; its file is one that any ONNX Runtime loads."""
+    found = cut_of(plugin_detector(), tmp_path)
+    assert found.host is not None and found.record is not None and found.host.between == ("boxes", "columns")
+    assert "does not come with the plugin EfficientNMS_TRT" in found.record.reasons[0]
+    assert {node.domain for node in found.host.model.graph} == {""}
+    assert "NonMaxSuppression" in ops(found.host.model) and "EfficientNMS_TRT" not in ops(found.artifact.model)
+    assert cut_of(plugin_detector(), tmp_path, plugins=True).host is None
+    assert cut_of(plugin_detector(), tmp_path, TENSORRT).host is None
+
+
+def test_boxes_are_decoded_before_the_cut(tmp_path: Path) -> None:
+    """A plugin that takes centres and sizes: the engine gives corners, under a name that the reference has too."""
+    proto = plugin_detector()
+    proto.graph.node[-1].attribute.append(onnx.helper.make_attribute("box_coding", 1))
+    found = cut_of(proto, tmp_path)
+    assert found.host is not None and "decoded" in found.host.between[0]
+    check_same(proto, found, image())
+
+
+def test_tensorrt_keeps_a_plugin_that_is_verified_in_operators_of_onnx(tmp_path: Path) -> None:
+    """What is chosen says little of the network: its rounding puts nothing back to FP32."""
+    onnx.save(plugin_detector(), tmp_path / "m.onnx")
+    calib = {"image": detectors.images(4)}
+    out = tmp_path / "o.onnx"
+    report = trtopt.optimize(
+        tmp_path / "m.onnx",
+        precision="fp16",
+        backend="tensorrt",
+        recipes="none",
+        gpu="L4",
+        calib=calib,
+        output=str(out),
+    )
+    model = load(out).model
+    assert "EfficientNMS_TRT" in ops(model) and report.host is None
+    assert any(node.op_type == "Conv" and node.inputs[1].dtype == ir.DataType.FLOAT16 for node in model.graph)
+    assert report.accuracy is not None and report.accuracy.outputs["number"].sqnr_db > 20
+
+
+def test_a_plugin_of_half_precision_goes_to_the_host(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "TRT": 1]>
+        g (float16[1, 3, 8, 8] x) => (int32[1, 1] n, float16[1, 100, 4] b, float16[1, 100] s, int32[1, 100] c) {
+            a = Conv (x, w) r = Reshape (a, shape) t = Transpose <perm = [0, 2, 1]> (r)
+            boxes, logits = Split <axis = 2> (t, parts) shares = Sigmoid (logits)
+            n, b, s, c = TRT.EfficientNMS_TRT <box_coding = 1> (boxes, shares)
+        }"""
+    proto = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(0).standard_normal((6, 3, 1, 1)).astype(np.float16)
+    for name, array in (("w", weight), ("shape", np.array([1, 6, 64])), ("parts", np.array([4, 2]))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    found = cut_of(proto, tmp_path)
+    check_same(proto, found, {"x": np.random.default_rng(1).random((1, 3, 8, 8)).astype(np.float16)})
+
+
+def test_a_plugin_nobody_knows_is_an_error_that_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModelError, match="FancyNMS_TRT of the domain TRT") as caught:
+        cut_of(plugin_detector("FancyNMS_TRT"), tmp_path)
+    assert "--plugins" in caught.value.remedy
+    assert cut_of(plugin_detector("FancyNMS_TRT"), tmp_path, TENSORRT).host is None
 
 
 def test_refused_nodes_that_no_output_needs_are_left_to_the_recipes(tmp_path: Path) -> None:
@@ -374,3 +433,58 @@ def test_outputs_whose_size_depends_on_data_are_known(tmp_path: Path) -> None:
 )
 def test_the_part_for_the_host_goes_beside_the_engine(main: str, backend: Backend, host: str) -> None:
     assert host_path(Path("out") / main, backend) == Path("out") / host
+
+
+def test_thresholds_and_constants_stay_with_the_host(tmp_path: Path) -> None:
+    """The engine passes scores, not which of them are high; what no input changes is computed on both sides."""
+    tail = """
+        grid_a = CumSum (cells, zero_scalar)
+        is_high = Greater (scores, least)
+        places = NonZero (is_high)
+        rows = Transpose <perm = [1, 0]> (places)
+        best = GatherND (scores, rows)
+        moved = Add (boxes, grid_a)
+        detections = Concat <axis = 2> (moved, grid_a)
+        found = NonZero (detections)
+    """
+    more = {"cells": np.ones((1, 64, 4), np.float32), "zero_scalar": np.asarray(1, np.int64)}
+    proto = detectors.model(
+        detectors.BACKBONE,
+        detectors.HEADS.replace("cells", "cell_centres"),
+        tail,
+        outputs="float[K] best, int64[3, L] found",
+        more={**more, "cell_centres": detectors.constants()["cells"]},
+    )
+    found = cut_of(proto, tmp_path)
+    assert found.host is not None and sorted(found.host.between) == ["moved", "scores"]
+    check_same(proto, found, image())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('y = Resize <mode = "linear", antialias = 1> (x, , , sizes)', "antialias = 1"),
+        ('y = Resize <keep_aspect_ratio_policy = "not_larger"> (x, , , sizes)', "not_larger"),
+        ('y = Resize <coordinate_transformation_mode = "tf_crop_and_resize"> (x, roi, , sizes)', "tf_crop_and_resize"),
+        ("y, i = TopK (x, four_thousand)", "at most 3840, and here k is 4000"),
+        (
+            "m = Greater (x, half) n = Cast <to = 7> (m) s = ReduceSum (n) k = Reshape (s, one) y, i = TopK (x, k)",
+            "data",
+        ),
+        ("s = Shape <start = 3> (x) k = Min (s, sizes_1) y, i = TopK (x, k)", ""),
+        ("y, i = TopK (x, given)", ""),
+        ('y = Resize <mode = "cubic", exclude_outside = 1> (x, , , sizes)', ""),
+    ],
+)
+def test_forms_of_operators_that_no_compiler_runs(text: str, reason: str) -> None:
+    constants = {"sizes": [1, 3, 8, 8], "four_thousand": [4000], "one": [1], "sizes_1": [5]}
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[1, 3, N, 9] x, int64[1] given) => (y) {{ {text} }}'
+    )
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items())
+    for name, value in (("roi", np.zeros(8)), ("half", np.asarray(0.5))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+    node = next(node for node in ir.from_proto(proto).graph if node.op_type in ("Resize", "TopK"))
+    for backend in (TENSORRT, TENSORRT_RTX):
+        why = why_unsupported(node, backend, plugins=False)
+        assert why is None if not reason else why is not None and reason in why.reason and why.remedy

@@ -49,8 +49,8 @@ def test_axes_of_the_same_sizes_are_one_axis() -> None:
 
 
 ATTENTION = """<ir_version: 10, opset_import: ["" : 21]>
-g (float[2, 4, 8, 16] q, float[2, 4, 16, 8] k, float[2, 4, 8, 16] v, float[2, 1, 8, 8] m, float[64, 64] w) => (float[2, 8, 64] y)
-<int64[3] rows = {2, 8, 64}, float[1] f = {0.5}> {
+g (float[2, 4, 8, 16] q, float[2, 4, 16, 8] k, float[2, 4, 8, 16] v, float[2, 1, 8, 8] m, float[64, 64] w)
+=> (float[2, 8, 64] y) <int64[3] rows = {2, 8, 64}, float[1] f = {0.5}> {
     a = Mul (q, f) b = MatMul (a, k) c = Add (b, m) d = Softmax <axis = -1> (c) e = MatMul (d, v)
     h = Transpose <perm = [0, 2, 1, 3]> (e) i = Reshape (h, rows) y = MatMul (i, w) }"""
 

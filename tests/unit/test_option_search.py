@@ -17,7 +17,7 @@ from trtopt.engine.backend import TENSORRT, TENSORRT_RTX
 from trtopt.engine.cache import EngineCache
 from trtopt.engine.option_search import AXES, NOISE, Answer, EngineTime, Options, remembered, search_options
 from trtopt.engine.run import why_not_run
-from trtopt.errors import EngineBuildError, TargetError
+from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.pipeline.compile import check_search
 from trtopt.pipeline.manifest import builder_of
@@ -202,6 +202,8 @@ def test_where_no_engine_runs_the_search_is_refused_before_the_work() -> None:
         assert caught.value.where == "--builder search=8"
     check_search(config, TENSORRT_RTX)  # which ignores it
     check_search(BuildConfig(builder=("tiling=full",)), TENSORRT)
+    with pytest.raises(UsageError, match="without its weights"):
+        check_search(BuildConfig(builder=("search=8", "strip_plan=true")), TENSORRT)
 
 
 def test_the_manifest_tells_the_options_that_were_chosen() -> None:

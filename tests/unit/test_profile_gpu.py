@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from decimal import Decimal
 
@@ -17,12 +18,14 @@ from trtopt.profiling.gpu import (
     conditions,
     inspected,
     layer_times,
+    named_inputs,
     profiled_runs,
     warnings_of,
 )
 from trtopt.profiling.inputs import feeds_of
 from trtopt.profiling.measured import RunLimits, RunTimes
 from trtopt.profiling.timing import InferenceTiming
+from trtopt.report.schema.manifest import EngineTensor
 from trtopt.support.ort_session import Feeds
 
 
@@ -145,6 +148,17 @@ def test_inputs_are_random_and_dynamic_ones_at_the_optimum() -> None:
 
 def test_a_shape_that_is_asked_for_is_taken() -> None:
     assert feeds_of(INPUTS, {"image": (7, 3, 8, 8)}, OPTIMUM.__getitem__)["image"].shape == (7, 3, 8, 8)
+
+
+def test_dimensions_of_one_name_have_one_size() -> None:
+    ids, mask, types = (InputSpec(name, np.dtype(np.int64), ("N", "L")) for name in ("ids", "mask", "types"))
+    unnamed = [dataclasses.replace(item, shape=("?", "?")) for item in (ids, mask, types)]
+    tensors = [EngineTensor(item.name, "int64", item.shape) for item in (ids, mask, types)]
+    assert named_inputs(unnamed, tensors) == [ids, mask, types] and named_inputs(unnamed, ()) == unnamed
+    feeds = feeds_of((ids, mask, types), {"mask": (2, 5)}, {"ids": (8, 64), "types": (8, 64)}.__getitem__)
+    assert {array.shape for array in feeds.values()} == {(2, 5)}
+    alone = InputSpec("alone", np.dtype(np.float32), ("?", "L"))
+    assert feeds_of((mask, alone), {"mask": (2, 5)}, {"alone": (8, 64)}.__getitem__)["alone"].shape == (8, 5)
 
 
 @pytest.mark.parametrize("shapes", [{"other": (1,)}, {"image": (1, 4, 8, 8)}, {"ids": (3, 4)}, {"image": (1, 3, 8)}])

@@ -21,6 +21,7 @@ from rich.console import Console
 from trtopt.report.schema.analysis import Analysis, Excess, Finding, Limit
 from trtopt.report.text.analysis import share_of_peak, view
 from trtopt.report.text.format import flop_text, shorten, time_text, visible
+from trtopt.report.text.names import Labels, equal_layers
 from trtopt.report.text.words import peak_of, product_text
 
 
@@ -76,9 +77,11 @@ def test_the_slowest_layers_come_first_and_the_rest_is_one_line_with_its_time() 
     rows = sorted(analysis.layers, key=lambda row: -row.predicted_us)
     body = _section(analysis, "Slowest layers")
     assert len(body) == 1 + 12 + 1
-    assert f" {rows[0].op} fp16 {product_text(rows[0])}" in body[1]
-    rest = time_text(sum(row.predicted_us for row in rows[12:]))
-    assert body[-1] == f"and 43 more layers with {rest}; all of them are in the JSON"
+    groups = equal_layers(rows, Labels({}))
+    assert len(groups) < len(rows), "equal layers are one row"
+    assert body[1].startswith(f"{groups[0].rows[0].op} {product_text(groups[0].rows[0])} x{len(groups[0].rows)} fp16")
+    rest = time_text(sum(group.predicted_us for group in groups[12:]))
+    assert body[-1] == f"and {len(groups) - 12} more rows with {rest}; all of them are in the JSON"
 
 
 def test_findings_that_say_the_same_are_one_with_the_sum_of_their_gains() -> None:

@@ -13,7 +13,7 @@ from profile_samples import bare_profile, hostile_profile, large_profile, profil
 
 from trtopt.report.html.page import html_page
 from trtopt.report.html.plots import compared, measured_roofline, scatter
-from trtopt.report.html.profile import COLUMNS, cells, colorings, ink_on, label, layer_data
+from trtopt.report.html.profile import COLUMNS, _title, cells, colorings, ink_on, label, layer_data
 from trtopt.report.html.profile_graph import LANE, ROW, graph, links
 from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, ProfileTotals
@@ -128,7 +128,9 @@ def test_texts_of_a_file_cannot_end_the_script_that_holds_them() -> None:
     report = hostile_profile()
     data = layer_data(report.layers)
     assert not set("<>&\u2028\u2029") & set(data) and data.isascii()
-    assert [layer["name"] for layer in json.loads(data)["layers"]] == [visible(layer.name) for layer in report.layers]
+    assert [layer["name"] for layer in json.loads(data)["layers"]] == [
+        visible(_title(layer)) for layer in report.layers
+    ]
 
 
 def test_texts_of_a_file_are_no_markup_anywhere() -> None:
@@ -176,6 +178,7 @@ def test_each_way_to_colour_puts_every_layer_into_one_group_that_can_be_read() -
         "time",
         "precision",
         "measured / predicted",
+        "limited by",
         "reason of the deviation",
     ]
     for coloring in found:

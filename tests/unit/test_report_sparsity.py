@@ -12,7 +12,8 @@ from rich.console import Console, Group
 from trtopt.pipeline.sparse import record_of
 from trtopt.report.schema.analysis import SparseLayer, Sparsity
 from trtopt.report.schema.decisions import SparsityBudget, SparsityRecord
-from trtopt.report.text.decisions import sparsity_section as section
+from trtopt.report.text.decisions import sparsity_section
+from trtopt.report.text.names import Labels
 from trtopt.sparsity.layers import PrunedWeight, SparseCandidate, SparseCandidates
 from trtopt.sparsity.prune import PrunedModel
 
@@ -40,5 +41,7 @@ def test_a_budget_of_sqnr_alone_is_named_as_one() -> None:
     budget = SparsityBudget(math.inf, math.inf, 0.25, True, (), 1, False)
     console = Console(width=150, no_color=True)
     with console.capture() as capture:
-        console.print(Group(*section(dataclasses.replace(record(), metric="1 - cosine", budget=budget))))
+        console.print(
+            Group(*sparsity_section(dataclasses.replace(record(), metric="1 - cosine", budget=budget), Labels({})))
+        )
     assert "the SQNR of --min-sqnr-db: at a drop of 0.2500 (1 - cosine)" in capture.get()

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from pathlib import Path
 
 import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 from rich.console import Console
 
+from trtopt.cli.build import parse_arguments
+from trtopt.cli.options import config_from
+from trtopt.config import BuildConfig
 from trtopt.report.schema.build import Achieved, BuildReport, CalibrationRecord, KeptNode, PrecisionRecord
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord
-from trtopt.report.schema.shipped import DynamicCost
+from trtopt.report.schema.shipped import DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord, RewritingRecord, StepRecord
+from trtopt.report.text.blocks import Command
 from trtopt.report.text.build import view
 from trtopt.report.text.format import bytes_text, decibels, percent, seconds_text, some
+from trtopt.report.text.verdict import advice
 
 
-def _text(report: BuildReport, width: int = 100) -> str:
+def _text(report: BuildReport, width: int = 100, *, verbose: bool = True) -> str:
     console = Console(width=width, no_color=True, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        console.print(view(report))
+        console.print(view(report, verbose=verbose))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -31,44 +38,90 @@ def _section(report: BuildReport, title: str) -> str:
     return " ".join(" ".join(lines[start + 1 : end]).split())
 
 
-def test_the_first_line_says_which_product_it_is_and_what_loads_it() -> None:
-    assert _text(full_report()).splitlines()[0] == (
-        "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
+def test_the_verdict_is_five_lines() -> None:
+    rows = _text(_ready(), verbose=False).splitlines()[:5]
+    assert rows == [
+        "INT8 on L4, TensorRT for RTX: 179 us predicted at batch 8 (44,700/s), 1.11x FP16",
+        "size       2.6 MB (0.72x its weights in FP16), 23 kernels",
+        "accuracy   top1 0.9889 in FP32, 0.9861 now, on 360 samples (eval)",
+        "verified   on the CPU only: the engine itself has not run here",
+        "ready      model.rtx.engine",
+    ]
+
+
+def _ready() -> BuildReport:
+    engine = dataclasses.replace(ENGINE, profiles=({"x": {"min": [8, 64], "opt": [8, 64], "max": [8, 64]}},))
+    calibration = CalibrationRecord("user", "auto", 360, 1.0, 1_000_000)
+    return full_report(
+        engine=engine,
+        calibration=calibration,
+        shipped=Cost(23, 0, 10, 179.0),
+        plain_forms=(PlainCost(20, 0, 20, 198.7, "fp16"), PlainCost(30, 0, 20, 260.0, "int8")),
+        parameters=1_805_556,
     )
-    engine = dataclasses.replace(ENGINE, backend="tensorrt", runtime="TensorRT, trtexec, Triton Inference Server")
-    assert _text(full_report(engine=engine)).splitlines()[0] == (
-        "TensorRT engine: runs in TensorRT, trtexec, Triton Inference Server"
-    )
-    for judge, target in (
-        ("model:tensorrt", " for TensorRT 10.3"),
-        ("compiler:tensorrt-rtx 1.7", " for TensorRT for RTX"),
-    ):
-        report = full_report(engine=None, judge=judge)
-        assert _text(report).startswith(f"Optimized ONNX model{target}")
-    assert _text(full_report(engine=None, judge="none")).startswith("Optimized ONNX model: build it with TensorRT")
+
+
+def test_what_keeps_an_engine_from_being_ready_stands_in_the_place_of_ready() -> None:
+    calibration = CalibrationRecord("synthetic", "auto", 16, 1.0, 0)
+    report = dataclasses.replace(_ready(), calibration=calibration, shipped=Cost(23, 0, 10, 300.0))
+    last = _text(report, verbose=False).splitlines()[4]
+    assert last == "look at    8-bit ranges from RANDOM data; slower than plain"
+
+
+def test_against_plain_says_what_changed() -> None:
+    found = _section(_ready(), "Against plain")
+    assert found.startswith("time 199 us -> 179 us kernels 20 -> 23 bytes moved 20 B -> 10 B")
+    assert "INT8 everywhere would take 260 us" in found
+
+
+def test_a_portable_engine_and_an_onnx_model_are_named_as_such() -> None:
+    assert _text(full_report(gpu=None, analysis=None)).startswith("INT8 on a portable engine, TensorRT for RTX")
+    for judge, target in (("model:tensorrt", "TensorRT"), ("compiler:tensorrt-rtx 1.7", "TensorRT for RTX")):
+        first = _text(full_report(engine=None, analysis=None, judge=judge)).splitlines()[0]
+        assert first == f"ONNX model for {target} on L4, INT8"
+
+
+def test_the_advice_is_three_lines_that_the_command_takes(tmp_path: Path) -> None:
+    report = dataclasses.replace(_ready(), config={**_ready().config, "calib": None})
+    synthetic = dataclasses.replace(ACCURACY, source="synthetic")
+    commands = [
+        block.text for block in advice(dataclasses.replace(report, accuracy=synthetic)) if isinstance(block, Command)
+    ]
+    assert len(commands) == 3
+    assert commands[0].startswith("trtopt build ") and "--calib samples.npz" in commands[0]
+    for text in commands:
+        name, *words = shlex.split(text)[1:]
+        if name == "build":
+            args = parse_arguments("build", "", "", words)
+            assert config_from(args, BuildConfig, "build").precision == "int8"
+
+
+def test_a_verdict_without_verbose_has_no_steps_and_says_how_to_see_them() -> None:
+    short = _text(full_report(), verbose=False)
+    assert "Done" not in short.splitlines() and "Refused" not in short.splitlines()
+    assert "--verbose adds every step" in short
 
 
 def test_after_a_failed_gate_it_says_that_nothing_was_made() -> None:
     report = full_report(engine=None, gate_failures=("SQNR 1.0 dB, less than 20",))
     lines = _text(report).splitlines()
     assert lines[0] == "Nothing was made: a gate failed"
-    assert "SQNR 1.0 dB, less than 20" in _section(report, "Failed gates")
-    assert "written model.json" in _section(report, "Result")
-    assert "model.int8.onnx" not in _section(report, "Result")
+    assert lines[1] == "failed     SQNR 1.0 dB, less than 20"
+    assert _section(report, "Written") == "model.json"
+    assert "trtopt sensitivity" in _section(report, "Worth doing next")
 
 
 def test_a_failed_gate_that_is_allowed_still_makes_an_engine() -> None:
     config = {**full_report().config, "allow_accuracy_loss": True}
     text = _text(full_report(config=config, gate_failures=("SQNR too low",)))
-    assert text.startswith("TensorRT for RTX engine")
-    assert "SQNR too low" in text
+    assert text.startswith("INT8 on L4")
+    assert "a gate failed: SQNR too low" in text
 
 
 def test_the_result_names_the_judge_and_every_file() -> None:
-    result = _section(full_report(), "Result")
-    assert "judge the compiler tensorrt-rtx 1.7.1; times are predicted" in result
-    for name in ("model.rtx.engine", "model.int8.onnx", "model.json", "model.build.log"):
-        assert f"written {name}" in result
+    assert "judge the compiler tensorrt-rtx 1.7.1; times are predicted" in _section(full_report(), "Result")
+    written = _section(full_report(), "Written").split()
+    assert {"model.rtx.engine", "model.int8.onnx", "model.json", "model.build.log"} <= set(written)
 
 
 def test_steps_are_listed_and_idle_ones_are_one_line() -> None:
@@ -241,11 +294,11 @@ def test_recipes_show_the_whole_and_each_place_that_was_rewritten() -> None:
     text = _section(full_report(steps=(step,), rewriting=rewriting), "Recipes")
     assert "without recipes 92 kernels and 4 stream syncs, 760.7 MB, 2.94 ms predicted" in text
     assert "with recipes 58 kernels, 502.4 MB, 2.17 ms predicted" in text
-    assert "misaligned-channels (62) conv1 and 3 more 5 -> 4 12.0 MB -> 9.5 MB 44.0 us -> 39.0 us" in text
+    assert "misaligned-channels (62) conv1 +3 5 -> 4 12.0 MB -> 9.5 MB 44.0 us -> 39.0 us" in text
     assert "conv3" not in text
 
 
-@pytest.mark.parametrize(("nodes", "named"), [(("q", "k", "v"), "q and 2 more"), (("fc",), "fc")])
+@pytest.mark.parametrize(("nodes", "named"), [(("q", "k", "v"), "q +2"), (("fc",), "fc")])
 def test_a_region_says_how_many_nodes_it_has(nodes: tuple[str, ...], named: str) -> None:
     guard = (GuardRecord("x", nodes, True, "int8", "", 4.0, 3.0, (2, 2), (2000, 1000)),)
     assert f"INT8 {named} 1 4.00 us -> 3.00 us" in _section(full_report(guard=guard), "Guard")

@@ -175,7 +175,7 @@ def test_a_build_says_that_the_gain_of_its_recipes_is_inside_the_noise(after: fl
     rows, _ = predict([product("p", 4096, 4096, 4096)], GPU)
     costs = Cost(3, 0, 10, 100.0), Cost(2, 0, 10, 100.0 * after)
     engine = EngineAnalysis(GPU.name, rows, totals_of(rows))
-    shown = _shown(build_text.view(full_report(analysis=engine, rewriting=RewritingRecord(*costs))), 120)
+    shown = _shown(build_text.view(full_report(analysis=engine, rewriting=RewritingRecord(*costs)), verbose=True), 120)
     assert ("the gain of 1.0 % is inside the model's noise of -" in shown) == said
 
 

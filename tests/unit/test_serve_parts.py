@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from trtopt.engine.profiles import choose
 from trtopt.errors import ClosedError, QueueFullError, UsageError
 from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve.gpu import WARM_UPS, GraphCache
@@ -22,7 +23,6 @@ from trtopt.serve.tensors import (
     TensorSpec,
     as_torch,
     check_nan,
-    choose,
     empty_like,
     host_array,
 )

@@ -1,6 +1,8 @@
-"""Runs any number of rows on a graph whose batch has one size."""
+"""Runs any number of rows on a graph whose batch has one size, or an engine that takes a range of them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -59,3 +61,25 @@ class BatchRunner:
                 remedy=f"give samples in batches of {size}, or build with --keep-dynamic",
             )
         return array[(slice(None),) * axis + (slice(rows * array.shape[axis] // size),)]
+
+
+class RowsRunner:
+    """A runner that cuts and fills up what it is fed to a number of rows that its engine takes.
+
+    Args:
+        runner: The engine.
+        axes: What is fixed of the model where a batch has so many rows.
+        low: The fewest rows.
+        high: The most.
+    """
+
+    def __init__(self, runner: Runner, axes: Callable[[int], FixedAxes], low: int, high: int) -> None:
+        self._runner, self._axes, self._low, self._high = runner, axes, low, high
+        self.output_names = runner.output_names
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        """Outputs in the order of ``output_names``. Raises UsageError as :meth:`BatchRunner.run`."""
+        rows = self._axes(self._low).rows_in(feeds)
+        if self._low <= rows <= self._high:
+            return self._runner.run(feeds)
+        return BatchRunner(self._runner, self._axes(max(self._low, min(rows, self._high)))).run(feeds)

@@ -246,7 +246,7 @@ def gate(record: AccuracyRecord, budget: AccuracyBudget) -> tuple[str, ...]:
             where = f"{kind} {name}"
             if accuracy.nonfinite:
                 failures.append(
-                    f"{where}: {accuracy.nonfinite} values are NaN or infinite where the FP32 reference is finite"
+                    f"{where}: {accuracy.nonfinite} values are NaN or infinite where the reference is finite"
                 )
             elif name not in record.host_outputs:
                 failures += _output_failures(where, accuracy, budget, metric is not None)

@@ -8,10 +8,11 @@ from typing import Literal
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.support.nms_plugins import PLUGINS
 
 Holds = Literal["scores", "values", "selection"]
 
-_SELECTIONS = frozenset("TopK NonMaxSuppression NonZero Unique Multinomial Bernoulli".split())
+_SELECTIONS = frozenset("TopK NonMaxSuppression NonZero Unique Multinomial Bernoulli".split()) | PLUGINS
 _PICKS = ("ArgMax", "ArgMin")
 _MOVES = ("Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice")
 _ON_SCORES = frozenset(

@@ -7,19 +7,19 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from trtopt.config import ONNXRUNTIME, TIMING, BuildConfig, ProfileConfig, flag, options
+from trtopt.config import ONNXRUNTIME, TIMING, BuildConfig, ProfileConfig, ShapeMap, flag, options
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
 from trtopt.engine.kernel_cache import kernels_folder
 from trtopt.engine.manifest import load_engine, manifest_path, runtime_options
 from trtopt.engine.options import weight_budget
-from trtopt.engine.request import input_shapes
+from trtopt.engine.request import input_shapes, split_values
 from trtopt.errors import TargetError, UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.graph.input_values import input_values
@@ -31,6 +31,7 @@ from trtopt.hardware.user import gpu_table
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.compare import compare
+from trtopt.profiling.inputs import read_values
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
 from trtopt.report.files import profile_trace, write_view
@@ -47,7 +48,9 @@ from trtopt.support.ort_session import Feeds, OrtSession
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
+    from trtopt.config.keywords import ProfileOptions
     from trtopt.engine.backend import Specialization
     from trtopt.graph.artifact import ModelArtifact
     from trtopt.profiling.gpu import EngineRun
@@ -62,19 +65,17 @@ def profile(
     config: ProfileConfig | None = None,
     *,
     on_event: OnEvent = ignore,
-    example_inputs: Any = None,
-    **options: Any,
+    **options: Unpack[ProfileOptions],
 ) -> ProfileReport:
     """Put the measured time of every layer beside its prediction, with reasons for what deviates.
 
     Args:
-        target: An engine, or an ONNX file or model, or a PyTorch module (then give ``example_inputs``). With
+        target: An engine, an ONNX file or model, or a PyTorch module (then give ``example_inputs`` or ``inputs``). With
             ``layer_info`` it may be left out, or be the ONNX file that the engine was built from, whose nodes say which
             module they came from.
         config: The options; ``options`` override its fields by name.
         on_event: Called with progress and warnings.
-        example_inputs: What a PyTorch module is exported with.
-        **options: Fields of :class:`~trtopt.config.ProfileConfig`.
+        **options: Fields of :class:`~trtopt.config.ProfileConfig`, and ``example_inputs`` for a PyTorch module.
 
     Raises:
         UsageError: An option or a GPU is wrong, a file cannot be read or written or is not what it should be, or files
@@ -82,17 +83,24 @@ def profile(
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
         IntegrityError: The engine is not what its manifest says.
         TargetError: There is no GPU, or the engine is for another one.
-        MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, plotly and Jinja2.
+        MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, Jinja2.
         EngineBuildError: The compiler refuses the model, or the engine fails to run.
+
+    Example:
+        >>> report = trtopt.profile("model.onnx", backend="onnxruntime")
+        >>> report.totals.measured_us > 0
+        True
     """
-    config = ProfileConfig.given(config, options, "profile(m, backend=...)")
+    given = {**options}
+    example_inputs = given.pop("example_inputs", None)
+    config = ProfileConfig.given(config, given, "profile(m, backend=...)")
     if config.html is not None:
         from trtopt.report.html.page import check_html
 
         check_html()
     clock = Clock(on_event)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = None if target is None else as_file(target, Path(folder), example_inputs)
+        path = None if target is None else as_file(target, Path(folder), config, example_inputs, on_event)
         found = _Run(config, clock).run(path)
     found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
     write_profile(found, html=config.html, markdown=config.markdown, trace=config.trace)
@@ -112,7 +120,7 @@ def write_profile(
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly and Jinja2.
+        MissingDependencyError: ``html`` needs Jinja2.
     """
     write_view(view(found), html=html, markdown=markdown)
     if trace is not None:
@@ -172,6 +180,9 @@ class _Run:
             if config.polygraphy is not None:
                 what = "Files of trtexec hold no inputs"
                 raise UsageError(what, where="--polygraphy", remedy="leave it out, or name an engine or a model")
+            if config.load_inputs is not None:
+                what = "Files of trtexec were measured already"
+                raise UsageError(what, where="--load-inputs", remedy="leave it out, or name an engine or a model")
             self._refuse_timing()
             return self._ingested(path)
         if path is None:
@@ -250,20 +261,36 @@ class _Run:
             remedy = "leave it out; `trtopt analyze --gpu` predicts for a GPU"
             raise UsageError("ONNX Runtime measures this machine's CPU", where="--gpu", remedy=remedy)
         loaded = self._load(path)
-        decided = input_shapes(loaded.inputs, self.config.shapes)
+        given, shapes = self._given(loaded)
+        decided = input_shapes(loaded.inputs, [shapes])
         for note in decided.notes:
             self.clock.warn("shapes", note)
         threads = available_threads()
         with self.clock.stage("probe"):
             cpu = probe_cpu(threads)
         with self.clock.stage("measure"):
-            feeds = random_feeds(loaded.inputs, decided.shapes, input_values(loaded.model))
+            feeds = {**random_feeds(loaded.inputs, decided.shapes, input_values(loaded.model)), **given}
             measurement = onnxruntime.measure(loaded, feeds, threads=threads)
         if self.config.polygraphy is not None:
             with OrtSession(loaded.model) as session:
                 outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
             self._keep(feeds, outputs, "trtopt-onnxruntime")
         return join(measurement, Device(cpu), self._modules(loaded, measurement))
+
+    def _given(self, loaded: ModelArtifact) -> tuple[Feeds, ShapeMap]:
+        """The values of a model's inputs that are asked for or in files, and the shapes that are known by them."""
+        asked, numbers = split_values(loaded.inputs, self._asked())
+        files = self.config.load_inputs
+        given = {} if files is None else read_values(files, loaded.inputs, asked, numbers)
+        for item in loaded.inputs:
+            if item.name in numbers:
+                values = numbers[item.name]
+                given[item.name] = np.array(values, item.dtype).reshape((len(values),) * len(item.shape))
+        return given, {**asked, **{name: array.shape for name, array in given.items()}}
+
+    def _asked(self) -> ShapeMap:
+        """What ``--shapes`` says."""
+        return self.config.shapes[0] if self.config.shapes else {}
 
     def _load(self, path: Path) -> ModelArtifact:
         with self.clock.stage("load"):
@@ -291,9 +318,8 @@ class _Run:
             specialization = cast("Specialization | None", self.config.specialization)
             kernels = kernels_folder(self.config.cache_dir)
             loaded = runtime_options(engine, map(Path, self.config.plugins), budget, specialization, kernels)
-            shapes = self.config.shapes[0] if self.config.shapes else {}
             found = gpu.measure_engine(
-                engine, shapes, loaded, timing=timing_options(self.config), inputs=self.config.load_inputs
+                engine, self._asked(), loaded, timing=timing_options(self.config), inputs=self.config.load_inputs
             )
         self._export(found)
         self._keep(found.feeds, found.outputs, "trtopt-engine")
@@ -325,18 +351,20 @@ class _Run:
         from trtopt.profiling import gpu
 
         self._present()
-        config = BuildConfig(gpu=self.config.gpu, backend=self.config.backend, opt_shapes=self.config.shapes)
         loaded = self._load(path)
+        given, shapes = self._given(loaded)
+        numbers = {name: tuple(array.reshape(-1).tolist()) for name, array in given.items() if array.ndim < 2}
+        shapes |= split_values(loaded.inputs, numbers)[1]
+        opt_shapes = (shapes,) if shapes else ()
+        config = BuildConfig(gpu=self.config.gpu, backend=self.config.backend, opt_shapes=opt_shapes)
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             built = Path(folder) / "model.engine"
             run_build(path, dataclasses.replace(config, output=str(built)), DataSources(), self.clock, make_engine=True)
-            with self.clock.stage("measure"):
-                shapes = input_shapes(loaded.inputs, self.config.shapes).shapes
-                with OrtSession(to_fp32(loaded.model)) as reference:
-                    timing, inputs = timing_options(self.config), self.config.load_inputs
-                    found = gpu.measure_engine(
-                        load_engine(built), shapes, reference=reference, timing=timing, inputs=inputs
-                    )
+            with self.clock.stage("measure"), OrtSession(to_fp32(loaded.model)) as reference:
+                timing, inputs = timing_options(self.config), self.config.load_inputs
+                found = gpu.measure_engine(
+                    load_engine(built), self._asked(), reference=reference, timing=timing, inputs=inputs
+                )
         self._export(found)
         self._keep(found.feeds, found.outputs, "trtopt-engine")
         measurement = found.measurement

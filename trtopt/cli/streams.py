@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
@@ -21,11 +21,14 @@ from trtopt.events import Event
 from trtopt.report.text.format import shorten, visible
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress, TaskID
     from rich.segment import Segment
 
     from trtopt.report.schema.build import BuildReport
+    from trtopt.report.text.blocks import View
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 """What a terminal acts on, or shows nothing of: control characters but tab and line feed, marks that reverse the
@@ -71,17 +74,22 @@ def say(text: str, file: TextIO | None = None) -> None:
 class Listener:
     """Prints warnings on stderr as they happen and, when stderr is a terminal, progress bars.
 
-    With ``verbose`` it prints a line when a task starts and when it ends, terminal or not.
+    With ``verbose`` it prints a line when a task starts and when it ends, terminal or not; with ``quiet`` nothing.
     """
 
-    def __init__(self, *, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self, *, verbose: bool = False, quiet: bool = False) -> None:
+        self._verbose, self._quiet = verbose, quiet
         self._start = time.monotonic()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Listener:
+        """As ``--verbose`` and ``--quiet`` ask for."""
+        return cls(verbose=args.verbose, quiet=args.quiet)
+
     def __enter__(self) -> Listener:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._quiet:
             from rich.console import Console
             from rich.progress import Progress
 
@@ -97,8 +105,10 @@ class Listener:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if event.kind == "warning":
-            self._print(f"warning: {event.text}", "yellow")
+        if self._quiet:
+            return
+        if event.kind in ("warning", "note"):
+            self._print(f"{event.kind}: {event.text}", "yellow" if event.kind == "warning" else "dim")
             return
         if self._verbose and event.kind != "advance":
             work = f" ({event.total})" if event.total is not None else ""
@@ -157,12 +167,20 @@ def print_json(value: dict[str, Any]) -> None:
     _print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def show(report: _T, render: Callable[[_T], RenderableType], *, as_json: bool) -> None:
-    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it."""
+def print_notes(args: argparse.Namespace) -> None:
+    """Print what there is to say of the options, on stderr."""
+    for note in () if args.quiet else args.notes:
+        say(f"note: {note}", sys.stderr)
+
+
+def show(report: _T, render: Callable[[_T], View], *, as_json: bool, warned: bool = False, quiet: bool = False) -> None:
+    """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it, without the warnings that a
+    :class:`Listener` has printed (``warned``); with ``quiet`` as JSON only."""
     if as_json:
         print_json(report.to_json_dict())
-    else:
-        print_renderable(render(report))
+    elif not quiet:
+        shown = render(report)
+        print_renderable(replace(shown, warnings=()) if warned else shown)
 
 
 def print_renderable(renderable: RenderableType) -> None:
@@ -170,12 +188,14 @@ def print_renderable(renderable: RenderableType) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False, emoji=False, markup=False).print(_Safe(renderable))
+        Console(highlight=False, emoji=False, markup=False).print(_Safe(renderable), crop=False)
         return
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else _PIPE_WIDTH
     text = io.StringIO()
-    Console(file=text, width=width, no_color=True, emoji=False, markup=False).print(renderable, highlight=False)
+    Console(file=text, width=width, no_color=True, emoji=False, markup=False).print(
+        renderable, highlight=False, crop=False
+    )
     _print(safe("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))))
 
 

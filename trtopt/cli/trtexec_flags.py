@@ -138,6 +138,7 @@ _MEANT = [
         ("--int8",),
         "with `--calib`; what is not INT8 is FP16, so that `--fp16` beside it changes nothing, which a note says",
     ),
+    Flag("--int4", "", "build", ("--int4",), "weights alone, where that pays: products compute in the precision"),
     Flag("--fp8", "", "build", ("--fp8",), "for compute capability 8.9 and later; what is not FP8 is FP16, likewise"),
     Flag(
         "--best",
@@ -306,7 +307,7 @@ _WITHOUT_EFFECT = [
         "0",
         "profile",
         (),
-        "an engine runs in its first optimization profile, others are refused",
+        "an engine runs in the optimization profile that takes its --shapes and values; others than 0 are refused",
         _one_of({"0": "0"}),
     ),
     Flag(
@@ -337,7 +338,6 @@ _GAPS = "leave it out; inferences are timed without gaps"
 _DEFAULT = "leave it out; TensorRT's default is used"
 
 _NOT_SUPPORTED = [
-    *_refused("int4", "use --int8"),
     *_refused(
         "precisionConstraints layerPrecisions layerOutputTypes",
         "write the precision into the ONNX model; TensorRT 11 has no such option either",

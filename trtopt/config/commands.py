@@ -31,6 +31,8 @@ from trtopt.config.budget import Tolerances
 from trtopt.errors import UsageError
 from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
 
+WEIGHT_FORMATS = ("int4", "int8", "nvfp4", "mxfp8")
+
 
 @dataclass(frozen=True)
 class BuildConfig(Config):
@@ -62,6 +64,9 @@ class BuildConfig(Config):
         group=SAMPLES,
     )
     eval: str | None = samples_field("samples to verify on (default: the calibration samples)")
+    steps: float | None = option_field(
+        None, "tokens to decode of each prompt of decode:prompts.npz (default: 64)", SAMPLES, metavar="N"
+    )
     reference: str | None = file_field(
         "outputs that `polygraphy run --save-outputs` wrote for the inputs of --eval, to compare with in place of FP32",
         group=SAMPLES,
@@ -83,6 +88,9 @@ class BuildConfig(Config):
         metavar="HOW",
         path="script",
     )
+    preprocess_in_engine: bool = switch_field(
+        "let the engine take uint8 pixels, channels last, and do what --preprocess says but for sizes", SAMPLES
+    )
     labels: str | None = file_field(
         "labels of the pictures that are verified on: .csv, COCO's .json, or a folder of YOLO's .txt, masks or targets "
         "(default: those in the folder of the pictures)",
@@ -99,7 +107,7 @@ class BuildConfig(Config):
         metavar="FORM",
     )
     max_accuracy_drop: float | None = option_field(
-        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
+        None, "fail (exit code 7) when accuracy drops by more than X, 0.01 or 1%%", SAMPLES, metavar="X", share=True
     )
     min_sqnr_db: float | None = option_field(
         None,
@@ -114,6 +122,7 @@ class BuildConfig(Config):
         "(--int8 and --fp8 with your samples: 0.98)",
         SAMPLES,
         metavar="SHARE",
+        share=True,
     )
     atol: tuple[str, ...] = option_field(
         (),
@@ -131,6 +140,17 @@ class BuildConfig(Config):
         "compare intermediate tensors too, to name the layer where the error enters", SAMPLES
     )
     keep_all_int8: bool = switch_field("keep every 8-bit region, also where it makes the engine slower", PRECISION)
+    weights: str | None = option_field(
+        None,
+        "store the weights of matrix products in this format where that makes the engine faster; products still "
+        "compute in the precision",
+        PRECISION,
+        choices=WEIGHT_FORMATS,
+    )
+    weight_block: str | None = option_field(
+        None, "weights that share a scale, of --weights int4 (default: 128)", PRECISION, choices=("32", "64", "128")
+    )
+    keep_all_weights: bool = switch_field("keep every narrow weight, also where it makes the engine slower", PRECISION)
     sparse: bool = switch_field(
         "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
     )
@@ -145,6 +165,14 @@ class BuildConfig(Config):
     )
     opt_shapes: tuple[ShapeMap, ...] = shapes_field("shapes to optimize for; alone, they make the profile static")
     max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes")
+    batches: tuple[int, ...] = option_field(
+        (), "batch sizes, 1,8,32: a profile for each, which takes what is above the size before", TARGET, metavar="LIST"
+    )
+    shape_histogram: str | None = file_field(
+        "shapes of requests, a line each (ids:1x37,mask:1x37): at most four profiles by predicted time",
+        group=TARGET,
+        path="file",
+    )
     keep_dynamic: bool = switch_field("leave axes dynamic that every profile gives one size", TARGET)
     io: tuple[str, ...] = option_field(
         (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
@@ -179,6 +207,10 @@ class BuildConfig(Config):
         metavar="DIR",
     )
     save_onnx: str | None = file_field("write the optimized ONNX model")
+    epcontext: str | None = file_field(
+        "write an ONNX model beside the engine that ONNX Runtime loads it from (EPContext), the part for the host in it"
+    )
+    epcontext_embed: bool = switch_field("hold the engine in that model, in place of the name of its file", FILES)
     sign: str | None = file_field(
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )
@@ -199,9 +231,25 @@ class BuildConfig(Config):
                 where=flag("max_accuracy_drop"),
                 remedy="give a number from 0 on; the drop is baseline - optimized",
             )
+        if self.weights != "int4" and self.weight_block is not None:
+            what = "The block is that of --weights int4; other formats have one of their own"
+            raise UsageError(what, where=flag("weight_block"), remedy="leave it out, or give --weights int4")
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise UsageError(
                 "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"
+            )
+        ways = [name for name in ("batches", "shape_histogram", "opt_shapes", "max_shapes") if getattr(self, name)]
+        if len(ways) > 1 and ways != ["opt_shapes", "max_shapes"]:
+            raise UsageError(
+                "The shapes are given in two ways",
+                where=", ".join(map(flag, ways)),
+                remedy=f"leave all but {flag(ways[0])} out",
+            )
+        if self.steps is not None and not (self.steps >= 1 and self.steps.is_integer()):
+            raise UsageError(
+                f"There are no {self.steps:g} steps to decode",
+                where=flag("steps"),
+                remedy="give a whole number from 1 on",
             )
         if self.cache_gb is not None and self.cache_gb < 0:
             raise UsageError(
@@ -346,7 +394,7 @@ class ProfileConfig(Config):
         None,
         "values to run on: an .npz, .json (Polygraphy), a folder of these, script.py[:function], or "
         "name:file,other:file with raw values or an .npy (default: random)",
-        TIMING,
+        TARGET,
         metavar="FILES",
     )
     warmup: float | None = option_field(

@@ -14,6 +14,7 @@ from typing import Any
 from trtopt.config.base import Config, FieldKind, Option, checked, field_kinds, options
 from trtopt.config.commands import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
 from trtopt.errors import UsageError
+from trtopt.support._script import DECODE
 from trtopt.support.files import read_file
 from trtopt.support.words import did_you_mean
 
@@ -204,7 +205,10 @@ def _placed(option: Option, value: Any, file: Path, where: str) -> Any:
         return value
     if isinstance(value, tuple):
         return tuple(path_in(file, item, where) for item in value)
-    return path_in(file, value, where) if option.is_path(value) else value
+    if not option.is_path(value):
+        return value
+    kind = DECODE if value.startswith(DECODE) else ""
+    return kind + path_in(file, value.removeprefix(kind), where)
 
 
 def path_in(file: Path, text: str, where: str) -> str:

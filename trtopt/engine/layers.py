@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtopt.errors import EngineBuildError
+from trtopt.errors import EngineBuildError, LayerListError
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
 from trtopt.source.portable import ADDED
 
@@ -51,9 +51,12 @@ _HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\w+), (?=Inputs: \
 _TENSOR = re.compile(
     r" ?\{ Name: (?P<name>.*?), (?:Location: \w+, )?Dimensions: \[(?P<dims>[-\d,]*)\],"
     r"(?: Strides: \[[-\d,]*\], StrideOrder: \[[-\d,]*\],)?"
-    r" Datatype: (?P<dtype>\w+), Format: (?P<format>[^{}]*?) \}",
+    r" (?:Datatype: (?P<dtype>\w+), Format: (?P<format>[^{}]*?)|Format/Datatype: (?P<both>\w+)) \}",
     re.DOTALL,
 )
+_END = re.compile(r"\n\n(?:I/O Tensors|Bindings):")
+"""What follows the list; the second in TensorRT for RTX 1.4."""
+
 _TAIL = re.compile(
     r"(?:TacticName: (?P<tactic>.*?), )?(?:.*?, )?StreamId: -?\d+, (?:.*?, )?Metadata: (?P<metadata>.*)", re.DOTALL
 )
@@ -82,7 +85,7 @@ def parse_layers_log(text: str) -> tuple[LayerInfo, ...]:
     """
     if not text.startswith("Layers:"):
         raise _not_understood(text[:200])
-    block = text.removeprefix("Layers:").split("\n\nI/O Tensors:", 1)[0].strip("\n")
+    block = _END.split(text.removeprefix("Layers:"), maxsplit=1)[0].strip("\n")
     if not block:
         return ()
     if not block.startswith("Name: "):
@@ -124,10 +127,11 @@ def _tensor_list(record: str, at: int) -> tuple[tuple[TensorInfo, ...], int]:
     found: list[TensorInfo] = []
     while not record.startswith("], ", at):
         match = _TENSOR.match(record, at)
-        if match is None or match["dtype"] not in BITS:
+        dtype = match and (match["dtype"] or match["both"])  # TensorRT for RTX 1.4 has no format apart
+        if match is None or dtype not in BITS:
             raise _not_understood(record)
         shape = tuple(int(dim) for dim in match["dims"].split(",") if dim)
-        found.append(TensorInfo(match["name"], shape, match["dtype"], match["format"]))
+        found.append(TensorInfo(match["name"], shape, dtype, match["format"] or dtype))
         at = match.end()
         if record.startswith(",", at):
             at += 1
@@ -166,8 +170,8 @@ def kind_of(name: str, layer_type: str) -> str:
     return "pointwise" if lowered in ("kgen", "pointwise", "pointwisev2", "reformat") else "other"
 
 
-def _not_understood(line: str) -> EngineBuildError:
-    return EngineBuildError(
+def _not_understood(line: str) -> LayerListError:
+    return LayerListError(
         "The builder's list of layers holds a line trtopt does not understand",
         where=line if len(line) <= 600 else f"{line[:400]} ... {line[-200:]}",
         remedy="report it with the line above; `trtopt doctor` prints the versions to add",
@@ -215,7 +219,7 @@ def _resolve(name: str, layer: LayerInfo, known: Collection[str]) -> str:
     for candidate in (name, name.split(" | ", 1)[0]):
         if candidate in known:
             return candidate
-    raise EngineBuildError(
+    raise LayerListError(
         f"The engine's layers do not add up to the graph: a layer claims the node {name!r}, which is not in it",
         where=f"layer {layer.name}",
         remedy="report it with the builder's log; node names must be unique",

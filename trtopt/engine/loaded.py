@@ -20,8 +20,10 @@ from trtopt.engine.cuda import Buffer, Cuda
 from trtopt.engine.kernel_cache import KernelCache
 from trtopt.engine.native_log import heard, logger_of
 from trtopt.engine.process import driver_failed, is_driver_failure, plugin_refused
+from trtopt.engine.profiles import Profiles
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.hardware.probe import probe
+from trtopt.report.schema.manifest import ShapeRange
 
 _T = TypeVar("_T")
 _MOST_MESSAGES = 32
@@ -52,8 +54,8 @@ class LoadedEngine:
 
     Attributes:
         on_host: Inputs and outputs whose values the runtime reads or writes in the host's memory: shapes, as a rule.
-        shape_values: Of inputs that are read as shapes, the smallest, best and largest values in each optimization
-            profile.
+        profiles: By optimization profile, the shapes of dynamic inputs and the values of shape tensors.
+        shape_values: The inputs that are read as shapes.
         channels_last: Inputs and outputs that hold their channels last in memory.
         aliased: Outputs that are written where an input lies (KV caches), and that input.
         messages: Errors that the runtime logged.
@@ -71,8 +73,8 @@ class LoadedEngine:
         self.messages: list[str] = []
         self._built = describe(*identify(data))
         with self.heard():
-            load_plugins(trt, options.plugins)
-            self._runtime = self._new_runtime()
+            self._runtime = self._new_runtime()  # first: the registry of plugins has no logger before
+            load_plugins(trt, options.plugins, self.messages)
             if options.host_code:
                 self._runtime.engine_host_code_allowed = True
             self.engine = self._given(self._runtime.deserialize_cuda_engine(data))
@@ -96,19 +98,27 @@ class LoadedEngine:
         self.outputs = [name for name in names if modes[name] == trt.TensorIOMode.OUTPUT]
         self.on_host = {name for name in names if engine.get_tensor_location(name) == trt.TensorLocation.HOST}
         self.dtypes = {name: self._dtype(engine.get_tensor_dtype(name)) for name in names}
-        values = {name: self._values(name) for name in self.inputs if engine.is_shape_inference_io(name)}
-        self.shape_values = {name: ranges for name, ranges in values.items() if all(ranges)}
+        found = {name: self._values(name) for name in self.inputs if engine.is_shape_inference_io(name)}
+        values = {name: ranges for name, ranges in found.items() if all(ranges)}
+        dynamic = {name: self._shapes(name) for name in self.inputs if -1 in tuple(engine.get_tensor_shape(name))}
+        self.shape_values = set(values)
+        self.profiles: Profiles = {
+            name: [ShapeRange(*(tuple(map(int, sizes)) for sizes in each)) for each in ranges]
+            for name, ranges in {**dynamic, **values}.items()
+        }
         self.channels_last = {name for name in names if self._is_channels_last(name)}
         alias = getattr(engine, "get_aliased_input_tensor", None)  # older versions have no such outputs
-        found = {} if alias is None else {name: alias(name) for name in self.outputs}
-        self.aliased: dict[str, str] = {name: source for name, source in found.items() if source}
+        sources = {} if alias is None else {name: alias(name) for name in self.outputs}
+        self.aliased: dict[str, str] = {name: source for name, source in sources.items() if source}
 
-    def _values(self, name: str) -> list[list[tuple[int, ...]]]:
-        engine = self.engine  # whose Python interface calls the two arguments by each other's names
-        return [
-            [tuple(map(int, values)) for values in engine.get_tensor_profile_values(index, name)]
-            for index in range(engine.num_optimization_profiles)
-        ]
+    def _values(self, name: str) -> list[Any]:
+        """Of a shape tensor; nothing of others. The Python interface calls the two arguments by each other's names."""
+        engine = self.engine
+        return [engine.get_tensor_profile_values(index, name) for index in range(engine.num_optimization_profiles)]
+
+    def _shapes(self, name: str) -> list[Any]:
+        engine = self.engine
+        return [engine.get_tensor_profile_shape(name, index) for index in range(engine.num_optimization_profiles)]
 
     def _is_channels_last(self, name: str) -> bool:
         """Whether the channels lie last, in every profile; raises UsageError: memory is laid out in another way."""
@@ -132,13 +142,14 @@ class LoadedEngine:
     def _set_budget(self, asked: int | Literal["auto"]) -> None:
         """Before any context exists: TensorRT refuses it after."""
         engine = self.engine
-        if not engine.streamable_weights_size:
+        streamable = int(engine.streamable_weights_size)
+        if not streamable:
             raise UsageError(
                 "The engine streams no weights, so that there is no budget to set",
                 where=self._built,
                 remedy="build it with --builder weight_streaming=true, or leave the budget out",
             )
-        budget = engine.get_weight_streaming_automatic_budget() if asked == "auto" else asked
+        budget = engine.get_weight_streaming_automatic_budget() if asked == "auto" else min(asked, streamable)
         engine.weight_streaming_budget_v2 = budget
         if engine.weight_streaming_budget_v2 != budget:
             raise self.failed(f"a weight budget of {budget} bytes")
@@ -244,8 +255,13 @@ class LoadedEngine:
         return found
 
 
-def load_plugins(trt: Any, libraries: Iterable[Path]) -> None:
+def load_plugins(trt: Any, libraries: Iterable[Path], messages: Iterable[str]) -> None:
     """Register TensorRT's plugins, and those of libraries that this process has not loaded yet.
+
+    Args:
+        trt: The backend's module.
+        libraries: The libraries.
+        messages: Where errors are logged meanwhile.
 
     Raises:
         UsageError: A library cannot be loaded.
@@ -257,7 +273,7 @@ def load_plugins(trt: Any, libraries: Iterable[Path]) -> None:
             if key in _PLUGINS:
                 continue
             if trt.get_plugin_registry().load_library(str(key[1])) is None:
-                raise plugin_refused(str(library))
+                raise plugin_refused(str(library), messages)
             _PLUGINS.add(key)
 
 

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trtopt.errors import EngineBuildError, MissingDependencyError, TargetError, TrtoptError, UsageError
@@ -100,12 +100,12 @@ def driver_failed(messages: Sequence[str]) -> TargetError:
     )
 
 
-def plugin_refused(library: str) -> UsageError:
-    """The error for a library of plugins that the registry does not take."""
+def plugin_refused(library: str, messages: Iterable[str]) -> UsageError:
+    """The error for a library of plugins that the registry does not take, with what it logged."""
     return UsageError(
-        "The plugin library cannot be loaded, or its plugins are already registered",
+        f"The plugin library cannot be loaded: {_reasons(messages) or 'its plugins are registered already'}",
         where=library,
-        remedy="check that it is built for this version of TensorRT, and that it is named once",
+        remedy="check that it is built for this version of TensorRT, that it is named once, and with ldd what it needs",
     )
 
 
@@ -146,9 +146,9 @@ def refusal(
             remedy="install it again; `trtopt doctor` says what is installed",
         )
     if stage == "plugin":
-        return plugin_refused(str(details[0]["library"]))
+        return plugin_refused(str(details[0]["library"]), _errors(messages))
     if stage == "driver":
-        return driver_failed([text for severity, text in messages if severity != "WARNING"])
+        return driver_failed(_errors(messages))
     if stage == "timing-cache":
         return UsageError(
             "The timing cache does not belong to this GPU and version of TensorRT",
@@ -199,13 +199,18 @@ def _parse_error(details: Sequence[dict[str, Any]], model: str) -> EngineBuildEr
     )
 
 
+def _errors(messages: Iterable[tuple[str, str]]) -> list[str]:
+    return [text for severity, text in messages if severity in ("ERROR", "INTERNAL_ERROR")]
+
+
+def _reasons(errors: Iterable[str]) -> str:
+    """What was logged as errors, each once, without places in TensorRT's sources."""
+    told = (text for text in errors if not any(noise in text for noise in _NOISE))
+    return "; ".join(dict.fromkeys(_SOURCE.sub("", " ".join(text.split())) for text in told))
+
+
 def _build_error(messages: Sequence[tuple[str, str]], model: str) -> EngineBuildError:
-    errors = [
-        _SOURCE.sub("", " ".join(text.split()))
-        for severity, text in messages
-        if severity in ("ERROR", "INTERNAL_ERROR") and not any(noise in text for noise in _NOISE)
-    ]
-    text = "; ".join(dict.fromkeys(errors)) or "it gave no reason"
+    text = _reasons(_errors(messages)) or "it gave no reason"
     remedy = "the message names the layer; change the model there, or keep it in another precision"
     if re.search("out ?of ?memory|workspace size", text, re.IGNORECASE):
         remedy = "raise --builder workspace, or lower the largest shapes"

@@ -5,11 +5,10 @@ And the one shape of each input that a prediction is made at.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from trtopt.engine.backend import Backend
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.spec import GpuSpec
+from trtopt.support.words import nearest
 
 _ENDS = ("min", "opt", "max")
 
@@ -190,8 +190,9 @@ def plan_profiles(
     opt_shapes: Sequence[ShapeMap],
     max_shapes: Sequence[ShapeMap],
     observed: Sequence[ShapeMap],
+    growing: Collection[str] = (),
 ) -> ProfilePlan:
-    """Decide the profiles.
+    """Decide the profiles; caches that are ``growing`` may be empty.
 
     Options give the range of the axes they name, and of the values of shape tensors (:func:`is_values`): the i-th
     minimum, optimum and maximum belong together, and what is left out of a pair or triple is the optimum (with minimum
@@ -203,7 +204,7 @@ def plan_profiles(
         UsageError: An option names an unknown input, has the wrong rank or another value on a static axis; a range is
             empty; an axis has no range; an observed sample is in no profile.
     """
-    options = _option_ranges(inputs, min_shapes, opt_shapes, max_shapes)
+    options = _option_ranges(inputs, min_shapes, opt_shapes, max_shapes, growing)
     notes: list[str] = []
     profiles = []
     valued = {
@@ -239,6 +240,7 @@ def _option_ranges(
     min_shapes: Sequence[ShapeMap],
     opt_shapes: Sequence[ShapeMap],
     max_shapes: Sequence[ShapeMap],
+    growing: Collection[str],
 ) -> list[dict[str, list[Range]]]:
     """Per profile, the ranges of every axis of the inputs the options name."""
     lists = {"--min-shapes": min_shapes, "--opt-shapes": opt_shapes, "--max-shapes": max_shapes}
@@ -259,7 +261,7 @@ def _option_ranges(
     for option, maps in lists.items():
         for shapes in maps:
             for name, shape in split_values(inputs, shapes)[0].items():
-                check_shape(by_name, name, shape, option)
+                check_shape(by_name, name, shape, option, may_be_empty=name in growing)
     return [
         _ranges_of_profile(*(maps[index] if maps else {} for maps in lists.values())) for index in range(counts.pop())
     ]
@@ -288,11 +290,13 @@ def _ranges_of_profile(low: ShapeMap, optimum: ShapeMap, high: ShapeMap) -> dict
     return ranges
 
 
-def check_shape(by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, ...], option: str) -> None:
+def check_shape(
+    by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, ...], option: str, *, may_be_empty: bool = False
+) -> None:
     """Raise UsageError when a shape given with ``option`` does not fit the input ``name``."""
     if name not in by_name:
-        close = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        near = nearest(name, by_name)
+        hint = f"did you mean {near!r}? " if near else ""
         raise UsageError(
             f"The model has no input {name!r}", where=option, remedy=f"{hint}Its inputs: {', '.join(by_name)}"
         )
@@ -306,8 +310,10 @@ def check_shape(by_name: Mapping[str, InputSpec], name: str, shape: tuple[int, .
             where=option,
             remedy="static dimensions stay as they are; give one number per axis",
         )
-    if option != "--min-shapes" and any(
-        given == 0 and not isinstance(dim, int) for dim, given in zip(wanted, shape, strict=True)
+    if (
+        option != "--min-shapes"
+        and not (may_be_empty and shape[0])
+        and any(given == 0 and not isinstance(dim, int) for dim, given in zip(wanted, shape, strict=True))
     ):
         raise UsageError(
             f"The input {name!r} of shape {_text(shape)} has no elements",

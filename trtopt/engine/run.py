@@ -16,6 +16,7 @@ import numpy as np
 from trtopt.engine.backend import AS_BUILT, TENSORRT_RTX, Backend, RuntimeOptions, read_header
 from trtopt.engine.cuda import Buffer, Cuda
 from trtopt.engine.loaded import LoadedEngine, guarded, output_allocator
+from trtopt.engine.profiles import choose
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.probe import probe
@@ -53,6 +54,10 @@ class EngineSession:
 
     A context manager that frees its memory.
 
+    Attributes:
+        output_names: The engine's outputs.
+        profiles: By optimization profile, the shapes of dynamic inputs and the values of shape tensors.
+
     Args:
         engine: The engine file's content.
         backend: What built it.
@@ -75,6 +80,7 @@ class EngineSession:
             self._runner = guarded(lambda: _Runner(trt, engine, options, stack, rtx_graphs))
             self._stack = stack.pop_all()
         self.output_names: tuple[str, ...] = self._runner.output_names
+        self.profiles = self._runner.profiles
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
         """Outputs in the order of ``output_names``.
@@ -83,7 +89,7 @@ class EngineSession:
             feeds: Arrays by input name, converted to the engine's dtypes.
 
         Raises:
-            UsageError: A feed is missing an input, or its shape is outside of the engine's profile.
+            UsageError: A feed is missing an input, or its shape is outside of the engine's profiles.
             EngineBuildError: The engine fails to run.
         """
         return self._runner.guarded(lambda: self._runner.run(feeds))
@@ -141,10 +147,6 @@ class _Runner(LoadedEngine):
             specs.append(InputSpec(name, self.dtypes[name], tuple("?" if dim < 0 else dim for dim in dims)))
         return tuple(specs)
 
-    def optimum(self, name: str) -> tuple[int, ...]:
-        """The shape of an input that the first optimization profile is tuned for."""
-        return tuple(int(dim) for dim in self.engine.get_tensor_profile_shape(name, 0)[1])
-
     def run(self, feed: Feeds) -> list[np.ndarray]:
         self.set(feed)
         self.enqueue()
@@ -152,13 +154,29 @@ class _Runner(LoadedEngine):
         return [self._fetch(name) for name in self.outputs]
 
     def set(self, feed: Feeds) -> None:
-        """Copy the inputs, and have the outputs' memory follow their sizes."""
+        """Choose the profile, copy the inputs, and have the outputs' memory follow their sizes."""
+        for name in self.inputs:
+            if name not in feed:
+                raise UsageError(f"The engine's input {name!r} is missing", where=", ".join(feed), remedy="add it")
+        self._set_profile(feed)
         self._held = [self._set_input(name, feed) for name in self.inputs]  # must live until the stream is done
         for name, allocator in self._allocators.items():
             self.context.set_output_allocator(name, allocator)
             self._set_address(name, self._buffers[name].reserve(1))
         for name in self.aliased:
             self._set_address(name, self._buffers[name].pointer)
+
+    def _set_profile(self, feed: Feeds) -> None:
+        profile = choose(self.profiles, {name: self._sizes(name, feed[name]) for name in self.profiles})
+        context = self.context
+        if context.active_optimization_profile != profile and not context.set_optimization_profile_async(
+            profile, int(self.stream)
+        ):
+            raise self.failed(f"optimization profile {profile}")
+
+    def _sizes(self, name: str, array: np.ndarray) -> tuple[int, ...]:
+        """What chooses a profile: the shape of an input, the values of one that is read as a shape."""
+        return tuple(np.ravel(array).tolist()) if name in self.shape_values else np.shape(array)
 
     def fix_outputs(self) -> None:
         """After a run: keep the outputs' memory as it is, so that no callback into Python is timed.
@@ -206,8 +224,6 @@ class _Runner(LoadedEngine):
         self.cuda.call("cudaStreamSynchronize", self.stream)
 
     def _set_input(self, name: str, feed: Feeds) -> np.ndarray:
-        if name not in feed:
-            raise UsageError(f"The engine's input {name!r} is missing", where=", ".join(feed), remedy="add it")
         array = np.ascontiguousarray(feed[name], dtype=self.dtypes[name]).reshape(np.shape(feed[name]))
         if not self.context.set_input_shape(name, array.shape):
             raise UsageError(

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.engine.backend import TENSORRT, Backend
+from trtopt.graph import edit
+from trtopt.graph.resize import is_antialiased
+from trtopt.support.nms_plugins import is_written_out
 
 
 @dataclass(frozen=True)
@@ -83,24 +86,87 @@ _OWN_PLUGIN = "_TRT"
 """Ending of the operators whose plugins come with TensorRT (``EfficientNMS_TRT``)."""
 
 
+_MOST_K = 3840
+"""What TopK may take, by the compilers' message."""
+
+_SIZES = frozenset(
+    """
+    Abs Add Cast Ceil Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual Identity Less
+    LessOrEqual Max Min Mod Mul Neg Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Slice Split Squeeze Sub
+    Unsqueeze Where
+    """.split()
+)
+"""Operators that computations of sizes consist of, from Shape on."""
+
+
+def _form_unsupported(node: ir.Node) -> Unsupported | None:
+    """Why the form of an operator does not run that runs in others."""
+    if node.op_type == "Resize":
+        return _resize_unsupported(node)
+    if node.op_type == "TopK":
+        k = edit.constant_of(edit.input_of(node, 1))
+        if k is not None and k.size == 1 and int(k.reshape(-1)[0]) > _MOST_K:
+            return Unsupported(f"TopK takes at most {_MOST_K}, and here k is {int(k.reshape(-1)[0])}", "lower k")
+        if k is None and not _is_size(edit.input_of(node, 1)):
+            return Unsupported("no compiler runs TopK with a k that is computed from data", "give k as a constant")
+    return None
+
+
+def _resize_unsupported(node: ir.Node) -> Unsupported | None:
+    if is_antialiased(node):
+        return Unsupported(
+            "no compiler runs Resize with antialias = 1, and it is written out as products only where height and "
+            "width are known before and behind it, of linear or cubic interpolation",
+            "fix height and width with --shapes, or resize before the model",
+        )
+    policy = edit.string_attribute(node, "keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch":
+        return Unsupported(
+            f"no compiler runs Resize with keep_aspect_ratio_policy = {policy}", "give the sizes it leads to"
+        )
+    if edit.string_attribute(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize":
+        return Unsupported("no compiler runs Resize with tf_crop_and_resize", "use Slice and Resize, or GridSample")
+    return None
+
+
+def _is_size(value: ir.Value | None) -> bool:
+    """Whether a value follows from shapes, constants and inputs of whole numbers alone."""
+    seen: set[ir.Node] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if current is None or edit.constant_tensor_of(current) is not None:
+            continue
+        node = current.producer()
+        if node is None:
+            if current.dtype not in (ir.DataType.INT32, ir.DataType.INT64):
+                return False
+        elif node not in seen and not edit.is_op(node, "Shape", "Size"):
+            seen.add(node)
+            if node.domain != "" or node.op_type not in _SIZES:
+                return False
+            waiting.extend(node.inputs)
+    return True
+
+
 def why_unsupported(node: ir.Node, backend: Backend, *, plugins: bool) -> Unsupported | None:
-    """Why ``backend`` does not run a node; None where it does, as far as the operator tells.
+    """Why ``backend`` does not run a node; None where it does, as far as operator, attributes and constants tell.
 
     Args:
         plugins: Whether libraries of plugins are loaded: then every operator of a custom domain counts as supported.
     """
+    name = backend.runtime.split(",")[0]
     if node.domain == "":
         remedy = _NOWHERE.get(node.op_type)
         if remedy is None and backend != TENSORRT:
             remedy = _NOT_ON_RTX.get(node.op_type)
-        name = backend.runtime.split(",")[0]
-        return None if remedy is None else Unsupported(f"{name} does not run {node.op_type}", remedy)
+        return _form_unsupported(node) if remedy is None else Unsupported(f"{name} does not run {node.op_type}", remedy)
     if plugins or (node.domain == "com.microsoft" and node.op_type in _CONTRIBUTED):
         return None
     if backend == TENSORRT and node.op_type.endswith(_OWN_PLUGIN):
         return None
     remedy = "replace it with operators of ONNX, or name the library of its plugin with --plugins"
-    if "NMS" in node.op_type:
-        remedy = f"export with ONNX's NonMaxSuppression in its place, which runs on the host; or {remedy}"
+    if is_written_out(node):
+        return Unsupported(f"{name} does not come with the plugin {node.op_type}", remedy)
     reason = f"{node.op_type} of the domain {node.domain} is no operator of ONNX, and no plugin is given"
     return Unsupported(reason, remedy)

@@ -151,8 +151,8 @@ def _built(
     trt: Any, request: dict[str, Any], folder: Path, messages: list[tuple[str, str]], events: TextIO
 ) -> dict[str, Any]:
     logger = logger_of(trt)
+    builder = _started(lambda: trt.Builder(logger))  # first: the registry of plugins has no logger before
     _load_plugins(trt, logger, request["plugins"])
-    builder = _started(lambda: trt.Builder(logger))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request["onnx"]):

@@ -198,6 +198,11 @@ def sweep(
         TargetError: No machine has a GPU that jobs need.
         MissingDependencyError: Ray or fsspec is not installed, the cluster cannot be reached, or has another version of
             trtopt.
+
+    Example:
+        >>> report = trtopt.sweep("sweep.toml", workers=1)
+        >>> [(row.model, row.precision, row.status) for row in report.rows]
+        [('model', 'fp32', 'done'), ('model', 'fp16', 'done')]
     """
     began = time.perf_counter()
     found = load_plan(Path(path))
@@ -362,7 +367,7 @@ def write_sweep(
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly and Jinja2.
+        MissingDependencyError: ``html`` needs Jinja2.
     """
     from trtopt.report.files import sweep_csv, write_view
     from trtopt.report.text.sweep import view

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from trtopt.accuracy.metric import drop_of
 from trtopt.config.budget import DEFAULT_ACCURACY_DROP, ROUNDING
@@ -23,6 +23,9 @@ from trtopt.support.files import atomic_write, check_outputs
 from trtopt.support.precision import ELEMENT_BYTES
 from trtopt.support.words import did_you_mean
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 BITS: dict[str, int] = {dtype: round(size * 8) for dtype, size in ELEMENT_BYTES.items()}
 """The types a share can be asked of, and their widths."""
 
@@ -33,8 +36,19 @@ DEFAULT_SHARE_LOSS = 0.01
 DEFAULT_BYTES_GROWTH = 0.10
 
 
+class LimitOptions(TypedDict, total=False):
+    """The fields of :class:`Limits` as keywords."""
+
+    max_accuracy_drop: float | None
+    max_latency_regress: float | None
+    min_share: Mapping[str, float]
+    max_bytes: int | None
+    max_kernels: int | None
+    allow_synthetic: bool
+
+
 @dataclass(frozen=True)
-class Thresholds:
+class Limits:
     """What a report must keep. None: against a baseline the default, else nothing.
 
     Attributes:
@@ -86,7 +100,7 @@ def comparable(after: Facts, before: Facts) -> tuple[str, ...]:
     for what, old, new in _identity(after, before):
         if old != new:
             raise UsageError(
-                f"The baseline is of another {what}: {old or 'none'}, the report of {new or 'none'}",
+                f"The baseline {what.format(old or 'none', new or 'none')}",
                 where=f"{before.checked.report}, for {after.checked.report}",
                 remedy="give a baseline that was made in the same way, or make it anew on the branch compared with",
             )
@@ -94,17 +108,17 @@ def comparable(after: Facts, before: Facts) -> tuple[str, ...]:
 
 
 def _identity(after: Facts, before: Facts) -> Iterator[tuple[str, str, str]]:
-    """What has to be equal: its name, in the baseline, in the report. Left out where a side does not say."""
-    yield "kind", before.checked.schema, after.checked.schema
+    """What has to be equal: how it differs, in the baseline, in the report. Left out where a side does not say."""
+    yield "is a report of another kind, {0}; this one is {1}", before.checked.schema, after.checked.schema
     if before.model is not None and after.model is not None:
-        yield "model, by its inputs", _inputs(before.model), _inputs(after.model)
+        yield "has other inputs: {0} there, {1} here", _inputs(before.model), _inputs(after.model)
     if before.output_names and after.output_names:
-        yield "model, by its outputs", _names(before), _names(after)
-    yield "GPU", before.checked.gpu, after.checked.gpu
+        yield "has other outputs: {0} there, {1} here", _names(before), _names(after)
+    yield "is for another GPU: {0}; this report is for {1}", before.checked.gpu, after.checked.gpu
     if before.compiler and after.compiler:
-        yield "backend", before.compiler, after.compiler
+        yield "was built by {0}, this by {1}", before.compiler, after.compiler
     if before.shapes and after.shapes:
-        yield "shape", _shapes(before.shapes), _shapes(after.shapes)
+        yield "is for other shapes: {0} there, {1} here", _shapes(before.shapes), _shapes(after.shapes)
 
 
 def _inputs(model: ModelIdentity) -> str:
@@ -130,6 +144,7 @@ def _notes(after: Facts, before: Facts) -> Iterator[str]:
         ("the precision asked for", old.precision, new.precision),
         ("the compiler", old.backend, new.backend),
         ("the samples of the accuracy", before.accuracy_samples, after.accuracy_samples),
+        ("what outputs are compared with", before.reference, after.reference),
     ):
         if first != second:
             yield f"{what} changed: {first or 'none'} in the baseline, {second or 'none'} here"
@@ -213,7 +228,7 @@ class _Pair:
         return tuple(sorted((item for item in self.changed if by_how_much(item) > 0), key=lambda x: -by_how_much(x)))
 
 
-def evaluate(after: Facts, before: Facts | None, limits: Thresholds) -> CheckReport:
+def evaluate(after: Facts, before: Facts | None, limits: Limits) -> CheckReport:
     """Judge a report; ``before`` is what its baseline says.
 
     Every gate has a default against a baseline; a threshold replaces the default of its gate. Without a baseline, only
@@ -242,10 +257,11 @@ def evaluate(after: Facts, before: Facts | None, limits: Thresholds) -> CheckRep
     notes += tuple(f"allowed by --allow-accuracy-loss of the build: {item}" for item in after.allowed)
     if after.synthetic and limits.allow_synthetic:
         notes += ("the 8-bit ranges come from random data: --allow-synthetic",)
-    return CheckReport(after.checked, None if before is None else before.checked, tuple(gates), notes)
+    baseline = None if before is None else before.checked
+    return CheckReport(after.checked, baseline, tuple(gates), notes, after.names)
 
 
-def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
+def _own(after: Facts, limits: Limits) -> Iterator[Gate]:
     """What needs no figures: the build's own gates, finite outputs, ranges from real samples."""
     if after.own_failures is not None:
         gate = Gate("build", "the gates of the build itself", "passed")
@@ -253,7 +269,7 @@ def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
         yield replace(gate, verdict="failed", reason=failures) if failures else gate
     if after.outputs:
         bad = {name: item.nonfinite for name, item in after.outputs.items() if item.nonfinite}
-        gate = Gate("finite", "outputs finite where FP32 is", "passed")
+        gate = Gate("finite", "outputs finite where the reference is", "passed")
         reason = "; ".join(f"{name}: {count(number, 'value')} NaN or infinite" for name, number in bad.items())
         yield replace(gate, verdict="failed", reason=reason) if bad else gate
     if after.synthetic is not None:
@@ -263,7 +279,7 @@ def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
         yield replace(gate, verdict="failed", reason=reason) if refused else gate
 
 
-def _accuracy(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _accuracy(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     """By the metric, and by output where it was not measured on what was made; against FP32 where a threshold is given,
     and against the baseline."""
     after, before, asked = pair.after, pair.before, limits.max_accuracy_drop
@@ -283,7 +299,7 @@ def _accuracy(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
         yield _missing("accuracy", "accuracy", asked, "the report has no accuracy: it was not measured")
 
 
-def _by_metric(pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
+def _by_metric(pair: _Pair, limits: Limits, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
     now, asked = pair.after.metric, limits.max_accuracy_drop
     if now is None:
         return
@@ -291,7 +307,8 @@ def _by_metric(pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -
     name, title = f"accuracy:{now.name}", f"accuracy, {now.name}"
     if asked is not None and now.name != "sqnr":
         gate = Gate("accuracy-fp32", f"accuracy, {now.name} against FP32", "passed", unit, now.baseline, now.optimized)
-        yield _at_least(gate, now.baseline - asked, "less accurate than the FP32 model", lost)
+        what = f"{_points(now.baseline, now.optimized)} less accurate than the FP32 model"
+        yield _at_least(gate, now.baseline - asked, what, lost)
     if pair.before is None:
         if asked is not None and now.name == "sqnr":
             yield _missing(name, title, asked, "an SQNR is bounded against a baseline; add --baseline")
@@ -303,20 +320,28 @@ def _by_metric(pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -
         return
     drop = asked if asked is not None else DEFAULT_DB_DROP if unit == "dB" else DEFAULT_ACCURACY_DROP
     gate = Gate(name, title, "passed", unit, old.optimized, now.optimized, is_default=asked is None)
-    what = f"the model is {old.optimized - now.optimized:.4g} less accurate than the baseline"
+    what = f"the model is {_points(old.optimized, now.optimized)} less accurate than the baseline"
     if old.baseline - now.baseline > drop:
-        what += f"; its FP32 form is {old.baseline - now.baseline:.4g} less accurate too: look at the training"
+        what += f"; its FP32 form is {_points(old.baseline, now.baseline)} less accurate too: look at the training"
     yield _at_least(gate, old.optimized - drop, what, lost)
 
 
-def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
+def _points(before: float, after: float) -> str:
+    """How much a metric fell: in points of 0.01 where it is a share."""
+    if 0 <= min(before, after) <= max(before, after) <= 1:
+        return f"{100 * (before - after):.3g} points"
+    return f"{before - after:.4g}"
+
+
+def _by_output(name: str, pair: _Pair, limits: Limits, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
     asked, now = limits.max_accuracy_drop, (pair.after.outputs or {})[name]
     old = None if pair.before is None else (pair.before.outputs or {}).get(name)
     measure, drop = drop_of(now)
-    title = f"{name}: {measure} with FP32"
+    reference = pair.after.reference
+    title = f"{name}: {measure} with {reference}"
     if asked is not None:
-        gate = Gate(f"accuracy-fp32:{name}", f"{name}: {measure} against FP32", "passed", "metric", 1.0, 1.0 - drop)
-        yield _at_least(gate, 1.0 - asked, "further from FP32 than allowed", lost)
+        gate = Gate(f"accuracy-fp32:{name}", title, "passed", "metric", 1.0, 1.0 - drop)
+        yield _at_least(gate, max(1.0 - asked, 0.0), f"further from {reference} than allowed", lost)
     if pair.before is None:
         return
     if old is None or drop_of(old)[0] != measure:
@@ -325,10 +350,11 @@ def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChan
     most = DEFAULT_ACCURACY_DROP if asked is None else asked
     before = 1.0 - drop_of(old)[1]
     gate = Gate(f"accuracy:{name}", title, "passed", "metric", before, 1.0 - drop, is_default=asked is None)
-    yield _at_least(gate, before - most, f"{before - 1.0 + drop:.4g} further from FP32 than the baseline", lost)
+    said = f"{before - 1.0 + drop:.4g} further from {reference} than the baseline"
+    yield _at_least(gate, max(before - most, 0.0), said, lost)
 
 
-def _latency(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _latency(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     if pair.before is None:
         return
     asked, now, old = limits.max_latency_regress, pair.after.times, pair.before.times
@@ -343,7 +369,7 @@ def _latency(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
     yield _at_most(gate, old[how] * (1 + most), growth, pair.layers(slower))
 
 
-def _shares(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _shares(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     """By type where thresholds are given; else against the baseline: 8 bits or fewer, 16 bits or fewer."""
     now, of = pair.after.shares, pair.after.share_of
     old = None if pair.before is None or pair.before.share_of != of else pair.before.shares
@@ -367,7 +393,7 @@ def _shares(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
         before, after = (_narrow(shares, bits) for shares in (old, now))
         gate = Gate(name, title, "passed", "share", before, after, is_default=True)
         fewer = f"{100 * (before - after):.3g} points less than the baseline"
-        yield _at_least(gate, before - DEFAULT_SHARE_LOSS, fewer, wider)
+        yield _at_least(gate, max(before - DEFAULT_SHARE_LOSS, 0.0), fewer, wider)
 
 
 def _narrow(shares: Mapping[str, float], bits: int) -> float:
@@ -375,7 +401,7 @@ def _narrow(shares: Mapping[str, float], bits: int) -> float:
     return sum(share for dtype, share in shares.items() if _BITS.get(dtype, 32) <= bits)
 
 
-def _bytes(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _bytes(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     asked, now = limits.max_bytes, pair.after.bytes
     old = None if pair.before is None else pair.before.bytes
     if now is None:
@@ -390,7 +416,7 @@ def _bytes(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
         yield _at_most(gate, old * (1 + DEFAULT_BYTES_GROWTH), growth)
 
 
-def _kernels(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _kernels(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     asked, now = limits.max_kernels, pair.after.kernels
     old = None if pair.before is None else pair.before.kernels
     if now is None:
@@ -427,10 +453,10 @@ def check(
     report: str | Path,
     *,
     baseline: str | Path | None = None,
-    limits: Thresholds | None = None,
+    limits: Limits | None = None,
     markdown: str | Path | None = None,
     junit: str | Path | None = None,
-    **options: Any,
+    **options: Unpack[LimitOptions],
 ) -> CheckReport:
     """Judge a report of a build, an analysis or a profile.
 
@@ -440,7 +466,7 @@ def check(
         limits: The thresholds; ``options`` override its fields by name.
         markdown: Write the result as Markdown.
         junit: Write the result as JUnit XML.
-        **options: Fields of :class:`~trtopt.gates.check.Thresholds`.
+        **options: Fields of :class:`~trtopt.gates.check.Limits`.
 
     Returns:
         All gates; ``.failed`` are those that failed.
@@ -448,17 +474,22 @@ def check(
     Raises:
         UsageError: A file cannot be read or written or has a wrong field, a threshold is wrong, or the two reports
             cannot be compared.
+
+    Example:
+        >>> result = trtopt.check("report.json", max_kernels=100, allow_synthetic=True)
+        >>> [gate.name for gate in result.failed]
+        []
     """
     inputs = {"the report": Path(report)} | ({"the baseline": Path(baseline)} if baseline is not None else {})
     outputs: Mapping[str, str | Path | None] = {"--markdown": markdown, "--junit": junit}
     written = {name: Path(path) for name, path in outputs.items() if path is not None}
     check_outputs(written, inputs)
-    known = [item.name for item in fields(Thresholds)]
+    known = [item.name for item in fields(Limits)]
     for name in options:
         if name not in known:
             remedy = did_you_mean(name, known) or "see docs/check.md"
             raise UsageError(f"There is no threshold {name!r}", where=name, remedy=remedy)
-    limits = replace(limits or Thresholds(), **options)
+    limits = replace(limits or Limits(), **options)
     found = evaluate(_facts(report), None if baseline is None else _facts(baseline), limits)
     if "--markdown" in written:
         atomic_write(written["--markdown"], as_markdown(view(found)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtopt.engine.achieved import math_dtype
@@ -12,7 +12,7 @@ from trtopt.errors import UsageError
 from trtopt.report.schema.analysis import WITHOUT_KERNEL, Analysis, LayerRow
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, MetricRecord, OutputAccuracy
 from trtopt.report.schema.check import Checked
-from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
 from trtopt.report.schema.read import Report, converted
 from trtopt.report.schema.sweep import SweepReport
@@ -80,13 +80,16 @@ class Facts:
         layers: The kernels: those whose time is predicted (of an engine of static shapes), else the engine's.
         bytes: Size of the engine.
         output_names: The model's outputs.
-        outputs: Accuracy by output, against FP32; for outputs that the host computes, the tensors they come from.
+        outputs: Accuracy by output, against ``reference``; for outputs that the host computes, the tensors they come
+            from.
+        reference: What outputs were compared with: FP32, or the outputs of ``--reference``.
         metric: The metric.
         metric_ran: Whether it was measured on what was made; False where an engine ran and only its graph has a metric.
         accuracy_samples: How many samples accuracy was measured on, which, and what ran.
         own_failures: The gates of the build that failed.
         allowed: Those that ``--allow-accuracy-loss`` made warnings.
         synthetic: Whether ranges come from random data; None where there are none.
+        names: The modules of its nodes.
     """
 
     checked: Checked
@@ -102,12 +105,14 @@ class Facts:
     bytes: int | None = None
     output_names: tuple[str, ...] = ()
     outputs: Mapping[str, OutputAccuracy] | None = None
+    reference: str = "FP32"
     metric: MetricRecord | None = None
     metric_ran: bool = True
     accuracy_samples: str = ""
     own_failures: tuple[str, ...] | None = None
     allowed: tuple[str, ...] = ()
     synthetic: bool | None = None
+    names: dict[str, NodeName] = field(default_factory=dict)
 
 
 def facts_of(report: Report, path: Path) -> Facts:
@@ -156,6 +161,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         bytes=None if engine is None else engine.bytes,
         output_names=_outputs(report),
         outputs=None if accuracy is None else _judged(accuracy),
+        reference="FP32" if report.config.get("reference") is None else "the recorded outputs",
         metric=None if accuracy is None else accuracy.product_metric,
         metric_ran=accuracy is not None and (accuracy.engine is None or accuracy.engine_metric is not None),
         accuracy_samples=""
@@ -166,6 +172,7 @@ def _of_build(report: BuildReport, model: ModelIdentity, path: Path) -> Facts:
         synthetic=None
         if report.calibration is None or precision.requested in _WITHOUT_RANGES
         else report.calibration.source == "synthetic",
+        names=report.names,
     )
 
 
@@ -179,6 +186,7 @@ def _of_analysis(report: Analysis, model: ModelIdentity, path: Path) -> Facts:
         shares=_shares([(row.dtype, float(row.flop)) for row in report.layers]),
         kernels=len(kernels),
         layers=kernels,
+        names=report.names,
     )
 
 

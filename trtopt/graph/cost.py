@@ -73,6 +73,8 @@ _PER_INPUT: dict[str, int] = {
 
 SOFTMAX_FLOP = _PER_INPUT["Softmax"]
 
+_INDICES = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.STRING)
+
 
 def flop_of(node: ir.Node, shapes: Shapes) -> int | None:
     """Floating-point operations of one node, nested graphs not included.
@@ -120,6 +122,12 @@ def flop_by_node(model: ir.Model, shapes: Shapes) -> dict[str, int]:
     """
     found = ((str(node.name), flop_of(node, shapes), times) for node, times in nodes_with_counts(model.graph, shapes))
     return {name: flop * times for name, flop, times in found if flop is not None}
+
+
+def parameters(model: ir.Model) -> int:
+    """How many weights a model has: elements of its constants that are no shapes, axes or positions."""
+    tensors = (value.const_value for graph in edit.all_graphs(model.graph) for value in graph.initializers.values())
+    return sum(tensor.size for tensor in tensors if tensor is not None and tensor.dtype not in _INDICES)
 
 
 def nodes_with_counts(graph: ir.Graph, shapes: Shapes, times: int = 1) -> Iterator[tuple[ir.Node, int]]:

@@ -20,9 +20,10 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     """``model`` as a protobuf whose large constants have their type and shape and no data.
 
     They are written as external tensors: that keeps them constants (also in nested graphs, which cannot have inputs),
-    and ONNX's shape inference reads their type and shape only.
+    and ONNX's shape inference reads their type and shape only. ``model`` is without them while it is written: no other
+    thread may read it then.
     """
-    restore = strip(model)
+    restore = _strip(model)
     try:
         return ir.to_proto(model)
     finally:
@@ -32,39 +33,47 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
 def flat_skeleton(model: ir.Model, described: Iterable[ir.Value]) -> onnx.ModelProto:
     """As :func:`skeleton`, of a model without functions, with types and shapes of ``described`` values only.
 
-    A third of the time of :func:`skeleton` goes to values whose shapes are about to be inferred.
+    A third of the time of :func:`skeleton` goes to values whose shapes are about to be inferred. ``model`` stays as it
+    is, so that other threads may read it.
     """
     graph = model.graph
     proto = onnx.ModelProto(ir_version=model.ir_version)
     for domain, version in graph.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
-    restore = strip(model)
-    try:
-        proto.graph.name = graph.name or ""
-        for values, made in (
-            (graph.inputs, proto.graph.input),
-            (graph.outputs, proto.graph.output),
-            (described, proto.graph.value_info),
-        ):
-            for value in values:
-                ir.serde.serialize_value_into(made.add(), value)
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                ir.serde.serialize_tensor_into(proto.graph.initializer.add(), value.const_value)
-        for node in graph:
+    proto.graph.name = graph.name or ""
+    for values, made in (
+        (graph.inputs, proto.graph.input),
+        (graph.outputs, proto.graph.output),
+        (described, proto.graph.value_info),
+    ):
+        for value in values:
+            ir.serde.serialize_value_into(made.add(), value)
+    light = {owner: _without_data(owner, tensor) for owner, tensor in _large_constants(model)}
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), light.get(value, value.const_value))
+    for node in graph:
+        if node in light:
+            made_node = proto.graph.node.add(
+                op_type=node.op_type, name=node.name or "", output=[str(node.outputs[0].name)]
+            )
+            ir.serde.serialize_attribute_into(made_node.attribute.add(), ir.AttrTensor("value", light[node]))
+        else:
             ir.serde.serialize_node_into(proto.graph.node.add(), node)
-    finally:
-        restore()
     return proto
 
 
-def strip(model: ir.Model) -> Callable[[], None]:
+def _without_data(owner: ir.Value | ir.Node, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """What stands for a large constant."""
+    name = (owner.name if isinstance(owner, ir.Value) else tensor.name) or "value"
+    return ir.ExternalTensor(_OMITTED, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(dims_of(tensor)), name=name)
+
+
+def _strip(model: ir.Model) -> Callable[[], None]:
     """Take the data of large constants out of ``model``, in place; the function that is returned puts them back."""
     large = list(_large_constants(model))
     for owner, tensor in large:
-        name = (owner.name if isinstance(owner, ir.Value) else tensor.name) or "value"
-        shape = ir.Shape(dims_of(tensor))
-        _put(owner, ir.ExternalTensor(_OMITTED, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name))
+        _put(owner, _without_data(owner, tensor))
 
     def restore() -> None:
         for owner, tensor in large:
@@ -83,7 +92,7 @@ def _put(owner: ir.Value | ir.Node, tensor: ir.TensorProtocol) -> None:
 
 def content_hash(model: ir.Model) -> str:
     """A hash, hex, of all that ``model`` computes with: its graph and its weights."""
-    digest = hashlib.sha256(skeleton(model).SerializeToString(deterministic=True))
+    digest = hashlib.sha256(skeleton(model.clone()).SerializeToString(deterministic=True))
     for _, tensor in _large_constants(model):
         digest.update(tensor.tobytes())
     return digest.hexdigest()

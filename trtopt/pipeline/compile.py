@@ -20,7 +20,7 @@ from trtopt.engine.option_search import AXES, Answer, EngineTime, Options, remem
 from trtopt.engine.options import SEARCH, key_of, parse_builder_options, route_axes, with_found
 from trtopt.engine.request import BuildRequest
 from trtopt.engine.run import why_not_run
-from trtopt.errors import TargetError
+from trtopt.errors import TargetError, UsageError
 from trtopt.events import Event
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
@@ -93,18 +93,20 @@ def engine_request(artifact: ModelArtifact, job: Compilation, config: BuildConfi
         timing_cache=Path(config.timing_cache) if config.timing_cache else None,
         error_on_timing_cache_miss=config.error_on_timing_cache_miss,
         formats=formats(parse_io(config.io)),
-        name=str(artifact.path),
+        name=str(artifact.path or "model in memory"),
     )
 
 
 def as_built(config: BuildConfig, backend: Backend) -> RuntimeOptions:
     """How an engine that was built with these options is loaded."""
-    return RuntimeOptions(runs_host_code(config.builder, backend), tuple(Path(item) for item in config.plugins))
+    host_code = has_flag(config.builder, backend, "VERSION_COMPATIBLE")
+    return RuntimeOptions(host_code, tuple(Path(item) for item in config.plugins))
 
 
-def runs_host_code(builder: tuple[str, ...], backend: Backend) -> bool:
-    """Whether an engine of these builder options brings a runtime of its own."""
-    return parse_builder_options(builder, backend, gpu_present=True).flags.get("VERSION_COMPATIBLE", False)
+def has_flag(builder: tuple[str, ...], backend: Backend, name: str) -> bool:
+    """Whether builder options set a flag: ``VERSION_COMPATIBLE`` for an engine that brings a runtime of its own,
+    ``STRIP_PLAN`` for one without its weights, which does not run before it is refitted."""
+    return parse_builder_options(builder, backend, gpu_present=True).flags.get(name, False)
 
 
 def check_search(config: BuildConfig, backend: Backend) -> None:
@@ -114,7 +116,14 @@ def check_search(config: BuildConfig, backend: Backend) -> None:
         UsageError: A builder option is wrong.
         TargetError: Engines cannot run here.
     """
-    searched = check_options(config.builder, config.plugins, backend).search
+    options = check_options(config.builder, config.plugins, backend)
+    searched = options.search
+    if searched and options.flags.get("STRIP_PLAN", False):
+        raise UsageError(
+            "The search over builder options times engines, and one without its weights does not run",
+            where="--builder strip_plan=true",
+            remedy="search without strip_plan, and build again with the options that the report names",
+        )
     reason = why_not_run(backend) if searched else ""
     if reason:
         raise TargetError(
@@ -145,7 +154,7 @@ def fastest(request: BuildRequest, builds: int, job: Compilation, clock: Clock) 
     def measure(options: Options) -> Answer[EngineArtifact]:
         asked = with_options(options)
         engine = build_engine(asked, clock.listen, cache)
-        host_code = runs_host_code(asked.builder, request.backend)
+        host_code = has_flag(asked.builder, request.backend, "VERSION_COMPATIBLE")
         found = time_engine(engine.data, request.backend, RuntimeOptions(host_code, request.plugins)).device
         record = engine.record
         measured = EngineTime(found.median_us, found.spread_us, found.stable, record.build_seconds, record.sha256)

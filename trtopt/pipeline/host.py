@@ -16,16 +16,16 @@ from trtopt.engine.request import ShapeProfile
 from trtopt.engine.unsupported import Unsupported, why_unsupported
 from trtopt.errors import InvalidModelError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact, input_spec
-from trtopt.graph.edit import Names
-from trtopt.graph.fold import constant_branches, fold_shapes, inline_branch
 from trtopt.graph.module_path import module_of_node
-from trtopt.graph.shapes import static_shapes
+from trtopt.graph.resize import write_out_antialias
+from trtopt.graph.shapes import infer_in_place, static_shapes, with_sizes
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.report.schema.build import HostRecord, PassedTensor
 from trtopt.report.schema.steps import StepRecord
 from trtopt.report.text.format import count, some
 from trtopt.rewrite.host_part import NoTailError, Parts, inner_nodes, split
 from trtopt.support.clock import Clock
+from trtopt.support.nms_plugins import decode_boxes, is_written_out, write_out
 
 _RUN_BY_HOST = ("", "com.microsoft", "ai.onnx.ml")
 """Domains of operators that ONNX Runtime holds."""
@@ -89,7 +89,14 @@ def cut(
     if not _refused(artifact.model, backend, plugins):
         return Cut(artifact)
     start = time.perf_counter()
-    model = _evaluated(artifact.model)
+    model = with_sizes(artifact.model, {})
+    if any(is_written_out(item.node) for item in _refused(model, backend, plugins).values()):
+        decode_boxes(model)
+        infer_in_place(model)
+    written = write_out_antialias(model)
+    if written:
+        step = StepRecord("antialiased-resize", "FORMS", written, time.perf_counter() - start)
+        artifact = artifact.with_step(model, step)
     refused = _refused(model, backend, plugins)
     try:
         sizes = static_shapes(model, shapes)
@@ -102,9 +109,10 @@ def cut(
     moved = {node.name for node in parts.host.graph}
     causes = [item for node, item in refused.items() if node.name in moved]
     for item in causes:
-        if item.node.domain not in _RUN_BY_HOST:
+        if item.node.domain not in _RUN_BY_HOST and not is_written_out(item.node):
             raise _error(item, "and the host runs operators of ONNX only")
     _check_types(parts)
+    write_out(parts.host)
     host = HostPart(
         to_fp32(parts.host), parts.between, tuple(str(value.name) for value in artifact.model.graph.outputs)
     )
@@ -126,7 +134,7 @@ def check_layers(model: ir.Model) -> None:
         InvalidModelError: There is one.
     """
     if _refused(model, TENSORRT, plugins=True):
-        model = _evaluated(model)
+        model = with_sizes(model, {})
         _split(model, _refused(model, TENSORRT, plugins=True), {})
 
 
@@ -157,17 +165,6 @@ def _refused(model: ir.Model, backend: Backend, plugins: bool) -> dict[ir.Node, 
                 found[node] = _Refused(inner, why)
                 break
     return found
-
-
-def _evaluated(model: ir.Model) -> ir.Model:
-    """A clone without branches that are never taken and with constants in place of static shapes: what remains of a
-    refused node is really needed, and shapes need not pass between the parts."""
-    clone = model.clone()
-    while taken := list(constant_branches(clone.graph)):
-        for node, branch in taken:
-            inline_branch(node, branch, Names(clone))
-    fold_shapes(clone)
-    return clone
 
 
 def _check_types(parts: Parts) -> None:

@@ -34,13 +34,14 @@ from trtopt.precision.ptq.scaling import Scaled, equalize, smooth
 from trtopt.precision.regions import Problem, find_candidates
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.steps import StepRecord
+from trtopt.support.nms_plugins import PLUGINS
 from trtopt.support.ort_session import Feeds, OrtSession
 from trtopt.support.precision import Precision
 
 _SELECTIONS = frozenset(
     "ArgMax ArgMin TopK NonMaxSuppression NonZero Unique Multinomial Bernoulli RandomNormal RandomNormalLike "
     "RandomUniform RandomUniformLike".split()
-)
+).union(PLUGINS)
 """Operators whose result jumps: two scores that rounding makes equal change places, and what is behind them with it."""
 
 _MOST_SAMPLES = 8

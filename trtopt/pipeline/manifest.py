@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig, options
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend
 from trtopt.engine.build import EngineArtifact
+from trtopt.engine.epcontext import context_model
 from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
+from trtopt.graph.states import find_states
 from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.stream import Samples
@@ -30,6 +33,7 @@ from trtopt.report.schema.manifest import (
     SamplesHash,
     ShapeRange,
     canonical_sha256,
+    content_hash,
 )
 from trtopt.report.schema.write import write_layers, write_report
 from trtopt.source.check import sha256_of
@@ -92,6 +96,7 @@ def manifest_of(
     chosen, accuracy, part = _understood(config, report, engine), report.accuracy, report.host
     hashes = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
     graph = results.model.graph
+    states = {str(item.input.name): str(item.output.name) for item in find_states(results.model)}
     return Manifest(
         trtopt=VERSION,
         engine_bytes=engine.bytes,
@@ -110,7 +115,10 @@ def manifest_of(
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
         eight_bit=tuple(sorted(results.eight_bit)),
-        inputs=tuple(_tensor(value, report, engine) for value in graph.inputs),
+        inputs=tuple(
+            dataclasses.replace(_tensor(value, report, engine), state=states.get(str(value.name), ""))
+            for value in graph.inputs
+        ),
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
         accuracy=None if accuracy is None else _accuracy(accuracy),
         host=None if part is None else HostFiles(hashes, part.inputs, part.outputs, part.model_outputs),
@@ -211,8 +219,15 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
             report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
+            context = None
+            if "epcontext" in outputs:
+                context = _context(engine.data, manifest, host, outputs["engine"], embed=config.epcontext_embed)
+                manifest = dataclasses.replace(manifest, epcontext=content_hash(outputs["epcontext"].name, context))
             atomic_write(outputs["engine"], engine.data)
             write_manifest(outputs["engine"], manifest, signer)
+            if context is not None:
+                atomic_write(outputs["epcontext"], context)
+                write_manifest(outputs["epcontext"], manifest, signer)
             if "layers" in outputs:
                 write_layers(engine.record, outputs["layers"])
     if "report" in outputs:
@@ -220,6 +235,12 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
             atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
         write_report(report, outputs["report"])
     return report
+
+
+def _context(data: bytes, manifest: Manifest, host: tuple[Path, ...], engine: Path, *, embed: bool) -> bytes:
+    """The ONNX model that ONNX Runtime loads an engine from, with the part for the host that was written."""
+    part = onnx.load(host[0], load_external_data=False) if host else None
+    return context_model(data, manifest, part, file=None if embed else engine.name)
 
 
 def _parse_request(results: Results, config: BuildConfig) -> BuildRequest | None:

@@ -14,6 +14,7 @@ from trtopt.engine.request import ShapeProfile
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.precision.fp16.network_io import DTYPES, IoRequest, apply_io, check_io, describe, fed_as_before, feeds_for
+from trtopt.precision.fp16.states import check_states, state_requests
 from trtopt.precision.observe.stream import Samples
 from trtopt.report.schema.build import NetworkIo
 from trtopt.report.schema.steps import StepRecord
@@ -77,33 +78,38 @@ def change(
     host: HostPart | None,
 ) -> FinalModel:
     """Give a lowered model, whose engine takes ``profiles``, the inputs and outputs of ``requests``, which were
-    checked.
+    checked, and its states the type it computes them in.
 
     ``original`` is the model as loaded.
 
     Raises:
         UsageError: An output is the host's, or channels cannot be filled up.
+        InvalidModelError: A state that is to be updated in place is no input.
     """
-    if not requests:
-        return FinalModel(artifact, profiles, artifact.model)
     start = time.perf_counter()
     before = artifact.model
-    passed = () if host is None else tuple(host.model.graph.inputs)
+    passed = set() if host is None else {str(value.name) for value in host.model.graph.inputs}
+    states = state_requests(before, {*passed, *(request.name for request in requests)})
+    requests = (*requests, *states)
+    if not requests:
+        check_states(before)
+        return FinalModel(artifact, profiles, before)
     own = {str(value.name) for value in (*before.graph.inputs, *before.graph.outputs)}
     for request in requests:
-        if request.name not in own or any(value.name == request.name for value in passed):
+        if request.name not in own or request.name in passed:
             raise UsageError(
                 f"{request.name!r} is a tensor of the part that the host runs, which keeps its type and layout",
                 where=request.where,
                 remedy="leave the option out",
             )
     model = apply_io(before, requests)
+    check_states(model)
     step = StepRecord("network-io", "LAYOUT", len(requests), time.perf_counter() - start)
     return FinalModel(
         artifact.with_step(model, step),
         tuple(_profile(profile, before, model) for profile in profiles),
         fed_as_before(model, original, requests),
-        describe(original, model, requests),
+        describe(original, model, requests, {item.name for item in states}),
         lambda feeds: feeds_for(feeds, model, requests),
     )
 

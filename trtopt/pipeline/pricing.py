@@ -18,7 +18,7 @@ from trtopt.engine.layers import layers_of_profile
 from trtopt.engine.options import SEARCH, key_of
 from trtopt.engine.request import ShapeProfile
 from trtopt.engine.sizes import sized
-from trtopt.errors import TrtoptError
+from trtopt.errors import EngineBuildError, LayerListError, TrtoptError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.shapes import at_shapes, static_shapes
 from trtopt.hardware.spec import DEFAULT_GPU, GpuSpec, find_gpu
@@ -57,12 +57,20 @@ class Pricer:
         """Begin to make and price a model; what fails is said where the result is asked for."""
         return self._pool.submit(lambda: self._ask(*make()))
 
-    def result(self, future: Future[Cost], what: str) -> Cost | None:
-        """A price; None, with a warning, where nobody can say. ``what`` is priced, in words."""
+    def result(self, future: Future[Cost], what: str, *, refusals: bool = False) -> Cost | None:
+        """A price; None, with a warning, where nobody can say.
+
+        Args:
+            future: From :meth:`start`.
+            what: What is priced, in words.
+            refusals: Whether the compiler's refusal is raised (EngineBuildError) and not a warning.
+        """
         try:
             with self._clock.stage(STAGE):
                 return future.result()
         except TrtoptError as error:
+            if refusals and isinstance(error, EngineBuildError) and not isinstance(error, LayerListError):
+                raise
             self._clock.warn(STAGE, f"{what} cannot be priced: {error.what}")
             return None
 

@@ -11,7 +11,7 @@ from trtopt.graph.artifact import ModelArtifact
 from trtopt.pipeline.guard import OwnQdq
 from trtopt.pipeline.network_io import FinalModel
 from trtopt.report.schema.build import AccuracyRecord, CalibrationRecord, PrecisionRecord
-from trtopt.report.schema.decisions import GuardRecord, SearchRecord
+from trtopt.report.schema.decisions import GuardRecord, SearchRecord, WeightsRecord
 from trtopt.report.schema.steps import Cost
 
 
@@ -29,6 +29,7 @@ class Lowered:
         search: The search within an accuracy budget, where there was one.
         judge: Who judged regions; ``none`` where nobody did.
         quantized: The 8-bit nodes, with the tensor that each reads.
+        weights: The weights that are stored narrow; None where nobody asked.
     """
 
     artifact: ModelArtifact
@@ -40,6 +41,7 @@ class Lowered:
     search: SearchRecord | None = None
     judge: str = "none"
     quantized: Mapping[str, str] = field(default_factory=dict)
+    weights: WeightsRecord | None = None
 
 
 @dataclass(frozen=True)

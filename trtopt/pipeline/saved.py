@@ -120,9 +120,9 @@ def is_refused(model: ir.Model) -> str:
     It takes the product for one of INT8, and refuses the operator that it makes of it itself.
     """
     for node in edit.all_nodes(model.graph):
-        if edit.is_op(node, "MatMul") and node.outputs[0].dtype == ir.DataType.FLOAT:
-            if all(_is_fp8(value) for value in node.inputs):
-                return "; it loads with session.disable_quant_qdq=1 only: FP8 products are taken for INT8 otherwise"
+        is_fp32 = edit.is_op(node, "MatMul") and node.outputs[0].dtype == ir.DataType.FLOAT
+        if is_fp32 and all(_is_fp8(value) for value in node.inputs):
+            return "; it loads with session.disable_quant_qdq=1 only: FP8 products are taken for INT8 otherwise"
     return ""
 
 

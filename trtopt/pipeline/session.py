@@ -26,13 +26,14 @@ from trtopt.engine.work import layers_of_engine
 from trtopt.errors import EngineBuildError, GateError, TrtoptError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.module_path import names_of
 from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import supports
 from trtopt.judge.judges import judge_for
 from trtopt.judge.protocol import PriceFile
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, polygraphy
-from trtopt.pipeline.compile import Compilation, as_built, compile_engine, trim_cache
+from trtopt.pipeline.compile import Compilation, as_built, compile_engine, has_flag, trim_cache
 from trtopt.pipeline.guard import OwnQdq, canonicalized, own_qdq, rewrite
 from trtopt.pipeline.host import Cut, at_path, cut, host_path
 from trtopt.pipeline.lower import Lowering, blamed, lower
@@ -70,13 +71,15 @@ from trtopt.pipeline.shipped import (
     gates_of,
     hold,
     judged_apart,
+    plain_forms,
     recipes_of,
     warn_of_noise,
     why_barred,
     within_bound,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
-from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine
+from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine, weights_gauge
+from trtopt.pipeline.weights import WeightsJob, store_weights
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
 from trtopt.report.schema.decisions import SparsityRecord
@@ -198,7 +201,8 @@ class _Run:
         settings, inputs, config, clock, built = self._settings, self._inputs, self._config, self._clock, settled.built
         for failure in built.failures if config.allow_accuracy_loss else ():
             clock.warn("gate", failure)
-        if not settings.budget.is_given:
+        stored = built.lowered.weights
+        if not settings.budget.is_given and not (stored is not None and stored.nodes):
             warn_of_noise(built, self._inputs.loaded.model, settings.precision, clock)
         sparsity = as_made(pruned, settings.precision, built.lowered.quantized, built.engine)
         effective = replace(config, max_accuracy_drop=self._budget.drop)
@@ -231,6 +235,7 @@ class _Run:
             judge=pricer.name if report.judge == "none" else report.judge,
             shipped=settled.built.cost,
             plain=settled.plain,
+            plain_forms=() if settled.plain is None else plain_forms(self._baseline.costs()),
             accuracy_cost=accuracy,
             dynamic_cost=dynamic,
             judged_apart=judged_apart(settled.built, dynamic, sparse=report.sparsity is not None),
@@ -314,11 +319,18 @@ class _Run:
             lowered = Lowered(way.artifact, None, PrecisionRecord("as-is"))
             if lowering is not None:
                 lowered = lower(way.artifact, lowering, clock)
+            lowered = store_weights(lowered, self._weights(way), clock)
             final = self._as_shipped(lowered.artifact)
             cost = None
             if below < math.inf or not settings.make_engine:
                 self._baseline.start()
-                cost = self._baseline.price_final(final)
+                try:
+                    cost = self._baseline.price_final(final, refusals=below == math.inf)
+                except EngineBuildError as error:
+                    lowering = _without_refused(lowering, lowered, error, clock)
+                    if lowering is None:
+                        raise
+                    continue
             if below < math.inf and (cost is None or cost.predicted_us >= below):
                 return None
             job = replace(self._check, optimized=final.compared, feeds=final.feeds)
@@ -341,8 +353,13 @@ class _Run:
                 if lowering is None:
                     raise
                 continue
-            loading = as_built(self._config, target.backend)
-            accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
+            if has_flag(self._config.builder, target.backend, "STRIP_PLAN"):
+                clock.warn(
+                    "verify engine", "an engine without its weights runs when it is refitted: it is not verified"
+                )
+            else:
+                loading = as_built(self._config, target.backend)
+                accuracy = verify_engine(accuracy, job, engine.data, target.backend, loading, clock)
             failures = missed(lowered.search) + gate(accuracy, self._budget)
             return replace(built, accuracy=accuracy, engine=engine, failures=failures, cost=self._cost(final, engine))
 
@@ -409,6 +426,15 @@ class _Run:
         rest = [name for name in names if name not in slow]
         return slow if slow and price(",".join(rest) or "none") <= best * SLOWER else tuple(used)
 
+    def _weights(self, way: Way) -> WeightsJob:
+        """What weights of a lowered model are stored for."""
+
+        def price(model: ir.Model) -> Cost | None:
+            return self._baseline.price(model)
+
+        gauge = weights_gauge(self._check, way.config, self._budget)
+        return WeightsJob(way.config, self._inputs.calibration, gauge, price)
+
     def _lowering(self, way: Way) -> Lowering | None:
         """What a way lowers the model to; None where it keeps its types."""
         if way.precision is None:
@@ -464,6 +490,9 @@ class _Run:
             sixteen_bit=own.sixteen_bit or lowered.sixteen_bit,
             search=lowered.search,
             sparsity=sparsity,
+            weights=lowered.weights,
+            names=names_of(self._inputs.loaded.model, built.final.artifact.model),
+            parameters=cost.parameters(self._inputs.loaded.model),
         )
 
     def _predicted(self, built: Built, target: BuildTarget) -> EngineAnalysis | None:

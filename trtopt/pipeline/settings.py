@@ -24,20 +24,24 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.input_values import InputValues, input_values
 from trtopt.graph.shapes import with_sizes
+from trtopt.graph.states import find_states
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import GpuSpec, choose_gpu, supports
 from trtopt.hardware.user import gpu_table
+from trtopt.images.preprocess import Preprocess
 from trtopt.judge.target import BuildTarget
-from trtopt.pipeline import network_io
+from trtopt.pipeline import network_io, pixels
 from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
+from trtopt.pipeline.shapes import given_shapes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
-from trtopt.precision.observe.pictures import PictureOptions, PictureSamples
+from trtopt.precision.observe.decode import open_given
+from trtopt.precision.observe.pictures import PictureOptions, PictureSamples, find_pictures
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
@@ -47,7 +51,7 @@ from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
-from trtopt.support.files import check_outputs
+from trtopt.support.files import TEMPORARY, check_outputs
 from trtopt.support.precision import Precision
 
 
@@ -152,12 +156,14 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     outputs = _outputs(path, config, target.backend, make_engine)
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
+    _check_epcontext(config, outputs, make_engine)
     registry.select(config.recipes)
     if config.boxes is not None:
         parse_boxes(config.boxes)
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
     _check_precision(precision, target, config, clock)
+    _check_weights(target, config, clock)
     io = parse_io(config.io)
     if make_engine:
         check_search(config, target.backend)
@@ -193,9 +199,14 @@ def _target(config: BuildConfig, make_engine: bool) -> BuildTarget:
 def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: bool) -> Outputs:
     files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
     if make_engine:
-        engine = Path(config.output or path.with_name(path.stem + backend.suffix))
+        made = path.parent.name.startswith(TEMPORARY)  # of a module that code makes: it lies in no folder of the user's
+        engine = Path(config.output or (Path(path.name) if made else path).with_suffix(backend.suffix))
         files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
         files["onnx"] = config.save_onnx
+        if config.epcontext is not None:
+            model = Path(config.epcontext)
+            files["epcontext"], files["manifest of epcontext"] = model, manifest_path(model)
+            files["signature of epcontext"] = signature_path(model)
     else:
         if config.output is None:
             raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
@@ -210,6 +221,32 @@ def _signer(config: BuildConfig, make_engine: bool) -> Signer | None:
     if not make_engine:
         raise UsageError("There is no engine to sign", where="--sign", remedy="leave it out, or use `trtopt build`")
     return Signer(Path(config.sign))
+
+
+def _check_epcontext(config: BuildConfig, outputs: Outputs, make_engine: bool) -> None:
+    """Refuse a model for ONNX Runtime that it could not load the engine from."""
+    if config.epcontext is None:
+        if config.epcontext_embed:
+            what, remedy = "There is no model to embed the engine in", "give --epcontext OUT.onnx"
+            raise UsageError(what, where="--epcontext-embed", remedy=remedy)
+        return
+    where = f"--epcontext {config.epcontext}"
+    if not make_engine:
+        raise UsageError("There is no engine to load", where=where, remedy="leave it out, or use `trtopt build`")
+    engine = outputs.places["engine"]
+    if outputs.places["epcontext"].parent.resolve() != engine.parent.resolve():
+        raise UsageError(
+            "ONNX Runtime loads an engine from the folder of its model, and the two lie apart",
+            where=where,
+            remedy=f"name a file in {outputs.named['engine'].parent}",
+        )
+    for item in parse_io(config.io):
+        if item.layout != "chw":
+            raise UsageError(
+                "ONNX Runtime gives an engine tensors in the order of their shape, whatever their layout",
+                where=f"{where}, --io {item.name}:{item.dtype}:{item.layout}",
+                remedy="leave the layout out",
+            )
 
 
 def _check_pruning(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, calib: object) -> None:
@@ -240,6 +277,22 @@ def _check_precision(precision: Precision | None, target: BuildTarget, config: B
         clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
 
 
+_UNITS = {"nvfp4": Precision.FP4, "mxfp8": Precision.FP8}
+"""Formats of weights that only GPUs with units for the type read."""
+
+
+def _check_weights(target: BuildTarget, config: BuildConfig, clock: Clock) -> None:
+    """Refuse narrow weights that a GPU which the engine is for does not read."""
+    needed = _UNITS.get(str(config.weights))
+    if needed is not None and (target.gpu is None or not supports(target.gpu, needed)):
+        least = "10.0 or 12.0" if needed == Precision.FP4 else "8.9"
+        remedy = f"name a GPU of compute capability {least} or later with --gpu, or use --weights int4"
+        what = f"The target does not read weights in {needed.upper()}"
+        raise TargetError(what, where=f"--gpu {target.gpu_name}", remedy=remedy)
+    if config.keep_all_weights and config.weights is None:
+        clock.warn("weights", "--keep-all-weights has no effect: it goes with --weights")
+
+
 def _budget(config: BuildConfig) -> AccuracyBudget:
     """What the user gave, and a default where something is searched for within it.
 
@@ -268,7 +321,8 @@ def _floor(config: BuildConfig, precision: Precision | None, samples: Samples) -
 
     An SQNR that the user gave bounds all outputs, and takes the place of that of the floor.
     """
-    has_default = precision in (Precision.INT8, Precision.FP8) and samples.source == "user"
+    is_narrow = precision in (Precision.INT8, Precision.FP8) or config.weights is not None
+    has_default = is_narrow and samples.source == "user"
     least = DEFAULT_FLOOR if has_default else Floor()
     agreement = least.agreement if config.min_agreement is None else config.min_agreement or None
     floor = Floor(agreement, least.sqnr_db if config.min_sqnr_db is None else None)
@@ -326,7 +380,12 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     _check_types(settings, loaded.model)
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
-    calibration, check, source = _samples(settings, sources, loaded, clock)
+    how: str | Preprocess | None = config.preprocess
+    if config.preprocess_in_engine:
+        loaded, how = _with_pixels(settings, sources, loaded, clock)
+    calibration, check, source = _samples(settings, sources, loaded, how, clock)
+    for samples in dict.fromkeys((calibration, check)):
+        clock.say_taken(samples.taken)
     outputs = [str(value.name) for value in loaded.model.graph.outputs]
     if config.tolerances is not None:
         config.tolerances.check(outputs)
@@ -389,8 +448,36 @@ def _check_types(settings: BuildSettings, model: ir.Model) -> None:
         )
 
 
-def _samples(
+def _with_pixels(
     settings: BuildSettings, sources: DataSources, loaded: ModelArtifact, clock: Clock
+) -> tuple[ModelArtifact, Preprocess]:
+    """The model that prepares pixels itself, and what is left to do before it."""
+    config, spec = settings.config, pixels.picture_input(loaded.inputs)
+    for request in settings.io:
+        if request.name == spec.name:
+            raise UsageError(
+                f"{spec.name!r} is to take pixels, uint8 with the channels last",
+                where=request.where,
+                remedy="leave it out, or --preprocess-in-engine",
+            )
+    if config.preprocess is not None:
+        return pixels.in_model(loaded, pixels.said(config.preprocess, loaded.inputs))
+    labels = None if config.labels is None else Path(config.labels)
+    for source in (sources.eval, sources.calib):
+        if isinstance(source, (str, Path)) and Path(source).is_dir() and find_pictures(Path(source)):
+            found = open_samples(source, loaded.inputs, pictures=PictureOptions(None, labels, config.skip_bad))
+            found = with_preprocess(found, sources.metric, config.boxes, loaded.model, clock)
+            if isinstance(found, PictureSamples):
+                return pixels.in_model(loaded, found.how)
+    raise UsageError(
+        "Nobody says how pixels become the input of the network",
+        where="--preprocess-in-engine",
+        remedy="say it with --preprocess, or give pictures with --calib, by which it is guessed",
+    )
+
+
+def _samples(
+    settings: BuildSettings, sources: DataSources, loaded: ModelArtifact, how: str | Preprocess | None, clock: Clock
 ) -> tuple[Samples, Samples, str]:
     """Calibration samples, verification samples, and where the latter come from."""
     config = settings.config
@@ -405,20 +492,22 @@ def _samples(
 
     def read(source: Any) -> Samples:
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
-        return made() if is_made else open_samples(source, loaded.inputs, pictures=pictures)
+        if is_made:
+            return made()
+        return open_given(source, loaded.model, loaded.inputs, config.steps, pictures=pictures)
 
     labels = None if config.labels is None else Path(config.labels)
-    pictures = PictureOptions(config.preprocess, labels, skip_bad=config.skip_bad)
+    pictures = PictureOptions(how, labels, skip_bad=config.skip_bad)
     check = None if sources.eval is None else read(sources.eval)
     if check is not None:
         # What was found of these, whose labels say more, holds for the others; --labels is of these.
         check = with_preprocess(check, sources.metric, config.boxes, loaded.model, clock)
-        how = check.how if isinstance(check, PictureSamples) else config.preprocess
-        pictures = replace(pictures, preprocess=how, labels=None, is_labelled=False)
+        found = check.how if isinstance(check, PictureSamples) else how
+        pictures = replace(pictures, preprocess=found, labels=None, is_labelled=False)
     samples = read(sources.calib)
     if not any(isinstance(item, PictureSamples) for item in (samples, check)):
         for name in ("preprocess", "labels", "skip_bad"):
-            if getattr(config, name):
+            if getattr(config, name) and not (name == "preprocess" and config.preprocess_in_engine):
                 clock.warn("samples", f"{flag(name)} has no effect: the samples are no pictures")
     samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
     if check is not None:
@@ -443,13 +532,14 @@ def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: S
 def _profiles(
     settings: BuildSettings, loaded: ModelArtifact, samples: Samples, clock: Clock
 ) -> tuple[ShapeProfile, ...]:
-    config = settings.config
+    given = given_shapes(settings.config, loaded, settings.precision, settings.target.gpu, clock)
     plan = plan_profiles(
         loaded.inputs,
-        min_shapes=config.min_shapes,
-        opt_shapes=config.opt_shapes,
-        max_shapes=config.max_shapes,
+        min_shapes=given.least,
+        opt_shapes=given.best,
+        max_shapes=given.most,
         observed=samples.shapes() if samples.source == "user" else (),
+        growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
     )
     for note in plan.notes:
         clock.warn("shapes", note)

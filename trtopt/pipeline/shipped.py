@@ -125,10 +125,10 @@ class Baseline:
         pricer = self._pricer
         return None if pricer is None else pricer.result(pricer.start(lambda: self._final(model)), "what ships")
 
-    def price_final(self, final: FinalModel) -> Cost | None:
-        """What a model with its final inputs and outputs costs."""
+    def price_final(self, final: FinalModel, *, refusals: bool = False) -> Cost | None:
+        """What a model with its final inputs and outputs costs; ``refusals`` as for :meth:`Pricer.result`."""
         pricer, asked = self._pricer, (final.artifact.model, final.profiles)
-        return None if pricer is None else pricer.result(pricer.start(lambda: asked), "what ships")
+        return None if pricer is None else pricer.result(pricer.start(lambda: asked), "what ships", refusals=refusals)
 
     def start_fixed(self, final: FinalModel) -> None:
         """Begin to price a model of a range of shapes at its optimum, where the judge sees ranges."""
@@ -150,12 +150,15 @@ class Baseline:
 
 def plain_cost(costs: dict[str, Cost], refused: Iterable[str] = ()) -> PlainCost | None:
     """The fastest plain form, without those ``refused`` because they are less accurate."""
-    left = {form: cost for form, cost in costs.items() if form not in refused}
-    if not left:
-        return None
-    form = min(left, key=lambda name: left[name].predicted_us)
-    best = left[form]
-    return PlainCost(best.kernels, best.syncs, best.bytes, best.predicted_us, form)
+    left = plain_forms({form: cost for form, cost in costs.items() if form not in refused})
+    return min(left, key=lambda cost: cost.predicted_us, default=None)
+
+
+def plain_forms(costs: dict[str, Cost]) -> tuple[PlainCost, ...]:
+    """Each plain form with its price."""
+    return tuple(
+        PlainCost(cost.kernels, cost.syncs, cost.bytes, cost.predicted_us, form) for form, cost in costs.items()
+    )
 
 
 def gates_of(built: Built) -> str:
@@ -442,7 +445,9 @@ def judged_apart(built: Built, dynamic: DynamicCost | None, *, sparse: bool) -> 
         reasons.append(f"{count(len(built.lowered.record.kept), 'node')} in a wider type")
     if sparse:
         reasons.append("pruning")
-    if built.final.records:
+    if lowered.weights is not None and lowered.weights.nodes:
+        reasons.append(f"weights in {lowered.weights.format}")
+    if not all(record.state for record in built.final.records):
         reasons.append("--io")
     why = " and ".join(reasons) or "not known"
     return (

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.accuracy.batches import BatchRunner
+from trtopt.accuracy.batches import BatchRunner, RowsRunner
 from trtopt.accuracy.compare import (
     ConvertingRunner,
     HostPart,
@@ -33,12 +33,14 @@ from trtopt.accuracy.recorded import Recorded, RecordedRunner
 from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig, Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
+from trtopt.engine.profiles import Profiles
 from trtopt.engine.run import EngineSession, can_run
-from trtopt.errors import UsageError
+from trtopt.errors import TargetError, UsageError
 from trtopt.events import Event, ignore
+from trtopt.graph.artifact import input_spec
 from trtopt.graph.skeleton import content_hash
 from trtopt.precision.fp16.to_fp32 import to_fp32
-from trtopt.precision.observe.batches import BatchedSamples, FixedAxes
+from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
 from trtopt.precision.observe.stream import FEW_ROWS, Samples
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
@@ -170,7 +172,23 @@ def engine_of(job: Verification, engine: bytes, backend: Backend, options: Runti
         EngineSession(engine, backend, options) as session,
         as_whole(session if job.feeds is None else ConvertingRunner(session, job.feeds), job.host) as whole,
     ):
-        yield job.batched(whole)
+        yield _in_profiles(job.batched(whole), job.reference, session.profiles)
+
+
+def _in_profiles(runner: Runner, model: ir.Model, profiles: Profiles) -> Runner:
+    """An engine that takes any number of rows, where its profiles take a range of them: samples are single rows.
+
+    As it is where the values of a shape tensor may go with the rows, or inputs count different rows.
+    """
+    inputs = [input_spec(value) for value in model.graph.inputs]
+    known = [spec for spec in inputs if spec.name in profiles]
+    ranges = {spec.name: profiles[spec.name] for spec in known if isinstance(next(iter(spec.shape), None), str)}
+    rows = {spec.shape[0] for spec in known if spec.name in ranges}
+    if any(spec.is_static for spec in known) or len(rows) != 1 or (len(ranges) > 1 and "?" in rows):
+        return runner
+    low = max(min(each.min[0] for each in found) for found in ranges.values())
+    high = min(max(each.max[0] for each in found) for found in ranges.values())
+    return RowsRunner(runner, lambda rows: fixed_axes(model, inputs, {name: {0: rows} for name in ranges}), low, high)
 
 
 def with_baseline(metric: Metric, loaded: ir.Model, samples: Samples, clock: Clock) -> Metric:
@@ -296,18 +314,32 @@ def _measured(
 def verify_engine(
     record: AccuracyRecord, job: Verification, engine: bytes, backend: Backend, options: RuntimeOptions, clock: Clock
 ) -> AccuracyRecord:
-    """Add the engine's own outputs, and the metric on them, where it can run; else return ``record`` as it is."""
+    """Add the engine's own outputs, and the metric on them, where it can run; else return ``record`` as it is.
+
+    So too, with a warning, where there is no memory for it beside the build, or it does not take a sample: it is made.
+
+    Raises:
+        EngineBuildError: The engine fails to run.
+    """
     if not can_run(backend, engine):
         return record
-    with (
-        clock.stage("verify engine"),
-        reference_of(job) as first,
-        engine_of(job, engine, backend, options) as second,
-    ):
-        clock.listen(Event("start", "verify engine", total=job.samples.count))
-        samples = _Counted(job)
-        outputs = _compared(job, (first, second), samples, "verify engine", clock)
-        metric = None if job.metric is None else _measured_on_engine(job.metric, job, second, outputs, clock)
+    watched = None
+    clock.listen(Event("start", "verify engine", total=job.samples.count))
+    try:
+        with (
+            clock.stage("verify engine"),
+            reference_of(job) as first,
+            engine_of(job, engine, backend, options) as runner,
+        ):
+            watched = _Watched(runner)
+            outputs = _compared(job, (first, watched), _Counted(job), "verify engine", clock)
+            metric = None if job.metric is None else _measured_on_engine(job.metric, job, runner, outputs, clock)
+    except (TargetError, UsageError) as error:
+        if isinstance(error, UsageError) and (watched is None or error is not watched.refused):
+            raise
+        clock.warn("verify engine", f"the engine itself is not verified: {error.what} ({error.where})")
+        return record
+    finally:
         clock.listen(Event("end", "verify engine"))
     return replace(record, verified="engine", engine=outputs, engine_metric=metric)
 
@@ -428,6 +460,12 @@ def gauge_for(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -
     """The gauge of a build that has a budget and 8-bit regions to choose; None for others."""
     chooses = config.precision is not None and config.precision.is_quantized and not config.keep_all_int8
     return Gauge(job, allowed) if chooses and (allowed.is_given or allowed.floor is not None) else None
+
+
+def weights_gauge(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -> Gauge | None:
+    """The gauge of narrow weights; None where there is no budget, or loss is allowed."""
+    bounded = (allowed.is_given or allowed.floor is not None) and not config.allow_accuracy_loss
+    return Gauge(job, allowed) if bounded and not config.keep_all_weights else None
 
 
 def accuracy_drop(record: AccuracyRecord) -> Evaluation:

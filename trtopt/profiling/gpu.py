@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,7 @@ from trtopt.config import ShapeMap
 from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
 from trtopt.engine.manifest import VerifiedEngine, check_runs_here, runtime_options
 from trtopt.errors import EngineBuildError
+from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.clocks import Clocks, read_clocks
 from trtopt.profiling.engine_layers import LayerTime, join_times
 from trtopt.profiling.inference import TimedEngine, graph_timing
@@ -29,6 +30,7 @@ from trtopt.profiling.inputs import feeds_of
 from trtopt.profiling.measured import Measurement, RunLimits, spread, until_stable
 from trtopt.profiling.timing import DEFAULT_TIMING, InferenceTiming, TimingOptions
 from trtopt.report.schema.build import OutputAccuracy
+from trtopt.report.schema.manifest import EngineTensor
 from trtopt.report.schema.profile import ProfileSource
 from trtopt.support.ort_session import Feeds
 
@@ -102,7 +104,8 @@ def measure_engine(
     options = runtime_options(verified) if options is None else options
     opened = functools.partial(TimedEngine, verified.data, backend, options, streams=timing.streams)
     with opened() as session:
-        feeds = feeds_of(session.inputs(), shapes, session.optimum, inputs, session.values())
+        specs = named_inputs(session.inputs(), () if verified.manifest is None else verified.manifest.inputs)
+        feeds = feeds_of(specs, shapes, session.optimum, inputs, session.values())
         session.prepare(feeds)
         bus_id = session.pci_bus_id()
         before = read_clocks(bus_id)
@@ -139,6 +142,15 @@ def measure_engine(
         (*warnings_of(stream, graph, refusal, layers_stable=layers_stable, load=load), *notes),
     )
     return EngineRun(measurement, end_to_end, runs, information, feeds, outputs)
+
+
+def named_inputs(inputs: Sequence[InputSpec], tensors: Sequence[EngineTensor]) -> list[InputSpec]:
+    """An engine's inputs with the names that its manifest has for their dynamic dimensions: an engine keeps none."""
+    known = {item.name: item.shape or () for item in tensors}
+    return [
+        replace(item, shape=known[item.name]) if len(known.get(item.name, ())) == len(item.shape) else item
+        for item in inputs
+    ]
 
 
 def accuracy_of(reference: Runner, feeds: Feeds, outputs: Mapping[str, np.ndarray]) -> dict[str, OutputAccuracy]:

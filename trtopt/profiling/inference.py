@@ -72,17 +72,17 @@ class TimedEngine(EngineSession):
 
     def optimum(self, name: str) -> tuple[int, ...]:
         """The shape of a dynamic input that the engine's first optimization profile is tuned for."""
-        return self._runner.guarded(lambda: self._runner.optimum(name))
+        return self._runner.profiles[name][0].opt
 
     def values(self) -> dict[str, tuple[int, ...]]:
         """The values of shape tensors that the engine's first optimization profile is tuned for."""
-        return {name: profiles[0][1] for name, profiles in self._runner.shape_values.items()}
+        return {name: self.optimum(name) for name in self._runner.shape_values}
 
     def prepare(self, feeds: Feeds) -> None:
         """Copy the inputs, run once, so that everything is allocated, and capture the graphs where they are asked for.
 
         Raises:
-            UsageError: A feed is missing an input, or its shape is outside of the engine's profile.
+            UsageError: A feed is missing an input, or its shape is outside of the engine's profiles.
             EngineBuildError: The engine fails to run, or cannot be captured.
         """
 

@@ -18,6 +18,7 @@ from trtopt.report.text import check as words
 from trtopt.report.text.blocks import View, plain_text
 from trtopt.report.text.format import visible
 from trtopt.report.text.markdown import as_markdown
+from trtopt.report.text.names import Labels
 from trtopt.support.files import atomic_write
 
 _PROCESS = 1
@@ -29,7 +30,7 @@ def write_view(shown: View, *, html: str | Path | None = None, markdown: str | P
 
     Raises:
         UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs plotly and Jinja2.
+        MissingDependencyError: ``html`` needs Jinja2.
     """
     if html is not None:
         atomic_write(Path(html), html_page(shown))
@@ -124,12 +125,12 @@ def junit_xml(found: CheckReport) -> str:
             ElementTree.SubElement(properties, "property", {"name": name, "value": words.about(checked)})
     for gate in found.gates:
         names = {"classname": f"trtopt.check.{gate.name.partition(':')[0]}", "name": visible(gate.title), "time": "0"}
-        _result(ElementTree.SubElement(suite, "testcase", names), gate)
+        _result(ElementTree.SubElement(suite, "testcase", names), gate, Labels(found.names))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _result(case: ElementTree.Element, gate: Gate) -> None:
+def _result(case: ElementTree.Element, gate: Gate, labels: Labels) -> None:
     if gate.verdict == "passed":
         return
     message = visible(gate.reason)
@@ -137,7 +138,7 @@ def _result(case: ElementTree.Element, gate: Gate) -> None:
         ElementTree.SubElement(case, "skipped", {"message": message})
         return
     failure = ElementTree.SubElement(case, "failure", {"type": "gate", "message": message})
-    figures = [("before", words.figure(gate.before, gate.unit)), ("now", words.figure(gate.after, gate.unit))]
+    figures = [("before", words.figure(gate.before, gate)), ("now", words.figure(gate.after, gate))]
     lines = [f"{name}: {value}" for name, value in (*figures, ("limit", words.limit(gate))) if value]
-    lines += ["  ".join(plain_text(item, 80) for item in row) for row in words.layer_table(gate.layers).rows]
+    lines += ["  ".join(plain_text(item, 80) for item in row) for row in words.layer_table(gate.layers, labels).rows]
     failure.text = "\n".join([message, *lines])

@@ -30,6 +30,9 @@ _MOVES = frozenset(
 )
 """Operators that compute nothing: on which side they run is decided by the bytes that pass between the parts."""
 
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+"""Likewise, with a constant: the scores that pass say which of them are above a threshold."""
+
 _SHAPE_ARITHMETIC = _MOVES | {
     *("Add", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mod", "Mul", "Range", "ReduceProd", "Sub", "Where")
 }
@@ -210,12 +213,15 @@ class _Cut:
             if (
                 node not in tail
                 and node.domain == ""
-                and node.op_type in _MOVES
+                and (node.op_type in _MOVES or self._compares_with_constant(node))
                 and all(reader in tail or reader in found for reader in readers)
                 and self._outputs.isdisjoint(node.outputs)
             ):
                 found.add(node)
         return found
+
+    def _compares_with_constant(self, node: ir.Node) -> bool:
+        return node.op_type in _COMPARISONS and any(value not in self._varies for value in node.inputs)
 
     def _behind(self, source: ir.Value, movable: Collection[ir.Node]) -> set[ir.Node]:
         found: set[ir.Node] = set()
@@ -280,7 +286,9 @@ class _Cut:
             if (producer := value.producer()) is not None and producer not in tail and producer.op_type == "Constant"
         }
         for value in border:
-            if value.dtype in _INTEGERS:
+            if value not in self._varies:
+                nodes |= self._needed_for([value]).keys()
+            elif value.dtype in _INTEGERS:
                 nodes |= self._shape_arithmetic(value, large) or set()
         return nodes
 
@@ -307,13 +315,14 @@ class _Cut:
     def _part(self, nodes: Collection[ir.Node], inputs: list[ir.Value], outputs: list[ir.Value]) -> ir.Model:
         graph = self._model.graph
         ordered = [node for node in self._reads if node in nodes]
+        domains = {inner.domain for node in ordered for inner in inner_nodes(node)} | {""}
         read = dict.fromkeys(value for node in ordered for value in self._reads[node]) | dict.fromkeys(outputs)
         part = ir.GraphView(
             inputs,
             outputs,
             nodes=ordered,
             initializers=[value for value in read if value.is_initializer()],
-            opset_imports=dict(graph.opset_imports),
+            opset_imports={domain: graph.opset_imports[domain] for domain in graph.opset_imports if domain in domains},
             name=graph.name,
         ).clone()
         return ir.Model(part, ir_version=self._model.ir_version, producer_name=self._model.producer_name)

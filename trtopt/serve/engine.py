@@ -18,7 +18,7 @@ from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.serve.load import Loaded, LoadSettings, load
 from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram
 from trtopt.serve.pool import Pool, Turn
-from trtopt.serve.tensors import CallInput, InputChecker, TensorSpec, as_torch, check_nan, is_torch
+from trtopt.serve.tensors import CallInput, InputChecker, TensorSpec, as_torch, check_nan, is_torch, zeros_like
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -84,6 +84,11 @@ class Engine:
             InvalidModelError: The model is invalid, or ONNX Runtime cannot run it.
             TargetError: The engine's GPU is not here, and there is no ``fallback``.
             MissingDependencyError: Its runtime is not installed.
+
+        Example:
+            >>> with trtopt.Engine.load("model.onnx") as engine:
+            ...     engine.run({"x": np.zeros((2, 3, 8, 8), np.float32)})["scores"].shape
+            (2, 10)
         """
         for option, value, least in (("contexts", contexts, 1), ("queue", queue, 0)):
             if not isinstance(value, int) or value < least:
@@ -128,6 +133,43 @@ class Engine:
                 self._pool.end(turn)
         self._counters.replied(time.perf_counter() - began)
         return _like(inputs.get(self._first), outputs)
+
+    def first_states(self, batch: int = 1, like: Any = None) -> dict[str, Any]:
+        """What a decoder's states are before the first step: caches that grow are empty, others are zeros.
+
+        A step is ``run({**states, ...})``; :meth:`next_states` takes those of the next one from its reply. They stay
+        where they are: on a GPU with tensors there, and without a copy on the CPU.
+
+        Args:
+            batch: The size of the first axis, where that is dynamic.
+            like: A torch tensor, whose device they are on; None for numpy arrays.
+
+        Returns:
+            By the name of the input: an array of the type of :attr:`inputs`; nothing for a model without states.
+
+        Example:
+            ``states = engine.first_states()``, then for each token ``reply = engine.run({"ids": token, **states})`` and
+            ``states = engine.next_states(reply)``.
+        """
+        found: dict[str, Any] = {}
+        for spec in (spec for spec in self.inputs if spec.state):
+            sizes = enumerate(spec.shape or ())
+            shape = tuple(dim if isinstance(dim, int) else (0 if axis else batch) for axis, dim in sizes)
+            found[spec.name] = zeros_like(like, shape, spec.dtype)
+        return found
+
+    def next_states(self, reply: Mapping[str, Any]) -> dict[str, Any]:
+        """The states that a step hands on to the next, by the names of the inputs.
+
+        Raises:
+            UsageError: The reply has not all of them.
+        """
+        missing = [spec.state for spec in self.inputs if spec.state and spec.state not in reply]
+        if missing:
+            raise UsageError(
+                f"The reply has no {', '.join(missing)}", where="engine.next_states", remedy="give what run() returned"
+            )
+        return {spec.name: reply[spec.state] for spec in self.inputs if spec.state}
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """As :meth:`run`, for coroutines, of any event loop: the loop is never blocked.

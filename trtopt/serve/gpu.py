@@ -21,11 +21,11 @@ from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
 from trtopt.engine.cuda import Buffer, Cuda
 from trtopt.engine.loaded import LoadedEngine, guarded, output_allocator
 from trtopt.engine.manifest import VerifiedEngine
+from trtopt.engine.profiles import choose
 from trtopt.engine.run import why_not_run
 from trtopt.errors import EngineBuildError, TargetError, UsageError
 from trtopt.hardware.probe import probe
-from trtopt.report.schema.manifest import ShapeRange
-from trtopt.serve.tensors import CallInput, GpuTensor, TensorSpec, choose, empty_like, on_device_of, package_of, spec_of
+from trtopt.serve.tensors import CallInput, GpuTensor, TensorSpec, empty_like, on_device_of, package_of, spec_of
 from trtopt.support._lazy import require
 
 _G = TypeVar("_G")
@@ -395,10 +395,7 @@ class GpuRunner:
         else:
             self.inputs = tuple(map(spec_of, manifest.inputs))
             self.outputs = tuple(map(spec_of, manifest.outputs))
-        self._values = {
-            name: tuple(ShapeRange(*values) for values in profiles) for name, profiles in loaded.shape_values.items()
-        }
-        self._profiles = {spec.name: spec.profiles for spec in self.inputs if spec.profiles} | self._values
+        self._profiles, self._values = loaded.profiles, loaded.shape_values
 
     def run(self, context: int, feeds: Mapping[str, CallInput]) -> dict[str, Any]:
         """Outputs by name, on the GPU where the first input is."""
@@ -427,11 +424,6 @@ class GpuRunner:
 
 def _spec(loaded: LoadedEngine, name: str) -> TensorSpec:
     """A tensor as the engine itself tells, without names of dimensions."""
-    engine = loaded.engine
-    dims = tuple("?" if dim < 0 else int(dim) for dim in engine.get_tensor_shape(name))
-    ranges: list[ShapeRange] = []
-    if name in loaded.inputs and "?" in dims:
-        for index in range(engine.num_optimization_profiles):
-            low, best, high = (tuple(map(int, shape)) for shape in engine.get_tensor_profile_shape(name, index))
-            ranges.append(ShapeRange(low, best, high))
-    return TensorSpec(name, loaded.dtypes[name], dims, tuple(ranges))
+    dims = tuple("?" if dim < 0 else int(dim) for dim in loaded.engine.get_tensor_shape(name))
+    ranges = () if name in loaded.shape_values else tuple(loaded.profiles.get(name, ()))
+    return TensorSpec(name, loaded.dtypes[name], dims, ranges)

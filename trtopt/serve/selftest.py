@@ -45,7 +45,7 @@ class EngineKind:
 
     Attributes:
         body: Its graph in ONNX's text form.
-        calls: Inputs of calls; the first is within the first profile.
+        calls: Inputs of calls.
         formats: The compiler's memory formats of inputs and outputs.
         backends: Those whose parser takes it.
     """
@@ -160,7 +160,7 @@ def run_everywhere(data: bytes, backend: Backend, calls: Sequence[Call], folder:
     Args:
         data: The engine file's content.
         backend: What built it.
-        calls: What it is given, and what it has to give; the session takes the first.
+        calls: What it is given, and what it has to give.
         folder: Where kernels that are compiled are kept meanwhile.
 
     Returns:
@@ -172,8 +172,7 @@ def run_everywhere(data: bytes, backend: Backend, calls: Sequence[Call], folder:
     """
     options, found = RuntimeOptions(kernels=folder), [0.0]
     with EngineSession(data, backend, options) as session:
-        feeds, expected = calls[0]
-        for _ in range(2):
+        for feeds, expected in (*calls, *calls):
             found.append(_difference(dict(zip(session.output_names, session.run(feeds), strict=True)), expected))
     with TimedEngine(data, backend, options) as timed:
         timed.prepare(feeds_of(timed.inputs(), {}, timed.optimum, values=timed.values()))

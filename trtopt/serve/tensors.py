@@ -8,8 +8,6 @@ reader's; addresses are those that torch and cupy give themselves.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +16,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from trtopt.engine.profiles import choose
 from trtopt.errors import IntegrityError, InvalidModelError, UsageError
 from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 from trtopt.support._lazy import require
+from trtopt.support.words import nearest
 
 CPU, CUDA_HOST = 1, 3
 """Device types of DLPack."""
@@ -107,6 +107,16 @@ def package_of(value: Any) -> Any:
     return sys.modules["torch" if is_torch(value) else type(value).__module__.partition(".")[0]]
 
 
+def zeros_like(source: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Zeros: a tensor of torch or cupy on the device of ``source``, an array without one."""
+    if source is None or isinstance(source, np.ndarray):
+        return np.zeros(shape, dtype)
+    package = package_of(source)
+    if is_torch(source):
+        return package.zeros(shape, dtype=getattr(package, dtype.name), device=source.device)
+    return package.zeros(shape, dtype=dtype)
+
+
 def empty_like(source: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuTensor:
     """A new tensor of torch or cupy, on the device of ``source``."""
     package = package_of(source)
@@ -132,35 +142,6 @@ def as_torch(array: np.ndarray) -> Any:
 def _dtype_of(tensor: Any) -> np.dtype[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
     return np.dtype(getattr(ml_dtypes, name, name))
-
-
-Profiles = Mapping[str, Sequence[ShapeRange]]
-"""By the name of a dynamic input, its range in each optimization profile."""
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""By the name of an input, its shape in one call."""
-
-
-def choose(profiles: Profiles, shapes: Shapes) -> int:
-    """The number of the profile whose best shapes are nearest to those of a call, among those that take them.
-
-    Near is measured by the logarithms of the ratios of all sizes; of profiles equally near, it is the first. It is 0
-    without profiles.
-
-    Raises:
-        UsageError: None takes them.
-    """
-    count = max((len(ranges) for ranges in profiles.values()), default=0)
-    if not count:
-        return 0
-    fitting = [
-        index
-        for index in range(count)
-        if all(_inside(shapes[name], ranges[index]) for name, ranges in profiles.items())
-    ]
-    if not fitting:
-        raise _outside(profiles, shapes)
-    return min(fitting, key=lambda index: sum(_distance(shapes[n], r[index].opt) for n, r in profiles.items()))
 
 
 def check(inputs: Sequence[EngineTensor], outputs: Sequence[EngineTensor]) -> None:
@@ -191,27 +172,6 @@ def _fits(one: ShapeRange, shape: Sequence[int | str]) -> bool:
     )
 
 
-def _inside(shape: tuple[int, ...], one: ShapeRange) -> bool:
-    return len(shape) == len(one.min) and all(
-        low <= size <= high for low, size, high in zip(one.min, shape, one.max, strict=True)
-    )
-
-
-def _distance(shape: tuple[int, ...], best: tuple[int, ...]) -> float:
-    return sum(abs(math.log(max(size, 1) / max(other, 1))) for size, other in zip(shape, best, strict=True))
-
-
-def _outside(profiles: Profiles, shapes: Shapes) -> UsageError:
-    alone = (name for name, ranges in profiles.items() if not any(_inside(shapes[name], one) for one in ranges))
-    name = next(alone, next(iter(profiles)))
-    ranges = "; ".join(f"{list(one.min)} to {list(one.max)}" for one in profiles[name])
-    return UsageError(
-        f"The shape {list(shapes[name])} of the input {name!r} is outside of what the engine was built for: {ranges}",
-        where=", ".join(f"{name}{list(shape)}" for name, shape in shapes.items()),
-        remedy="build with wider --min-shapes and --max-shapes, or give smaller batches",
-    )
-
-
 Arrays = dict[str, np.ndarray]
 """Arrays by the name of the input or output."""
 
@@ -231,18 +191,20 @@ class TensorSpec:
         shape: A number, or the name of the dimension (``"?"`` without one) where it is dynamic; None where not even the
             rank is known.
         profiles: Of an engine's input: smallest, best and largest shape of each optimization profile.
+        state: Of an input that is a state, the output that is this input in the next step; else empty.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...] | None
     profiles: tuple[ShapeRange, ...] = ()
+    state: str = ""
 
 
 def spec_of(item: EngineTensor) -> TensorSpec:
     """A tensor of a manifest."""
     dtype = ml_dtypes.bfloat16 if item.dtype == "bfloat16" else item.dtype
-    return TensorSpec(item.name, np.dtype(dtype), item.shape, item.ranges)
+    return TensorSpec(item.name, np.dtype(dtype), item.shape, item.ranges, item.state)
 
 
 class InputChecker:
@@ -333,8 +295,8 @@ class InputChecker:
         known = ", ".join(self._specs)
         for name in inputs:
             if name not in self._specs:
-                near = difflib.get_close_matches(str(name), self._specs, 1)
-                meant = f"; did you mean {near[0]!r}?" if near else ""
+                near = nearest(str(name), self._specs)
+                meant = f"; did you mean {near!r}?" if near else ""
                 return UsageError(f"There is no input {name!r}{meant}", where=str(name), remedy=f"give {known}")
         missing = ", ".join(name for name in self._specs if name not in inputs)
         return UsageError(f"The call lacks the input {missing}", where=missing, remedy=f"give {known}")

@@ -234,6 +234,12 @@ def _check_operator(node: onnx.NodeProto, scope: _Scope, context: onnx.checker.C
         return
     if domain == "" and node.op_type == "GroupNormalization" and scope.opsets[""] in _DEPRECATED_GROUP_NORM:
         return
+    if (domain, node.op_type) == ("com.microsoft", "EPContext"):
+        raise InvalidModelError(
+            "The model holds a compiled engine in place of operators",
+            where=node_label(node),
+            remedy="give the model that it was made from; the engine is loaded where its manifest lies beside it",
+        )
     if domain not in scope.opsets:
         raise _invalid(f"The domain {domain!r} is used and not imported", node_label(node))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -12,13 +13,22 @@ from typing import Any
 
 from trtopt.errors import UsageError
 
+DECODE = "decode:"
+"""What precedes the file of a decoder's prompts where samples are named."""
+
 _IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:from|import)[ \t]+([^\n#;]+)", re.MULTILINE)
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _WORD = re.compile(r"\w+")
 
 
 def is_script(text: str) -> bool:
     """Whether ``text`` has the form ``FILE.py:FUNCTION``."""
     return text.rpartition(":")[0].endswith(".py")
+
+
+def is_target(text: str) -> bool:
+    """Whether ``text`` names a PyTorch module in code, ``FILE.py:NAME`` or ``package.module:NAME``, and no file."""
+    return not os.path.exists(text) and (is_script(text) or _TARGET.fullmatch(text) is not None)
 
 
 def load_object(text: str, option: str, kind: str) -> Any:
@@ -53,9 +63,13 @@ def load_object(text: str, option: str, kind: str) -> Any:
     finally:
         sys.path.remove(str(path.resolve().parent))
     if not hasattr(module, name):
-        public = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+        public = ", ".join(key for key, value in vars(module).items() if _can_be_meant(value) and key[0] != "_")
         raise UsageError(f"{option}: the file has no {kind} {name!r}", where=file, remedy=f"it has: {public or 'none'}")
     return getattr(module, name)
+
+
+def _can_be_meant(value: Any) -> bool:
+    return callable(value) or (hasattr(value, "__iter__") and not isinstance(value, str))
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:

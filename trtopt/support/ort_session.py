@@ -16,6 +16,8 @@ import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError, ResourceError
 from trtopt.support._lazy import require
+from trtopt.support.dequantize import fold_unknown
+from trtopt.support.nms_plugins import written_out
 
 Feeds = Mapping[str, np.ndarray]
 """Arrays by input name: one call's inputs."""
@@ -102,7 +104,9 @@ class OrtSession:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}
         try:
-            clone = with_outputs(model, outputs) if outputs is not None else model.clone()
+            whole = written_out(model)
+            clone = whole.clone() if outputs is None else with_outputs(whole, outputs)
+            fold_unknown(clone)
             _widen_bf16_borders(clone)
             _shield_outputs(clone)
             mapped = None if self._packs else _folder_of_large(clone)
@@ -118,6 +122,9 @@ class OrtSession:
             self._session = ort.InferenceSession(
                 data, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
             )
+        except InvalidModelError:
+            self.close()
+            raise
         except Exception as error:
             self.close()
             raise InvalidModelError(

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.precision.fp16.cast_to_half import why_fp32
 from trtopt.precision.fp16.heads import score_nodes
+from trtopt.precision.fp16.pixels import pixel_nodes
 from trtopt.precision.observe.ranges import LAYOUT_OPS, ValueRange, ValueRanges, finite_range, is_float, ranking_readers
 from trtopt.precision.observe.statistics import TensorStats
 from trtopt.precision.plan import WEIGHTED, NarrowType
@@ -71,7 +72,7 @@ def wide_nodes(
         if found is not None:
             reasons[str(node.name)] = found
     keep_connected(model, ranges, narrow, reasons, bfloat)
-    kept = score_nodes(model, integer) | reasons
+    kept = score_nodes(model, integer) | pixel_nodes(model) | reasons
     keep_ranking(model, kept)
     return kept
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.support.nms_plugins import PLUGINS
 
 _SQUASHING = frozenset(["Sigmoid", "Softmax", "LogSoftmax", "Tanh"])
 """Operators that press scores together, so that rounding what they read or write makes equal what was not."""
@@ -15,9 +16,8 @@ SMALL_HEAD_WEIGHTS = 2**19
 """Largest number of weights of a head kept in FP32: at most 1 MB more to read, some microseconds on a small GPU."""
 
 
-_DECODES = frozenset(
-    "ArgMax BatchedNMS_TRT Concat EfficientNMS_TRT Exp LogSoftmax NonMaxSuppression Sigmoid Softmax Softplus "
-    "TopK".split()
+_DECODES = frozenset("ArgMax Concat Exp LogSoftmax NonMaxSuppression Sigmoid Softmax Softplus TopK".split()).union(
+    PLUGINS
 )
 """Operators that turn the numbers of heads into scores, sizes and detections, and put them side by side."""
 

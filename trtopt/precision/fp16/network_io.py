@@ -6,7 +6,7 @@ is another type, and channels of an input filled up with zeros to a multiple of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -283,8 +283,10 @@ def feeds_for(feeds: Mapping[str, np.ndarray], model: ir.Model, requests: Sequen
     return result
 
 
-def describe(original: ir.Model, changed: ir.Model, requests: Iterable[IoRequest]) -> tuple[NetworkIo, ...]:
-    """The report's records of what the caller feeds and gets."""
+def describe(
+    original: ir.Model, changed: ir.Model, requests: Iterable[IoRequest], states: Collection[str] = ()
+) -> tuple[NetworkIo, ...]:
+    """The report's records of what the caller feeds and gets; ``states`` were not asked for."""
     records = []
     for request in requests:
         pair = [
@@ -301,7 +303,8 @@ def describe(original: ir.Model, changed: ir.Model, requests: Iterable[IoRequest
             kind = "input" if any(value is new for value in changed.graph.inputs) else "output"
             shape = tuple(dim if isinstance(dim, int) else (dim.value or "?") for dim in new.shape or ())
             caller = _caller(kind, request, old, shape)
-            records.append(NetworkIo(request.name, kind, request.dtype, request.layout, shape, caller))
+            is_state = request.name in states
+            records.append(NetworkIo(request.name, kind, request.dtype, request.layout, shape, caller, is_state))
     return tuple(records)
 
 

@@ -63,6 +63,8 @@ inputs that were never seen must not run away."""
 _LEAF = 64
 """Inputs that LAPACK factorises at once; more are halved, so that products of matrices do most of the work."""
 
+_UNIT = np.ones((1, 1), np.float32)
+
 _ONE_BY_ONE = 8
 """Inputs that are rounded one by one; more are halved."""
 
@@ -121,18 +123,24 @@ class Factor:
         result[self._order] = -(self._inverse @ (self._inverse.T @ pull))
         return result
 
-    def round(self, target: np.ndarray, free: np.ndarray) -> np.ndarray:
-        """Levels for a target: int8 ``[K, N]``, within -127..127.
+    def round(
+        self, target: np.ndarray, free: np.ndarray, steps: np.ndarray = _UNIT, largest: float = LEVELS
+    ) -> np.ndarray:
+        """Levels for a target: int8 ``[K, N]``, within -``largest``..``largest``.
 
         Args:
-            target: In units of the weight's scale, ``[K, N]``.
+            target: In units of the weight, ``[K, N]``.
             free: bool ``[K, N]``: False where the level is to be 0.
+            steps: The distance of two levels, ``[K, N]``, or ``[1, N]`` for one of each column.
+            largest: The largest level.
         """
-        left = target[self._order]
+        if len(steps) == 1:
+            target, steps = target / steps, np.ones((len(target), 1), np.float32)
+        left, ordered = target[self._order], steps[self._order]
         levels = left.copy()
-        _round(self._unit, levels, left, free[self._order])
+        _round(self._unit, levels, left, free[self._order], ordered, largest)
         result = np.empty(target.shape, np.int8)
-        result[self._order] = levels
+        result[self._order] = np.rint(levels / ordered)
         return result
 
 
@@ -150,25 +158,29 @@ def _factorised(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return upper, inverse
 
 
-def _round(unit: np.ndarray, best: np.ndarray, left: np.ndarray, free: np.ndarray) -> None:
+def _round(
+    unit: np.ndarray, best: np.ndarray, left: np.ndarray, free: np.ndarray, steps: np.ndarray, largest: float
+) -> None:
     """Round in place, the last first; each makes up for what those behind it left.
 
     ``unit`` is ``R`` with its rows divided by their diagonal elements. ``best`` is what the levels were to be, ``[K,
-    N]``, and how far those behind shifted that; it becomes the levels, and ``left`` what is left. Levels that are not
-    ``free`` are 0.
+    N]``, and how far those behind shifted that; it becomes the levels, times their ``steps``, and ``left`` what is
+    left. Levels that are not ``free`` are 0.
     """
     size = len(unit)
     if size > _ONE_BY_ONE:
         first, last = slice(size // 2), slice(size // 2, None)
-        _round(unit[last, last], best[last], left[last], free[last])
+        _round(unit[last, last], best[last], left[last], free[last], steps[last], largest)
         best[first] += unit[first, last] @ left[last]
-        _round(unit[first, first], best[first], left[first], free[first])
+        _round(unit[first, first], best[first], left[first], free[first], steps[first], largest)
         return
     for row in reversed(range(size)):
         best[row] += unit[row, row + 1 :] @ left[row + 1 :]
         best[row] *= free[row]
+        best[row] /= steps[row]
         np.rint(best[row], out=best[row])
-        np.clip(best[row], -LEVELS, LEVELS, out=best[row])
+        np.clip(best[row], -largest, largest, out=best[row])
+        best[row] *= steps[row]
         left[row] -= best[row]
 
 
@@ -313,7 +325,7 @@ class _Walk:
         for index, (exact, noisy) in enumerate(zip(stop.exact, stop.noisy, strict=True)):
             chosen = positions(layer, exact.shape, share, rng)
             both = rows_at(layer, exact, chosen), _quantized(rows_at(layer, noisy, chosen), scale)
-            parts[_is_held(index, len(stop.exact))].append(both)
+            parts[is_held(index, len(stop.exact))].append(both)
         fit, held = (
             tuple(
                 LayerRows(*(np.concatenate([pair[side][group] for pair in part]) for side in (0, 1)))
@@ -375,7 +387,7 @@ def _search(
         errors = (fit.quantized - fit.exact) @ weight, (kept.quantized - kept.exact) @ weight
         change = nearest[group] * step - weight
         old, mean, inputs_mean = errors[1] + kept.quantized @ change, errors[0].mean(axis=0), fit.quantized.mean(axis=0)
-        levels[group] = _search_group(weight, step, (fit, kept), factors, errors)
+        levels[group] = search_group(weight, step, (fit, kept), factors, errors)
         # A bias, where there can be one, takes the mean of the error with it.
         for index, (error, values) in enumerate(((old, nearest[group]), (errors[1], levels[group]))):
             left = error - (mean + inputs_mean @ (values * step - weight)) if biased else error
@@ -383,26 +395,28 @@ def _search(
     return layer.weight_of(levels), (float(noise[0]), float(noise[1]))
 
 
-def _search_group(
+def search_group(
     weight: np.ndarray,
-    step: np.ndarray,
+    steps: np.ndarray,
     rows: tuple[LayerRows, LayerRows],
     factors: Sequence[Factor],
     errors: tuple[np.ndarray, np.ndarray],
+    largest: float = LEVELS,
 ) -> np.ndarray:
     """New values of one group, int8 ``[K, N]``, block by block, with a factor per block.
 
-    ``rows`` are those for the fit, and those kept from it; ``errors`` that of the outputs with the exact weight on
-    both: the second becomes that with the new values.
+    ``steps`` and ``largest`` are as of :meth:`Factor.round`. ``rows`` are those for the fit, and those kept from it;
+    ``errors`` that of the outputs with the exact weight on both: the second becomes that with the new values.
     """
     levels = np.empty(weight.shape, np.int8)
     of_fit, of_kept = errors
     for part, factor in zip(blocks(len(weight)), factors, strict=True):
         correction = factor.correction(of_fit)
         share = best_share(of_kept, rows[1].quantized[:, part] @ correction)
-        target = (weight[part] + np.float32(share) * correction) / step
-        levels[part] = factor.round(target, weight[part] != 0)  # zeros stay: sparse kernels live by them
-        change = levels[part] * step - weight[part]
+        target = weight[part] + np.float32(share) * correction
+        own = steps if len(steps) == 1 else steps[part]
+        levels[part] = factor.round(target, weight[part] != 0, own, largest)  # zeros stay: sparse kernels live by them
+        change = levels[part] * own - weight[part]
         of_kept += rows[1].quantized[:, part] @ change
         if part.stop < len(weight):  # what the next blocks make up for
             of_fit += rows[0].quantized[:, part] @ change
@@ -441,5 +455,6 @@ def _quantized(rows: np.ndarray, scale: np.float32) -> np.ndarray:
     return levels
 
 
-def _is_held(index: int, count: int) -> bool:
+def is_held(index: int, count: int) -> bool:
+    """Whether the sample of this index, of so many, is kept from the fit."""
     return index % _HELD_OUT == _HELD_OUT - 1 if count >= _HELD_OUT else index == count - 1

@@ -14,9 +14,9 @@ from trtopt.config.budget import ROUNDING, AccuracyBudget
 from trtopt.events import OnEvent
 from trtopt.support.precision import Precision
 
-Form: TypeAlias = Precision | Literal["2:4"]
-"""What a region may be instead of 16-bit and dense: of an 8-bit type, or 2:4. A search over layers to prune is the same
-search; "8-bit" in these modules stands for pruned then."""
+Form: TypeAlias = Precision | Literal["2:4", "weights"]
+"""What a region may be instead of 16-bit and dense: of an 8-bit type, 2:4, or of narrow weights. A search over layers
+to prune, or over weights to store, is the same search; "8-bit" in these modules stands for that then."""
 
 Errors = Mapping[tuple[str, Form], float]
 """The error that a region adds in an 8-bit type, by region and type."""

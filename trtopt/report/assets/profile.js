@@ -144,9 +144,11 @@
     chosen = index;
     cy.getElementById(`${index}`).addClass("chosen");
     const reasons = make("ul", "", "reasons");
-    for (const [reason, time, message] of layer.reasons) {
+    for (const [reason, time, message, finding] of layer.reasons) {
       const item = make("li");
-      item.append(make("span", reason, "pill warning"), time ? ` ${time}: ` : " ", message);
+      const pill = make(finding ? "a" : "span", reason, "pill warning");
+      if (finding) pill.href = `#${finding}`;
+      item.append(pill, time ? ` ${time}: ` : " ", message);
       reasons.append(item);
     }
     const values = make("dl");
@@ -215,6 +217,14 @@
     if (event.key !== "Enter" || !hits.length) return;
     visit(hits[(hits.indexOf(chosen) + 1) % hits.length]);
   });
+  // A name in a finding shows the layers that have it.
+  document.querySelectorAll("button[data-find]").forEach((button) => {
+    button.addEventListener("click", () => {
+      byId("find").value = button.dataset.find;
+      byId("find").dispatchEvent(new Event("input"));
+      document.querySelector(".map").scrollIntoView({ block: "start" });
+    });
+  });
   addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.target.closest("input, select, textarea")) return;
     event.preventDefault();
@@ -275,7 +285,7 @@
 
   show(layers.reduce((best, layer, index) => (layer.cells[sortedBy][1] > layers[best].cells[sortedBy][1] ? index : best), 0));
   fill();
-  for (const plot of [byId("scatter"), byId("roofline")]) {
+  for (const plot of [byId("scatter"), byId("roofline"), byId("order")]) {
     plot?.on("plotly_click", ({ points: [{ customdata }] }) => customdata !== undefined && bring(customdata));
   }
 })();

@@ -245,6 +245,7 @@ def roofline(layers: Sequence[LayerRow], gpu: GpuSpec, precision: str, l2_bandwi
         l2_bandwidth_gbs: Bandwidth of the L2 in GB/s, for a second roof; None leaves it out.
     """
     drawn = slowest(placed(layers))[:MOST_POINTS]
+    index = {id(layer): place for place, layer in enumerate(layers)}
     points = [
         Point(
             layer.arithmetic_intensity,
@@ -252,6 +253,7 @@ def roofline(layers: Sequence[LayerRow], gpu: GpuSpec, precision: str, l2_bandwi
             layer.predicted_us,
             layer.limiter,
             hover_text(layer),
+            index[id(layer)],
         )
         for layer in drawn
     ]
@@ -312,6 +314,7 @@ def in_order(layers: Sequence[LayerRow]) -> Figure:
                 "marker": {"color": COLORS[limiter], "line": {"width": 0}},
                 "hovertext": [_bar_text(group, index * size + 1) for index, group in enumerate(groups)],
                 "hoverinfo": "text",
+                **({"customdata": list(range(len(layers)))} if size == 1 else {}),
                 "showlegend": any(values),
             }
         )

@@ -12,18 +12,19 @@ Every text of a layer is made here, in the words of the other reports; the page'
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from trtopt.report.html.page import as_script
 from trtopt.report.html.profile_graph import graph, without_tensors
-from trtopt.report.schema.analysis import LayerRow
+from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.layers import TensorInfo
 from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, visible
+from trtopt.report.text.names import named
 from trtopt.report.text.words import LIMITERS, product_text, tile_text
 from trtopt.support.precision import Precision
 
@@ -37,7 +38,7 @@ _Value = str | tuple[str, float]
 """A text, or a number's text and what it is sorted by."""
 
 COLUMNS = (
-    *(("layer", ""), ("type", "short"), ("operator", "short"), ("measured", "number"), ("share", "number")),
+    *(("layer", "name"), ("type", "short"), ("operator", "short"), ("measured", "number"), ("share", "number")),
     *(("predicted", "number"), ("measured / predicted", "number"), ("reasons", "wide"), ("limited by", "short")),
     *(("of peak arithmetic", "number"), ("of bandwidth", "number"), ("precision", "short")),
     *(("Tensor Cores", "short"), ("2:4", "short"), ("reads", "wide"), ("writes", "wide"), ("kernel", "wide")),
@@ -50,38 +51,56 @@ SORTED_BY = 3
 """The column the table is sorted by at first."""
 
 
-def layer_data(layers: Sequence[ProfileLayer]) -> str:
+def layer_data(
+    layers: Sequence[ProfileLayer],
+    pairs: Sequence[tuple[int, int]] | None = None,
+    findings: Sequence[Finding] = (),
+    *,
+    measured: bool = True,
+) -> str:
     """The layers as the JSON of an HTML script element, which no text in them can end.
+
+    Args:
+        layers: The layers.
+        pairs: Which reads from which, where tensors do not tell (:func:`trtopt.report.html.profile_graph.graph`).
+        findings: What was found, of which each layer names those it is in.
+        measured: Whether their times are; else they are predicted.
 
     Object of ``columns``, ``colorings``, ``sortedBy``, ``edges`` as [writer, reader, bends], and ``layers`` in their
     order, each with its place in the graph, its cells by column and what the details show.
     """
     total = sum(layer.measured_us for layer in layers)
-    drawn = graph(layers)
+    drawn = graph(layers, pairs)
+    columns = list(COLUMNS)
+    if not measured:
+        columns[SORTED_BY] = ("time", "number")
+    found: dict[str, list[Finding]] = {}
+    for item in findings:
+        for node in item.nodes:
+            found.setdefault(node, []).append(item)
     data = {
-        "columns": COLUMNS,
+        "columns": columns,
         "sortedBy": SORTED_BY,
         "colorings": [dataclasses.asdict(coloring) for coloring in colorings(layers)],
         "edges": [[edge.source, edge.target, edge.bends] for edge in drawn.edges],
         "layers": [
-            {**_details(layer), "cells": cells(layer, total), "at": place}
+            {**_details(layer, found), "cells": cells(layer, total, measured=measured), "at": place}
             for layer, place in zip(layers, drawn.places, strict=True)
         ],
     }
-    plain = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return plain.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return as_script(data)
 
 
-def cells(layer: ProfileLayer, total_us: float) -> tuple[_Value, ...]:
+def cells(layer: ProfileLayer, total_us: float, *, measured: bool = True) -> tuple[_Value, ...]:
     """The values of a layer, as :data:`COLUMNS` names them; empty what is not known. ``total_us`` is of all layers."""
     row = layer.predicted
     return (
-        shorten(visible(layer.name), _NAME, mark="…") or "(no name)",
+        shorten(visible(_title(layer)), _NAME, mark="…") or "(no name)",
         visible(layer.type),
         visible(row.op) if row else "",
         _time(layer.measured_us),
         _percent(layer.measured_us / total_us if total_us else 0.0),
-        _time(layer.predicted_us),
+        _time(layer.predicted_us) if measured else "",
         "" if layer.ratio is None else (f"{layer.ratio:.2f}", layer.ratio),
         ", ".join(item.reason for item in layer.deviation),
         LIMITERS[row.limiter] if row else "",
@@ -118,10 +137,17 @@ def _work(row: LayerRow) -> tuple[_Value, ...]:
     )
 
 
-def _details(layer: ProfileLayer) -> dict[str, Any]:
+def _title(layer: ProfileLayer) -> str:
+    """The user's name of a layer, and its own."""
+    name = named(layer.modules, layer.name)
+    return f"{name.text} ({name.own})" if name.own else name.text
+
+
+def _details(layer: ProfileLayer, findings: Mapping[str, Sequence[Finding]]) -> dict[str, Any]:
     """What the graph and the details show besides the cells."""
+    own = {id(item): item for node in (*layer.onnx_nodes, layer.name) for item in findings.get(node, ())}
     return {
-        "name": visible(layer.name),
+        "name": visible(_title(layer)),
         "label": label(layer),
         "nodes": [visible(node) for node in layer.onnx_nodes],
         "modules": [visible(module) for module in layer.modules],
@@ -129,7 +155,8 @@ def _details(layer: ProfileLayer) -> dict[str, Any]:
         "writes": [_tensor(tensor) for tensor in layer.outputs],
         "constants": [_tensor(tensor) for tensor in layer.constants],
         "reasons": [
-            (item.reason, page_time(item.us) if item.us else "", visible(item.message)) for item in layer.deviation
+            *((item.reason, page_time(item.us) if item.us else "", visible(item.message)) for item in layer.deviation),
+            *((item.rule, "", visible(item.message), f"finding-{item.rule}") for item in own.values()),
         ],
     }
 
@@ -191,6 +218,7 @@ _TYPES: dict[str, str] = {
 """Colours of the types in which a layer computes; another type has that of nothing."""
 _NAMES = {"float": Precision.FP32, "half": Precision.FP16, "bfloat16": Precision.BF16}
 """What compilers call types that have a shorter name."""
+_LIMITS = {"math": "#3b82f6", "memory": "#e8890c", "latency": "#a855f7"}
 _RATIOS = (
     (0.5, "#2f6fd0", "less than half the prediction"),
     (0.8, "#7fb0ea", "0.5 to 0.8 times"),
@@ -232,6 +260,8 @@ def colorings(layers: Sequence[ProfileLayer]) -> tuple[Coloring, ...]:
     found = [_by("time", layers, _time_groups(layers)), _by("precision", layers, _precision_group)]
     if any(layer.ratio is not None for layer in layers):
         found.append(_by("measured / predicted", layers, _ratio_group))
+    if any(layer.predicted is not None for layer in layers):
+        found.append(_by("limited by", layers, _limit_group))
     if any(layer.deviation for layer in layers):
         found.append(_by("reason of the deviation", layers, _reason_groups(layers)))
     return tuple(found)
@@ -291,6 +321,13 @@ def _precision_group(layer: ProfileLayer) -> _Key:
     return place, name or "not known", _TYPES.get(name, _NOTHING)
 
 
+def _limit_group(layer: ProfileLayer) -> _Key:
+    if layer.predicted is None:
+        return len(_LIMITS), "no prediction", _NOTHING
+    place = list(_LIMITS).index(layer.predicted.limiter)
+    return place, LIMITERS[layer.predicted.limiter], _LIMITS[layer.predicted.limiter]
+
+
 def _ratio_group(layer: ProfileLayer) -> _Key:
     ratio = layer.ratio
     if ratio is None:
@@ -315,11 +352,11 @@ def _reason_groups(layers: Sequence[ProfileLayer]) -> Callable[[ProfileLayer], _
     return group
 
 
-def graph_note(layers: Sequence[ProfileLayer]) -> str:
-    """How to read the graph."""
-    bare = sum(without_tensors(layer) for layer in layers)
+def graph_note(layers: Sequence[ProfileLayer], *, linked: bool = False) -> str:
+    """How to read the graph; ``linked`` where its lines are known without tensors."""
+    bare = 0 if linked else sum(without_tensors(layer) for layer in layers)
     lines = "A line leads from the layer that writes a tensor to one that reads it."
-    if bare == len(layers):
+    if layers and bare == len(layers):
         lines = "The file names no tensors: the layers are linked in the order they run."
     elif bare:
         lines += f" {count(bare, 'layer')} without tensors: linked to the one that runs before."

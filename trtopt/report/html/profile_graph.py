@@ -73,9 +73,9 @@ def links(layers: Sequence[ProfileLayer]) -> list[tuple[int, int]]:
     return list(found)
 
 
-def graph(layers: Sequence[ProfileLayer]) -> Graph:
-    """The layers laid out."""
-    pairs = links(layers)
+def graph(layers: Sequence[ProfileLayer], pairs: Sequence[tuple[int, int]] | None = None) -> Graph:
+    """The layers laid out; ``pairs`` are those of :func:`links`, where tensors do not tell them."""
+    pairs = links(layers) if pairs is None else pairs
     rows = _rows(len(layers), pairs)
     across = _across(rows, pairs)
     columns = _folded(across)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtopt.report.schema.layers import NodeName
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.analysis/1"
@@ -384,10 +386,14 @@ class EngineAnalysis:
     limit: Limit | None = None
 
 
-@dataclass(frozen=True)
-class Analysis:
+@dataclass(frozen=True, repr=False)
+class Analysis(Shown):
     """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
-    of the ONNX graph; ``limit`` is that of the engine, None where none was compiled."""
+    of the ONNX graph; ``limit`` is that of the engine, None where none was compiled. ``names`` has the modules of
+    nodes, by the nodes' names; ``links`` the layers that read from others, as indices (writer, reader)."""
+
+    VIEW = "analysis.analyze:view_of"
+    ROWS = "layers"
 
     model: dict[str, Any]
     gpu: dict[str, Any]
@@ -402,6 +408,8 @@ class Analysis:
     sparsity: Sparsity | None = None
     warnings: tuple[str, ...] = ()
     limit: Limit | None = None
+    names: dict[str, NodeName] = dataclasses.field(default_factory=dict)
+    links: tuple[tuple[int, int], ...] = ()
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtopt.errors import GateError
 from trtopt.report.schema.analysis import EngineAnalysis
-from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord
-from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord, WeightsRecord
+from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.support.json_text import plain
 from trtopt.support.precision import Precision
@@ -246,7 +248,7 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class NetworkIo:
-    """An input or output of the network whose type or memory layout was asked for.
+    """An input or output of the network whose type or memory layout was asked for, or is that of its state.
 
     Attributes:
         name: Its name.
@@ -255,6 +257,7 @@ class NetworkIo:
         layout: ``chw``, ``hwc``, ``hwc4`` or ``hwc8``.
         shape: Its logical shape, [N, C, H, W] whatever the layout.
         caller: What the caller has to do, in words.
+        state: Whether it is a state, which one step hands on to the next, in the type that the network computes it in.
     """
 
     name: str
@@ -263,10 +266,11 @@ class NetworkIo:
     layout: str
     shape: tuple[int | str, ...]
     caller: str
+    state: bool = False
 
 
-@dataclass(frozen=True)
-class BuildReport:
+@dataclass(frozen=True, repr=False)
+class BuildReport(Shown):
     """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON.
 
     Attributes:
@@ -274,6 +278,7 @@ class BuildReport:
         sixteen_bit: What the model costs with all of them in 16-bit, where that was judged.
         search: How the regions that pay were chosen within an accuracy budget, where there is one.
         sparsity: What was pruned to 2:4, where that was asked for.
+        weights: What was stored narrow, where ``--weights`` was given.
         saved: Whether ONNX Runtime (CPU) loads the saved model, in one line; empty where none was written.
         judge: Who says all costs: the compiler's kernels or a model of fusions.
         shipped: What the engine costs, or without one the model as the judge compiles it with the same profiles.
@@ -283,7 +288,13 @@ class BuildReport:
         reduce: The command that cuts the model down to the nodes with which a gate fails; empty where none failed, or
             nothing was kept for it (``--polygraphy``).
         judged_apart: How ``shipped`` differs from what was judged before, in one line; empty where it does not.
+        plain_forms: What each plain form costs that was priced, the 16-bit one first; ``plain`` is the fastest of them.
+        names: What the user calls the nodes: their modules, by the names of the nodes.
+        parameters: Elements of the float weights of the model.
     """
+
+    VIEW = "report.text.build:view"
+    ROWS = "analysis.layers"
 
     model: dict[str, Any]
     gpu: dict[str, Any] | None
@@ -306,6 +317,7 @@ class BuildReport:
     sixteen_bit: Cost | None = None
     search: SearchRecord | None = None
     sparsity: SparsityRecord | None = None
+    weights: WeightsRecord | None = None
     saved: str = ""
     shipped: Cost | None = None
     plain: PlainCost | None = None
@@ -313,7 +325,19 @@ class BuildReport:
     dynamic_cost: DynamicCost | None = None
     judged_apart: str = ""
     reduce: str = ""
+    plain_forms: tuple[PlainCost, ...] = ()
+    names: dict[str, NodeName] = field(default_factory=dict)
+    parameters: int = 0
     schema: str = SCHEMA
+
+    def raise_for_gate(self) -> None:
+        """Raise :class:`GateError` where a gate failed, unless accuracy loss was allowed."""
+        if self.gate_failures and not self.config.get("allow_accuracy_loss"):
+            raise GateError(
+                "A gate failed: " + "; ".join(self.gate_failures),
+                where=str(self.model.get("path") or "the model"),
+                remedy="allow_accuracy_loss=True turns failed gates into warnings",
+            )
 
     def to_json_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""

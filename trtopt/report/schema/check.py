@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtopt.errors import GateError
+from trtopt.report.schema.layers import NodeName
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.check/1"
@@ -87,8 +90,8 @@ class Checked:
     precision: str
 
 
-@dataclass(frozen=True)
-class CheckReport:
+@dataclass(frozen=True, repr=False)
+class CheckReport(Shown):
     """A report against its thresholds.
 
     Attributes:
@@ -96,18 +99,32 @@ class CheckReport:
         baseline: What it was compared with; None without a baseline.
         gates: All gates, in a fixed order.
         notes: What differs from the baseline and may explain a difference, and what else the reader should know.
+        names: The modules of the report's nodes, by the nodes' names.
     """
+
+    VIEW = "report.text.check:view"
+    ROWS = "gates"
 
     subject: Checked
     baseline: Checked | None
     gates: tuple[Gate, ...]
     notes: tuple[str, ...] = ()
+    names: dict[str, NodeName] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property
     def failed(self) -> tuple[Gate, ...]:
         """The gates that failed."""
         return tuple(gate for gate in self.gates if gate.verdict == "failed")
+
+    def raise_for_gate(self) -> None:
+        """Raise :class:`GateError` where a gate failed."""
+        if self.failed:
+            raise GateError(
+                "A gate failed: " + "; ".join(gate.name for gate in self.failed),
+                where=self.subject.report,
+                remedy="print(report) shows values and thresholds",
+            )
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain JSON values: no NaN or infinity (None stands for both)."""

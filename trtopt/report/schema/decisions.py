@@ -38,6 +38,25 @@ class GuardRecord:
     bytes: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True)
+class WeightsRecord:
+    """Weights that are stored narrow while the products compute in 16 bits or FP32.
+
+    Attributes:
+        format: ``int4``, ``int8``, ``nvfp4`` or ``mxfp8``.
+        block: Weights along the sum that share a scale; 0 for a scale per output channel.
+        nodes: The products that read them.
+        bytes_before: What these weights take in the type of their products.
+        bytes: What they take now, with their scales.
+    """
+
+    format: str
+    block: int
+    nodes: tuple[str, ...]
+    bytes_before: int
+    bytes: int
+
+
 Action = Literal["start", "alternative", "16-bit", "take back", "take fewer back", "win back"]
 """What a search tries: everything that pays; another point it could start from; 16-bit everywhere; regions back in
 16-bit (or in the more accurate 8-bit type); fewer of them, once the budget holds; regions in 8-bit again."""

@@ -1,8 +1,21 @@
-"""The layers of an engine and their tensors: records of ``trtopt.build/1``."""
+"""The layers of an engine, their tensors and their nodes: records of ``trtopt.build/1``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NodeName:
+    """What the user calls a node of the graph.
+
+    Attributes:
+        module: Path of the PyTorch module it was exported from: ``layer1.0.conv3``.
+        op: Its ONNX operator.
+    """
+
+    module: str
+    op: str
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ class FileHash:
     sha256: str
 
 
+def content_hash(name: str, content: bytes) -> FileHash:
+    """The hash of a file of this name and content."""
+    return FileHash(name, len(content), hashlib.sha256(content).hexdigest())
+
+
 @dataclass(frozen=True)
 class SamplesHash:
     """Samples. ``sha256`` is that of :attr:`trtopt.precision.observe.samples.Samples.sha256`."""
@@ -64,6 +69,7 @@ class EngineTensor:
             rank is not known.
         layout: How memory holds it: ``chw`` (in the order of the shape), or what ``--io`` asked for.
         ranges: Of an input, one for each optimization profile; none where every shape is static.
+        state: Of an input that is a state, the output that is this input in the next step; else empty.
     """
 
     name: str
@@ -71,6 +77,7 @@ class EngineTensor:
     shape: tuple[int | str, ...] | None
     layout: str = "chw"
     ranges: tuple[ShapeRange, ...] = ()
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,7 @@ class Manifest:
         host: What the host runs behind the engine; None where the engine is the whole model.
         onnx_sha256: Hash of the optimized model that was written with the engine, as ``model_sha256``; empty where none
             was.
+        epcontext: The ONNX model that ONNX Runtime loads the engine from; None where none was written.
     """
 
     trtopt: str
@@ -144,6 +152,7 @@ class Manifest:
     accuracy: AccuracyRecord | None
     host: HostFiles | None
     onnx_sha256: str = ""
+    epcontext: FileHash | None = None
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

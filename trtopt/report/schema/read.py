@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import shlex
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,6 +107,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     content = read_file(path, "The report", LARGEST_BYTES)
     try:
         data = decoded(content)
+    except UnicodeDecodeError as error:
+        is_model = path.suffix == ".onnx"
+        raise UsageError(
+            f"The file is {'an ONNX model' if is_model else 'binary'}, not a report",
+            where=str(path),
+            remedy=f"give what --report wrote: {shlex.join(['trtopt', 'build', str(path), '--report', 'report.json'])}"
+            if is_model
+            else "give a file that --report wrote",
+        ) from error
     except ValueError as error:
         raise UsageError(
             f"The report is no JSON, or not whole: {error}", where=str(path), remedy="write it again with --report"
@@ -153,6 +163,8 @@ def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) ->
         converted(found.gpu, _Calibrated, path)
     if isinstance(found, analysis.Analysis):
         _check_rows(found.layers, path)
+        if not all(0 <= first < second < len(found.layers) for first, second in found.links):
+            raise _wrong_field("a layer reads from one that is not before it - at `$.links`", path)
         for name, totals in (("totals", found.totals), *((item.level, item.totals) for item in found.levels)):
             if not _is_in_range(totals):
                 raise _wrong_field(f"the range of a time does not hold it - at `$.{name}`", path)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.report.schema.build import CalibrationRecord
+from trtopt.report.schema.layers import NodeName
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.json_text import plain
 
@@ -111,8 +113,8 @@ class GrowthStep:
     added: float
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+@dataclass(frozen=True, repr=False)
+class Sensitivity(Shown):
     """What ``trtopt sensitivity`` found.
 
     Attributes:
@@ -128,7 +130,11 @@ class Sensitivity:
         cached: The errors were found in the cache.
         seconds: Wall time by stage.
         warnings: What was warned of.
+        names: The modules of nodes, by the nodes' names.
     """
+
+    VIEW = "report.text.sensitivity:view"
+    ROWS = "regions"
 
     model: dict[str, Any]
     precision: str
@@ -142,6 +148,7 @@ class Sensitivity:
     cached: bool = False
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    names: Mapping[str, NodeName] = dataclasses.field(default_factory=dict)
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

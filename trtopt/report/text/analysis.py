@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trtopt.report.html import plots
+from trtopt.report.html.predicted import as_layers
+from trtopt.report.html.profile import graph_note, layer_data
 from trtopt.report.schema.analysis import Analysis, BatchPoint, BatchSweep, LayerRow, SparseLayer, Sparsity, Totals
 from trtopt.report.text.blocks import (
     Block,
@@ -15,10 +17,8 @@ from trtopt.report.text.blocks import (
     Column,
     Figures,
     Findings,
-    Inline,
+    Graph,
     Line,
-    Name,
-    Names,
     Note,
     Part,
     Plot,
@@ -30,7 +30,6 @@ from trtopt.report.text.blocks import (
     line,
     numbers,
     pairs,
-    sum_of,
     table,
 )
 from trtopt.report.text.calibration import calibration_lines
@@ -46,16 +45,16 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
+from trtopt.report.text.layers import layer_table
 from trtopt.report.text.limit import limit_blocks
+from trtopt.report.text.names import Labels
 from trtopt.report.text.words import (
     FLOP_NOTE,
     LIMITERS,
     described,
     model_name,
     peak_of,
-    product_text,
     slowest,
-    tile_text,
 )
 from trtopt.support.version import VERSION
 
@@ -77,20 +76,23 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
     """
     totals = analysis.totals
     lead = tuple(Line(text, "warn") for text in proxies(analysis))
-    found = (Findings(analysis.findings, totals.predicted_us, _NOTE),) if analysis.findings else ()
+    labels = Labels(analysis.names)
+    findings = labels.found(analysis.findings)
+    found = (Findings(findings, totals.predicted_us, _NOTE),) if findings else ()
     sections = (
-        Section("Predicted", _predicted(analysis, gpu)),
+        Section("Predicted", _predicted(analysis, gpu, labels)),
         Section("Time by limiter", _split(totals.by_limiter, LIMITERS)),
         Section("Time by kind of kernel", _split(totals.by_kind, {})),
         Section("Findings", found),
-        Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs), "page"),
-        Section("Slowest layers", _layers(analysis)),
-        Section("Limit", tuple(limit_blocks(analysis.limit))),
-        Section("2:4 sparsity", _sparsity(analysis)),
+        Section("Layers as a graph", _graph(analysis, labels), "page"),
+        Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs, labels), "page"),
+        Section("Slowest layers", _layers(analysis, labels)),
+        Section("Limit", tuple(limit_blocks(analysis.limit, analysis.layers, labels))),
+        Section("2:4 sparsity", _sparsity(analysis, labels)),
         Section("Batch sweep", _batches(analysis)),
         Section("Device memory", _memory(analysis), "page"),
         Section("Levels", _levels(analysis)),
-        Section("Without a cost, and in no sum", _uncosted(analysis)),
+        Section("Without a cost, and in no sum", _uncosted(analysis, labels)),
         Section("What this rests on", _assumptions(analysis, gpu), "page"),
     )
     name = f"{model_name(analysis)} on {visible(gpu.name)}, {analysis.precision}"
@@ -192,13 +194,13 @@ def by_reason(sparsity: Sparsity) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(verdict, reason, tuple(nodes)) for (verdict, reason), nodes in ordered]
 
 
-def _predicted(analysis: Analysis, gpu: GpuSpec) -> tuple[Block, ...]:
+def _predicted(analysis: Analysis, gpu: GpuSpec, labels: Labels) -> tuple[Block, ...]:
     totals, memory = analysis.totals, analysis.memory
     achieved, moved = rates(totals, analysis.layers, gpu)
     layers = count(len(analysis.layers), "layer")
     needed = memory.weight_bytes + memory.activation_bytes
     low_high = range_text(totals.predicted_us, totals.low_us, totals.high_us)
-    peak = f", at their peak at {shorten(visible(memory.peak_node), _NAME)}" if memory.activation_bytes else ""
+    peak = f", at their peak at {some_names([labels.text(memory.peak_node)], 1)}" if memory.activation_bytes else ""
     in_memory = (
         f"{'fits' if memory.fits else 'DOES NOT FIT'} in {bytes_text(memory.device_bytes)}:"
         f" {bytes_text(memory.weight_bytes)} of weights and {bytes_text(memory.activation_bytes)} of activations{peak}"
@@ -219,6 +221,14 @@ def _predicted(analysis: Analysis, gpu: GpuSpec) -> tuple[Block, ...]:
     return figures, *within, *calibrated, *short
 
 
+def _graph(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
+    if not analysis.layers:
+        return ()
+    layers = as_layers(analysis.layers, labels)
+    data = functools.partial(layer_data, layers, analysis.links or None, analysis.findings, measured=False)
+    return Note(graph_note(layers, linked=bool(analysis.links))), Graph(data)
+
+
 def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block, ...]:
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     shown = tuple(
@@ -228,7 +238,7 @@ def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block,
     return (Split(shown),) if sum(parts.values()) else ()
 
 
-def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None) -> tuple[Block, ...]:
+def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, labels: Labels) -> tuple[Block, ...]:
     placed = slowest(plots.placed(analysis.layers))
     if not placed:
         return ()
@@ -245,67 +255,27 @@ def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None) 
     unplaced = len(analysis.layers) - len(placed)
     if unplaced:
         notes.append(f"{count(unplaced, 'layer')} without arithmetic cannot be drawn.")
-    figure = functools.partial(plots.roofline, analysis.layers, gpu, analysis.precision, l2_bandwidth_gbs)
+    figure = functools.partial(plots.roofline, labels.rows(analysis.layers), gpu, analysis.precision, l2_bandwidth_gbs)
     return Note(" ".join(notes)), Plot("roofline", figure)
 
 
-def _layers(analysis: Analysis) -> tuple[Block, ...]:
+def _layers(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     if not analysis.layers:
         return ()
-    columns = (
-        *(Column("layer"), Column("op", "operator"), Column("type", "short"), Column("m x n x k", "short")),
-        *(Column("tile, waves", "short"), Column("limiter", "short"), *numbers("time")),
-        *(*numbers("80 %", on="wide"), *numbers("share")),
-        *numbers("arithmetic", "memory", "FLOP", "bytes", "FLOP/byte", on="page"),
-        *(*numbers("tiles", "tiles used", "waves used", "aligned", on="page"), Column("computes", "nodes", "page")),
-    )
-    rows = tuple(_cells(layer, analysis.totals.predicted_us) for layer in slowest(analysis.layers))
-    size = plots.group_size(len(rows))
+    size = plots.group_size(len(analysis.layers))
     note = [] if size == 1 else [Note(f"Each bar is {size} layers.")]
-    body = Table(
-        *(columns, rows, _MOST_ROWS, "layer"),
-        rest=lambda left: f" with {time_text(sum_of(left, 6))}",
-        sorted_by=6,
-        style="layers",
-        gap=2,
-    )
-    return *note, Plot("order", lambda: plots.in_order(analysis.layers)), body
+    plot = Plot("order", lambda: plots.in_order(labels.rows(analysis.layers)))
+    return *note, plot, layer_table(analysis.layers, analysis.totals.predicted_us, labels)
 
 
-def _cells(layer: LayerRow, total_us: float) -> tuple[Inline, ...]:
-    share = layer.predicted_us / total_us if total_us else 0.0
-    product, tile = layer.gemm is not None, tile_text(layer)
-    return (
-        Name(layer.name),
-        shorten(visible(layer.op), 11),
-        visible(layer.dtype),
-        product_text(layer),
-        f"{tile} {layer.waves}w" if tile else "",
-        Cell(layer.limiter, mark=f"c-{layer.limiter}"),
-        Cell(time_text(layer.predicted_us), layer.predicted_us),
-        Cell(range_text(layer.predicted_us, layer.low_us, layer.high_us), layer.high_us or 0.0),
-        Cell(percent(share) if total_us else "", share),
-        Cell(time_text(layer.math_us), layer.math_us),
-        Cell(time_text(layer.memory_us), layer.memory_us),
-        Cell(flop_text(layer.flop), layer.flop),
-        Cell(bytes_text(layer.bytes), layer.bytes),
-        Cell(f"{layer.arithmetic_intensity:.3g}", layer.arithmetic_intensity),
-        Cell(str(layer.tiles) if product else "", layer.tiles),
-        Cell(percent(layer.tile_efficiency) if product else "", layer.tile_efficiency),
-        Cell(percent(layer.wave_efficiency) if product else "", layer.wave_efficiency),
-        Cell(f"{layer.alignment_bytes} B", layer.alignment_bytes),
-        Names(layer.onnx_nodes if layer.onnx_nodes != (layer.name,) else ()),
-    )
-
-
-def _sparsity(analysis: Analysis) -> tuple[Block, ...]:
+def _sparsity(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     found = analysis.sparsity
     if found is None:
         return ()
     layers = paying(found)
     rows = tuple(
         (
-            Names(row.nodes),
+            labels.each(row.nodes),
             "yes" if row.is_sparse else "",
             Cell(time_text(row.dense_us), row.dense_us),
             Cell(time_text(row.sparse_us), row.sparse_us),
@@ -313,9 +283,9 @@ def _sparsity(analysis: Analysis) -> tuple[Block, ...]:
         )
         for row in layers
     )
-    columns = (Column("layer"), Column("2:4", "short"), *numbers("dense", "sparse", "gain"))
+    columns = (Column("layer", "name"), Column("2:4", "short"), *numbers("dense", "sparse", "gain"))
     reasons = pairs(
-        (verdict, f"{count(len(nodes), 'node')}: {visible(reason)} ({some_names(nodes, 2)})")
+        (verdict, f"{count(len(nodes), 'node')}: {visible(reason)} ({some_names(labels.each(nodes).names, 2)})")
         for verdict, reason, nodes in by_reason(found)
     )
     return (
@@ -392,10 +362,13 @@ def _levels(analysis: Analysis) -> tuple[Block, ...]:
     return (table(("level", "kernels", "time", "arithmetic", "traffic", ""), rows, right=(1, 2, 3, 4), gap=2),)
 
 
-def _uncosted(analysis: Analysis) -> tuple[Block, ...]:
+def _uncosted(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     groups = sorted(analysis.uncosted, key=lambda group: -len(group.nodes))
     rows = [
-        (shorten(visible(group.op), _NAME), f"{count(len(group.nodes), 'node')}: {some_names(group.nodes, 2)}")
+        (
+            shorten(visible(group.op), _NAME),
+            f"{count(len(group.nodes), 'node')}: {some_names(labels.each(group.nodes).names, 2)}",
+        )
         for group in groups[:_MOST_ROWS]
     ]
     return (pairs(rows), *left_out(len(groups) - _MOST_ROWS, "operator")) if rows else ()

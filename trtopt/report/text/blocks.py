@@ -8,12 +8,13 @@ A view is a headline and sections of blocks. ``rich`` prints each block; :mod:`t
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from trtopt.report.schema.analysis import Finding, rank
-from trtopt.report.text.format import NO_MORE, count, percent, shorten, some_names, time_text, visible
+from trtopt.report.text.format import NO_MORE, count, percent, short_name, shorten, some_names, time_text, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -25,8 +26,8 @@ Style = Literal["", "good", "bad", "warn", "quiet"]
 _COLORS = {"": "", "good": "bold green", "bad": "bold red", "warn": "yellow", "quiet": ""}
 _LEAST_NAME, _MOST_NAME, NAME = 16, 60, 40
 """Width of a name in a terminal: the least, the most, and where it stands among others."""
-_WIDE = 110
-"""Columns of a terminal from which on it shows what others leave out."""
+_GOOD_NAME = 34
+"""Columns of what only wide terminals show are left out where they leave names less."""
 _BAR = 24
 _MOST_FINDINGS, _LONGEST_MESSAGE = 10, 600
 _NOISE = "the gain is inside the model's noise"
@@ -43,11 +44,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Name:
-    """A name of the model, and what stands after it and below it."""
+    """A name of the model, and what stands after it and below it.
+
+    Attributes:
+        own: The node's or kernel's own name, where ``text`` is the user's: second, where there is room.
+        parts: Names of the equal ones that it stands for, with a figure each; a page unfolds them.
+    """
 
     text: str
     after: str = ""
     below: str = ""
+    own: str = ""
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,9 @@ Inline = str | Cell | Name | Names
 def plain_text(item: Inline, width: int = NAME, below: str = "\n> ") -> str:
     """As text, names within ``width``; ``below`` stands before what is below a name."""
     if isinstance(item, Name):
-        name = shorten(visible(item.text), max(width - len(item.after), _LEAST_NAME), measure=_cells) + item.after
+        room = max(width - len(item.after), _LEAST_NAME)
+        name, own = short_name(visible(item.text), room, measure=_cells), f" ({visible(item.own)})" if item.own else ""
+        name += item.after + (own if _cells(name) + _cells(own) <= room else "")
         return name + (f"{below}{item.below}" if item.below else "")
     if isinstance(item, Names):
         return some_names(item.names, 2, width)
@@ -85,6 +95,23 @@ class Line:
 
     def __rich__(self) -> Text:
         return _text(self.text, _COLORS[self.style])
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line to type in a shell; where it is too long, it goes on behind a backslash, as a shell takes it."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        lines = [" "]
+        for word in map(shlex.quote, shlex.split(self.text)):
+            if _cells(lines[-1]) + _cells(word) + 3 > options.max_width:
+                lines.append("   ")
+            lines[-1] += f" {word}"
+        yield Text(" \\\n".join(map(visible, lines)), style="bold", no_wrap=True, overflow="ignore")
 
 
 @dataclass(frozen=True)
@@ -129,7 +156,7 @@ class Figures:
 class Column:
     """A heading; a style (``number`` is aligned to the right, and sorted as one); who shows it.
 
-    ``on`` is empty for all, ``wide`` for pages and wide terminals, ``page`` for pages.
+    ``on`` is empty for all, ``wide`` for pages and terminals with room for it, ``page`` for pages.
     """
 
     title: str
@@ -187,7 +214,7 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.table import Table as RichTable
 
-        shown, left = self.shown(self.most, ("", "wide") if options.max_width >= _WIDE else ("",))
+        shown, left = self._fitting(options.max_width)
         result = RichTable(box=None, pad_edge=False, padding=(0, self.gap, 0, 0), header_style="bold")
         for column in shown.columns:
             justify: Literal["left", "right"] = "right" if column.style == "number" else "left"
@@ -198,6 +225,17 @@ class Table:
         yield result
         if left:
             yield _text(left)
+
+    def _fitting(self, room: int) -> tuple[Table, str]:
+        """What a terminal shows: of the columns for wide ones as many as leave names their room."""
+        wide = [index for index, column in enumerate(self.columns) if column.on == "wide"]
+        while True:
+            shown, left = self.shown(self.most, ("", "wide"))
+            if not wide or shown.name_width(room) >= _GOOD_NAME:
+                return shown, left
+            columns = list(self.columns)
+            columns[wide.pop()] = Column("", on="page")
+            self = dataclasses.replace(self, columns=tuple(columns))
 
     def name_width(self, room: int) -> int:
         """The width of names in a terminal: what the other columns leave of ``room``."""
@@ -305,7 +343,7 @@ class Graph:
     data: Callable[[], str]
 
 
-_TextBlock = Line | Bullets | Pairs | Figures | Table | Split | Findings
+_TextBlock = Line | Command | Bullets | Pairs | Figures | Table | Split | Findings
 Block = _TextBlock | Note | Plot | Graph
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from trtopt.report.html.predicted import as_layers
+from trtopt.report.html.profile import graph_note, layer_data
 from trtopt.report.schema.build import BuildReport, EngineRecord, FloorRecord, MatrixBuild, OutputAccuracy
-from trtopt.report.text.blocks import Block, Section, Style, Table, View, line, pairs, table
+from trtopt.report.text.blocks import Block, Graph, Note, Section, Style, Table, View, line, pairs, table
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.decisions import (
     builder_section,
     guard_section,
     pareto_section,
     recipes_section,
+    same_reason,
     search_section,
-    shipped_section,
     sparsity_section,
 )
 from trtopt.report.text.format import (
@@ -25,33 +28,67 @@ from trtopt.report.text.format import (
     percent,
     predicted_text,
     seconds_text,
-    shorten,
     some,
+    some_names,
     time_text,
     visible,
 )
+from trtopt.report.text.layers import layer_table
 from trtopt.report.text.limit import limit_blocks
+from trtopt.report.text.names import Labels
+from trtopt.report.text.verdict import AS_IS, advice, against_plain, failed, verdict
 from trtopt.support.precision import Precision
 
-_NAME_WIDTH = 40
-_MOST_ROWS = 12
+_MOST_ROWS, _MOST_LAYERS = 12, 8
 _WORST_TENSORS = 5
 _AUTO = "auto"
-AS_IS = "as-is"
-"""The precision of ``optimize`` when none is asked for."""
 _MOSTLY = 0.8
 """Below this share of the flop in the type that was asked for, the report says so in a warning's colour."""
 
 
-def view(report: BuildReport) -> View:
-    """The report: which product was made, how, and what it costs."""
-    loss = loss_text(report)
+def view(report: BuildReport, *, verbose: bool = False) -> View:
+    """The report: a verdict, what changed against plain, what to do next, and where the time goes.
+
+    ``verbose`` adds all that was done, tried and refused, which a page has anyway.
+    """
+    loss, labels = loss_text(report), Labels(report.names)
+    head, below = verdict(report)
+    told: list[tuple[str, Sequence[Block]]] = [
+        ("Against plain", against_plain(report)),
+        ("Worth doing next", advice(report)),
+        ("Where the time goes", _slowest(report, labels)),
+        ("Host", _host(report)),
+        ("Inputs and outputs changed", _network_io(report)),
+        ("Written", [line(visible(path)) for path in files_written(report)]),
+    ]
+    more = [(title, section(report, labels)) for title, section in _MORE]
     return View(
-        line(headline(report), "bad" if failed(report) else "good"),
-        (line(loss, "warn"),) if loss else (),
-        tuple(Section(title, tuple(section(report))) for title, section in _SECTIONS),
+        head,
+        (*([line(loss, "warn")] if loss else []), *below),
+        (
+            *(Section(title, tuple(body)) for title, body in told),
+            Section("Layers as a graph", _graph(report, labels), "page"),
+            *(Section(title, tuple(body), "" if verbose else "page") for title, body in more),
+            *([] if verbose else [Section("", (line(_MORE_NOTE),), "text")]),
+        ),
+        name=f"{head.text}: build",
         warnings=report.warnings,
     )
+
+
+def _graph(report: BuildReport, labels: Labels) -> tuple[Block, ...]:
+    found, engine = report.analysis, report.engine
+    if found is None or not found.layers:
+        return ()
+    layers = as_layers(found.layers, labels, () if engine is None or engine.layers is None else engine.layers)
+    return Note(graph_note(layers)), Graph(functools.partial(layer_data, layers, measured=False))
+
+
+def _slowest(report: BuildReport, labels: Labels) -> list[Block]:
+    found = report.analysis
+    if found is None or not found.layers:
+        return []
+    return [layer_table(found.layers, found.totals.predicted_us, labels, _MOST_LAYERS)]
 
 
 def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
@@ -72,23 +109,6 @@ def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
         )
     figures = tuple(range(len(axes), len(axes) + 3))
     return table((*axes, "kernels", "predicted", "size", ""), rows, right=figures)
-
-
-def headline(report: BuildReport) -> str:
-    """Which product was made, and what loads it."""
-    engine = report.engine
-    if failed(report):
-        return "Nothing was made: a gate failed"
-    if engine is None:
-        kind, _, name = report.judge.partition(":")
-        if kind == "model":
-            return "Optimized ONNX model for TensorRT 10.3 or later, by its table of types and its documented fusions"
-        if name.startswith("tensorrt-rtx"):
-            return "Optimized ONNX model for TensorRT for RTX, by its compiler; one for TensorRT: --backend tensorrt"
-        return "Optimized ONNX model: build it with TensorRT 10.3 or later, or TensorRT for RTX"
-    if engine.backend == "tensorrt-rtx":
-        return "TensorRT for RTX engine: runs in the TensorRT for RTX runtime only"
-    return f"TensorRT engine: runs in {engine.runtime}"
 
 
 def loss_text(report: BuildReport) -> str:
@@ -117,11 +137,6 @@ def _reference(report: BuildReport) -> str:
     return "FP32" if recorded is None else f"the outputs in {recorded}"
 
 
-def failed(report: BuildReport) -> bool:
-    """Whether a gate failed and nothing but the report was written."""
-    return bool(report.gate_failures) and not report.config.get("allow_accuracy_loss")
-
-
 def _result(report: BuildReport) -> list[Block]:
     gpu = "portable (Ampere and later)" if report.gpu is None else str(report.gpu.get("name", ""))
     rows = [("model", str(report.model.get("path") or "in memory"))]
@@ -129,11 +144,12 @@ def _result(report: BuildReport) -> list[Block]:
     if engine is not None:
         rows.append(("target", f"{gpu}, compute capability {', '.join(engine.compute_capabilities)}"))
         rows.append(("compiler", f"{engine.backend} {engine.backend_version}"))
+        rows.append(("runs in", engine.runtime))
     else:
         rows.append(("target", gpu))
     rows.append(("judge", judge_text(report.judge)))
     rows += [("calibrated", text) for text in calibration_lines(report.gpu)]
-    rows += [("written", path) for path in files_written(report)]
+    rows += [("plain", visible(report.judged_apart))] if report.judged_apart else []
     return [pairs(rows)]
 
 
@@ -147,7 +163,8 @@ def judge_text(judge: str) -> str:
 
 def files_written(report: BuildReport) -> list[str]:
     """The files the run has written, the main one first."""
-    names = ["save_onnx", "export_layer_info", "report"] if report.engine is not None else ["output", "report"]
+    of_engine = ["epcontext", "save_onnx", "export_layer_info", "report"]
+    names = of_engine if report.engine is not None else ["output", "report"]
     if failed(report):
         names = ["report"]
     files = [report.config.get(name) for name in names]
@@ -175,8 +192,20 @@ def _steps(report: BuildReport) -> list[Block]:
     return body if report.steps else []
 
 
-def _refused(report: BuildReport) -> list[Block]:
-    return _groups((f"{step.name}: {item.reason}", item.node) for step in report.steps for item in step.refusals)
+def _refused(report: BuildReport, labels: Labels) -> list[Block]:
+    return _groups(
+        ((f"{step.name}: {same_reason(item.reason)}", item.node) for step in report.steps for item in step.refusals),
+        labels,
+    )
+
+
+def _kept(report: BuildReport, labels: Labels) -> list[Block]:
+    return _groups(((f"{kept.dtype}: {kept.reason}", kept.node) for kept in report.precision.kept), labels)
+
+
+def _limit(report: BuildReport, labels: Labels) -> list[Block]:
+    found = report.analysis
+    return [] if found is None else limit_blocks(found.limit, found.layers, labels)
 
 
 def _precision(report: BuildReport) -> list[Block]:
@@ -231,13 +260,7 @@ def _engine(report: BuildReport) -> list[Block]:
     rows.append(("file", f"{bytes_text(engine.bytes)}, {origin}"))
     found = report.analysis
     if found is not None:
-        slowest = max(found.layers, key=lambda row: row.predicted_us, default=None)
-        most = (
-            f", {time_text(slowest.predicted_us)} of it in {shorten(visible(slowest.name), _NAME_WIDTH)}"
-            if slowest
-            else ""
-        )
-        rows.append(("predicted", f"{predicted_text(found.totals)} on {found.gpu}{most}"))
+        rows.append(("predicted", f"{predicted_text(found.totals)} on {found.gpu}"))
         rows += [("no cost known", f"{item.op}: {some(item.nodes)}, in no sum") for item in found.uncosted]
     rows += [("profile" if index == 0 else "", text) for index, text in enumerate(_profiles(engine))]
     if engine.ignored_options:
@@ -276,7 +299,10 @@ def _host(report: BuildReport) -> list[Block]:
 
 
 def _network_io(report: BuildReport) -> list[Block]:
-    rows = [(item.name, item.kind, f"{item.dtype} {item.layout}", item.caller) for item in report.network_io]
+    rows = [
+        (item.name, f"state, {item.kind}" if item.state else item.kind, f"{item.dtype} {item.layout}", item.caller)
+        for item in report.network_io
+    ]
     return [table(("tensor", "", "type", "the caller must"), rows, right=())] if rows else []
 
 
@@ -369,43 +395,42 @@ def _time(report: BuildReport) -> list[Block]:
     return [line(", ".join(f"{name} {seconds_text(s)}" for name, s in stages) + f"; total {seconds_text(total)}")]
 
 
-def _groups(items: Iterable[tuple[str, str]]) -> list[Block]:
+def _groups(items: Iterable[tuple[str, str]], labels: Labels) -> list[Block]:
     """Nodes by reason, a line each: how many, why, which; the most frequent reason first."""
     groups: dict[str, list[str]] = {}
     for reason, node in items:
         groups.setdefault(reason, []).append(node)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    rows = [(count(len(nodes), "node"), f"{reason} ({some(nodes, 2)})") for reason, nodes in ordered[:_MOST_ROWS]]
+    rows = [
+        (count(len(nodes), "node"), f"{reason} ({some_names(labels.each(nodes).names, 2)})")
+        for reason, nodes in ordered[:_MOST_ROWS]
+    ]
     if not rows:
         return []
     left = f"and {len(ordered) - _MOST_ROWS} more reasons, in the JSON report"
     return [pairs(rows), *([line(left)] if len(ordered) > _MOST_ROWS else [])]
 
 
-_SECTIONS: tuple[tuple[str, Callable[[BuildReport], Sequence[Block]]], ...] = (
-    ("Result", _result),
-    ("Against plain", shipped_section),
-    ("Failed gates", lambda report: [line(failure, "bad") for failure in report.gate_failures]),
-    ("Done", _steps),
+_MORE_NOTE = "--verbose adds every step, region and refusal; --html FILE writes a page with all of it"
+
+_MORE: tuple[tuple[str, Callable[[BuildReport, Labels], Sequence[Block]]], ...] = (
+    ("Result", lambda report, labels: _result(report)),
+    ("Done", lambda report, labels: _steps(report)),
     ("Recipes", recipes_section),
     ("Guard", guard_section),
-    ("Accuracy budget", lambda report: search_section(report.search)),
-    ("Pareto front", lambda report: pareto_section(report.search)),
-    ("Sparsity", lambda report: sparsity_section(report.sparsity)),
+    ("Accuracy budget", lambda report, labels: search_section(report.search)),
+    ("Pareto front", lambda report, labels: pareto_section(report.search)),
+    ("Sparsity", lambda report, labels: sparsity_section(report.sparsity, labels)),
     ("Refused", _refused),
-    ("Precision achieved", _precision),
-    (
-        "Kept in a wider type",
-        lambda report: _groups((f"{kept.dtype}: {kept.reason}", kept.node) for kept in report.precision.kept),
-    ),
-    ("Engine", _engine),
-    ("Limit", lambda report: limit_blocks(report.analysis.limit) if report.analysis else []),
-    ("Builder options", lambda report: builder_section(report.engine.builder_search if report.engine else ())),
-    ("Host", _host),
-    ("Saved model", lambda report: [line(visible(report.saved))] if report.saved else []),
-    ("Inputs and outputs changed", _network_io),
-    ("Calibration", _calibration),
-    ("Accuracy", _accuracy),
-    ("Least accurate tensors", _tensors),
-    ("Time", _time),
+    ("Precision achieved", lambda report, labels: _precision(report)),
+    ("Kept in a wider type", _kept),
+    ("Engine", lambda report, labels: _engine(report)),
+    ("Limit", _limit),
+    ("Builder options", lambda report, labels: builder_section(report.engine.builder_search if report.engine else ())),
+    ("Saved model", lambda report, labels: [line(visible(report.saved))] if report.saved else []),
+    ("Calibration", lambda report, labels: _calibration(report)),
+    ("Accuracy", lambda report, labels: _accuracy(report)),
+    ("Least accurate tensors", lambda report, labels: _tensors(report)),
+    ("Time", lambda report, labels: _time(report)),
 )
+"""What a terminal shows when it is asked to say more."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange, Unit
 from trtopt.report.schema.manifest import Manifest
-from trtopt.report.text.blocks import Block, Cell, Line, Names, Section, Table, View, bullets, line, pairs, table
+from trtopt.report.text.blocks import Block, Cell, Line, Section, Table, View, bullets, line, pairs, table
 from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
+from trtopt.report.text.names import Labels
 
 MOST_LAYERS = 8
 """Of those that account for a gate."""
@@ -38,8 +39,8 @@ def gate_table(found: CheckReport) -> Table:
         (
             Cell(gate.verdict, mark=_MARKS[gate.verdict]),
             visible(gate.title),
-            figure(gate.before, gate.unit),
-            figure(gate.after, gate.unit),
+            figure(gate.before, gate),
+            figure(gate.after, gate),
             limit(gate),
         )
         for gate in found.gates
@@ -51,13 +52,29 @@ def limit(gate: Gate) -> str:
     """How the figure is bounded, and whether nobody chose it."""
     if gate.bound is None:
         return ""
-    return f"{gate.bound} {figure(gate.limit, gate.unit)}{' (default)' if gate.is_default else ''}"
+    return f"{gate.bound} {figure(gate.limit, gate)}{' (default)' if gate.is_default else ''}"
 
 
-def figure(value: float | None, unit: Unit | None) -> str:
-    """A gate's figure."""
-    if value is None or unit is None:
+def figure(value: float | None, gate: Gate) -> str:
+    """A gate's figure, with as many digits as tell what failed from its limit."""
+    if value is None or gate.unit is None:
         return ""
+    if not math.isfinite(value):
+        return "not finite"
+    texts = [_rounded(each, gate.unit) for each in (gate.after, gate.limit) if each is not None]
+    if gate.verdict == "failed" and len(texts) == 2 and texts[0] == texts[1]:
+        factor, name = _EXACT[gate.unit]
+        return f"{factor * value:.9g}{name}"
+    return _rounded(value, gate.unit)
+
+
+_EXACT: dict[Unit, tuple[float, str]] = {
+    **{"us": (1.0, " us"), "bytes": (1.0, " B"), "kernels": (1.0, "")},
+    **{"share": (100.0, " %"), "dB": (1.0, " dB"), "metric": (1.0, "")},
+}
+
+
+def _rounded(value: float, unit: Unit) -> str:
     if not math.isfinite(value):
         return "not finite"
     if unit == "us":
@@ -71,14 +88,14 @@ def figure(value: float | None, unit: Unit | None) -> str:
     return f"{value:.1f} dB" if unit == "dB" else f"{value:.4f}"
 
 
-def layer_table(layers: Sequence[LayerChange]) -> Table:
+def layer_table(layers: Sequence[LayerChange], labels: Labels) -> Table:
     """The layers that account for a gate."""
     rows = []
     for change in layers:
         dtypes = [" ".join(dtypes) or "none" for dtypes in change.dtypes]
-        times = ["" if us is None else figure(us, "us") for us in change.us]
+        times = ["" if us is None else time_text(us) for us in change.us]
         kernels = [str(number) for number in change.kernels]
-        rows.append((Names(change.nodes), _arrow(kernels), visible(_arrow(dtypes)), _arrow(times)))
+        rows.append((labels.each(change.nodes), _arrow(kernels), visible(_arrow(dtypes)), _arrow(times)))
     return table(("nodes", "kernels", "type", "time"), rows, right=(1, 3), most=MOST_LAYERS, noun="place")
 
 
@@ -95,7 +112,10 @@ def view(found: CheckReport) -> View:
     parts = [Section("", (pairs(of),)), Section("Gates", (gates,) if gates.rows else ())]
     for gate in found.gates:
         if gate.reason and gate.verdict != "passed":
-            body: tuple[Block, ...] = (line(visible(gate.reason)), *([layer_table(gate.layers)] if gate.layers else []))
+            body: tuple[Block, ...] = (
+                line(visible(gate.reason)),
+                *([layer_table(gate.layers, Labels(found.names))] if gate.layers else []),
+            )
             parts.append(Section(f"{gate.verdict.capitalize()}: {visible(gate.title)}", body))
     parts.append(Section("Notes", bullets(found.notes)))
     return View(Line(headline(found), "bad" if found.failed else "good"), (), tuple(parts), kind="trtopt check")
@@ -118,5 +138,18 @@ def engine_view(manifest: Manifest, *, key: str | None) -> View:
     if manifest.host is not None:
         rows.append(("with", ", ".join(file.name for file in manifest.host.files)))
     rows.append(("signature", f"fits the key {key}" if key else "not looked at; give --key FILE"))
-    body = pairs([(name, visible(text)) for name, text in rows])
-    return View(line("The engine is what was built", "good"), (), (Section("", (body,)),))
+    return View(line("The engine is what was built", "good"), (), (Section("", (_visible_pairs(rows),)),))
+
+
+def bundle_view(command: str, files: Sequence[tuple[str, int]], manifest: Manifest, *, key: str | None) -> View:
+    """What a bundle holds, by name and bytes, and what its engine was built by and for; arguments as of
+    :func:`engine_view`."""
+    engine = engine_view(manifest, key=key)
+    made = _visible_pairs([("command", command)])
+    content = table(("file", "size"), [(visible(name), bytes_text(size)) for name, size in files], right=(1,))
+    parts = (*engine.sections, Section("Made by", (made,)), Section("Files", (content,)))
+    return View(line("The bundle is what was made", "good"), (), parts)
+
+
+def _visible_pairs(rows: Sequence[tuple[str, str]]) -> Block:
+    return pairs([(name, visible(text)) for name, text in rows])

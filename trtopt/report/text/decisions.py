@@ -16,7 +16,6 @@ from trtopt.report.schema.decisions import (
     SearchStep,
     SparsityRecord,
 )
-from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost, RegionRecord
 from trtopt.report.text.blocks import Block, Table, line, pairs, table
 from trtopt.report.text.format import (
@@ -25,54 +24,18 @@ from trtopt.report.text.format import (
     decibels,
     percent,
     seconds_text,
-    shorten,
     some,
     some_names,
     time_text,
     visible,
 )
+from trtopt.report.text.names import Labels
 
 _MOST_ROWS, _MOST_STEPS, _MOST_LAYERS = 12, 24, 16
 _NO_PAY = "it does not pay"
-_NO_COST = 0.001
-"""Share of the time below which a range of shapes adds none: roundings of the prediction."""
 
 
-_FORMS = {"as-is": "as it is", "int8": "INT8 everywhere", "fp8": "FP8 everywhere"}
-
-
-def shipped_section(report: BuildReport) -> list[Block]:
-    """What ships beside plain, what accuracy and a range of shapes cost, and how it differs from what was judged."""
-    shipped, plain = report.shipped, report.plain
-    if shipped is None:
-        return []
-    rows = [("ships", _cost_text(shipped))]
-    if plain is not None:
-        rows.append((f"plain {_FORMS.get(plain.form, plain.form.upper())}", _cost_text(plain)))
-    if report.dynamic_cost is not None:
-        rows.append(("shapes", _dynamic_text(report.dynamic_cost)))
-    if report.accuracy_cost is not None:
-        cost = report.accuracy_cost
-        where = f", at {count(len(cost.nodes), 'node')} ({some(cost.nodes)})" if cost.nodes else ""
-        rows.append(
-            ("accuracy", f"costs {time_text(cost.predicted_us)} above plain{where}: {cost.reason}; {cost.remedy}")
-        )
-    if report.judged_apart:
-        rows.append(("before", report.judged_apart))
-    return [pairs(rows)]
-
-
-def _dynamic_text(found: DynamicCost) -> str:
-    """What a range of shapes adds, and what takes it away; a gain within the roundings is none."""
-    if found.kernels <= 0 and found.syncs <= 0 and found.share < _NO_COST:
-        return f"{found.ranges} costs nothing at the optimum"
-    parts = (found.kernels, "kernel"), (found.syncs, "stream sync")
-    added = [count(number, noun) for number, noun in parts if number > 0]
-    text = ", ".join([*added, percent(found.share)])
-    return f"{found.ranges} costs {text}: fix it with {found.remedy}"
-
-
-def recipes_section(report: BuildReport) -> list[Block]:
+def recipes_section(report: BuildReport, labels: Labels) -> list[Block]:
     """The whole network without and with recipes, and each judged place that was rewritten; refusals stand elsewhere.
 
     Kernels, bytes and time are those of one place.
@@ -80,7 +43,7 @@ def recipes_section(report: BuildReport) -> list[Block]:
     rows = [
         (
             step.name + (f" ({region.choice})" if region.choice else ""),
-            some(region.nodes, 1),
+            labels.of(region.nodes[:1], after=_more_of(region.nodes)),
             *_cost_change(region.before, region.after),
         )
         for step in report.steps
@@ -123,7 +86,7 @@ def _cost_change(before: Cost | None, after: Cost | None) -> tuple[str, str, str
     )
 
 
-def guard_section(report: BuildReport) -> list[Block]:
+def guard_section(report: BuildReport, labels: Labels) -> list[Block]:
     """How many regions pay, and each kind of region with its verdict; equal ones in one row."""
     if not report.guard:
         return []
@@ -139,7 +102,7 @@ def guard_section(report: BuildReport) -> list[Block]:
     cells = [
         (
             items[0].dtype.upper() if items[0].kept else "16-bit",
-            some(items[0].nodes, 1),
+            labels.of(items[0].nodes[:1], after=_more_of(items[0].nodes)),
             str(len(items)),
             _guard_change(items[0]),
         )
@@ -176,10 +139,19 @@ def _equal_records(records: tuple[GuardRecord, ...]) -> list[list[GuardRecord]]:
     """Records of equal verdict and cost together, those that win most first."""
     groups: dict[tuple[object, ...], list[GuardRecord]] = {}
     for record in records:
-        reason = _NO_PAY if record.reason.startswith(_NO_PAY) else record.reason
-        key = (record.dtype, reason, record.before_us, record.after_us, record.kernels)
+        reason = same_reason(record.reason)
+        key = (record.dtype, reason, *((record.before_us, record.after_us, record.kernels) if record.kept else ()))
         groups.setdefault(key, []).append(record)
     return sorted(groups.values(), key=lambda items: (not items[0].kept, -_saved(items)))
+
+
+def same_reason(reason: str) -> str:
+    """A reason without the figures that tell equal ones apart."""
+    return _NO_PAY if reason.startswith(_NO_PAY) else reason
+
+
+def _more_of(nodes: Sequence[str]) -> str:
+    return f" +{len(nodes) - 1}" if len(nodes) > 1 else ""
 
 
 def _saved(items: list[GuardRecord]) -> float:
@@ -188,14 +160,16 @@ def _saved(items: list[GuardRecord]) -> float:
 
 
 def _guard_change(record: GuardRecord) -> str:
-    """What 8-bit changes or would change; else the reason."""
+    """What 8-bit changes; else the reason."""
+    if not record.kept:
+        return same_reason(record.reason)
     parts = []
     if record.before_us is not None and record.after_us is not None:
         parts.append(f"{time_text(record.before_us)} -> {time_text(record.after_us)}")
     if record.kernels is not None and record.bytes is not None:
         parts.append(f"{record.kernels[0]} -> {record.kernels[1]}")
         parts.append(f"{bytes_text(record.bytes[0])} -> {bytes_text(record.bytes[1])}")
-    if not record.reason or record.reason.startswith(_NO_PAY):
+    if not record.reason:
         return ", ".join(parts)
     return "; ".join([record.reason, ", ".join(parts)] if parts else [record.reason])
 
@@ -391,7 +365,7 @@ def _time(microseconds: float) -> str:
     return time_text(microseconds) if math.isfinite(microseconds) else "unknown"
 
 
-def sparsity_section(record: SparsityRecord | None) -> list[Block]:
+def sparsity_section(record: SparsityRecord | None, labels: Labels) -> list[Block]:
     """What is 2:4, what it is predicted to gain, and what it costs."""
     if record is None:
         return []
@@ -409,7 +383,7 @@ def sparsity_section(record: SparsityRecord | None) -> list[Block]:
     rows += _sparsity_budget(record)
     body: list[Block] = [pairs(rows)]
     if record.pruned:
-        body += [line(), _sparse_layers(sparse)]
+        body += [line(), _sparse_layers(sparse, labels)]
     body += _more(len(sparse) - _MOST_LAYERS)
     if record.curve:
         body += [line(), _sparsity_curve(record.curve, record.metric)]
@@ -431,12 +405,12 @@ def _sparsity_budget(record: SparsityRecord) -> list[tuple[str, str]]:
     return rows
 
 
-def _sparse_layers(sparse: Sequence[PrunedLayer]) -> Table:
+def _sparse_layers(sparse: Sequence[PrunedLayer], labels: Labels) -> Table:
     """The layers that are 2:4, those that gain most first."""
     ordered = sorted(sparse, key=lambda item: item.sparse_us - item.dense_us)
     rows = [
         (
-            shorten(visible(item.nodes[0]), 40) + (f" +{len(item.nodes) - 1}" if item.nodes[1:] else ""),
+            labels.of(item.nodes[:1], after=_more_of(item.nodes)),
             item.method,
             "" if item.kept_magnitude is None else percent(item.kept_magnitude),
             "" if item.magnitude_sqnr_db is None else decibels(item.magnitude_sqnr_db),

@@ -55,7 +55,7 @@ def some(names: Sequence[str], most: int = 3) -> str:
 
 def some_names(names: Iterable[str], most: int, width: int = 40) -> str:
     """As :func:`some`, of names of a model: each visible and within ``width``."""
-    return some([shorten(visible(name), width) for name in names], most)
+    return some([short_name(visible(name), width) for name in names], most)
 
 
 def count(number: int, noun: str) -> str:
@@ -72,6 +72,19 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+_PARTS = re.compile(r"(?<=[./])(?=[^./])|(?<=_)(?=[^_])")
+"""Where a name may be cut."""
+
+
+def short_name(text: str, width: int, *, measure: Callable[[str], int] = len) -> str:
+    """A name within ``width``: the end of a path says most, and its parts stay whole where they fit."""
+    if measure(text) <= width:
+        return text
+    cuts = (match.start() for match in _PARTS.finditer(text))
+    cut = next((start for start in cuts if measure(text[start:]) < width), None)
+    return shorten(text, width, measure=measure) if cut is None else f"…{text[cut:]}"
 
 
 def shorten(text: str, width: int, *, mark: str = "...", measure: Callable[[str], int] = len) -> str:

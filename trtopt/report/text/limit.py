@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from trtopt.report.schema.analysis import Excess, ExcessReason, Limit
+from collections.abc import Mapping, Sequence
+
+from trtopt.report.schema.analysis import Excess, ExcessReason, LayerRow, Limit
 from trtopt.report.text.blocks import Block, Cell, Column, Inline, Name, Table, line, numbers, sum_of
 from trtopt.report.text.format import bytes_text, percent, time_text, visible
+from trtopt.report.text.names import Labels
 
 REASONS: dict[ExcessReason, str] = {
     "launch": "launch",
@@ -42,20 +45,21 @@ def by_reason(limit: Limit) -> list[tuple[ExcessReason, int, float]]:
     return [(name, *found) for name, found in sorted(sums.items(), key=lambda item: -item[1][1])]
 
 
-def limit_blocks(limit: Limit | None) -> list[Block]:
-    """The limit, and what kernels take beyond it; empty without one."""
+def limit_blocks(limit: Limit | None, layers: Sequence[LayerRow], labels: Labels) -> list[Block]:
+    """The limit, and what ``layers`` take beyond it; empty without one."""
     if limit is None or not limit.kernels:
         return []
+    nodes = {layer.name: layer.onnx_nodes for layer in layers}
     columns = (
         *(*numbers("beyond", "share"), *numbers("predicted", on="page"), *numbers("kernels"), Column("type", "short")),
-        *(Column("the first of them"), Column("why", "short")),
+        *(Column("operator", "short"), Column("the first of them", "name"), Column("why", "short")),
     )
     sums = ", ".join(f"{REASONS[name]} {time_text(us)} ({kernels})" for name, kernels, us in by_reason(limit))
     return [
         line(f"necessary: {limit_text(limit)}"),
         Table(
             columns,
-            tuple(_row(item, limit.predicted_us) for item in limit.kernels),
+            tuple(_row(item, limit.predicted_us, _name(item, nodes, labels)) for item in limit.kernels),
             *(_MOST_ROWS, "group"),
             rest=lambda rows: f" of equal kernels with {time_text(sum_of(rows, 0))}",
             sorted_by=0,
@@ -66,11 +70,15 @@ def limit_blocks(limit: Limit | None) -> list[Block]:
     ]
 
 
-def _row(item: Excess, total_us: float) -> tuple[Inline, ...]:
+def _name(item: Excess, nodes: Mapping[str, tuple[str, ...]], labels: Labels) -> Name:
+    return labels.of(nodes.get(item.layers[0], ()), item.layers[0])
+
+
+def _row(item: Excess, total_us: float, name: Name) -> tuple[Inline, ...]:
     return (
         Cell(time_text(item.excess_us), item.excess_us),
         Cell(percent(item.excess_us / total_us) if total_us else "", item.excess_us),
         Cell(time_text(item.predicted_us), item.predicted_us),
         Cell(str(item.kernels), item.kernels),
-        *(visible(item.dtype), Name(f"{item.op} {item.layers[0]}"), REASONS[item.reason]),
+        *(visible(item.dtype), visible(item.op), name, REASONS[item.reason]),
     )

@@ -9,6 +9,7 @@ from trtopt.report.text.blocks import (
     Block,
     Bullets,
     Cell,
+    Command,
     Figures,
     Findings,
     Inline,
@@ -55,6 +56,8 @@ def text(value: str) -> str:
 def _of(block: Block) -> Iterator[str]:
     if isinstance(block, Line):
         yield ("> " if block.style in ("bad", "warn") else "") + text(block.text)
+    elif isinstance(block, Command):
+        yield f"```\n{visible(block.text).replace('```', '')}\n```"
     elif isinstance(block, Bullets):
         yield "\n".join(f"- {text(each)}" for each in block.texts)
     elif isinstance(block, Pairs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -40,6 +41,7 @@ from trtopt.report.text.blocks import (
 )
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import count, decibels, percent, range_text, shorten, some, time_text, visible
+from trtopt.report.text.names import named
 from trtopt.report.text.words import FLOP_NOTE, described
 from trtopt.support.version import VERSION
 
@@ -156,7 +158,9 @@ def _layers(report: ProfileReport) -> Table:
 def _cells(layer: ProfileLayer, total_us: float) -> tuple[Inline, ...]:
     row = layer.predicted
     return (
-        Name(layer.name, below=", ".join(dict.fromkeys(item.reason for item in layer.deviation))),
+        dataclasses.replace(
+            named(layer.modules, layer.name), below=", ".join(dict.fromkeys(item.reason for item in layer.deviation))
+        ),
         time_text(layer.measured_us),
         percent(layer.measured_us / total_us) if total_us else "",
         "" if row is None else time_text(row.predicted_us),

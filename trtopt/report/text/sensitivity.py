@@ -26,6 +26,7 @@ from trtopt.report.text.blocks import (
     table,
 )
 from trtopt.report.text.format import count, decibels, percent, shorten, visible
+from trtopt.report.text.names import Labels
 from trtopt.report.text.words import described, model_name
 from trtopt.support.version import VERSION
 
@@ -71,11 +72,12 @@ def _regions(found: Sensitivity) -> tuple[Block, ...]:
     in_order = sorted(found.regions, key=lambda region: order.get(region.region, len(order)))
     several = len(found.together.outputs) > 1
     columns = (
-        *(Column("first node"), *numbers("SQNR", "same class", "flop", "noise")),
+        *(Column("first node", "name"), *numbers("SQNR", "same class", "flop", "noise")),
         *([Column("output")] if several else [Column("")]),
         *(Column("reads", on="page"), *numbers("nodes", "samples", on="page")),
     )
-    names = short_names([region.nodes[0] for region in found.regions])
+    labels = Labels(found.names)
+    names = short_names([labels.of(region.nodes).text for region in found.regions])
     shares = noise_shares(found.regions)
     rows = [
         _cells(region, name, share, several) for region, name, share in zip(found.regions, names, shares, strict=True)
@@ -110,7 +112,7 @@ def _cells(region: RegionError, name: str, share: float, several: bool) -> tuple
 def _growth(found: Sensitivity) -> tuple[Block, ...]:
     if not found.growth:
         return ()
-    steps = found.growth
+    steps, labels = found.growth, Labels(found.names)
     size = len(steps)
     picked = sorted({slot * (size - 1) // (_MOST_STEPS - 1) for slot in range(_MOST_STEPS)})
     noise = [10 ** (-step.output_sqnr_db / 10) for step in steps]
@@ -122,7 +124,9 @@ def _growth(found: Sensitivity) -> tuple[Block, ...]:
             decibels(steps[index].output_sqnr_db),
             _bar(min(noise[index] / most, 1.0) if most else 0.0),
         )
-        for name, index in zip(short_names([steps[index].node for index in picked]), picked, strict=True)
+        for name, index in zip(
+            short_names([labels.of([steps[index].node]).text for index in picked]), picked, strict=True
+        )
     ]
     note = "SQNR against FP32 inside the network with all regions in 8 bits: of what each region reads, and gives."
     body = table(("node", "reads", "gives", "noise"), rows, right=(1, 2), gap=2)
@@ -135,7 +139,8 @@ def _growth(found: Sensitivity) -> tuple[Block, ...]:
 
 
 def _refused(found: Sensitivity) -> tuple[Block, ...]:
-    rows = [(Name(item.node), visible(item.reason)) for item in found.refused]
+    labels = Labels(found.names)
+    rows = [(labels.of([item.node]), visible(item.reason)) for item in found.refused]
     return (table(("node", "reason"), rows),) if rows else ()
 
 

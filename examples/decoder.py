@@ -1,0 +1,36 @@
+"""Greedy decoding with trtopt.Engine: the caches stay where the engine leaves them, and are handed on without a copy.
+
+trtopt build decoder.onnx --calib decode:prompts.npz --save-onnx decoder.fp16.onnx
+python examples/decoder.py decoder.rtx.engine decoder.fp16.onnx 3 14 15 9
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+import trtopt
+
+
+def decode(engine: trtopt.Engine, prompt: list[int], steps: int) -> Iterator[int]:
+    """The likeliest token after a prompt, then after that, ``steps`` times."""
+    names = {spec.name for spec in engine.inputs}
+    states, past, tokens = engine.first_states(), 0, np.array([prompt])
+    for _ in range(steps):
+        total = past + tokens.shape[1]
+        feeds = {
+            "input_ids": tokens,
+            "position_ids": np.arange(past, total)[None],
+            "attention_mask": np.ones((1, total)),
+        }
+        feeds = {name: array.astype(np.int64) for name, array in feeds.items() if name in names}
+        reply = engine.run({**feeds, **states})
+        states, past, tokens = engine.next_states(reply), total, reply["logits"][:, -1:].argmax(-1)
+        yield int(tokens[0, 0])
+
+
+if __name__ == "__main__":
+    with trtopt.Engine.load(sys.argv[1], fallback=sys.argv[2]) as engine:
+        print(engine.runtime, *decode(engine, [int(token) for token in sys.argv[3:]], 64))

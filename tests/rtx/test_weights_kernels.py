@@ -1,0 +1,74 @@
+"""Narrow weights in the kernels of the real TensorRT for RTX builder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from rtx_nets import constant, model
+
+import trtopt
+from trtopt.report.schema.build import BuildReport
+
+pytest.importorskip("tensorrt_rtx")
+
+RNG = np.random.default_rng(0)
+DEPTH, COLUMNS = 1024, 1536
+
+
+def product(rows: int, depth: int, columns: int) -> onnx.ModelProto:
+    """x [rows, depth] -> MatMul -> + bias -> y [rows, columns]."""
+    weight = (RNG.standard_normal((depth, columns)) / 32).astype(np.float32)
+    constants = [constant("w", weight), constant("b", RNG.standard_normal(columns).astype(np.float32))]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="product"),
+        helper.make_node("Add", ["m", "b"], ["y"], name="bias"),
+    ]
+    return model(nodes, [("x", np.float32, [rows, depth])], [("y", np.float32)], constants)
+
+
+def built(folder: Path, rows: int = 8, size: tuple[int, int] = (DEPTH, COLUMNS), **options: Any) -> BuildReport:
+    x = RNG.standard_normal((8 * rows, size[0])).astype(np.float32)
+    given: dict[str, Any] = {"calib": {"x": x}, "min_agreement": 0.0, "min_sqnr_db": 5.0, "gpu": "L4", **options}
+    return trtopt.build(product(rows, *size), output=folder / "m.engine", backend="tensorrt-rtx", **given)
+
+
+def types_of_constants(report: BuildReport) -> set[str]:
+    assert report.engine is not None and report.engine.layers is not None
+    return {tensor.dtype for layer in report.engine.layers for tensor in layer.constants}
+
+
+@pytest.mark.parametrize("rows", [1, 8, 128])
+@pytest.mark.parametrize("block", ["32", "64", "128"])
+def test_the_product_reads_four_bits_in_its_own_kernel(rows: int, block: str, tmp_path: Path) -> None:
+    report = built(tmp_path, rows, weights="int4", weight_block=block, keep_all_weights=True)
+    assert report.engine is not None and report.engine.layers is not None
+    layers = [layer for layer in report.engine.layers if "product" in layer.onnx_nodes]
+    assert len(layers) == 1 and "Int4" in {tensor.dtype for tensor in layers[0].constants}
+    assert report.engine.weight_bytes is not None and report.engine.weight_bytes < 0.3 * 2 * DEPTH * COLUMNS
+
+
+def test_what_pays_stays_and_the_engine_is_faster(tmp_path: Path) -> None:
+    report = built(tmp_path, 1, (4096, 2048), weights="int4")
+    assert report.weights is not None and report.weights.nodes == ("product",)
+    assert report.shipped is not None and report.plain is not None
+    assert report.shipped.predicted_us < report.plain.predicted_us
+
+
+def test_what_does_not_pay_goes(tmp_path: Path) -> None:
+    """The compiler dequantizes FP4 of weights alone in a kernel of its own, for which nothing is faster."""
+    report = built(tmp_path, weights="nvfp4", gpu="RTX 5090")
+    assert report.weights is not None and not report.weights.nodes
+    assert any("--keep-all-weights" in text for text in report.warnings)
+    assert [item.kept for item in report.guard] == [False]
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("nvfp4", "FP4"), ("mxfp8", "FP8"), ("int8", "Int8")])
+def test_each_format_builds(weights: str, dtype: str, tmp_path: Path) -> None:
+    report = built(tmp_path, weights=weights, keep_all_weights=True, gpu="RTX 5090")
+    assert any(found.startswith(dtype) for found in types_of_constants(report))
+    assert report.accuracy is not None and report.accuracy.outputs["y"].sqnr_db > 15

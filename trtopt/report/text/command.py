@@ -1,0 +1,39 @@
+"""Lines for a shell that do what a report advises."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from trtopt.config.base import options
+from trtopt.config.commands import BuildConfig
+from trtopt.config.words import command_words
+from trtopt.report.schema.build import BuildReport
+from trtopt.report.text.format import visible
+
+_CHECKED = ("report", "polygraphy", "export_layer_info", "sign")
+"""Options that a line to try leaves out: what they write is of the build that was done."""
+
+
+def shell(*words: object) -> str:
+    """A line for a shell: words quoted where they have to be.
+
+    Example:
+        >>> shell("trtopt", "analyze", "my model.onnx")
+        "trtopt analyze 'my model.onnx'"
+    """
+    return shlex.join(visible(str(word)) for word in words)
+
+
+def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
+    """The build of a report with other options, by the names of their fields; None leaves one out."""
+    command = "optimize" if report.engine is None else "build"
+    asked, default = {**report.config, **changes}, BuildConfig()
+    names = [
+        name
+        for name in options(BuildConfig)
+        if not (name in _CHECKED and name not in changes)
+        and asked.get(name) not in (None, (), [], False, getattr(default, name))
+    ]
+    return shell("trtopt", command, report.model.get("path") or "MODEL.onnx", *command_words(asked, names))

@@ -1,0 +1,72 @@
+"""Operators of ONNX Runtime, and fused ones of ONNX, in operators that every stage and every compiler knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx_ir as ir
+
+from trtopt.graph import edit
+from trtopt.graph.shapes import infer_in_place
+from trtopt.source import attention, contributed
+from trtopt.source.written import Writer
+
+_Rule = Callable[[Writer], None]
+
+_MICROSOFT = "com.microsoft"
+
+_RULES: dict[tuple[str, str], _Rule] = {
+    ("", "Attention"): attention.standard,
+    **{
+        (_MICROSOFT, name): rule
+        for name, rule in {
+            "Attention": contributed.fused_attention,
+            "BiasGelu": contributed.gelu,
+            "FastGelu": contributed.fast_gelu,
+            "FusedMatMul": contributed.fused_matmul,
+            "Gelu": contributed.gelu,
+            "GroupQueryAttention": contributed.group_query,
+            "MultiHeadAttention": contributed.multi_head,
+            "QuickGelu": contributed.quick_gelu,
+            "RotaryEmbedding": contributed.rotary,
+            "SimplifiedLayerNormalization": contributed.simplified_norm,
+            "SkipLayerNormalization": contributed.skip_norm,
+            "SkipSimplifiedLayerNormalization": contributed.skip_simplified_norm,
+        }.items()
+    },
+}
+"""By domain and operator."""
+
+
+def give_domains(proto: onnx.ModelProto) -> None:
+    """Give operators of ONNX Runtime that it writes without a domain theirs, in place."""
+    found = [node for node in proto.graph.node if node.op_type == "SimplifiedLayerNormalization" and not node.domain]
+    for node in found:
+        node.domain = _MICROSOFT
+    if found and all(item.domain != _MICROSOFT for item in proto.opset_import):
+        proto.opset_import.add(domain=_MICROSOFT, version=1)
+
+
+def write_out(model: ir.Model) -> list[str]:
+    """Replace the nodes that have a rule, in place; what was replaced, in words.
+
+    A node that its rule cannot write stays as it is: whether a backend takes it is for the backend to say.
+    """
+    nodes = [node for node in edit.all_nodes(model.graph) if (node.domain, node.op_type) in _RULES]
+    if not nodes:
+        return []
+    infer_in_place(model)
+    written, kept = dict[str, int](), list[str]()
+    for node in nodes:
+        if any(value is not None and value.shape is None for value in node.inputs):  # behind one that is written now
+            infer_in_place(model)
+        writer = Writer(node)
+        try:
+            _RULES[node.domain, node.op_type](writer)
+        except (TypeError, ValueError) as error:  # nothing has checked attributes of its domain
+            writer.take_back()
+            kept.append(f"{node.op_type} {node.name or node.outputs[0].name} stays: {error}")
+            continue
+        written[node.op_type] = written.get(node.op_type, 0) + 1
+    return [*(f"{count} {op_type} written in other operators" for op_type, count in written.items()), *kept]
