@@ -164,7 +164,8 @@ def _files(path: Path) -> list[Path]:
     path = path.absolute()
     if not path.is_dir():
         return [path]
-    return sorted(item for item in path.iterdir() if item.suffix in _ARRAYS and item.name[0] != "." and item.is_file())
+    arrays = [item for item in path.iterdir() if item.suffix in _ARRAYS and item.name[0] != "." and item.is_file()]
+    return sorted(arrays) or sorted(item for item in path.rglob("[!.]*") if item.is_file())
 
 
 def _model_files(path: Path) -> list[Path]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from trtopt.accuracy.boxes import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
-from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor
+from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
@@ -161,6 +162,8 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     signer = _signer(config, make_engine)
     _check_epcontext(config, outputs, make_engine)
     registry.select(config.recipes)
+    if config.boxes is not None:
+        parse_boxes(config.boxes)
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
     _check_precision(precision, target, config, clock)
@@ -508,14 +511,19 @@ def _samples(
             return made()
         return open_given(source, loaded.model, loaded.inputs, config.steps, pictures=pictures)
 
-    pictures = PictureOptions(how, None if config.labels is None else Path(config.labels), config.skip_bad)
+    labels = None if config.labels is None else Path(config.labels)
+    pictures = PictureOptions(how, labels, skip_bad=config.skip_bad)
     check = None if sources.eval is None else read(sources.eval)
     if check is not None:
         # What was found of these, whose labels say more, holds for the others; --labels is of these.
         check = with_preprocess(check, sources.metric, config.boxes, loaded.model, clock)
         found = check.how if isinstance(check, PictureSamples) else how
-        pictures = replace(pictures, preprocess=found, labels=None)
+        pictures = replace(pictures, preprocess=found, labels=None, is_labelled=False)
     samples = read(sources.calib)
+    if not any(isinstance(item, PictureSamples) for item in (samples, check)):
+        for name in ("preprocess", "labels", "skip_bad"):
+            if getattr(config, name) and not (name == "preprocess" and config.preprocess_in_engine):
+                clock.warn("samples", f"{flag(name)} has no effect: the samples are no pictures")
     samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
     if check is not None:
         return samples, check, "eval"
