@@ -110,7 +110,7 @@ def test_nodes_keep_the_path_of_their_module_and_no_path_of_the_machine(exported
     assert str(Path(__file__).parent) not in exported.path.read_bytes().decode("latin1")
 
 
-@pytest.mark.parametrize("opset", [18, *(pytest.param(opset, marks=pytest.mark.long) for opset in (21, 23))])
+@pytest.mark.parametrize("opset", [18, *(pytest.param(opset, marks=pytest.mark.long) for opset in (21, 23, 24))])
 def test_the_opset_is_the_one_asked_for(tmp_path: Path, opset: int) -> None:
     export(Net(), tmp_path / "net.onnx", (torch.randn(2, 1, 6, 6),), opset=opset)
     assert onnx.load(tmp_path / "net.onnx").opset_import[0].version == opset

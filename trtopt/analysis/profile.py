@@ -30,15 +30,13 @@ from trtopt.hardware.spec import GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import random_feeds
-from trtopt.profiling.compare import compare
 from trtopt.profiling.inputs import read_values
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
 from trtopt.report.files import profile_trace, write_view
-from trtopt.report.schema.profile import Comparison, ProfileReport
-from trtopt.report.schema.read import read_profile
+from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.write import write_report
-from trtopt.report.text.profile import comparison_view, view
+from trtopt.report.text.profile import view
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
@@ -125,22 +123,6 @@ def write_profile(
     write_view(view(found), html=html, markdown=markdown)
     if trace is not None:
         atomic_write(Path(trace), profile_trace(found))
-
-
-def compare_reports(after: str | Path, before: str | Path, *, markdown: str | Path | None = None) -> Comparison:
-    """Compare two profiles of one network that ``trtopt profile --report`` wrote.
-
-    Args:
-        after: The newer one.
-        before: The one it is compared against.
-        markdown: Where to write the comparison as Markdown.
-
-    Raises:
-        UsageError: A file cannot be read or written, is no profile, or they are of different networks.
-    """
-    found = compare(read_profile(Path(before)), read_profile(Path(after)), (str(before), str(after)))
-    write_view(comparison_view(found), markdown=markdown)
-    return found
 
 
 def timing_options(config: ProfileConfig) -> TimingOptions:

@@ -32,6 +32,7 @@ from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.pictures import with_preprocess
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.decode import open_given
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
@@ -233,6 +234,7 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     check = samples if given is None else open_given(given, loaded.model, loaded.inputs)
     for each in dict.fromkeys((samples, check)):
         clock.say_taken(each.taken)
+        with_preprocess(each, None, None, loaded.model, clock)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)
     seconds = {name: round(value, 4) for name, value in clock.seconds.items()}
     return dataclasses.replace(found, seconds=seconds, warnings=tuple(clock.warnings))

@@ -17,10 +17,11 @@ from trtopt.support.words import did_you_mean
 if TYPE_CHECKING:
     from trtopt.report.schema.sweep import SweepReport
 
-_DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two profiles."
+_DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two of a kind."
 _EPILOG = """\
 examples:
   trtopt report profile.json --html profile.html
+  trtopt report int8.json --against fp16.json --html compared.html
   trtopt report after.json --against before.json --markdown comment.md
   trtopt report sweep.json --max-latency-ms 5 --max-drop 1%
   trtopt report sweep.json --max-drop 1% --take engines
@@ -35,7 +36,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "report", metavar="REPORT", help="what build, optimize, analyze, profile or sweep wrote with --report"
     )
-    parser.add_argument("--against", metavar="FILE", help="an older profile of the same network, to compare with")
+    parser.add_argument(
+        "--against", metavar="FILE", help="an older report of the same kind and network, to compare with"
+    )
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
     parser.add_argument("--markdown", metavar="FILE", help="write the report, or the comparison, as Markdown")
     parser.add_argument("--trace", metavar="FILE", help="write the layers as a trace for chrome://tracing or Perfetto")
@@ -48,6 +51,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--take", metavar="DIR", help="of a sweep: copy what to take, with manifest and report, under readable names"
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="of a build: show every step, region and refusal")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, and nothing else")
     return parser
 
@@ -55,7 +59,7 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     args = make_parser().parse(argv)
-    for name in ("html", "trace", "csv"):
+    for name in ("trace", "csv"):
         if args.against is not None and getattr(args, name) is not None:
             raise UsageError("A comparison has no such form", where=f"--{name}", remedy="leave it or --against out")
     outputs = {
@@ -64,10 +68,10 @@ def run(argv: Sequence[str]) -> int:
     inputs = {"the report": Path(args.report)} | ({"--against": Path(args.against)} if args.against else {})
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
     if args.against is not None:
-        from trtopt.analysis.profile import compare_reports
+        from trtopt.analysis.against import compare_reports
         from trtopt.report.text.profile import comparison_view
 
-        compared = compare_reports(args.report, args.against, markdown=outputs.get("markdown"))
+        compared = compare_reports(args.report, args.against, **outputs)
         show(compared, comparison_view, as_json=args.json)
     else:
         _one(args, outputs)
@@ -107,7 +111,7 @@ def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
         write_profile(found, **outputs)
         show(found, profile.view, as_json=args.json)
     else:
-        shown = view_of(found) if isinstance(found, Analysis) else build.view(found)
+        shown = view_of(found) if isinstance(found, Analysis) else build.view(found, verbose=args.verbose)
         write_view(shown, **outputs)
         show(found, lambda report: shown, as_json=args.json)
 

@@ -144,6 +144,7 @@ DYNAMIC_HELP = "an axis of any size, such as image:0=batch:1..16; repeat for sev
 DYNAMIC_METAVAR = "NAME:AXIS=SYMBOL[:MIN..MAX]"
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
+MARKDOWN_HELP = "write the report as Markdown, for a pull request"
 
 
 def share(text: str) -> float:

@@ -59,7 +59,7 @@ def product_path(model: str) -> Path:
 
 
 def source_file(value: str) -> Path:
-    """The file that ``FILE.py:FUNCTION``, ``decode:FILE`` or a path names."""
+    """The file that ``FILE.py:FUNCTION``, ``FILE.safetensors:SCALE``, ``decode:FILE`` or a path names."""
     value = value.removeprefix(DECODE)
-    script, _, function = value.rpartition(":")
-    return Path(script if script.endswith(".py") and function else value)
+    file, _, rest = value.rpartition(":")
+    return Path(file if file.endswith((".py", ".safetensors")) and rest else value)

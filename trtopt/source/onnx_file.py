@@ -186,7 +186,8 @@ def _normalize(model: ir.Model, where: str) -> list[str]:
     check_loops(model)
     opset = model.graph.opset_imports[""]
     if opset < TARGET:
-        _copy_types(infer_shapes(model), model)
+        if not any("block_size" in node.attributes for node in all_nodes(model.graph)):  # which no older opset has
+            _copy_types(infer_shapes(model), model)
         changed = convert(model.graph, opset, TARGET)
         model.graph.opset_imports[""] = TARGET
         details.append(f"opset {opset} -> {TARGET}: {changed} nodes rewritten")

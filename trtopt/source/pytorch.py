@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DEFAULT_OPSET = 21
-OPSETS = range(18, 24)
+OPSETS = range(18, 25)
 
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
 
@@ -56,7 +56,7 @@ class ExportOptions(TypedDict, total=False):
     """How the graph is written.
 
     Attributes:
-        opset: The ONNX opset, 18 to 23.
+        opset: The ONNX opset, 18 to 24.
         output_names: Names of all outputs, in their order; without, their fields.
         accept: Gets the graph before it is compared; what it raises ends the export.
     """
