@@ -15,7 +15,7 @@ import pytest
 import triton_schema
 from engine_files import rtx_engine
 
-from trtopt.cli.triton import _parser
+from trtopt.cli.triton import make_parser
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -87,4 +87,4 @@ def test_what_a_terminal_acts_on_is_shown_as_escapes(trtopt: Run, tmp_path: Path
 def test_the_page_has_each_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
     rows = "".join(line for line in page.splitlines() if line.startswith("| `--"))
-    assert set(re.findall(r"--[\w-]+", rows)) == set(_parser().option_names()) - {"--help", "--output", "--json"}
+    assert set(re.findall(r"--[\w-]+", rows)) == set(make_parser().option_names()) - {"--help", "--output", "--json"}

@@ -12,7 +12,7 @@ from decoder_nets import PLACES, concat_decoder, scatter_decoder
 
 from trtopt.errors import UsageError
 from trtopt.precision.observe.decode import decoder_samples
-from trtopt.precision.observe.samples import Samples
+from trtopt.precision.observe.stream import Samples
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 

@@ -16,7 +16,8 @@ import pytest
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe import loaders
-from trtopt.precision.observe.samples import Samples, open_samples
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.stream import Samples
 
 IMAGE = (InputSpec("image", np.dtype(np.float32), ("N", 3, 4, 4)),)
 TEXT = tuple(InputSpec(name, np.dtype(np.int64), ("N", "T")) for name in ("ids", "mask"))
