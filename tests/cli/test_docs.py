@@ -125,8 +125,7 @@ def test_the_python_examples_of_the_readme_run(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^int8: \d+ kernels, \d+% of the flop$", done.stdout, flags=re.MULTILINE)
-    assert re.search(r"^scores: SQNR \d+\.\d dB$", done.stdout, flags=re.MULTILINE)
+    assert re.match(r"INT8 on |FP16 on ", done.stdout), done.stdout
     assert (tmp_path / "model.rtx.engine").exists()
     assert re.search(r"^\[\d\] (onnxruntime|tensorrt-rtx) ", done.stdout, flags=re.MULTILINE)
 

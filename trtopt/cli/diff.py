@@ -32,7 +32,8 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns 0, or 7 where the second compiler is slower than may be."""
     args = make_parser().parse(argv)
     outputs = {name: Path(value) for name in ("report", *_FORMS) if (value := getattr(args, name, None)) is not None}
-    args.__dict__.pop("report", None)
+    for name in ("report", *_FORMS):
+        args.__dict__.pop(name, None)
     config = config_from(args, BuildConfig, "build")
     if not hasattr(args, "recipes") and args.config is None:
         config = config.with_options({"recipes": "none"} if args.model is not None else {})
@@ -73,8 +74,6 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--max-slowdown", metavar="R", type=_share, help="fail (exit code 7) when the second is slower; 0.05 or 5%%"
     )
-    parser.add_argument("--html", metavar="FILE", help="write the comparison as one HTML file")
-    parser.add_argument("--markdown", metavar="FILE", help="write the comparison as Markdown, for a pull request")
     add_config_options(parser, BuildConfig)
     return parser
 

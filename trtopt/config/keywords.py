@@ -79,6 +79,7 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     weights: Literal["int4", "int8", "nvfp4", "mxfp8"] | None
     weight_block: Literal["32", "64", "128"] | None
     keep_all_weights: bool
+    lora: Texts
     sparse: bool
     sparse_all: bool
     recipes: str
@@ -87,6 +88,8 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     min_shapes: Shapes
     opt_shapes: Shapes
     max_shapes: Shapes
+    batches: str | Sequence[int]
+    shape_histogram: Path | None
     keep_dynamic: bool
     io: Texts
     builder: Texts
@@ -102,6 +105,8 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     epcontext_embed: bool
     sign: Path | None
     report: Path | None
+    html: Path | None
+    markdown: Path | None
     export_layer_info: Path | None
 
 
