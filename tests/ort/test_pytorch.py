@@ -184,7 +184,7 @@ class Random(torch.nn.Module):
     ("target", "options", "error", "message"),
     [
         (Net(), {"inputs": ["picture:float32:2x1x6x6"]}, UsageError, "do not fit the module"),
-        (Net(), {}, UsageError, "No example inputs"),
+        (Net(), {}, UsageError, "needs example inputs"),
         (Net(), {"inputs": ["image:float32"]}, UsageError, "not understood"),
         (Net(), {"inputs": ["image:float31:2x1x6x6"]}, UsageError, "unknown dtype"),
         (Net(), {"inputs": ["image:fp32:2x1x6x6", "image:fp32:2x1x6x6"]}, UsageError, "given twice"),

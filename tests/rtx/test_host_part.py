@@ -58,6 +58,31 @@ def test_a_detector_builds_in_every_precision(precision: str, detector: Path) ->
     assert any("the model is cut in two" in warning for warning in report.warnings)
 
 
+def test_a_detector_that_ends_in_a_plugin_gives_the_boxes_of_the_original(tmp_path: Path) -> None:
+    """EfficientNMS_TRT behind boxes of centre and size: engine and host, exactly."""
+    tail = """
+        columns = Transpose <perm = [0, 2, 1]> (scores)
+        number, found_boxes, found_scores, classes =
+            TRT.EfficientNMS_TRT <box_coding = 1, score_threshold = 0.5, max_output_boxes = 20> (boxes, columns)
+    """
+    outputs = "int32[1, 1] number, float[1, 20, 4] found_boxes, float[1, 20] found_scores, int32[1, 20] classes"
+    onnx.save(detectors.model(detectors.BACKBONE, detectors.HEADS, tail, outputs=outputs), tmp_path / "det.onnx")
+    report = trtopt.build(
+        tmp_path / "det.onnx",
+        precision="fp32",
+        calib={"image": detectors.images(4)},
+        save_onnx=str(tmp_path / "o.onnx"),
+    )
+    assert report.host is not None and report.host.path == str(tmp_path / "det.host.onnx")
+    feeds = {"image": detectors.images(1, seed=7)}
+    passed = run_file(tmp_path / "o.onnx", feeds)
+    together = {**passed, **run_file(tmp_path / "det.host.onnx", passed)}
+    whole = run_file(tmp_path / "det.onnx", feeds)
+    assert whole["number"][0, 0] > 3
+    for name, value in whole.items():
+        np.testing.assert_allclose(together[name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_the_two_files_give_the_boxes_of_the_original_exactly(detector: Path, tmp_path: Path) -> None:
     report = trtopt.optimize(detector, output=str(tmp_path / "out.onnx"))
     assert report.host is not None and report.host.path == str(tmp_path / "out.host.onnx")

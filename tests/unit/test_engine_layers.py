@@ -212,3 +212,20 @@ def test_kernels_of_further_profiles_are_told_apart_by_their_lowering() -> None:
     assert layers_of_profile([first, second, third]) == (first,)
     assert layers_of_profile([first, second, third], 1) == (second, third)
     assert kernel_count([first, second, third]) == 1
+
+
+def test_the_list_of_tensorrt_for_rtx_1_4_is_read_too() -> None:
+    """Lines of that release: no strides, type and format in one word, another heading behind the list."""
+    text = (
+        "Layers:\nName: __mye1554_0_myl0_0, LayerType: shape_call, Inputs: [], Outputs: [], TacticName: , StreamId: 0, "
+        "Metadata: \nName: __myl_AddCast_myl0_25, LayerType: kgen, Inputs: [ { Name: __myln_k_arg__bb1_28_myl0, "
+        "Dimensions: [-1,10], Format/Datatype: Half }], Outputs: [ { Name: logits, Dimensions: [-1,10], "
+        "Format/Datatype: Float }], TacticName: __myl_AddCast_0x7dd3, StreamId: 0, "
+        "Metadata: [ONNX Layer: /linear/Gemm]\x1f[ONNX Layer: trtopt/cast/logits]\n\nBindings:\ninput\nlogits"
+    )
+    found = parse_layers_log(text)
+    assert [layer.is_kernel for layer in found] == [False, True]
+    assert found[1].onnx_nodes == ("/linear/Gemm", "trtopt/cast/logits")
+    assert found[1].outputs == (TensorInfo("logits", (-1, 10), "Float", "Float"),)
+    with pytest.raises(EngineBuildError):
+        parse_layers_log(text.replace("Datatype: Half", "Datatype: Odd"))

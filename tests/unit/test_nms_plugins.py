@@ -216,6 +216,16 @@ def test_what_has_no_form_is_refused_with_the_node() -> None:
         assert caught.value.where == "node nms"
 
 
+@pytest.mark.parametrize("opset", [18, 24])
+def test_the_form_is_of_the_opset_of_the_model(opset: int) -> None:
+    model = plugin("EfficientNMS_TRT", [[1, 8, 4], [1, 8, 2]], box_coding=1)
+    corners, scores = made(0, 1, 8, 2)
+    expected = run(model, corners, scores)
+    model.graph.opset_imports[""] = opset
+    for value, other in zip(run(model, corners, scores), expected, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
 def test_half_precision_stays_and_nothing_of_the_plugin_is_left() -> None:
     model = plugin("EfficientNMS_TRT", [[1, 8, 4], [1, 8, 2]], box_coding=1)
     for value in (*model.graph.inputs, *model.graph.outputs[1:3]):

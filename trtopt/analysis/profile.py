@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import onnx
@@ -48,7 +48,9 @@ from trtopt.support.ort_session import Feeds, OrtSession
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
+    from trtopt.config.keywords import ProfileOptions
     from trtopt.engine.backend import Specialization
     from trtopt.graph.artifact import ModelArtifact
     from trtopt.profiling.gpu import EngineRun
@@ -63,19 +65,17 @@ def profile(
     config: ProfileConfig | None = None,
     *,
     on_event: OnEvent = ignore,
-    example_inputs: Any = None,
-    **options: Any,
+    **options: Unpack[ProfileOptions],
 ) -> ProfileReport:
     """Put the measured time of every layer beside its prediction, with reasons for what deviates.
 
     Args:
-        target: An engine, or an ONNX file or model, or a PyTorch module (then give ``example_inputs``). With
+        target: An engine, an ONNX file or model, or a PyTorch module (then give ``example_inputs`` or ``inputs``). With
             ``layer_info`` it may be left out, or be the ONNX file that the engine was built from, whose nodes say which
             module they came from.
         config: The options; ``options`` override its fields by name.
         on_event: Called with progress and warnings.
-        example_inputs: What a PyTorch module is exported with.
-        **options: Fields of :class:`~trtopt.config.ProfileConfig`.
+        **options: Fields of :class:`~trtopt.config.ProfileConfig`, and ``example_inputs`` for a PyTorch module.
 
     Raises:
         UsageError: An option or a GPU is wrong, a file cannot be read or written or is not what it should be, or files
@@ -85,15 +85,22 @@ def profile(
         TargetError: There is no GPU, or the engine is for another one.
         MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, Jinja2.
         EngineBuildError: The compiler refuses the model, or the engine fails to run.
+
+    Example:
+        >>> report = trtopt.profile("model.onnx", backend="onnxruntime")
+        >>> report.totals.measured_us > 0
+        True
     """
-    config = ProfileConfig.given(config, options, "profile(m, backend=...)")
+    given = {**options}
+    example_inputs = given.pop("example_inputs", None)
+    config = ProfileConfig.given(config, given, "profile(m, backend=...)")
     if config.html is not None:
         from trtopt.report.html.page import check_html
 
         check_html()
     clock = Clock(on_event)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = None if target is None else as_file(target, Path(folder), example_inputs)
+        path = None if target is None else as_file(target, Path(folder), config, example_inputs, on_event)
         found = _Run(config, clock).run(path)
     found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
     write_profile(found, html=config.html, markdown=config.markdown, trace=config.trace)

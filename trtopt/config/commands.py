@@ -107,7 +107,7 @@ class BuildConfig(Config):
         metavar="FORM",
     )
     max_accuracy_drop: float | None = option_field(
-        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
+        None, "fail (exit code 7) when accuracy drops by more than X, 0.01 or 1%%", SAMPLES, metavar="X", share=True
     )
     min_sqnr_db: float | None = option_field(
         None,
@@ -122,6 +122,7 @@ class BuildConfig(Config):
         "(--int8 and --fp8 with your samples: 0.98)",
         SAMPLES,
         metavar="SHARE",
+        share=True,
     )
     atol: tuple[str, ...] = option_field(
         (),
@@ -154,6 +155,14 @@ class BuildConfig(Config):
         "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
     )
     sparse_all: bool = switch_field("prune every layer that can be 2:4, whether a gain is predicted or not", PRECISION)
+    lora: tuple[str, ...] = option_field(
+        (),
+        "merge an adapter (LoRA, as PEFT saves it) into the weights; repeat for several",
+        REWRITES,
+        metavar="FILE.safetensors[:SCALE]",
+        repeatable=True,
+        path="source",
+    )
     recipes: str = option_field(
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )
@@ -164,6 +173,14 @@ class BuildConfig(Config):
     )
     opt_shapes: tuple[ShapeMap, ...] = shapes_field("shapes to optimize for; alone, they make the profile static")
     max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes")
+    batches: tuple[int, ...] = option_field(
+        (), "batch sizes, 1,8,32: a profile for each, which takes what is above the size before", TARGET, metavar="LIST"
+    )
+    shape_histogram: str | None = file_field(
+        "shapes of requests, a line each (ids:1x37,mask:1x37): at most four profiles by predicted time",
+        group=TARGET,
+        path="file",
+    )
     keep_dynamic: bool = switch_field("leave axes dynamic that every profile gives one size", TARGET)
     io: tuple[str, ...] = option_field(
         (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
@@ -198,6 +215,10 @@ class BuildConfig(Config):
         metavar="DIR",
     )
     save_onnx: str | None = file_field("write the optimized ONNX model")
+    epcontext: str | None = file_field(
+        "write an ONNX model beside the engine that ONNX Runtime loads it from (EPContext), the part for the host in it"
+    )
+    epcontext_embed: bool = switch_field("hold the engine in that model, in place of the name of its file", FILES)
     sign: str | None = file_field(
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )
@@ -224,6 +245,13 @@ class BuildConfig(Config):
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise UsageError(
                 "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"
+            )
+        ways = [name for name in ("batches", "shape_histogram", "opt_shapes", "max_shapes") if getattr(self, name)]
+        if len(ways) > 1 and ways != ["opt_shapes", "max_shapes"]:
+            raise UsageError(
+                "The shapes are given in two ways",
+                where=", ".join(map(flag, ways)),
+                remedy=f"leave all but {flag(ways[0])} out",
             )
         if self.steps is not None and not (self.steps >= 1 and self.steps.is_integer()):
             raise UsageError(

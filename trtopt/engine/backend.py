@@ -45,7 +45,7 @@ TENSORRT_RTX = Backend(
     "TensorRT for RTX",
     ".rtx.engine",
     needs_gpu=False,
-    oldest=(1, 7),
+    oldest=(1, 4),
     distributions=("tensorrt-rtx", "tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
 )
 TENSORRT = Backend(

@@ -51,9 +51,12 @@ _HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\w+), (?=Inputs: \
 _TENSOR = re.compile(
     r" ?\{ Name: (?P<name>.*?), (?:Location: \w+, )?Dimensions: \[(?P<dims>[-\d,]*)\],"
     r"(?: Strides: \[[-\d,]*\], StrideOrder: \[[-\d,]*\],)?"
-    r" Datatype: (?P<dtype>\w+), Format: (?P<format>[^{}]*?) \}",
+    r" (?:Datatype: (?P<dtype>\w+), Format: (?P<format>[^{}]*?)|Format/Datatype: (?P<both>\w+)) \}",
     re.DOTALL,
 )
+_END = re.compile(r"\n\n(?:I/O Tensors|Bindings):")
+"""What follows the list; the second in TensorRT for RTX 1.4."""
+
 _TAIL = re.compile(
     r"(?:TacticName: (?P<tactic>.*?), )?(?:.*?, )?StreamId: -?\d+, (?:.*?, )?Metadata: (?P<metadata>.*)", re.DOTALL
 )
@@ -82,7 +85,7 @@ def parse_layers_log(text: str) -> tuple[LayerInfo, ...]:
     """
     if not text.startswith("Layers:"):
         raise _not_understood(text[:200])
-    block = text.removeprefix("Layers:").split("\n\nI/O Tensors:", 1)[0].strip("\n")
+    block = _END.split(text.removeprefix("Layers:"), maxsplit=1)[0].strip("\n")
     if not block:
         return ()
     if not block.startswith("Name: "):
@@ -124,10 +127,11 @@ def _tensor_list(record: str, at: int) -> tuple[tuple[TensorInfo, ...], int]:
     found: list[TensorInfo] = []
     while not record.startswith("], ", at):
         match = _TENSOR.match(record, at)
-        if match is None or match["dtype"] not in BITS:
+        dtype = match and (match["dtype"] or match["both"])  # TensorRT for RTX 1.4 has no format apart
+        if match is None or dtype not in BITS:
             raise _not_understood(record)
         shape = tuple(int(dim) for dim in match["dims"].split(",") if dim)
-        found.append(TensorInfo(match["name"], shape, match["dtype"], match["format"]))
+        found.append(TensorInfo(match["name"], shape, dtype, match["format"] or dtype))
         at = match.end()
         if record.startswith(",", at):
             at += 1

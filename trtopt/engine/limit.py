@@ -16,7 +16,7 @@ from trtopt.roofline.node_work import READ_AS_WRITTEN
 from trtopt.roofline.work import Layer, Work
 from trtopt.support.precision import Precision
 
-_COPIES = ("Cast", "Concat", "DepthToSpace", "Expand", "Pad", "Slice", "SpaceToDepth", "Split", "Tile", "Transpose")
+COPIES = ("Cast", "Concat", "DepthToSpace", "Expand", "Pad", "Slice", "SpaceToDepth", "Split", "Tile", "Transpose")
 """Operators that compute nothing."""
 
 _WIDE = (Precision.FP32, Precision.TF32)
@@ -182,7 +182,7 @@ def _without_product(work: Work, op: str, *, is_wide: bool) -> ExcessReason:
         return "element-wise"
     if op in ("QuantizeLinear", "DequantizeLinear"):
         return "quantize"
-    if not work.flop or op in _COPIES:
+    if not work.flop or op in COPIES:
         return "layout"
     if is_wide:
         return "fp32"

@@ -11,7 +11,6 @@ and gpg (programs and key stores of their own).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from trtopt.engine.backend import (
 )
 from trtopt.errors import IntegrityError, MissingDependencyError, TargetError, UsageError
 from trtopt.hardware.probe import Probe, probe
-from trtopt.report.schema.manifest import SCHEMA, FileHash, Manifest, has_digest, with_digest
+from trtopt.report.schema.manifest import SCHEMA, FileHash, Manifest, content_hash, has_digest, with_digest
 from trtopt.report.schema.read import with_infinities
 from trtopt.support._lazy import is_available, require
 from trtopt.support.files import atomic_write, hash_file, open_file, read_file
@@ -135,6 +134,7 @@ class VerifiedEngine:
     Attributes:
         header: What its header says; of TensorRT, which tells no compute capability there, that of the manifest.
         manifest: What its manifest says, which fits it; None where there is none, and that was allowed.
+        is_inside: Whether ``path`` is an ONNX model that has the engine, or names it.
     """
 
     path: Path
@@ -142,6 +142,7 @@ class VerifiedEngine:
     backend: Backend
     header: EngineHeader
     manifest: Manifest | None
+    is_inside: bool = False
 
     @property
     def built(self) -> str:
@@ -190,6 +191,10 @@ def verify(path: str | Path, *, key: str | Path | None = None) -> Manifest:
             build, or is missing; or the manifest is not signed with the key.
         UsageError: The engine has no manifest, a file cannot be read, or the key is none.
         MissingDependencyError: The package ``cryptography`` is not installed, and there is a key.
+
+    Example:
+        >>> trtopt.verify("model.rtx.engine").backend
+        'tensorrt-rtx'
     """
     manifest = load_engine(path, key=key).manifest
     if manifest is None:
@@ -201,7 +206,8 @@ def load_engine(path: str | Path, *, key: str | Path | None = None, allow_unveri
     """Read an engine and check that it is what its manifest says; needs neither a GPU nor the runtime.
 
     Args:
-        path: The engine, with its manifest, and its part for the host, beside it.
+        path: The engine, with its manifest, and its part for the host, beside it; or the ONNX model of
+            ``--epcontext``, with its manifest, and the engine unless it is embedded.
         key: As of :func:`verify`.
         allow_unverified: Take an engine without a manifest, as trtexec writes them; one with a manifest has to fit it,
             and a key refuses it still.
@@ -224,12 +230,13 @@ def load_engine(path: str | Path, *, key: str | Path | None = None, allow_unveri
     if verifier is not None:
         verifier.check(content, _read_signature(path), str(signature_path(path)))
     manifest = _manifest(content, place)
-    data = _engine_bytes(path, manifest)
+    data, is_inside = _engine_bytes(path, manifest)
     backend, header = _header(path, data, manifest)
     if manifest.host is not None:
-        for file in manifest.host.files:
-            _check_beside(path, file)
-    return VerifiedEngine(path, data, backend, header, manifest)
+        # An ONNX model of the engine has the part for the host in it, but for weights in files of their own.
+        for file in manifest.host.files[1:] if is_inside else manifest.host.files:
+            check_beside(path, file, "The part of the model for the host")
+    return VerifiedEngine(path, data, backend, header, manifest, is_inside)
 
 
 def check_runs_here(engine: VerifiedEngine) -> str:
@@ -386,15 +393,43 @@ def _altered(what: str, place: Path) -> IntegrityError:
     return IntegrityError(what, where=str(place), remedy=_AGAIN)
 
 
-def _engine_bytes(path: Path, manifest: Manifest) -> bytes:
-    """The engine that the manifest describes, else IntegrityError; not read where its size is another one."""
+def _engine_bytes(path: Path, manifest: Manifest) -> tuple[bytes, bool]:
+    """The engine that the manifest describes, and whether it was taken out of an ONNX model, else IntegrityError; not
+    read where its size is another one."""
     with open_file(path, "The engine") as file:
         size = os.fstat(file.fileno()).st_size
-    if size == manifest.engine_bytes or size > LARGEST_ENGINE_BYTES:
+    known = [manifest.engine_bytes] if manifest.epcontext is None else [manifest.engine_bytes, manifest.epcontext.bytes]
+    if size in known or size > LARGEST_ENGINE_BYTES:
         data = read_file(path, "The engine", LARGEST_ENGINE_BYTES)
-        if len(data) == size and hashlib.sha256(data).hexdigest() == manifest.engine_sha256:
-            return data
+        found = content_hash(path.name, data)
+        if _is_engine_of(found, manifest):
+            return data, False
+        if manifest.epcontext is not None and found == dataclasses.replace(manifest.epcontext, name=path.name):
+            return _taken_out(path, data, manifest), True
     raise _altered(f"The engine is not the one that its manifest describes, which was built by {_said(manifest)}", path)
+
+
+def _is_engine_of(found: FileHash, manifest: Manifest) -> bool:
+    return (found.bytes, found.sha256) == (manifest.engine_bytes, manifest.engine_sha256)
+
+
+def _taken_out(path: Path, model: bytes, manifest: Manifest) -> bytes:
+    """The engine of an ONNX model, which embeds it or names its file."""
+    from trtopt.engine.epcontext import engine_in  # onnx, which engines by themselves do not need
+
+    place = path
+    try:
+        found = engine_in(model)
+        if isinstance(found, str):
+            place = beside(path, found)
+            found = read_file(place, "The engine", manifest.engine_bytes)
+    except ValueError as error:  # a file name that is no text, too
+        raise _altered(f"The model is none that an engine is loaded from: {error}", path) from error
+    except UsageError as error:
+        raise _altered(error.what, place) from error
+    if not _is_engine_of(content_hash(place.name, found), manifest):
+        raise _altered("The engine of the model is not the one that its manifest describes", place)
+    return found
 
 
 def _header(path: Path, data: bytes, manifest: Manifest) -> tuple[Backend, EngineHeader]:
@@ -413,14 +448,27 @@ def _header(path: Path, data: bytes, manifest: Manifest) -> tuple[Backend, Engin
     return backend, dataclasses.replace(header, version=version, compute_capabilities=targets)
 
 
-def _check_beside(engine: Path, file: FileHash) -> None:
-    name = file.name
-    if name in ("", ".", "..") or not name == PurePosixPath(name).name == PureWindowsPath(name).name:
-        raise _altered(f"The manifest names a file that is not beside the engine: {name!r}", manifest_path(engine))
-    place = engine.with_name(name)
+def beside(path: Path, name: str) -> Path:
+    """The file of that name beside another one.
+
+    Raises:
+        IntegrityError: It is no plain name: a file in another folder is none of those that were built.
+    """
+    if name in ("", ".", "..") or "\0" in name or not name == PurePosixPath(name).name == PureWindowsPath(name).name:
+        raise _altered(f"A file is named that is not beside the engine: {name!r}", path)
+    return path.with_name(name)
+
+
+def check_beside(engine: Path, file: FileHash, what: str) -> None:
+    """Check that a file beside an engine is the one that its manifest names.
+
+    Raises:
+        IntegrityError: It is another one, is missing, or would lie in another folder.
+    """
+    place = beside(engine, file.name)
     try:
-        found = hash_file(place, "The part of the model for the host", at_most=file.bytes)
+        found = hash_file(place, what, at_most=file.bytes)
     except UsageError as error:
         raise _altered(error.what, place) from error
     if found != (file.bytes, file.sha256):
-        raise _altered("The part of the model for the host is not the one that belongs to the engine", place)
+        raise _altered(f"{what} is not the one that belongs to the engine", place)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig, options
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX, Backend
 from trtopt.engine.build import EngineArtifact
+from trtopt.engine.epcontext import context_model
 from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
@@ -31,9 +33,11 @@ from trtopt.report.schema.manifest import (
     SamplesHash,
     ShapeRange,
     canonical_sha256,
+    content_hash,
 )
 from trtopt.report.schema.write import write_layers, write_report
 from trtopt.source.check import sha256_of
+from trtopt.source.lora import adapter_file
 from trtopt.source.save import save_model
 from trtopt.support.files import atomic_write, hash_file
 from trtopt.support.json_text import plain
@@ -163,13 +167,13 @@ def _understood(config: BuildConfig, report: BuildReport, engine: EngineRecord) 
 
 
 def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
-    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, a calibration
-    cache of TensorRT.
+    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, adapters, a
+    calibration cache of TensorRT.
 
     Raises:
         UsageError: One of them cannot be read.
     """
-    names = list(config.plugins)
+    names = [*config.plugins, *(str(adapter_file(text)) for text in config.lora)]
     known = options(BuildConfig)
     for name in ("preprocess", "metric"):
         script = getattr(config, name)
@@ -216,8 +220,15 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
             report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
+            context = None
+            if "epcontext" in outputs:
+                context = _context(engine.data, manifest, host, outputs["engine"], embed=config.epcontext_embed)
+                manifest = dataclasses.replace(manifest, epcontext=content_hash(outputs["epcontext"].name, context))
             atomic_write(outputs["engine"], engine.data)
             write_manifest(outputs["engine"], manifest, signer)
+            if context is not None:
+                atomic_write(outputs["epcontext"], context)
+                write_manifest(outputs["epcontext"], manifest, signer)
             if "layers" in outputs:
                 write_layers(engine.record, outputs["layers"])
     if "report" in outputs:
@@ -225,6 +236,12 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
             atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
         write_report(report, outputs["report"])
     return report
+
+
+def _context(data: bytes, manifest: Manifest, host: tuple[Path, ...], engine: Path, *, embed: bool) -> bytes:
+    """The ONNX model that ONNX Runtime loads an engine from, with the part for the host that was written."""
+    part = onnx.load(host[0], load_external_data=False) if host else None
+    return context_model(data, manifest, part, file=None if embed else engine.name)
 
 
 def _parse_request(results: Results, config: BuildConfig) -> BuildRequest | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from trtopt.accuracy.compare import Runner
-from trtopt.config import FILES, BuildConfig, field_kinds, flag, options
+from trtopt.config import FILES, BuildConfig, flag, options
+from trtopt.config.words import command_words, given
 from trtopt.errors import UsageError
 from trtopt.pipeline.verify import Verification, emulation_of, reference_of
 from trtopt.precision.observe.batches import BatchedSamples
@@ -107,7 +108,7 @@ def reduce_command(folder: Path, job: Verification, config: BuildConfig, *, make
     command, file = ("build", "checked.engine") if make_engine else ("optimize", "checked.onnx")
     words = ["polygraphy", "debug", "reduce", folder / MODEL, "-o", folder / "reduced.onnx", "--no-reduce-inputs"]
     words += ["--model-input-shapes", *shapes, "--fail-code", code, "--check", "trtopt", command, _REDUCED]
-    words += ["-o", folder / file, *_options(config)]
+    words += ["-o", folder / file, *command_words(vars(config), _of_parts(config))]
     if config.tolerances is not None:
         own = [config.tolerances.of(str(value.name)) for value in job.reference.graph.outputs]
         words += ["--atol", min(atol for atol, _ in own), "--rtol", min(rtol for _, rtol in own)]
@@ -117,13 +118,8 @@ def reduce_command(folder: Path, job: Verification, config: BuildConfig, *, make
 def left_out(config: BuildConfig) -> list[str]:
     """The options that decide something in this run and are not in the check of :func:`reduce_command`."""
     known = options(BuildConfig)
-    decides = (name for name in _given(config) if known[name].group != FILES and name not in ("calib", "eval"))
+    decides = (name for name in given(config) if known[name].group != FILES and name not in ("calib", "eval"))
     return [flag(name) for name in decides if not _is_of_parts(name)]
-
-
-def _given(config: BuildConfig) -> Iterator[str]:
-    default = BuildConfig()
-    return (name for name in options(BuildConfig) if getattr(config, name) != getattr(default, name))
 
 
 def _is_of_parts(name: str) -> bool:
@@ -131,18 +127,6 @@ def _is_of_parts(name: str) -> bool:
     return name not in _OF_THIS_RUN and (not options(BuildConfig)[name].path or name == "plugins")
 
 
-def _options(config: BuildConfig) -> Iterator[str]:
-    """The options of a run that its check has too but for tolerances, as the command line has them."""
-    kinds = field_kinds(BuildConfig)
-    for name in _given(config):
-        value = getattr(config, name)
-        if name in _TOLERANCES or not _is_of_parts(name):
-            continue
-        if name == "precision":
-            yield f"--{value}"
-        elif kinds[name] == "flag":
-            yield flag(name)
-        elif kinds[name] == "texts":
-            yield from (word for item in value for word in (flag(name), item))
-        else:
-            yield from (flag(name), str(value))
+def _of_parts(config: BuildConfig) -> list[str]:
+    """The options of a run that its check has too but for tolerances."""
+    return [name for name in given(config) if name not in _TOLERANCES and _is_of_parts(name)]

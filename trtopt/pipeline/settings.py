@@ -34,6 +34,7 @@ from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
+from trtopt.pipeline.shapes import given_shapes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
@@ -47,9 +48,10 @@ from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
+from trtopt.source.lora import merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
-from trtopt.support.files import check_outputs
+from trtopt.support.files import TEMPORARY, check_outputs
 from trtopt.support.precision import Precision
 
 
@@ -154,6 +156,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     outputs = _outputs(path, config, target.backend, make_engine)
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
+    _check_epcontext(config, outputs, make_engine)
     registry.select(config.recipes)
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
@@ -194,9 +197,14 @@ def _target(config: BuildConfig, make_engine: bool) -> BuildTarget:
 def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: bool) -> Outputs:
     files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
     if make_engine:
-        engine = Path(config.output or path.with_name(path.stem + backend.suffix))
+        made = path.parent.name.startswith(TEMPORARY)  # of a module that code makes: it lies in no folder of the user's
+        engine = Path(config.output or (Path(path.name) if made else path).with_suffix(backend.suffix))
         files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
         files["onnx"] = config.save_onnx
+        if config.epcontext is not None:
+            model = Path(config.epcontext)
+            files["epcontext"], files["manifest of epcontext"] = model, manifest_path(model)
+            files["signature of epcontext"] = signature_path(model)
     else:
         if config.output is None:
             raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
@@ -211,6 +219,32 @@ def _signer(config: BuildConfig, make_engine: bool) -> Signer | None:
     if not make_engine:
         raise UsageError("There is no engine to sign", where="--sign", remedy="leave it out, or use `trtopt build`")
     return Signer(Path(config.sign))
+
+
+def _check_epcontext(config: BuildConfig, outputs: Outputs, make_engine: bool) -> None:
+    """Refuse a model for ONNX Runtime that it could not load the engine from."""
+    if config.epcontext is None:
+        if config.epcontext_embed:
+            what, remedy = "There is no model to embed the engine in", "give --epcontext OUT.onnx"
+            raise UsageError(what, where="--epcontext-embed", remedy=remedy)
+        return
+    where = f"--epcontext {config.epcontext}"
+    if not make_engine:
+        raise UsageError("There is no engine to load", where=where, remedy="leave it out, or use `trtopt build`")
+    engine = outputs.places["engine"]
+    if outputs.places["epcontext"].parent.resolve() != engine.parent.resolve():
+        raise UsageError(
+            "ONNX Runtime loads an engine from the folder of its model, and the two lie apart",
+            where=where,
+            remedy=f"name a file in {outputs.named['engine'].parent}",
+        )
+    for item in parse_io(config.io):
+        if item.layout != "chw":
+            raise UsageError(
+                "ONNX Runtime gives an engine tensors in the order of their shape, whatever their layout",
+                where=f"{where}, --io {item.name}:{item.dtype}:{item.layout}",
+                remedy="leave the layout out",
+            )
 
 
 def _check_pruning(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, calib: object) -> None:
@@ -340,7 +374,7 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     """
     config = settings.config
     with clock.stage("load"):
-        loaded = load(settings.path)
+        loaded = _with_adapters(load(settings.path), config, clock)
     _check_types(settings, loaded.model)
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
@@ -348,6 +382,8 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     if config.preprocess_in_engine:
         loaded, how = _with_pixels(settings, sources, loaded, clock)
     calibration, check, source = _samples(settings, sources, loaded, how, clock)
+    for samples in dict.fromkeys((calibration, check)):
+        clock.say_taken(samples.taken)
     outputs = [str(value.name) for value in loaded.model.graph.outputs]
     if config.tolerances is not None:
         config.tolerances.check(outputs)
@@ -361,6 +397,16 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
         calibration = BatchedSamples(calibration, axes, filled=True)
     metric = _metric(settings, sources.metric, loaded, check, clock)
     return BuildInputs(loaded, fixed, axes, calibration, check, source, metric, ranges, profiles, recorded)
+
+
+def _with_adapters(loaded: ModelArtifact, config: BuildConfig, clock: Clock) -> ModelArtifact:
+    """The model with the adapters of ``--lora`` in its weights: what everything is compared with, too."""
+    if not config.lora:
+        return loaded
+    adapters = [read_adapter(text) for text in config.lora]
+    for note in (note for adapter in adapters for note in adapter.notes):
+        clock.warn("lora", note)
+    return merged(loaded, adapters)
 
 
 def _recorded(config: BuildConfig, check: Samples, source: str, outputs: Sequence[str]) -> Recorded | None:
@@ -489,12 +535,12 @@ def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: S
 def _profiles(
     settings: BuildSettings, loaded: ModelArtifact, samples: Samples, clock: Clock
 ) -> tuple[ShapeProfile, ...]:
-    config = settings.config
+    given = given_shapes(settings.config, loaded, settings.precision, settings.target.gpu, clock)
     plan = plan_profiles(
         loaded.inputs,
-        min_shapes=config.min_shapes,
-        opt_shapes=config.opt_shapes,
-        max_shapes=config.max_shapes,
+        min_shapes=given.least,
+        opt_shapes=given.best,
+        max_shapes=given.most,
         observed=samples.shapes() if samples.source == "user" else (),
         growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
     )

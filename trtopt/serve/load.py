@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,19 @@ import onnx_ir as ir
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.engine.backend import SPECIALIZATIONS, Specialization, is_engine
 from trtopt.engine.kernel_cache import kernels_folder
-from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine, runtime_options
+from trtopt.engine.manifest import VerifiedEngine, check_runs_here, load_engine, manifest_path, runtime_options
 from trtopt.errors import IntegrityError, InvalidModelError, MissingDependencyError, TargetError, UsageError
 from trtopt.graph.edit import all_nodes
 from trtopt.graph.states import find_states
 from trtopt.hardware.cpu import available_threads
 from trtopt.report.schema.manifest import HostFiles, Manifest
+from trtopt.serve.bundle import engine_of
 from trtopt.serve.gpu import GpuRunner
 from trtopt.serve.tensors import Arrays, TensorSpec, said, spec_of
 from trtopt.source.onnx_file import load as load_model
 from trtopt.support._lazy import require
 from trtopt.support.ort_session import ServingSession
+from trtopt.support.words import did_you_mean
 
 
 class CpuRunner:
@@ -233,8 +235,8 @@ class LoadSettings:
         known = tuple(EngineOptions.__annotations__)
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, ("path", "fallback", "contexts", "queue", "nan", *known), 1)
-                meant = f"did you mean {near[0]}?" if near else f"for engines there are {', '.join(known)}"
+                meant = did_you_mean(name, ("path", "fallback", "contexts", "queue", "nan", *known))
+                meant = meant or f"for engines there are {', '.join(known)}"
                 raise UsageError(f"Engine.load has no option {name!r}", where=name, remedy=meant)
         found = cls(contexts, fallback, **options)
         if not isinstance(found.cuda_graphs, int) or found.cuda_graphs < 0:
@@ -268,8 +270,9 @@ class Loaded:
 
 
 def load(path: Path, settings: LoadSettings) -> Loaded:
-    """Load an engine or a model; raises as :meth:`trtopt.Engine.load`."""
-    if not is_engine(path):
+    """Load an engine, that of a bundle, or a model; raises as :meth:`trtopt.Engine.load`."""
+    path = engine_of(path, settings.key)
+    if not (is_engine(path) or os.path.lexists(manifest_path(path))):
         _check_no_engine_settings(path, settings)
         model = _model(path, settings.contexts)
         return Loaded(path.name, model, model.inputs)

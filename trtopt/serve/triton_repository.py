@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from trtopt.engine.request import plan_profiles
 from trtopt.errors import InvalidModelError, TargetError, UsageError
 from trtopt.graph.artifact import input_spec
 from trtopt.report.schema.manifest import EngineTensor, Manifest, ShapeRange
+from trtopt.serve.bundle import engine_of
 from trtopt.serve.tensors import check
 from trtopt.serve.triton import (
     CONFIG,
@@ -35,7 +34,7 @@ from trtopt.serve.triton import (
 )
 from trtopt.source.check import all_tensors, check_external_data
 from trtopt.source.onnx_file import load
-from trtopt.support.files import open_file
+from trtopt.support.files import open_file, staged_folder, store
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -128,42 +127,19 @@ def _versions(folder: Path) -> list[int]:
 def _write_one(staged: ExitStack, repository: Path, entry: RepositoryEntry, version: str) -> None:
     model = repository / entry.name
     if model.is_dir():
-        _fill(staged.enter_context(_staged(model, model / version)), entry)
+        _fill(staged.enter_context(staged_folder(model / version)), entry)
         return
-    folder = staged.enter_context(_staged(repository, model))
+    folder = staged.enter_context(staged_folder(model))
     (folder / version).mkdir()
     _fill(folder / version, entry)
-    _store(folder / CONFIG, entry.config.encode())
+    store(folder / CONFIG, entry.config.encode())
 
 
 def _fill(folder: Path, entry: RepositoryEntry) -> None:
     for name, content in entry.files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        _store(place, content)
-
-
-def _store(place: Path, content: bytes | Path) -> None:
-    with open(place, "xb") as file:
-        if isinstance(content, Path):
-            with open_file(content, "The model's file") as source:
-                shutil.copyfileobj(source, file, 1 << 22)
-        else:
-            file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _staged(parent: Path, target: Path) -> Iterator[Path]:
-    """A folder whose name Triton leaves out; on success it becomes ``target``, a new folder, else it goes."""
-    folder = parent / f".{target.name}.{secrets.token_hex(8)}.partial"
-    folder.mkdir()
-    try:
-        yield folder
-        os.rename(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        store(place, content)
 
 
 SCHEMA = "trtopt.triton/1"
@@ -245,7 +221,7 @@ def triton(
     ensemble runs both.
 
     Args:
-        model: The engine with its manifest, or the ONNX model, with its part for the host beside it.
+        model: The engine with its manifest, or the ONNX model, with its part for the host beside it; or a bundle.
         repository: The folder; it is made if it is not there.
         config: The options; ``options`` override its fields by name.
         **options: Fields of :class:`~trtopt.serve.triton.TritonConfig`.
@@ -259,9 +235,14 @@ def triton(
             another model of that name, or that version.
         IntegrityError: The engine is not what its manifest describes.
         InvalidModelError: The model is invalid, or Triton has no tensors like its.
+
+    Example:
+        >>> written = trtopt.triton("model.onnx", "repository", device="cpu")
+        >>> written.name, written.version, written.max_batch
+        ('model', 1, 16)
     """
     settings = _settings(config, options)
-    path = Path(model)
+    path = engine_of(Path(model))
     suffix = next((suffix for suffix in _SUFFIXES if path.name.endswith(suffix)), "")
     name = settings.name if settings.name is not None else path.name.removesuffix(suffix)
     check_name(name)

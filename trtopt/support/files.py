@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -234,3 +235,36 @@ def atomic_write(path: Path, content: bytes | str) -> None:
         raise UsageError(
             f"Cannot write: {error.strerror}", where=str(path), remedy="make room, or choose another folder"
         ) from error
+
+
+def store(place: Path, content: bytes | Path) -> None:
+    """Write a new file of this content, or a copy of this file, to the disk.
+
+    Raises:
+        OSError: It is there, or cannot be written.
+        UsageError: The file to copy cannot be read.
+    """
+    with open(place, "xb") as file:
+        if isinstance(content, Path):
+            with open_file(content, f"The file {content.name}") as source:
+                shutil.copyfileobj(source, file, _CHUNK_BYTES)
+        else:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside ``target`` whose name begins with a dot; on success it becomes ``target``, else it goes.
+
+    Raises:
+        OSError: It cannot be made, or ``target`` is there and not empty.
+    """
+    folder = target.parent / f".{target.name}.{secrets.token_hex(8)}.partial"
+    folder.mkdir()
+    try:
+        yield folder
+        os.rename(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -36,7 +36,7 @@ def is_written_out(node: ir.Node) -> bool:
 
 
 def write_out(model: ir.Model) -> None:
-    """Replace the plugins of a model, in place, by operators of opset 21 that ONNX Runtime runs.
+    """Replace the plugins of a model, of opset 18 or later, in place by operators that ONNX Runtime runs.
 
     What a node gives: the number of boxes of each image [N, 1], corners [N, most, 4], scores [N, most], classes
     [N, most]; rows behind the number hold zeros, and the class -1 of ``BatchedNMS``. Nodes in nested graphs are left.
@@ -90,22 +90,19 @@ def _inline(model: ir.Model, texts: dict[ir.Node, str]) -> None:
     """Put bodies of functions, whose parameters are the inputs and outputs of nodes, in the place of the nodes."""
     if not texts:
         return
+    opset = model.graph.opset_imports.get("", 21)
     for number, (node, text) in enumerate(texts.items()):
-        header = f'<opset_import: ["": 21], domain: "{_DOMAIN}"> form_{number} '
-        names = (
-            [f"input_{index}" for index in range(len(node.inputs))],
-            list(_OUTPUTS[: len(node.outputs)]),
-        )
-        function = onnx.parser.parse_function(
-            f"{header}({', '.join(names[0])}) => ({', '.join(names[1])}) {{ {text} }}"
-        )
+        header = f'<opset_import: ["": {opset}], domain: "{_DOMAIN}"> form_{number}'
+        inputs = ", ".join(f"input_{index}" for index in range(len(node.inputs)))
+        outputs = ", ".join(_OUTPUTS[: len(node.outputs)])
+        function = onnx.parser.parse_function(f"{header} ({inputs}) => ({outputs}) {{ {text} }}")
         model.functions[_DOMAIN, function.name, ""] = ir.serde.deserialize_function(function)
         node.domain, node.op_type = _DOMAIN, function.name
         node.attributes.clear()
     model.graph.opset_imports[_DOMAIN] = 1
     common_passes.InlinePass()(model)
     model.functions.clear()
-    used = {node.domain for node in model.graph} | {""}
+    used = {node.domain for node in model.graph.all_nodes()} | {""}
     for domain in set(model.graph.opset_imports) - used:
         del model.graph.opset_imports[domain]
 

@@ -236,7 +236,7 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
         steps: Tokens that are decoded of each prompt.
 
     Returns:
-        A sample for each step. They are computed anew in every pass.
+        A sample for each step. They are computed once, and kept on disk for the run.
 
     Raises:
         UsageError: The file is no such file, or the model no such decoder.

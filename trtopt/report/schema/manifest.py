@@ -36,6 +36,11 @@ class FileHash:
     sha256: str
 
 
+def content_hash(name: str, content: bytes) -> FileHash:
+    """The hash of a file of this name and content."""
+    return FileHash(name, len(content), hashlib.sha256(content).hexdigest())
+
+
 @dataclass(frozen=True)
 class SamplesHash:
     """Samples. ``sha256`` is that of :attr:`trtopt.precision.observe.samples.Samples.sha256`."""
@@ -122,6 +127,7 @@ class Manifest:
         host: What the host runs behind the engine; None where the engine is the whole model.
         onnx_sha256: Hash of the optimized model that was written with the engine, as ``model_sha256``; empty where none
             was.
+        epcontext: The ONNX model that ONNX Runtime loads the engine from; None where none was written.
     """
 
     trtopt: str
@@ -146,6 +152,7 @@ class Manifest:
     accuracy: AccuracyRecord | None
     host: HostFiles | None
     onnx_sha256: str = ""
+    epcontext: FileHash | None = None
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

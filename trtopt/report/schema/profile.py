@@ -13,6 +13,7 @@ from typing import Any, Literal
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.build import OutputAccuracy
 from trtopt.report.schema.layers import TensorInfo
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 from trtopt.support.precision import TENSORRT_TYPES
 
@@ -165,8 +166,8 @@ class ProfileSource:
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ProfileReport:
+@dataclass(frozen=True, repr=False)
+class ProfileReport(Shown):
     """A measured network: every layer beside its prediction.
 
     Attributes:
@@ -179,6 +180,9 @@ class ProfileReport:
         warnings: What the reader should know.
         environment: Versions and machine.
     """
+
+    VIEW = "report.text.profile:view"
+    ROWS = "layers"
 
     gpu: Mapping[str, Any]
     source: ProfileSource

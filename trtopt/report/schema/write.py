@@ -10,6 +10,7 @@ from typing import Any
 
 from trtopt.report.schema.analysis import Analysis
 from trtopt.report.schema.build import BuildReport, EngineRecord, layer_dicts
+from trtopt.report.schema.diff import DiffReport
 from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.schema.sweep import SweepReport
@@ -19,7 +20,9 @@ from trtopt.support.version import VERSION
 LAYERS_SCHEMA = "trtopt.layers/1"
 
 
-def write_report(report: BuildReport | Analysis | Sensitivity | ProfileReport | SweepReport, path: Path) -> None:
+def write_report(
+    report: BuildReport | Analysis | Sensitivity | ProfileReport | SweepReport | DiffReport, path: Path
+) -> None:
     """Write a report as JSON of its schema, whole or not at all.
 
     Raises:

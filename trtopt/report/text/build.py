@@ -163,7 +163,8 @@ def judge_text(judge: str) -> str:
 
 def files_written(report: BuildReport) -> list[str]:
     """The files the run has written, the main one first."""
-    names = ["save_onnx", "export_layer_info", "report"] if report.engine is not None else ["output", "report"]
+    of_engine = ["epcontext", "save_onnx", "export_layer_info", "report"]
+    names = of_engine if report.engine is not None else ["output", "report"]
     if failed(report):
         names = ["report"]
     files = [report.config.get(name) for name in names]

@@ -138,5 +138,18 @@ def engine_view(manifest: Manifest, *, key: str | None) -> View:
     if manifest.host is not None:
         rows.append(("with", ", ".join(file.name for file in manifest.host.files)))
     rows.append(("signature", f"fits the key {key}" if key else "not looked at; give --key FILE"))
-    body = pairs([(name, visible(text)) for name, text in rows])
-    return View(line("The engine is what was built", "good"), (), (Section("", (body,)),))
+    return View(line("The engine is what was built", "good"), (), (Section("", (_visible_pairs(rows),)),))
+
+
+def bundle_view(command: str, files: Sequence[tuple[str, int]], manifest: Manifest, *, key: str | None) -> View:
+    """What a bundle holds, by name and bytes, and what its engine was built by and for; arguments as of
+    :func:`engine_view`."""
+    engine = engine_view(manifest, key=key)
+    made = _visible_pairs([("command", command)])
+    content = table(("file", "size"), [(visible(name), bytes_text(size)) for name, size in files], right=(1,))
+    parts = (*engine.sections, Section("Made by", (made,)), Section("Files", (content,)))
+    return View(line("The bundle is what was made", "good"), (), parts)
+
+
+def _visible_pairs(rows: Sequence[tuple[str, str]]) -> Block:
+    return pairs([(name, visible(text)) for name, text in rows])

@@ -1,0 +1,86 @@
+"""``trtopt diff``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.streams import Listener, own_stdout, show
+from trtopt.config import BuildConfig
+from trtopt.config.base import share
+from trtopt.errors import GateError
+from trtopt.support.files import check_outputs
+
+_DESCRIPTION = "Build a model with two compilers, and say by its nodes what differs: kernels, bytes, types, time."
+_EPILOG = """\
+A compiler is tensorrt-rtx==1.6 (any number of parts; installed on first use
+into an environment of its own, which is kept in the cache), 'installed', or
+the report of a build. Recipes are left out unless --recipes says otherwise, so
+that both compile the same graph.
+
+examples:
+  trtopt diff model.onnx --compiler tensorrt-rtx==1.6 --compiler tensorrt-rtx==1.7.1
+  trtopt diff model.onnx --int8 --calib samples.npz --compiler tensorrt-rtx==1.6 --compiler installed
+  trtopt diff --compiler before.json --compiler after.json --markdown diff.md
+"""
+_FORMS = ("html", "markdown")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns 0, or 7 where the second compiler is slower than may be."""
+    args = make_parser().parse(argv)
+    outputs = {name: Path(value) for name in ("report", *_FORMS) if (value := getattr(args, name, None)) is not None}
+    args.__dict__.pop("report", None)
+    config = config_from(args, BuildConfig, "build")
+    if not hasattr(args, "recipes") and args.config is None:
+        config = config.with_options({"recipes": "none"} if args.model is not None else {})
+    inputs = {"the model": Path(args.model)} if args.model is not None else {}
+    check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
+    if "html" in outputs:
+        from trtopt.report.html.page import check_html
+
+        check_html()
+
+    from trtopt.fleet.diff import diff
+    from trtopt.report.files import write_view
+    from trtopt.report.schema.write import write_report
+    from trtopt.report.text.diff import view
+
+    with Listener.of(args) as listener, own_stdout(quiet=args.json):
+        found = diff(args.model, args.compiler, config, max_slowdown=args.max_slowdown, on_event=listener)
+    if "report" in outputs:
+        write_report(found, outputs["report"])
+    write_view(view(found), **{name: outputs[name] for name in _FORMS if name in outputs})
+    show(found, view, as_json=args.json, quiet=args.quiet)
+    return GateError.exit_code if found.is_failed else 0
+
+
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser(
+        prog="trtopt diff",
+        usage="trtopt diff MODEL --compiler A --compiler B [options]\n"
+        "       trtopt diff --compiler A.json --compiler B.json [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="the ONNX file; none where reports are compared")
+    parser.add_argument(
+        "--compiler", metavar="NAME", action="append", default=[], help="tensorrt-rtx==VERSION, installed, or a report"
+    )
+    parser.add_argument(
+        "--max-slowdown", metavar="R", type=_share, help="fail (exit code 7) when the second is slower; 0.05 or 5%%"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write the comparison as one HTML file")
+    parser.add_argument("--markdown", metavar="FILE", help="write the comparison as Markdown, for a pull request")
+    add_config_options(parser, BuildConfig)
+    return parser
+
+
+def _share(text: str) -> float:
+    value = share(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError("give a number from 0 on")
+    return value

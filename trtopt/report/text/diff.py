@@ -1,0 +1,104 @@
+"""What two compilers made of one model, as it is shown. Everything that is cut here is whole in the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trtopt.report.schema.diff import DiffReport, DiffSide, RegionDiff
+from trtopt.report.text.blocks import Block, Line, Names, Section, Table, View, bullets, table
+from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
+
+_MOST = 20
+
+
+def view(found: DiffReport) -> View:
+    """The verdict, the two sides, and what changed by node."""
+    sections = (
+        Section("", (_sides(found),)),
+        Section("Refused", bullets([_refusal(side) for side in (found.before, found.after) if side.failure])),
+        Section("Fuses no more", _regions([item for item in found.changes if item.parted], "parted")),
+        Section("Fuses now", _regions([item for item in found.changes if item.joined and not item.parted], "joined")),
+        Section("More kernels", _others(found.changes, lambda more: more > 0)),
+        Section("Fewer kernels", _others(found.changes, lambda more: more < 0)),
+        Section("Other bytes, types or times", _others(found.changes, lambda more: more == 0)),
+        Section("Notes", bullets(found.notes)),
+    )
+    return View(Line(headline(found), "bad" if found.is_failed else "good"), (), sections, kind="trtopt diff")
+
+
+def headline(found: DiffReport) -> str:
+    """By how much the second is slower or faster, or that one refuses the model."""
+    names = f"{visible(called(found.after))} against {visible(called(found.before))}"
+    failed = [side for side in (found.before, found.after) if side.failure is not None]
+    if failed:
+        return f"{names}: {' and '.join(visible(called(side)) for side in failed)} made no engine"
+    change = found.slowdown
+    if change is None:
+        return f"{names}: no predicted time"
+    if not found.changes:
+        return f"{names}: nothing differs"
+    word = "slower" if change > 0 else "faster"
+    amount = f"{percent(abs(change))} {word} by prediction" if abs(change) >= 0.0005 else "as fast by prediction"
+    limit = f", more than {percent(found.max_slowdown or 0)}" if found.is_failed else ""
+    return f"{names}: {amount}{limit}; {count(len(found.changes), 'region')} differ"
+
+
+def called(side: DiffSide) -> str:
+    """The compiler and its version where that is known, else what the user called it."""
+    return side.compiler or side.name
+
+
+def _sides(found: DiffReport) -> Table:
+    rows = []
+    for side in (found.before, found.after):
+        us = "" if side.predicted_us is None else time_text(side.predicted_us)
+        moved = "" if side.bytes is None else bytes_text(side.bytes)
+        kernels = "" if side.kernels is None else str(side.kernels)
+        rows.append((visible(side.name), visible(side.compiler), kernels, moved, us, str(len(side.host_nodes) or "")))
+    heads = ("", "compiler", "kernels", "bytes", "predicted", "left to the host")
+    return table(heads, rows, right=(2, 3, 4, 5))
+
+
+def _refusal(side: DiffSide) -> str:
+    if side.failure is None:
+        return ""
+    return f"{visible(called(side))}: {visible(side.failure.what)}, at {visible(side.failure.where)}"
+
+
+def _regions(items: Sequence[RegionDiff], which: str) -> tuple[Block, ...]:
+    rows = []
+    for item in items:
+        own: tuple[str, ...] = getattr(item, which)
+        rest = tuple(name for name in item.nodes if name not in own)
+        rows.append((Names(own), Names(rest), *_figures(item)))
+    heads = ("node", "which shared a kernel with" if which == "parted" else "shares a kernel with")
+    return _table(heads, rows)
+
+
+def _others(changes: Sequence[RegionDiff], belongs: Callable[[int], bool]) -> tuple[Block, ...]:
+    """Of the regions in which no node parted or joined, those with so many kernels more."""
+    rows = [
+        (Names(item.nodes), *_figures(item))
+        for item in changes
+        if not item.parted and not item.joined and belongs(len(item.kernels[1]) - len(item.kernels[0]))
+    ]
+    return _table(("nodes",), rows)
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> tuple[Block, ...]:
+    if not rows:
+        return ()
+    heads = (*heads, "kernels", "copies", "type", "bytes", "time")
+    right = tuple(range(len(heads) - 5, len(heads)))
+    return (table(heads, rows, right=right, most=_MOST, noun="place"),)  # type: ignore[arg-type]
+
+
+def _figures(item: RegionDiff) -> tuple[str, ...]:
+    kernels = [str(len(kernels)) for kernels in item.kernels]
+    copies = [str(number) for number in item.copies]
+    dtypes = [visible(" ".join(dtypes)) or "none" for dtypes in item.dtypes]
+    moved = [bytes_text(number) for number in item.bytes]
+    times = [time_text(us) for us in item.us]
+    return tuple(
+        side[0] if side[0] == side[1] else " -> ".join(side) for side in (kernels, copies, dtypes, moved, times)
+    )
