@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph.edit import constant_of
-from trtopt.graph.shapes import infer_shapes
+from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.precision.observe.calibrate import channel_stats, product_inputs
 from trtopt.precision.ptq.channel_scale_rules import channel_scales
 from trtopt.precision.ptq.scaling import apply_scales, equalize, smooth
@@ -201,3 +201,20 @@ def test_a_tensor_with_nan_has_no_statistics() -> None:
     model = model_of("a = Sqrt(x) y = MatMul(a, w)", TOKENS, {"w": (8, 8)}, {})
     sample = {"x": -np.ones((1, 2, 8), np.float32)}
     assert not channel_stats(model, [sample], product_inputs(model, ["node_y"]))
+
+
+def test_heads_whose_number_no_shape_says_keep_their_scale() -> None:
+    """A Reshape to [1, S, -1, 8] of 32 columns: the product has 4 heads, and the shapes do not say so."""
+    weight = ", ".join(["1.0"] * 1024)
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[1, S, 32] x, float[1, 4, S, 8] z) => (float[1, 4, S, S] y)
+        <float[32, 32] w = {{{weight}}}>
+        {{ p = MatMul(x, w) n = Shape<start = 1, end = 2>(x) one = Constant<value_ints = [1]>()
+          rest = Constant<value_ints = [-1, 8]>() to = Concat<axis = 0>(one, n, rest) heads = Reshape(p, to)
+          q = Transpose<perm = [0, 2, 1, 3]>(heads) k = Transpose<perm = [0, 1, 3, 2]>(z) y = MatMul(q, k) }}"""
+    )
+    for index, node in enumerate(model.graph):
+        node.name = f"n{index}"
+    infer_in_place(model)
+    assert "is not known" in channel_scales(model).why_not_written["n0"]

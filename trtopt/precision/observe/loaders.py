@@ -149,6 +149,8 @@ def _items(src: Any, where: str) -> Iterator[Any]:
             item = next(items)
         except StopIteration:
             return
+        except TrtoptError:
+            raise
         except (Exception, SystemExit) as error:
             raise _failed(error, where) from error
         yield item

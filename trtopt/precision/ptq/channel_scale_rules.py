@@ -368,7 +368,8 @@ def _move(tracker: Tracker, node: ir.Node) -> None:
         for output in node.outputs:
             tracker.set(output, scales.reshape(-1)[:1].reshape((1,) * len(output.shape or ())))
         return
-    if shape is None or len(shape) != scales.ndim:
+    fits = shape is not None and len(shape) == scales.ndim
+    if shape is None or not fits or any(own not in (1, size) for own, size in zip(scales.shape, shape, strict=True)):
         tracker.fix(scales, f"the shape around {node.name} is not known")
         return
     full = np.broadcast_to(scales, shape)
