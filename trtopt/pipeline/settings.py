@@ -378,6 +378,7 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     how: str | Preprocess | None = config.preprocess
     if config.preprocess_in_engine:
         loaded, how = _with_pixels(settings, sources, loaded, clock)
+        clock.warn("pixels", loaded.steps[-1].details[0])
     calibration, check, source = _samples(settings, sources, loaded, how, clock)
     outputs = [str(value.name) for value in loaded.model.graph.outputs]
     if config.tolerances is not None:
