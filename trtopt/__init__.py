@@ -6,6 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trtopt import sparsity
+from trtopt.errors import (
+    ClosedError,
+    EngineBuildError,
+    GateError,
+    IntegrityError,
+    InvalidModelError,
+    LayerListError,
+    MissingDependencyError,
+    QueueFullError,
+    RecipeError,
+    ResourceError,
+    TargetError,
+    TrtoptError,
+    UsageError,
+)
 from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
@@ -15,10 +30,10 @@ if TYPE_CHECKING:
     from trtopt.api import build, export, optimize
     from trtopt.config import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
     from trtopt.engine.manifest import verify
-    from trtopt.errors import TrtoptError
+    from trtopt.events import Event
     from trtopt.fleet.diff import diff
     from trtopt.fleet.sweep import sweep
-    from trtopt.gates.check import check
+    from trtopt.gates.check import Limits, check
     from trtopt.report.schema.analysis import Analysis
     from trtopt.report.schema.build import BuildReport
     from trtopt.report.schema.check import CheckReport
@@ -29,6 +44,7 @@ if TYPE_CHECKING:
     from trtopt.serve.engine import Engine
     from trtopt.serve.triton import TritonConfig
     from trtopt.serve.triton_repository import TritonReport, triton
+    from trtopt.source.pytorch import ExportRecord
 
 __version__ = VERSION
 __all__ = [
@@ -37,15 +53,30 @@ __all__ = [
     "BuildConfig",
     "BuildReport",
     "CheckReport",
+    "ClosedError",
     "Engine",
+    "EngineBuildError",
+    "Event",
+    "ExportRecord",
+    "GateError",
+    "IntegrityError",
+    "InvalidModelError",
+    "LayerListError",
+    "Limits",
+    "MissingDependencyError",
     "ProfileConfig",
     "ProfileReport",
+    "QueueFullError",
+    "RecipeError",
+    "ResourceError",
     "Sensitivity",
     "SensitivityConfig",
     "SweepReport",
+    "TargetError",
     "TritonConfig",
     "TritonReport",
     "TrtoptError",
+    "UsageError",
     "analyze",
     "build",
     "bundle",
@@ -61,34 +92,30 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {
-    "Analysis": "trtopt.report.schema.analysis",
-    "AnalyzeConfig": "trtopt.config",
-    "BuildConfig": "trtopt.config",
-    "BuildReport": "trtopt.report.schema.build",
-    "CheckReport": "trtopt.report.schema.check",
-    "Engine": "trtopt.serve.engine",
-    "ProfileConfig": "trtopt.config",
-    "ProfileReport": "trtopt.report.schema.profile",
-    "Sensitivity": "trtopt.report.schema.sensitivity",
-    "SensitivityConfig": "trtopt.config",
-    "SweepReport": "trtopt.report.schema.sweep",
-    "TritonConfig": "trtopt.serve.triton",
-    "TritonReport": "trtopt.serve.triton_repository",
-    "TrtoptError": "trtopt.errors",
-    "analyze": "trtopt.analysis.analyze",
-    "build": "trtopt.api",
-    "bundle": "trtopt.serve.bundle",
-    "check": "trtopt.gates.check",
-    "diff": "trtopt.fleet.diff",
-    "export": "trtopt.api",
-    "optimize": "trtopt.api",
-    "profile": "trtopt.analysis.profile",
-    "sensitivity": "trtopt.analysis.sensitivity",
-    "sweep": "trtopt.fleet.sweep",
-    "triton": "trtopt.serve.triton_repository",
-    "verify": "trtopt.engine.manifest",
+_NAMES = {
+    "trtopt.analysis.analyze": ("analyze",),
+    "trtopt.analysis.profile": ("profile",),
+    "trtopt.analysis.sensitivity": ("sensitivity",),
+    "trtopt.api": ("build", "export", "optimize"),
+    "trtopt.config": ("AnalyzeConfig", "BuildConfig", "ProfileConfig", "SensitivityConfig"),
+    "trtopt.engine.manifest": ("verify",),
+    "trtopt.events": ("Event",),
+    "trtopt.fleet.diff": ("diff",),
+    "trtopt.fleet.sweep": ("sweep",),
+    "trtopt.gates.check": ("Limits", "check"),
+    "trtopt.report.schema.analysis": ("Analysis",),
+    "trtopt.report.schema.build": ("BuildReport",),
+    "trtopt.report.schema.check": ("CheckReport",),
+    "trtopt.report.schema.profile": ("ProfileReport",),
+    "trtopt.report.schema.sensitivity": ("Sensitivity",),
+    "trtopt.report.schema.sweep": ("SweepReport",),
+    "trtopt.serve.bundle": ("bundle",),
+    "trtopt.serve.engine": ("Engine",),
+    "trtopt.serve.triton": ("TritonConfig",),
+    "trtopt.serve.triton_repository": ("TritonReport", "triton"),
+    "trtopt.source.pytorch": ("ExportRecord",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -96,3 +123,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'trtopt' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, which completion in a shell or notebook shows."""
+    return sorted([*__all__, "__version__"])

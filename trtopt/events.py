@@ -12,14 +12,14 @@ class Event:
     """One thing that happened.
 
     Attributes:
-        kind: ``start`` and ``end`` of a task, ``advance`` by one unit of it, a ``detail`` of what it is at, or a
-            ``warning``.
+        kind: ``start`` and ``end`` of a task, ``advance`` by one unit of it, a ``detail`` of what it is at, a ``note``
+            of how something was understood, or a ``warning``.
         task: The task's name, for example ``calibrate``; for a warning, the stage it comes from.
         total: Units of work of the task, if known (``start`` only).
-        text: The warning's text, or a detail of the task: what it is at, or what the unit was.
+        text: The text of the warning or note, or a detail of the task: what it is at, or what the unit was.
     """
 
-    kind: Literal["start", "advance", "end", "detail", "warning"]
+    kind: Literal["start", "advance", "end", "detail", "note", "warning"]
     task: str
     total: int | None = None
     text: str = ""

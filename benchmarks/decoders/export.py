@@ -75,20 +75,21 @@ class Step(nn.Module):
         super().__init__()
         self.model, self.decoder = decoder.module.eval(), decoder
 
-    def forward(self, input_ids: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        model, has_encoder = self.model, self.decoder.encoded[0] > 0
-        past = others[1:] if has_encoder else others
-        own = DynamicCache()
-        for index in range(self.decoder.layers):
-            own.update(past[2 * index], past[2 * index + 1], index)
-        if has_encoder:
-            cache: Any = EncoderDecoderCache(own, DynamicCache())
-            found = model(
-                decoder_input_ids=input_ids, encoder_outputs=(others[0],), past_key_values=cache, use_cache=True
+    def forward(self, input_ids: torch.Tensor, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        decoder, parts = self.decoder, (DynamicCache(), DynamicCache())
+        for place, tensors in enumerate(zip(caches[::2], caches[1::2], strict=True)):
+            parts[place // decoder.layers].update(*tensors, place % decoder.layers)
+        if decoder.encoded[0]:
+            cache: Any = EncoderDecoderCache(*parts)
+            cache.is_updated = dict.fromkeys(range(decoder.layers), True)
+            width, length = decoder.encoded
+            states = input_ids.new_zeros((1, 1, 1), dtype=torch.float32).expand(input_ids.shape[0], length, width)
+            found = self.model(
+                decoder_input_ids=input_ids, encoder_outputs=(states,), past_key_values=cache, use_cache=True
             )
             kept = found.past_key_values.self_attention_cache.layers
         else:
-            found = model(input_ids=input_ids, past_key_values=own, use_cache=True)
+            found = self.model(input_ids=input_ids, past_key_values=parts[0], use_cache=True)
             kept = found.past_key_values.layers
         return (found.logits, *(each for layer in kept for each in (layer.keys, layer.values)))
 
@@ -101,15 +102,19 @@ def write(name: str, folder: Path) -> None:
     width, length = decoder.encoded
     inputs: dict[str, torch.Tensor] = {"input_ids": tokens}
     places: dict[str, tuple[int, ...]] = {"input_ids": (0, 1)}
-    if width:
-        inputs["encoder_hidden_states"] = torch.randn(2, length, width)
-        places["encoder_hidden_states"] = (0,)
     outputs = ["logits"]
     for index in range(decoder.layers):
         for kind in ("key", "value"):
             inputs[f"past_{kind}_{index}"] = torch.randn(2, decoder.heads, past, decoder.size)
             places[f"past_{kind}_{index}"] = (0, 2)
             outputs.append(f"present_{kind}_{index}")
+    encoder = {
+        f"encoder_{kind}_{index}": torch.randn(2, decoder.heads, length, decoder.size)
+        for index in range(decoder.layers if width else 0)
+        for kind in ("key", "value")
+    }
+    inputs |= encoder
+    places |= dict.fromkeys(encoder, (0,))
     names = list(inputs)
     shapes = [dict.fromkeys(places[item], torch.export.Dim.DYNAMIC) for item in names]
     with torch.no_grad():
@@ -124,9 +129,9 @@ def write(name: str, folder: Path) -> None:
             external_data=False,
         )
     prompts = {"input_ids": np.random.default_rng(1).integers(0, decoder.vocabulary, (PROMPTS, PROMPT))}
-    if width:
-        encoded = torch.randn(PROMPTS, length, width, generator=torch.Generator().manual_seed(1))
-        prompts["encoder_hidden_states"] = encoded.numpy()
+    for index, (item, tensor) in enumerate(encoder.items()):
+        generator = torch.Generator().manual_seed(index)
+        prompts[item] = torch.randn(PROMPTS, *tensor.shape[1:], generator=generator).numpy()
     np.savez(folder / f"{name}.npz", **prompts)
 
 

@@ -2,8 +2,10 @@
 
     python examples/serve/app.py digits digits.onnx
     python examples/serve/app.py text model.onnx --tokenizer tokenizer.json
+    python examples/serve/app.py image resnet.rtx.engine --fallback resnet.int8.onnx --preprocess imagenet
 
-The model is an engine of ``trtopt build``, or an ONNX model, which ONNX Runtime runs on the CPU.
+The model is an engine of ``trtopt build``, or an ONNX model, which ONNX Runtime runs on the CPU. Where an engine's GPU
+is not, ``--fallback`` names the model that ONNX Runtime runs in its place.
 """
 
 # No `from __future__ import annotations`: FastAPI reads the types of the handlers, which are known at run time only.
@@ -27,7 +29,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
-from tasks import Digits, RequestError, Row, Task, Texts, stacked
+from tasks import Digits, Images, RequestError, Row, Task, Texts, stacked
 
 import trtopt
 from trtopt.errors import ClosedError, QueueFullError, TrtoptError, UsageError
@@ -46,6 +48,7 @@ class Settings:
 
     Attributes:
         model: The engine or ONNX model.
+        fallback: The ONNX model that runs where the engine cannot.
         max_batch: The largest batch.
         max_delay_ms: How long a request waits for others while nothing runs.
         max_queue: How many requests may wait; the next one gets 503.
@@ -55,6 +58,7 @@ class Settings:
     """
 
     model: Path
+    fallback: Path | None = None
     max_batch: int = 16
     max_delay_ms: float = 2.0
     max_queue: int = 64
@@ -88,17 +92,18 @@ class Service:
         self.draining = False
         self.batcher: Batcher | None = None
         self.registry = CollectorRegistry()
-        self.requests = Counter("requests", "Requests by what became of them", ["result"], registry=self.registry)
+        self.requests = Counter("app_requests", "Requests by what became of them", ["result"], registry=self.registry)
         sizes = [2**power for power in range(settings.max_batch.bit_length() + 1)]
-        self.sizes = Histogram("batch_size", "Requests in a batch", buckets=sizes, registry=self.registry)
-        Gauge("queue_length", "Requests that wait", registry=self.registry).set_function(
+        self.sizes = Histogram("app_batch_size", "Requests in a batch", buckets=sizes, registry=self.registry)
+        Gauge("app_queue_length", "Requests that wait", registry=self.registry).set_function(
             lambda: self.batcher.waiting if self.batcher else 0
         )
-        self.engine = trtopt.Engine.load(settings.model, contexts=settings.contexts)
+        self.engine = trtopt.Engine.load(settings.model, fallback=settings.fallback, contexts=settings.contexts)
         self._busy = error_response(
             503, f"{settings.max_queue} requests wait already", "the queue", "send the request again later"
         )
         self._busy.headers["Retry-After"] = str(RETRY_AFTER_S)
+        task.fit(self.engine.inputs)
         row = task.prepare(task.example)
         for size in (1, settings.max_batch):
             rows = [row] * size
@@ -134,7 +139,7 @@ class Service:
         return self._busy
 
     def _count(self, result: str) -> int:
-        return int(self.registry.get_sample_value("requests_total", {"result": result}) or 0)
+        return int(self.registry.get_sample_value("app_requests_total", {"result": result}) or 0)
 
     async def predict(self, body: Any) -> Any:
         """The reply to one request."""
@@ -318,8 +323,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     default = Settings(Path())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("digits", "text"))
+    parser.add_argument("task", choices=("digits", "text", "image"))
     parser.add_argument("model", type=Path, help="an engine or an ONNX model")
+    parser.add_argument("--fallback", type=Path, help="the ONNX model that runs where the engine cannot")
+    parser.add_argument("--preprocess", default="imagenet", help="for image: what trtopt build --preprocess was given")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of the model, for text")
     parser.add_argument("--max-batch", type=int, default=default.max_batch)
     parser.add_argument("--max-delay-ms", type=float, default=default.max_delay_ms)
@@ -334,7 +341,8 @@ def main() -> None:
     options = {name: value for name, value in vars(args).items() if name in Settings.__dataclass_fields__}
     try:
         place = bound(args.host, args.port)
-        service = Service(Digits() if args.task == "digits" else Texts(args.tokenizer), Settings(**options))
+        tasks = {"digits": Digits, "text": lambda: Texts(args.tokenizer), "image": lambda: Images(args.preprocess)}
+        service = Service(tasks[args.task](), Settings(**options))
     except TrtoptError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

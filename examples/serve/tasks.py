@@ -1,7 +1,9 @@
-"""What the service can do: a digit from 8x8 pixels, an embedding of a text."""
+"""What the service can do: a digit from 8x8 pixels, an embedding of a text, the classes of a picture."""
 
 from __future__ import annotations
 
+import base64
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -10,6 +12,10 @@ import numpy as np
 from pydantic import BaseModel, Field, StringConstraints
 
 from trtopt.errors import UsageError
+from trtopt.graph.artifact import InputSpec
+from trtopt.images.decode import prepare
+from trtopt.images.parse import parse_preprocess
+from trtopt.serve.tensors import TensorSpec
 
 Row = dict[str, np.ndarray]
 """Arrays by name, without the axis of the batch."""
@@ -33,6 +39,13 @@ class Task(Protocol):
     reply: type[BaseModel]
     example: BaseModel
     largest_request_bytes: int
+
+    def fit(self, inputs: Sequence[TensorSpec]) -> None:
+        """Be told of the model's inputs, before the first request.
+
+        Raises:
+            UsageError: They are not those of the task.
+        """
 
     def prepare(self, body: Any) -> Row:
         """The inputs of one request. Rows of the same shapes share a batch.
@@ -65,6 +78,9 @@ class Digits:
     reply: type[BaseModel] = Digit
     example: BaseModel = Pixels(pixels=[0.0] * 64)
     largest_request_bytes = 4096
+
+    def fit(self, inputs: Sequence[TensorSpec]) -> None:
+        """The input is called as ``examples/digits.py`` calls it."""
 
     def prepare(self, body: Pixels) -> Row:
         """input [1, 8, 8]."""
@@ -123,6 +139,9 @@ class Texts:
         self._tokens.enable_truncation(longest)
         self._tokens.no_padding()
 
+    def fit(self, inputs: Sequence[TensorSpec]) -> None:
+        """The inputs are called as BERT's are."""
+
     def prepare(self, body: Text) -> Row:
         """input_ids, attention_mask and token_type_ids [sequence], int64."""
         found = self._tokens.encode(body.text)
@@ -137,6 +156,66 @@ class Texts:
         states, mask = next(iter(outputs.values())), row["attention_mask"].astype(bool)
         mean = states[mask].mean(axis=0)
         return Embedding(embedding=(mean / max(float(np.linalg.norm(mean)), 1e-12)).tolist())
+
+
+class Picture(BaseModel):
+    """A JPEG, PNG or WebP file in base64."""
+
+    image: Annotated[str, StringConstraints(min_length=1)]
+
+
+class Classes(BaseModel):
+    """The five classes of the largest scores, the first one the largest."""
+
+    classes: list[int]
+    scores: list[float]
+
+
+_ONE_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+class Images:
+    """A classifier of pictures: one input [batch, 3, height, width] or [batch, height, width, 3], scores as its output.
+
+    Args:
+        preprocess: What ``trtopt build --preprocess`` was given.
+    """
+
+    request: type[BaseModel] = Picture
+    reply: type[BaseModel] = Classes
+    example: BaseModel = Picture(image=_ONE_PIXEL)
+    largest_request_bytes = 8 << 20
+
+    _MOST = 5
+
+    def __init__(self, preprocess: str) -> None:
+        self._preprocess = preprocess
+
+    def fit(self, inputs: Sequence[TensorSpec]) -> None:
+        """Prepare pictures for the model's input."""
+        spec = inputs[0]
+        self._name = spec.name
+        self._how = parse_preprocess(self._preprocess, InputSpec(spec.name, spec.dtype, spec.shape or ()))
+
+    def prepare(self, body: Picture) -> Row:
+        """The model's input, decoded as ``trtopt build`` decodes its samples."""
+        try:
+            content = base64.b64decode(body.image, validate=True)
+        except ValueError as error:
+            raise RequestError("The picture is no base64", where="body.image", remedy="encode the file") from error
+        with tempfile.NamedTemporaryFile(suffix=".picture") as file:
+            file.write(content)
+            file.flush()
+            try:
+                return {self._name: prepare(Path(file.name), self._how)[0]}
+            except UsageError as error:
+                raise RequestError(error.what, where="body.image", remedy="send a JPEG, PNG or WebP file") from error
+
+    def answer(self, row: Row, outputs: Row) -> BaseModel:
+        """The largest scores of the first output."""
+        scores = next(iter(outputs.values())).reshape(-1)
+        order = np.argsort(scores)[::-1][: self._MOST]
+        return Classes(classes=order.tolist(), scores=scores[order].astype(float).tolist())
 
 
 def stacked(rows: Sequence[Row], names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trtopt.cli.build import parse_arguments
+from trtopt.cli.build import parse_arguments, pipeline_parser
 from trtopt.cli.main import main
 from trtopt.cli.options import config_from
 from trtopt.cli.streams import STOPPED
@@ -28,7 +28,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def parse(command: str, argv: Sequence[str]) -> tuple[argparse.Namespace, BuildConfig]:
     """The arguments of ``build`` or ``optimize``, and the configuration they make without the matrix of its file."""
-    args = parse_arguments(command, "", "", argv)
+    args = parse_arguments(pipeline_parser(command, "", ""), argv)
     return args, config_from(args, BuildConfig, command)
 
 

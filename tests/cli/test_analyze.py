@@ -316,7 +316,7 @@ def test_the_options_of_another_command_are_refused() -> None:
 
 def test_the_page_has_each_option_once() -> None:
     rows = re.findall(r"^\| `(--[\w-]+)[^`]*` \|", PAGE, flags=re.MULTILINE)
-    names = [flag(name) for name in options(AnalyzeConfig)] + ["--config", "--json", "--verbose"]
+    names = [flag(name) for name in options(AnalyzeConfig)] + ["--config", "--json", "--verbose", "--quiet"]
     assert sorted(rows) == sorted(names)
 
 

@@ -234,13 +234,13 @@ def test_the_commands_of_the_examples_parse(name: str) -> None:
         if words[1] in ("build", "optimize"):
             parse(words[1], words[2:])
         elif words[1] == "check":
-            check._parser().parse(words[2:])
+            check.make_parser().parse(words[2:])
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     for step in steps:
         if step.get("uses", "").startswith("OWNER/"):
             assert set(step["with"]) <= set(action["inputs"])
             assert {key for key, item in action["inputs"].items() if item.get("required")} <= set(step["with"])
-            check._parser().parse(["r.json", *step["with"].get("thresholds", "").split()])
+            check.make_parser().parse(["r.json", *step["with"].get("thresholds", "").split()])
             options = step["with"].get("options", "").split()
             parse(step["with"].get("command", "build"), [step["with"]["model"], *options])
         elif "uses" in step:

@@ -30,13 +30,19 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
 BUILD = (ROOT / "docs" / "build.md").read_text(encoding="utf-8")
-OPTION_ROWS = re.findall(r"^\| (?:`-o FILE`, )?`(--[\w-]+)[^`]*` \|(.*)\|$", BUILD, flags=re.MULTILINE)
+OPTION_ROWS = re.findall(r"^\| (?:`-\w(?: FILE)?`, )?`(--[\w-]+)[^`]*` \|(.*)\|$", BUILD, flags=re.MULTILINE)
 BUILDER_ROWS = re.findall(r"^\| `([a-z0-9_]+)` \| (.+?) \| (\w[\w ]*) \| (\w[\w ]*) \|$", BUILD, flags=re.MULTILINE)
 
 
 def test_the_page_of_build_has_each_option_once() -> None:
     names = [flag(name) for name in options(BuildConfig) if name != "precision"]
-    names += [flag(name) for name in (*PRECISIONS, Precision.AUTO)] + ["--config", "--json", "--verbose"]
+    names += [flag(name) for name in (*PRECISIONS, Precision.AUTO)] + [
+        "--precision",
+        "--config",
+        "--json",
+        "--verbose",
+        "--quiet",
+    ]
     assert sorted(name for name, _ in OPTION_ROWS) == sorted(names)
 
 

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import parse
 
 import trtopt as package
+from trtopt.cli import check
 from trtopt.cli.main import COMMANDS
 from trtopt.config import BuildConfig, flag, options
+from trtopt.errors import UsageError
 from trtopt.support.precision import PRECISIONS, Precision
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -28,8 +31,59 @@ def test_the_top_help_names_every_command_and_every_exit_code(trtopt: Run) -> No
         assert f"{code} " in done.stdout.partition("exit codes")[2]
 
 
-def test_the_version_is_printed(trtopt: Run) -> None:
-    assert trtopt("--version").stdout == f"trtopt {package.__version__}\n"
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_printed(trtopt: Run, option: str) -> None:
+    assert trtopt(option).stdout == f"trtopt {package.__version__}\n"
+
+
+def test_help_is_a_command_and_what_no_command_prints(trtopt: Run) -> None:
+    text = trtopt("--help").stdout
+    assert trtopt("help").stdout == text
+    assert trtopt("help", "gpu", "list").stdout == trtopt("gpu", "list", "--help").stdout
+    assert "did you mean build?" in trtopt("help", "bild").stderr
+    bare = trtopt()
+    assert (bare.returncode, bare.stdout, bare.stderr) == (2, "", text)
+
+
+@pytest.mark.parametrize("word", ["serve", "version", "inspect", "quantize", "run"])
+def test_a_word_that_is_like_no_command_gets_all_of_them_for_an_answer(trtopt: Run, word: str) -> None:
+    message = trtopt(word).stderr
+    assert "did you mean" not in message and "choose one of build, optimize" in message
+
+
+@pytest.mark.parametrize("command", ["build", "optimize", "analyze"])
+def test_the_precision_is_named_alike_everywhere(trtopt: Run, command: str) -> None:
+    assert "--precision P" in trtopt(command, "--help").stdout
+    done = trtopt(command, "m.onnx", "--precision", "int9")
+    assert done.returncode == 2 and "'int9' is not one of" in done.stderr
+
+
+def test_precisions_that_contradict_one_another_do_so_in_either_spelling() -> None:
+    assert parse("build", ["m.onnx", "--precision", "int8"])[1].precision == "int8"
+    assert parse("build", ["m.onnx", "--precision", "int8", "--fp16"])[1].precision == "int8"
+    assert parse("build", ["m.onnx", "--precision", "bf16", "--bf16"])[1].precision == "bf16"
+    with pytest.raises(UsageError, match="not allowed with"):
+        parse("build", ["m.onnx", "--precision", "bf16", "--int8"])
+
+
+@pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.01", 0.01), ("2.5%", 0.025), ("100%", 1.0)])
+def test_a_share_may_be_given_in_percent(text: str, value: float) -> None:
+    config = parse("build", ["m.onnx", "--max-accuracy-drop", text, "--min-agreement", text])[1]
+    assert (config.max_accuracy_drop, config.min_agreement) == (value, value)
+    assert BuildConfig(max_accuracy_drop=text if "%" in text else value).max_accuracy_drop == value
+    args = check.make_parser().parse(["r.json", "--max-latency-regress", text, "--min-share", f"int8={text}"])
+    assert (args.max_latency_regress, args.min_share) == (value, [("int8", value)])
+
+
+@pytest.mark.parametrize("text", ["%", "much%", "1%%", "nan%"])
+def test_what_is_no_share_is_refused(trtopt: Run, text: str) -> None:
+    assert trtopt("build", "m.onnx", "--max-accuracy-drop", text).returncode == 2
+    with pytest.raises(UsageError, match="max_accuracy_drop must be a"):
+        BuildConfig(max_accuracy_drop=text)
+
+
+def test_more_and_less_said_exclude_each_other(trtopt: Run) -> None:
+    assert "not allowed with argument" in trtopt("build", "m.onnx", "-v", "-q").stderr
 
 
 @pytest.mark.parametrize("command", ["build", "optimize"])
@@ -50,7 +104,6 @@ def test_the_help_fits_80_columns(trtopt: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "remedy"),
     [
-        ([], "required: COMMAND", "trtopt --help"),
         (["bild"], "no command 'bild'", "did you mean build?"),
         (["build"], "required: MODEL", "trtopt build --help"),
         (["build", "m.onnx", "n.onnx"], "too many: n.onnx", "trtopt build --help"),

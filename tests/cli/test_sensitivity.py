@@ -85,7 +85,9 @@ def test_options_come_from_the_file_too(trtopt: Run, folder: Path) -> None:
 
 def test_the_page_has_every_option_once() -> None:
     written = re.findall(r"^\| `(--[\w-]+)[^`]*` \|", PAGE, flags=re.MULTILINE)
-    assert sorted(written) == sorted([*map(flag, options(SensitivityConfig)), "--config", "--json", "--verbose"])
+    assert sorted(written) == sorted(
+        [*map(flag, options(SensitivityConfig)), "--config", "--json", "--verbose", "--quiet"]
+    )
 
 
 def test_the_page_names_every_field_of_the_report() -> None:

@@ -77,6 +77,21 @@ def test_a_sweep_from_its_plan_to_the_answer(trtopt: Run, folder: Path) -> None:
     nothing = trtopt("report", "r.json", "--max-latency-ms", "0.000001", "--json")
     assert json.loads(nothing.stdout)["models"][0]["best"] is None
 
+    taken = trtopt("report", "r.json", "--max-drop", "1%", "--take", "taken")
+    place = Path("taken") / f"model-L4-{cheapest}"
+    assert taken.returncode == 0 and f"taken: {place / 'model.rtx.engine'}" in taken.stdout, taken.stderr
+    found = sorted(path.name for path in (folder / place).iterdir())
+    assert found == ["model.rtx.engine", "model.rtx.engine.manifest.json", "report.build.log", "report.json"]
+    assert trtopt("check", str(place / "model.rtx.engine")).returncode == 0
+    again = trtopt("report", "r.json", "--take", "taken")
+    assert again.returncode == 2 and "is there already" in again.stderr
+    none = trtopt("report", "r.json", "--max-latency-ms", "0.000001", "--take", "none")
+    assert none.returncode == 2 and "no engine to take" in none.stderr and not (folder / "none").exists()
+    engine = Path(rows["L4", cheapest]["engine"])
+    engine.write_bytes(engine.read_bytes()[:-1] + b"!")
+    altered = trtopt("report", "r.json", "--take", "altered")
+    assert altered.returncode == 3 and list((folder / "altered").iterdir()) == []
+
 
 def test_a_failed_gate_is_kept_and_not_tried_again(trtopt: Run, folder: Path) -> None:
     (folder / "metric.py").write_text("seen = []\ndef score(run):\n    seen.append(1)\n    return 1.0 / len(seen)\n")

@@ -168,7 +168,7 @@ def test_a_folder_of_cuda_without_bindings_is_not_cuda_python(
     for name in ("cuda.bindings", "cuda.bindings.runtime"):
         monkeypatch.delitem(sys.modules, name)
     assert "cuda-python" in why_not_run(TENSORRT)
-    monkeypatch.delitem(sys.modules, "cuda")
+    monkeypatch.setitem(sys.modules, "cuda", None)  # no such package, whatever is installed here
     assert "cuda-python" in why_not_run(TENSORRT)
 
 

@@ -84,3 +84,31 @@ def test_a_model_without_scores_says_so(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "embedding.onnx")
     with pytest.raises(UsageError, match="no output holds a score for each token"):
         samples(tmp_path, tmp_path / "embedding.onnx", 2, input_ids=PROMPTS)
+
+
+def test_a_mask_grows_with_the_tokens_and_begins_as_the_prompt_says(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+      g (int64[B, S] input_ids, int64[B, T] attention_mask, int64[B, S] token_type_ids, float[B, 1, P, 8] past)
+      => (float[B, S, 50] logits, float[B, 1, T, 8] present)
+      { e = Gather(table, input_ids) t = Gather(types, token_type_ids) x = Add(e, t) k = Unsqueeze(x, one)
+        present = Concat<axis = 2>(past, k) m = Cast<to = 1>(attention_mask) w = Unsqueeze(m, ones)
+        p = Mul(present, w) s = ReduceSum<keepdims = 0>(p, two) y = Add(x, s) logits = MatMul(y, head) }"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "table": rng.standard_normal((50, 8)),
+        "types": rng.standard_normal((2, 8)),
+        "head": rng.standard_normal((8, 50)),
+    }
+    constants = {"one": np.array([1]), "ones": np.array([1, 3]), "two": np.array([2])}
+    for name, array in ({key: item.astype(np.float32) for key, item in arrays.items()} | constants).items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "masked.onnx")
+    mask = np.array([[0, 1, 1, 1]])
+    feeds = list(samples(tmp_path, tmp_path / "masked.onnx", 2, input_ids=PROMPTS[:1], attention_mask=mask))
+    assert [item["attention_mask"].tolist() for item in feeds] == [
+        [[0, 1, 1, 1]],
+        [[0, 1, 1, 1, 1]],
+        [[0, 1, 1, 1, 1, 1]],
+    ]
+    assert [item["token_type_ids"].tolist() for item in feeds] == [[[0, 0, 0, 0]], [[0]], [[0]]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import re
 import signal
@@ -30,8 +32,9 @@ sys.path += [str(ROOT / "examples" / "serve"), str(ROOT / "benchmarks" / "serve"
 import app  # noqa: E402
 from app import Service, Settings  # noqa: E402
 from generator import Load  # noqa: E402
-from tasks import Digits, Pixels, RequestError, Text, Texts  # noqa: E402
+from tasks import Digits, Images, Picture, Pixels, RequestError, Text, Texts  # noqa: E402
 
+import trtopt  # noqa: E402
 from trtopt.errors import UsageError  # noqa: E402
 
 APP = ROOT / "examples" / "serve" / "app.py"
@@ -92,7 +95,7 @@ class Running:
 
     def count(self, result: str) -> int:
         """How many requests came to that end."""
-        found = re.search(rf'requests_total{{result="{result}"}} (\d+)', self.ask("/metrics")[1])
+        found = re.search(rf'app_requests_total{{result="{result}"}} (\d+)', self.ask("/metrics")[1])
         return int(found[1]) if found else 0
 
     def stopped(self) -> tuple[int, int]:
@@ -218,6 +221,53 @@ def test_a_digit_is_the_largest_score() -> None:
     assert row["input"].shape == (1, 8, 8) and row["input"].dtype == np.float32
     scores = np.arange(10, dtype=np.float32)[::-1].copy()
     assert task.answer(row, {"scores": scores}).model_dump() == {"digit": 0, "scores": scores.tolist()}
+
+
+IMAGE_NET = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float[batch, 3, 8, 8] pixels) => (float[batch, 3] scores) { scores = ReduceMean <keepdims = 0> (pixels, axes) }
+"""
+
+
+@pytest.fixture(scope="module")
+def means(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network whose scores are the means of red, green and blue."""
+    proto = onnx.parser.parse_model(IMAGE_NET)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 3]), "axes"))
+    path = tmp_path_factory.mktemp("means") / "means.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def test_a_picture_gets_its_classes_and_what_is_none_is_refused(means: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
+    service = Service(Images("scale=255"), Settings(means, max_batch=2))
+    file = io.BytesIO()
+    image_module.new("RGB", (20, 10), (0, 255, 51)).save(file, "PNG")
+    row = service.task.prepare(Picture(image=base64.b64encode(file.getvalue()).decode()))
+    assert row["pixels"].shape == (3, 8, 8)
+    (found,) = service._split([row], service.engine.run(service._stacked([row])))
+    reply = service.task.answer(row, found).model_dump()
+    assert reply["classes"] == [1, 2, 0] and reply["scores"] == pytest.approx([1.0, 0.2, 0.0])
+    for content in ("%%%", base64.b64encode(b"no picture").decode()):
+        with pytest.raises(RequestError, match="picture"):
+            service.task.prepare(Picture(image=content))
+
+
+def test_a_model_without_pictures_is_none_for_images(tmp_path: Path) -> None:
+    graph = '<ir_version: 10, opset_import: ["" : 21]> g (float[b, 64] x) => (float[b, 64] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(graph), tmp_path / "m.onnx")
+    with pytest.raises(UsageError):
+        Service(Images("scale=255"), Settings(tmp_path / "m.onnx"))
+
+
+def test_the_fallback_runs_where_the_engine_cannot(means: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="the engine is one of TensorRT for RTX")
+    pytest.importorskip("PIL.Image", reason="pictures need Pillow")
+    engine, onnx_model = tmp_path / "means.rtx.engine", tmp_path / "means.onnx"
+    trtopt.build(means, output=engine, save_onnx=onnx_model, gpu="L4", precision="fp32", cache_dir=tmp_path / "cache")
+    service = Service(Images("scale=255"), Settings(engine, fallback=onnx_model))
+    assert "onnxruntime" in service.engine.runtime or service.engine.fallback_reason == ""
 
 
 def test_a_text_is_embedded_without_its_padding(tmp_path: Path) -> None:

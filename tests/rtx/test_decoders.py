@@ -125,3 +125,9 @@ def test_an_engine_knows_its_states_and_decodes_as_fp32_does(tmp_path: Path) -> 
             found.append([int(reply["logits"][0, -1].argmax()) for reply in replies])
             tokens, places = np.array([[found[-1][1]]]), np.array([[past]])
     assert all(one == other for one, other in found)
+
+
+def test_analyze_compiles_a_cache_in_place(tmp_path: Path) -> None:
+    model = scatter_decoder(tmp_path / "decoder.onnx")
+    found = trtopt.analyze(model, compile=True, precision="fp16", gpu="L4", shapes=scatter_shapes(1, 1))
+    assert any("TensorScatter" in layer.op for layer in found.layers)

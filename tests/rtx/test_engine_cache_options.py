@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,6 +99,8 @@ ROWS = (
     Row("keep_all_weights", False, True, False, {**FAST, "weights": "int4"}),  # it has no product whose weight is large
     Row("sparse", False, True, False, {**FAST, "calib": SAMPLES}),  # nor by 2:4
     Row("sparse_all", False, True, True, {**FAST, "calib": SAMPLES, "allow_accuracy_loss": True}),
+    Row("lora", (), ("a.safetensors",), True),
+    Row("lora", ("a.safetensors",), ("a.safetensors:2",), True),
     Row("recipes", "none", "all", True),
     Row("strict_recipes", False, True, False),
     Row("backend", "auto", "tensorrt-rtx", False),
@@ -116,6 +119,8 @@ ROWS = (
         True,
         {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}},
     ),
+    Row("batches", (8,), (1, 8), True),
+    Row("shape_histogram", None, "requests.txt", True),
     Row("keep_dynamic", False, True, True, {**FAST, "opt_shapes": {"x": (8, 16, 16, 16)}}),
     Row("io", (), ("x:fp16:chw",), True),
     Row("io", ("x:fp16:chw",), ("x:fp16:hwc8",), True),
@@ -139,8 +144,14 @@ ROWS = (
     Row("polygraphy", None, "kept", False),
     Row("save_onnx", None, "o.onnx", False),
     Row("report", None, "r.json", False),
+    Row("html", None, "r.html", False),
+    Row("markdown", None, "r.md", False),
     Row("export_layer_info", None, "l.json", False),
 )
+
+
+EXPORT = {"inputs", "dynamic"}
+"""Options of a PyTorch module that is exported first: they make another model."""
 
 
 class _ReachedError(Exception):
@@ -153,6 +164,14 @@ def write_key(path: Path) -> None:
 
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     path.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
+
+
+def save_adapter(path: Path, rng: np.random.Generator) -> None:
+    """An adapter of rank 2 of the last product."""
+    places = {"w2.lora_A.weight": ([2, 32], [0, 256]), "w2.lora_B.weight": ([32, 2], [256, 512])}
+    header = {name: {"dtype": "F32", "shape": shape, "data_offsets": at} for name, (shape, at) in places.items()}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + rng.standard_normal(128).astype(np.float32).tobytes())
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +189,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     onnx.save(rgb, path / "rgb.onnx")
     np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
+    (path / "requests.txt").write_text("x:2x16x16x16 5\nx:4x16x16x16\n")
     write_outputs(path / "outputs.json", "another", [{"y": rng.standard_normal((4, 32)).astype(np.float32)}])
     if importlib.util.find_spec("cryptography") is not None:
         write_key(path / "key.pem")
+    save_adapter(path / "a.safetensors", rng)
     (path / "copy").mkdir()
     for name, content in {"one.so": b"1", "two.so": b"2", "copy/one.so": b"1"}.items():
         (path / name).write_bytes(content)
@@ -214,7 +235,7 @@ def test_an_option_changes_the_key_or_not(key: Callable[[dict[str, Any]], str], 
 
 
 def test_no_option_is_left_out() -> None:
-    assert {row.option for row in ROWS} == set(vars(BuildConfig()))
+    assert {row.option for row in ROWS} | EXPORT == set(vars(BuildConfig()))
 
 
 def test_the_file_of_the_model_does_not_matter_but_its_content(

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -76,25 +76,20 @@ def test_every_call_of_the_cuda_runtime_that_is_used_exists() -> None:
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("cuda-python is not installed")
     runtime = pytest.importorskip("cuda.bindings.runtime")
-    calls = [
-        name for module in SOURCES for node in ast.walk(ast.parse(inspect.getsource(module))) for name in named(node)
-    ]
-    assert {"cudaMalloc", "cudaEventElapsedTime", "cudaGraphLaunch", "cudaStreamEndCapture"} <= set(calls)
-    assert [name for name in calls if not hasattr(runtime, name)] == []
-    uses = [f"{owner}.{name}".split("cuda.api.") for module in SOURCES for owner, name in attributes(module)]
-    names = {use[1] for use in uses if len(use) == 2}
+    words = {
+        node.value
+        for module in SOURCES
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    calls = {word for word in words if re.fullmatch(r"cuda[A-Z]\w*", word)}
+    assert {"cudaMalloc", "cudaEventElapsedTime", "cudaGraphLaunch", "cudaStreamEndCapture"} <= calls
+    assert [name for name in calls if not hasattr(runtime, name) and not hasattr(runtime.cudaMemcpyKind, name)] == []
+    uses = (f"{owner}.{name}".partition("api.")[2] for module in SOURCES for owner, name in attributes(module))
+    names = {name for name in uses if name.startswith("cuda")}
     assert {"cudaMemcpyKind.cudaMemcpyHostToDevice", "cudaGetLastError"} <= names
     for name in names:
         functools.reduce(getattr, name.split("."), runtime)
-
-
-def named(node: ast.AST) -> Iterator[str]:
-    """NAME of ``cuda.call(NAME, ...)``, also where the call is handed over: ``callback(cuda.call, NAME, ...)``."""
-    if isinstance(node, ast.Call):
-        parts = [node.func, *node.args]
-        for function, argument in itertools.pairwise(parts):
-            if ast.unparse(function).endswith(("cuda.call", "self.call")) and isinstance(argument, ast.Constant):
-                yield str(argument.value)
 
 
 def test_the_profiler_keeps_names_and_microseconds() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 from rtx_nets import constant, model
@@ -72,3 +74,46 @@ def test_each_format_builds(weights: str, dtype: str, tmp_path: Path) -> None:
     report = built(tmp_path, weights=weights, keep_all_weights=True, gpu="RTX 5090")
     assert any(found.startswith(dtype) for found in types_of_constants(report))
     assert report.accuracy is not None and report.accuracy.outputs["y"].sqnr_db > 15
+
+
+def quantized_elsewhere(kind: str) -> onnx.ModelProto:
+    """x [8, 1024] -> MatMul of a weight ``[N, K]`` as Model Optimizer stores it for TensorRT -> y [8, 1536]."""
+    exact = RNG.standard_normal((COLUMNS, DEPTH)).astype(np.float32)
+    if kind == "nvfp4":
+        scales = np.full((COLUMNS, DEPTH // 16), 0.25, ml_dtypes.float8_e4m3fn)
+        constants = [stored("w", exact.astype(ml_dtypes.float4_e2m1fn)), stored("s8", scales)]
+        constants.append(constant("g", np.array(0.5, np.float32)))
+        nodes = [
+            helper.make_node("DequantizeLinear", ["s8", "g"], ["s"], name="scale"),
+            helper.make_node("DequantizeLinear", ["w", "s"], ["d"], name="weight", axis=1, block_size=16),
+        ]
+    else:
+        constants = [stored("w", exact.astype(ml_dtypes.float8_e4m3fn))]
+        constants.append(constant("s", np.full((COLUMNS, DEPTH // 32), 125, np.uint8)))
+        attributes = {"axis": -1, "block_size": 32, "output_dtype": 1}
+        nodes = [helper.make_node("TRT_MXFP8DequantizeLinear", ["w", "s"], ["d"], domain="trt", **attributes)]
+    nodes += [
+        helper.make_node("Transpose", ["d"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "t"], ["y"], name="product"),
+    ]
+    proto = model(nodes, [("x", np.float32, [8, DEPTH])], [("y", np.float32)], constants)
+    del proto.opset_import[:]
+    proto.opset_import.extend([helper.make_opsetid("", 23), helper.make_opsetid("trt", 1)])
+    proto.ir_version = 11
+    return proto
+
+
+def stored(name: str, array: np.ndarray) -> onnx.TensorProto:
+    tensor = ir.to_proto(ir.Tensor(array, name=name))
+    assert isinstance(tensor, onnx.TensorProto)
+    return tensor
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("nvfp4", "FP4"), ("mxfp8", "FP8")])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_a_model_that_brings_narrow_weights_builds(kind: str, dtype: str, precision: str, tmp_path: Path) -> None:
+    report = trtopt.build(
+        quantized_elsewhere(kind), output=tmp_path / "m.engine", precision=precision, gpu="RTX 5090", recipes="none"
+    )
+    assert any(found.startswith(dtype) for found in types_of_constants(report))
+    assert report.accuracy is not None and report.accuracy.outputs["y"].sqnr_db > 40

@@ -13,7 +13,7 @@ from profile_samples import small_profile
 from report_samples import ENGINE, LAYER, full_report
 
 from trtopt.errors import UsageError
-from trtopt.gates.check import Thresholds, changes, evaluate
+from trtopt.gates.check import Limits, changes, evaluate
 from trtopt.gates.facts import Facts, KernelFacts, ModelIdentity, ModelInput, facts_of
 from trtopt.report.schema.build import (
     AccuracyRecord,
@@ -60,7 +60,7 @@ def facts(**changes: Any) -> Facts:
 
 
 def judged(after: Facts, before: Facts | None = None, **limits: Any) -> dict[str, Gate]:
-    return {gate.name: gate for gate in evaluate(after, before, Thresholds(**limits)).gates}
+    return {gate.name: gate for gate in evaluate(after, before, Limits(**limits)).gates}
 
 
 def failed(after: Facts, before: Facts | None = None, **limits: Any) -> list[str]:
@@ -184,7 +184,7 @@ def test_gates_of_outputs_name_what_these_were_compared_with() -> None:
     for name in ("accuracy-fp32:scores", "accuracy:scores"):
         assert "the recorded outputs" in gates[name].title and "FP32" not in gates[name].title + gates[name].reason
     assert "compared with changed: FP32 in the baseline, the recorded outputs here" in " ".join(
-        evaluate(recorded, plain, Thresholds()).notes
+        evaluate(recorded, plain, Limits()).notes
     )
 
 
@@ -238,7 +238,7 @@ def test_the_gates_of_the_build_itself_are_kept() -> None:
     report = full_report(gate_failures=("metric top1",))
     config = {**report.config, "allow_accuracy_loss": True}
     allowed = facts_of(dataclasses.replace(report, config=config, model=_model()), Path("r.json"))
-    result = evaluate(allowed, None, Thresholds(allow_synthetic=True))
+    result = evaluate(allowed, None, Limits(allow_synthetic=True))
     assert "build" not in [gate.name for gate in result.failed]
     assert result.notes == ("allowed by --allow-accuracy-loss of the build: metric top1",)
 
@@ -246,7 +246,7 @@ def test_the_gates_of_the_build_itself_are_kept() -> None:
 def test_ranges_from_random_data_are_refused_unless_allowed() -> None:
     assert failed(facts(synthetic=True)) == ["calibration"]
     assert failed(facts(synthetic=False)) == []
-    found = evaluate(facts(synthetic=True), None, Thresholds(allow_synthetic=True))
+    found = evaluate(facts(synthetic=True), None, Limits(allow_synthetic=True))
     assert not found.failed and "random data" in found.notes[0]
 
 
@@ -277,14 +277,14 @@ def test_the_graph_of_an_optimized_model_says_its_eight_bit_share_only() -> None
 )
 def test_a_baseline_of_something_else_is_refused(change: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        evaluate(facts(), facts(**change), Thresholds())
+        evaluate(facts(), facts(**change), Limits())
 
 
 def test_what_may_differ_is_noted() -> None:
     model = ModelIdentity("elsewhere/m.onnx", "cd", (ModelInput("x", "float32", ("batch", 3)),))
     checked = dataclasses.replace(CHECKED, sha256="cd", precision="fp16", backend="tensorrt-rtx 1.6")
     found = evaluate(
-        facts(), facts(model=model, checked=checked, accuracy_samples="8 samples (eval, engine)"), Thresholds()
+        facts(), facts(model=model, checked=checked, accuracy_samples="8 samples (eval, engine)"), Limits()
     )
     assert [note.partition(" changed: ")[0] for note in found.notes] == [
         "the model",
@@ -292,14 +292,14 @@ def test_what_may_differ_is_noted() -> None:
         "the compiler",
         "the samples of the accuracy",
     ]
-    assert evaluate(facts(), facts(), Thresholds()).notes == ()
+    assert evaluate(facts(), facts(), Limits()).notes == ()
 
 
 def test_what_needs_a_baseline_says_so_and_a_report_without_gates_is_no_success() -> None:
     with pytest.raises(UsageError, match="needs a baseline"):
-        evaluate(facts(), None, Thresholds(max_latency_regress=0.1))
+        evaluate(facts(), None, Limits(max_latency_regress=0.1))
     with pytest.raises(UsageError, match="nothing to judge"):
-        evaluate(Facts(CHECKED), None, Thresholds())
+        evaluate(Facts(CHECKED), None, Limits())
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_what_needs_a_baseline_says_so_and_a_report_without_gates_is_no_success(
 )
 def test_a_wrong_threshold_is_named(limits: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Thresholds(**limits)
+        Limits(**limits)
     assert words in str(caught.value)
 
 
@@ -453,7 +453,7 @@ def test_times_taken_in_the_same_way_are_compared() -> None:
 
 
 def test_the_json_says_whether_it_passed() -> None:
-    found = evaluate(facts(kernels=4), facts(), Thresholds())
+    found = evaluate(facts(kernels=4), facts(), Limits())
     assert isinstance(found, CheckReport)
     value = found.to_json_dict()
     assert value["schema"] == "trtopt.check/1" and value["passed"] is False

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trtopt.config import GROUPS, BuildConfig, field_kinds, flag, options
+from trtopt.config.words import command_words, given
 from trtopt.errors import UsageError
 from trtopt.support.words import did_you_mean, nearest
 
@@ -100,3 +101,20 @@ def test_defaults_pass_their_own_checks() -> None:
 def test_nothing_is_suggested_when_nothing_is_near() -> None:
     assert nearest("zzzz", ["fp16", "int8"]) == ""
     assert did_you_mean("zzzz", ["fp16", "int8"]) == ""
+
+
+def test_options_are_written_as_the_command_line_reads_them() -> None:
+    shapes = ({"a:0": (1, 3), "b": (2,)}, {"b": (4,)})
+    config = BuildConfig(
+        precision="int8",
+        opt_shapes=shapes,
+        recipes="none",
+        builder=("a=1", "b=2"),
+        strict_recipes=True,
+        min_sqnr_db=20.5,
+    )  # type: ignore[arg-type]
+    assert list(command_words(vars(config), given(config))) == [
+        *("--int8", "--min-sqnr-db", "20.5", "--recipes", "none", "--strict-recipes"),
+        *("--opt-shapes", "'a:0':1x3,b:2", "--opt-shapes", "b:4", "--builder", "a=1", "--builder", "b=2"),
+    ]
+    assert list(command_words({"batches": [1, 8]}, ["batches"])) == ["--batches", "1,8"]

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.errors import InvalidModelError
-from trtopt.graph.states import find_states
+from trtopt.graph.states import find_read_caches, find_states
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.states import check_states, state_requests
 from trtopt.precision.plan import FP16
@@ -61,6 +61,17 @@ def test_in_fp16_a_state_is_fp16_unless_it_is_named() -> None:
     asked = [(item.name, item.dtype) for item in state_requests(cast, {"kept"})]
     assert asked == [("past", "fp16"), ("present", "fp16")]
     assert state_requests(model(GROWN), ()) == ()
+
+
+def test_the_keys_of_an_encoder_are_read_in_fp16() -> None:
+    text = """g (float[B, 2, P, 8] past, float[B, 2, 1, 8] k, float[B, 2, 30, 8] encoded, float[B, 30, 16] x)
+      => (float[B, 2, T, 8] present, float[B, 2, T, 8] r, float[B, 2, 30, 8] y, float[B, 30, 16] z)
+    { present = Concat<axis = 2>(past, k) r = Relu(present) y = Relu(encoded) z = Relu(x) }"""
+    decoder = model(text)
+    read = find_read_caches(decoder, find_states(decoder))
+    assert [value.name for value in read] == ["encoded"]
+    asked = [item.name for item in state_requests(cast_to_half(model(text), FP16, ()), ())]
+    assert asked == ["past", "present", "encoded"]
 
 
 def test_a_cache_behind_an_operator_is_refused_by_name() -> None:

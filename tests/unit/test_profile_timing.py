@@ -79,7 +79,7 @@ def test_inputs_are_read_from_the_files_that_trtexec_reads(tmp_path: Path) -> No
 
 
 def test_arrays_bring_their_shape_and_what_is_left_out_is_random(tmp_path: Path) -> None:
-    np.savez(tmp_path / "in.npz", image=np.ones((3, 2)))
+    np.savez(tmp_path / "in.npz", image=np.ones((3, 2)), __labels__=np.arange(3))
     found = inputs_of(str(tmp_path / "in.npz"))
     assert found["image"].shape == (3, 2) and found["image"].dtype == np.float32 and found["a:b"].shape == (2,)
     np.save(tmp_path / "ids.npy", IDS.astype(np.int64))

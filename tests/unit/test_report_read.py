@@ -17,7 +17,7 @@ from report_samples import full_report
 from rich.console import Console
 
 from trtopt.errors import UsageError
-from trtopt.gates.check import Thresholds, evaluate
+from trtopt.gates.check import Limits, evaluate
 from trtopt.gates.facts import facts_of
 from trtopt.report.files import junit_xml
 from trtopt.report.schema.analysis import Analysis, EngineAnalysis
@@ -123,7 +123,7 @@ _JSON = st.recursive(
 def test_each_kind_of_report_is_gated(kind: type, tmp_path: Path) -> None:
     write_report(SAMPLES[kind](), tmp_path / "r.json")
     facts = facts_of(read_report(tmp_path / "r.json"), tmp_path / "r.json")
-    names = {gate.name.partition(":")[0] for gate in evaluate(facts, facts, Thresholds()).gates}
+    names = {gate.name.partition(":")[0] for gate in evaluate(facts, facts, Limits()).gates}
     assert {"latency", "kernels", "share"} <= names
 
 
@@ -150,7 +150,7 @@ def test_a_mutated_report_is_gated_and_shown_or_refused(
     sides = [sound, json.dumps(value)]
     for name, text in zip(("a", "b"), sides if data.draw(st.booleans()) else sides[::-1], strict=True):
         (folder / name).write_text(text)
-    limits = Thresholds(max_accuracy_drop=0.01, min_share={"int8": 0.5}, allow_synthetic=data.draw(st.booleans()))
+    limits = Limits(max_accuracy_drop=0.01, min_share={"int8": 0.5}, allow_synthetic=data.draw(st.booleans()))
     try:
         after, before = (facts_of(read_report(folder / name), folder / name) for name in ("a", "b"))
         found = evaluate(after, before, limits)

@@ -320,7 +320,7 @@ def test_a_script_yields_feeds(tmp_path: Path) -> None:
         "def feeds():\n    for n in range(1, 4):\n        yield {'image': np.full((n, 3, 4, 4), n, np.float32)}\n",
     )
     samples = open_samples(src, IMAGE)
-    assert samples.count is None
+    assert samples.count == 6
     assert [sample["image"].max() for sample in samples] == [1, 2, 2, 3, 3, 3]
     assert len(shapes_of(samples)) == 6
     first = samples.sha256
@@ -332,7 +332,7 @@ def test_a_script_yields_feeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def feed(): pass\n", "no function 'feeds'"),
+        ("def feed(): pass\n", "no function or iterable 'feeds'"),
         ("_LIST, images, other = [], [{}], (item for item in [])\n", "it has: images, other"),
         ("def feeds():\n    raise ValueError('broken loader')\n", "broken loader"),
         ("def feeds():\n    yield {'image': np.zeros((1, 3, 4, 4), np.float32)}\n    1 / 0\n", "ZeroDivisionError"),
@@ -340,7 +340,9 @@ def test_a_script_yields_feeds(tmp_path: Path) -> None:
         ("def feeds(count): return []\n", "TypeError"),
         ("def feeds(): return []\n", "no samples"),
         ("def feeds(): return 3\n", "TypeError"),
-        ("def feeds(): yield np.zeros((1, 3, 4, 4))\n", "not a dict"),
+        ("def feeds(): yield 'image'\n", "the samples are <U5"),
+        ("def feeds(): yield object()\n", "not an array"),
+        ("feeds = 3\n", "not iterable"),
         ("def feeds(): yield {'image': [[1], [1, 2]]}\n", "not an array"),
     ],
 )
@@ -352,14 +354,14 @@ def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:
     assert "script does not exist" in refused(f"{tmp_path}/none.py:feeds").what
 
 
-def test_lists_and_functions_are_read_again_but_a_generator_is_refused() -> None:
+def test_lists_functions_and_generators_are_read_again() -> None:
     feeds = [{"image": floats(1, 3, 4, 4)} for _ in range(3)]
-    for src in (feeds, lambda: iter(feeds)):
+    for src in (feeds, lambda: iter(feeds), (feed for feed in feeds)):
         samples = open_samples(src, IMAGE)
         assert len(list(samples)) == len(list(samples)) == 3
         assert open_samples(samples, IMAGE) is samples
-    assert "read twice" in refused(feed for feed in feeds).what
     assert "no samples" in refused([]).what
+    assert "not iterable" in refused(3).what
 
 
 def test_the_hash_follows_the_data_and_not_the_form(tmp_path: Path) -> None:

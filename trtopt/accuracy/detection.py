@@ -51,7 +51,9 @@ class Detection:
             size, rows = _input_of(feeds)
             outputs = runner.run(feeds)
             found += [read_boxes(self.form, outputs, size, row) for row in range(rows)]
-        return coco(self.name, [_mapped(item, labels, self.form) for item in found], _wanted(labels, len(found)))
+        return coco(
+            self.name, [_mapped(item, labels, self.form) for item in found], _wanted(self.name, labels, len(found))
+        )
 
 
 def fitted(
@@ -72,7 +74,7 @@ def fitted(
     Raises:
         UsageError: The labels are no boxes, the outputs have no known form, or none agrees with the labels at all.
     """
-    _wanted(labels, 0)
+    _wanted(name, labels, 0)
     if given is not None:
         return Detection(name, parse_boxes(given)), ""
     runs: list[tuple[Sequence[np.ndarray], tuple[int, int], int]] = []
@@ -82,7 +84,7 @@ def fitted(
         runs += [(outputs, size, row) for row in range(rows)]
         if len(runs) >= _TRIED:
             break
-    wanted = _wanted(labels, len(runs))
+    wanted = _wanted(name, labels, len(runs))
     tried = []
     for form in forms_of(runs[0][0]):
         boxes = [read_boxes(form, outputs, size, row) for outputs, size, row in runs]
@@ -121,18 +123,18 @@ def _input_of(feeds: Feeds) -> tuple[tuple[int, int], int]:
     return (height, width), array.shape[0]
 
 
-def _wanted(labels: Labels, count: int) -> list[np.ndarray]:
+def _wanted(name: str, labels: Labels, count: int) -> list[np.ndarray]:
     """The boxes of the first pictures: class, edges in pixels of the input, crowd."""
     remedy = "give COCO's .json or a folder of YOLO's .txt with --labels"
     if not are_boxes(labels):
-        raise needs("map", "boxes", f"{remedy}, or [samples, boxes, 5] of class and edges in pixels under {LABELS}")
+        raise needs(name, "boxes", f"{remedy}, or [samples, boxes, 5] of class and edges in pixels under {LABELS}")
     if isinstance(labels, PictureLabels):
         if count > len(labels):
-            raise needs("map", f"boxes for {count} pictures, and {len(labels)} have some", "label each picture")
+            raise needs(name, f"boxes for {count} pictures, and {len(labels)} have some", "label each picture")
         return [placed.boxes(labels, index) for index in range(count)]
     rows = labels.reshape(-1, *labels.shape[-2:]).astype(np.float64)
     if count > len(rows):
-        raise needs("map", f"boxes for {count} pictures, and {len(rows)} have some", remedy)
+        raise needs(name, f"boxes for {count} pictures, and {len(rows)} have some", remedy)
     return [np.pad(row[row[:, 0] >= 0], ((0, 0), (0, 6 - row.shape[1]))) for row in rows[:count]]
 
 

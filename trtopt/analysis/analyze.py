@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
@@ -63,8 +63,10 @@ from trtopt.support.precision import ONNX_TYPES, Precision
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from trtopt.analysis.compiled import CompiledLevel
+    from trtopt.config.keywords import AnalyzeOptions
 
 AS_IS = "as-is"
 """The precision of a model that keeps the 16-bit and quantized types it has."""
@@ -78,18 +80,16 @@ def analyze(
     config: AnalyzeConfig | None = None,
     *,
     on_event: OnEvent = ignore,
-    example_inputs: Any = None,
-    **options: Any,
+    **options: Unpack[AnalyzeOptions],
 ) -> Analysis:
     """Predict the time of every layer of a model on a GPU, what limits it, and what to change. No GPU is needed.
 
     Args:
-        model: An ONNX file or model, or a PyTorch module (then give ``example_inputs``).
+        model: An ONNX file or model; a PyTorch module, or its name in code, ``nets.py:resnet`` (then give
+            ``example_inputs`` or ``inputs``).
         config: The options; ``options`` override its fields by name.
         on_event: Called with progress and warnings.
-        example_inputs: What a PyTorch module is exported with.
-        **options: Fields of :class:`~trtopt.config.AnalyzeConfig`: ``gpu``, ``precision``, ``shapes``, ``compile``,
-            ``sparse``, ``batch_sweep``, ``latency_budget_ms``, ``report``, ``html``, ``gpus``.
+        **options: Fields of :class:`~trtopt.config.AnalyzeConfig`, and ``example_inputs`` for a PyTorch module.
 
     Raises:
         UsageError: The GPU is not known or lacks the precision, an axis has no size, the batch is fixed in the graph,
@@ -97,17 +97,22 @@ def analyze(
         InvalidModelError: The model's content is invalid, or it cannot run at these shapes.
         MissingDependencyError: ``compile`` needs TensorRT for RTX, ``html`` Jinja2.
         EngineBuildError: The compiler refused the model.
+
+    Example:
+        >>> analysis = trtopt.analyze("model.onnx", gpu="L4", precision="int8")
+        >>> analysis.gpu["name"], analysis.layers[0].op
+        ('L4', 'Conv')
     """
-    config = AnalyzeConfig.given(config, options, "analyze(m, gpu=...)")
+    given = {**options}
+    example_inputs = given.pop("example_inputs", None)
+    config = AnalyzeConfig.given(config, given, "analyze(m, gpu=...)")
     if config.html is not None:
         from trtopt.report.html.page import check_html
 
         check_html()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = as_file(model, Path(folder), example_inputs)
+        path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event)).run(path)
-        if path.parent == Path(folder):
-            analysis = dataclasses.replace(analysis, model={**analysis.model, "path": None})
     if config.html is not None:
         write_view(view_of(analysis), html=config.html)
     if config.report is not None:

@@ -21,6 +21,7 @@ from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.compile import Compilation, compile_engine
 from trtopt.pipeline.guard import rewrite
 from trtopt.pipeline.host import cut
+from trtopt.precision.fp16.states import with_states
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import StepRecord
 from trtopt.roofline.work import Layer
@@ -111,6 +112,6 @@ def _static(shapes: Mapping[str, tuple[int, ...]]) -> ShapeProfile:
 def lower_unobserved(
     artifact: ModelArtifact, precision: Precision, shapes: Mapping[str, tuple[int, ...]]
 ) -> ModelArtifact:
-    """As :func:`~trtopt.judge.judges.written`, with a step."""
+    """As :func:`~trtopt.judge.judges.written`, with a step, and states as a build has them."""
     step = StepRecord(f"precision-{precision}", "PRECISION", changes=0, seconds=0.0)
-    return artifact.with_step(written(artifact.model, precision, shapes, TENSORRT_RTX), step)
+    return artifact.with_step(with_states(written(artifact.model, precision, shapes, TENSORRT_RTX)), step)

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import onnx
@@ -30,15 +30,13 @@ from trtopt.hardware.spec import GpuSpec, choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.samples import random_feeds
-from trtopt.profiling.compare import compare
 from trtopt.profiling.inputs import read_values
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
 from trtopt.report.files import profile_trace, write_view
-from trtopt.report.schema.profile import Comparison, ProfileReport
-from trtopt.report.schema.read import read_profile
+from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.write import write_report
-from trtopt.report.text.profile import comparison_view, view
+from trtopt.report.text.profile import view
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
@@ -48,7 +46,9 @@ from trtopt.support.ort_session import Feeds, OrtSession
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
+    from trtopt.config.keywords import ProfileOptions
     from trtopt.engine.backend import Specialization
     from trtopt.graph.artifact import ModelArtifact
     from trtopt.profiling.gpu import EngineRun
@@ -63,19 +63,17 @@ def profile(
     config: ProfileConfig | None = None,
     *,
     on_event: OnEvent = ignore,
-    example_inputs: Any = None,
-    **options: Any,
+    **options: Unpack[ProfileOptions],
 ) -> ProfileReport:
     """Put the measured time of every layer beside its prediction, with reasons for what deviates.
 
     Args:
-        target: An engine, or an ONNX file or model, or a PyTorch module (then give ``example_inputs``). With
+        target: An engine, an ONNX file or model, or a PyTorch module (then give ``example_inputs`` or ``inputs``). With
             ``layer_info`` it may be left out, or be the ONNX file that the engine was built from, whose nodes say which
             module they came from.
         config: The options; ``options`` override its fields by name.
         on_event: Called with progress and warnings.
-        example_inputs: What a PyTorch module is exported with.
-        **options: Fields of :class:`~trtopt.config.ProfileConfig`.
+        **options: Fields of :class:`~trtopt.config.ProfileConfig`, and ``example_inputs`` for a PyTorch module.
 
     Raises:
         UsageError: An option or a GPU is wrong, a file cannot be read or written or is not what it should be, or files
@@ -85,15 +83,22 @@ def profile(
         TargetError: There is no GPU, or the engine is for another one.
         MissingDependencyError: ONNX Runtime or the engine's runtime is not installed; for ``html``, Jinja2.
         EngineBuildError: The compiler refuses the model, or the engine fails to run.
+
+    Example:
+        >>> report = trtopt.profile("model.onnx", backend="onnxruntime")
+        >>> report.totals.measured_us > 0
+        True
     """
-    config = ProfileConfig.given(config, options, "profile(m, backend=...)")
+    given = {**options}
+    example_inputs = given.pop("example_inputs", None)
+    config = ProfileConfig.given(config, given, "profile(m, backend=...)")
     if config.html is not None:
         from trtopt.report.html.page import check_html
 
         check_html()
     clock = Clock(on_event)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = None if target is None else as_file(target, Path(folder), example_inputs)
+        path = None if target is None else as_file(target, Path(folder), config, example_inputs, on_event)
         found = _Run(config, clock).run(path)
     found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
     write_profile(found, html=config.html, markdown=config.markdown, trace=config.trace)
@@ -118,22 +123,6 @@ def write_profile(
     write_view(view(found), html=html, markdown=markdown)
     if trace is not None:
         atomic_write(Path(trace), profile_trace(found))
-
-
-def compare_reports(after: str | Path, before: str | Path, *, markdown: str | Path | None = None) -> Comparison:
-    """Compare two profiles of one network that ``trtopt profile --report`` wrote.
-
-    Args:
-        after: The newer one.
-        before: The one it is compared against.
-        markdown: Where to write the comparison as Markdown.
-
-    Raises:
-        UsageError: A file cannot be read or written, is no profile, or they are of different networks.
-    """
-    found = compare(read_profile(Path(before)), read_profile(Path(after)), (str(before), str(after)))
-    write_view(comparison_view(found), markdown=markdown)
-    return found
 
 
 def timing_options(config: ProfileConfig) -> TimingOptions:

@@ -32,6 +32,7 @@ from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import choose_gpu
 from trtopt.hardware.user import gpu_table
 from trtopt.pipeline.calibrate import Observer
+from trtopt.pipeline.pictures import with_preprocess
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.decode import open_given
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
@@ -56,6 +57,9 @@ from trtopt.support.json_text import converted
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
+
+    from trtopt.config.keywords import SensitivityOptions
 
 _MOST_REASONS = 3
 _MOST_BYTES = 256 << 20
@@ -170,37 +174,40 @@ def sensitivity(
     config: SensitivityConfig | None = None,
     *,
     on_event: OnEvent = ignore,
-    calib: Any = None,
-    eval: Any = None,
-    **options: Any,
+    **options: Unpack[SensitivityOptions],
 ) -> Sensitivity:
     """Measure what each region of a model costs in accuracy when it becomes 8-bit. No GPU is needed.
 
     Args:
-        model: An ONNX file or model, or a PyTorch module (then give ``example_inputs``).
+        model: An ONNX file or model; a PyTorch module, or its name in code, ``nets.py:resnet`` (then give
+            ``example_inputs`` or ``inputs``).
         config: The options; ``options`` override its fields by name.
         on_event: Called with progress and warnings.
-        calib: Calibration samples: what ``--calib`` takes, or a dict of arrays by input name (first axis = samples),
-            an iterable of feed dicts or a function returning one.
-        eval: Samples to measure errors on, likewise; default: the calibration samples.
-        **options: Fields of :class:`~trtopt.config.SensitivityConfig`, and ``example_inputs`` for a PyTorch module.
+        **options: Fields of :class:`~trtopt.config.SensitivityConfig`, ``example_inputs`` for a PyTorch module, and
+            samples as :func:`trtopt.build` takes them.
 
     Raises:
         UsageError: An option, a sample or a GPU is wrong, or a file cannot be read or written.
         InvalidModelError: The model's content is invalid, or none of its nodes can become 8-bit.
         MissingDependencyError: ONNX Runtime is not installed; for ``html``, Jinja2.
+
+    Example:
+        >>> found = trtopt.sensitivity("model.onnx", calib="samples.npz")
+        >>> found.precision, len(found.regions) > 0
+        ('int8', True)
     """
-    example_inputs = options.pop("example_inputs", None)
-    config = SensitivityConfig.given(config, options, "sensitivity(m, precision=...)")
+    given = {**options}
+    example_inputs, calib = given.pop("example_inputs", None), given.pop("calib", None)
+    evaluation = given.pop("evaluation", None)
+    eval_samples = given.pop("eval", evaluation)
+    config = SensitivityConfig.given(config, given, "sensitivity(m, precision=...)")
     if config.html is not None:
         from trtopt.report.html.page import check_html
 
         check_html()
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
-        path = as_file(model, Path(folder), example_inputs)
-        found = _run(path, config, calib, eval, Clock(on_event))
-        if path.parent == Path(folder):
-            found = dataclasses.replace(found, model={**found.model, "path": None})
+        path = as_file(model, Path(folder), config, example_inputs, on_event)
+        found = _run(path, config, calib, eval_samples, Clock(on_event))
     if config.html is not None:
         write_view(view(found), html=config.html)
     if config.report is not None:
@@ -225,6 +232,9 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
         samples = open_given(given, loaded.model, loaded.inputs)
     given = config.eval if eval_samples is None else eval_samples
     check = samples if given is None else open_given(given, loaded.model, loaded.inputs)
+    for each in dict.fromkeys((samples, check)):
+        clock.say_taken(each.taken)
+        with_preprocess(each, None, None, loaded.model, clock)
     found = _measure(_Job(loaded, backend, samples, check, config), clock)
     seconds = {name: round(value, 4) for name, value in clock.seconds.items()}
     return dataclasses.replace(found, seconds=seconds, warnings=tuple(clock.warnings))

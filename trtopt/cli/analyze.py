@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Sequence
 
 from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, own_stdout, say, show
+from trtopt.cli.streams import Listener, own_stdout, print_notes, show
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 
@@ -23,16 +22,20 @@ examples:
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt analyze", usage="trtopt analyze MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
-    parser.add_argument("model", metavar="MODEL", help="the ONNX file")
+    parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, AnalyzeConfig)
-    args = parser.parse(argv)
-    for note in args.notes:
-        say(f"note: {note}", sys.stderr)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
+    print_notes(args)
     config = config_from(args, AnalyzeConfig, "analyze")
     check_files(args.model, config, args.config)
     # Graphs are many small objects that live until the end: collecting at every 700 of them takes a fifth of the time.
@@ -40,8 +43,8 @@ def run(argv: Sequence[str]) -> int:
 
     from trtopt.analysis.analyze import analyze, view_of
 
-    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+    with Listener.of(args) as listener, own_stdout(quiet=args.json):
         analysis = analyze(args.model, config, on_event=listener)
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
-    show(analysis, view_of, as_json=args.json, warned=True)
+    show(analysis, view_of, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

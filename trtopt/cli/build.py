@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli import trtexec
 from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, gate, own_stdout, print_error, print_json, print_renderable, say, show
+from trtopt.cli.streams import (
+    Listener,
+    gate,
+    own_stdout,
+    print_error,
+    print_json,
+    print_notes,
+    print_renderable,
+    say,
+    show,
+)
 from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import BuildConfig, flag, options
-from trtopt.config.paths import check_files
+from trtopt.config.paths import check_files, product_path
 from trtopt.config.toml_file import MATRIX, MODEL, load_matrix, matrix_word
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.support.words import did_you_mean
@@ -24,10 +34,14 @@ from trtopt.support.words import did_you_mean
 if TYPE_CHECKING:
     from trtopt.report.schema.build import BuildReport, MatrixBuild
 
-_DESCRIPTION = "Make a TensorRT engine from an ONNX model: rewrite, calibrate, verify, compile, and say what was done."
+_DESCRIPTION = (
+    "Make a TensorRT engine from an ONNX model or a PyTorch module: rewrite, calibrate, verify, compile, and say what "
+    "was done."
+)
 _EPILOG = """\
 examples:
   trtopt build model.onnx --int8 --calib samples.npz --eval labelled.npz --metric top1 --max-accuracy-drop 0.01
+  trtopt build nets.py:resnet --input image:float32:1x3x224x224 --dynamic image:0=batch:1..16 --int8
   trtopt build model.onnx --fp16 --gpu "RTX 4090" --opt-shapes input:8x3x224x224 --report model.json
 
 Options of trtexec such as --onnx, --saveEngine, --minShapes and --timingCacheFile work too: see
@@ -35,11 +49,10 @@ docs/migrating-from-tensorrt-10.md.
 """
 
 
-def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str]) -> int:
+def run_pipeline(command: str, parser: Parser, argv: Sequence[str]) -> int:
     """Run ``build`` or ``optimize`` and print its report; returns 0, or 7 when a gate failed."""
-    args = parse_arguments(command, description, epilog, argv)
-    for note in args.notes:
-        say(f"note: {note}", sys.stderr)
+    args = parse_arguments(parser, argv)
+    print_notes(args)
     builds = load_matrix(Path(args.config), command) if args.config is not None else []
     if builds:
         from trtopt import api
@@ -58,13 +71,14 @@ def run_pipeline(command: str, description: str, epilog: str, argv: Sequence[str
     from trtopt import api
     from trtopt.report.text.build import view
 
-    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+    with Listener.of(args) as listener, own_stdout(quiet=args.json):
         report = getattr(api, command)(args.model, config, on_event=listener)
-    show(report, partial(view, verbose=args.verbose), as_json=args.json, warned=True)
+    show(report, partial(view, verbose=args.verbose), as_json=args.json, warned=True, quiet=args.quiet)
     return gate(report, config)
 
 
-def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[str]) -> argparse.Namespace:
+def pipeline_parser(command: str, description: str, epilog: str) -> Parser:
+    """The options of ``build`` or ``optimize``."""
     parser = Parser(
         prog=f"trtopt {command}",
         usage=f"trtopt {command} MODEL [options]",
@@ -73,10 +87,18 @@ def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[
         hints=FLAGS,
     )
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="the ONNX file; may stand in [matrix] of --config instead"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="the ONNX file, or a PyTorch module, nets.py:resnet; may stand in [matrix] of --config instead",
     )
     add_config_options(parser, BuildConfig)
     trtexec.add_aliases(parser)
+    return parser
+
+
+def parse_arguments(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """What ``build`` or ``optimize`` is given, in trtexec's spellings too."""
     arguments, notes = trtexec.translated(argv, "build", parser.option_names())
     args = parser.parse(arguments)
     args.notes = [*notes, *args.notes]
@@ -84,9 +106,14 @@ def parse_arguments(command: str, description: str, epilog: str, argv: Sequence[
     return args
 
 
+def make_parser() -> Parser:
+    """The options of the command."""
+    return pipeline_parser("build", _DESCRIPTION, _EPILOG)
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    return run_pipeline("build", _DESCRIPTION, _EPILOG, argv)
+    return run_pipeline("build", make_parser(), argv)
 
 
 _SHARED = ("calib_cache", "timing_cache")
@@ -118,13 +145,14 @@ def run_matrix(
     done = []
     for number, build in enumerate(builds, 1):
         words = ", ".join(f"{axis} {value}" for axis, value in build.varied.items())
-        say(f"build {number} of {len(builds)}: {words}", sys.stderr)
+        if not args.quiet:
+            say(f"build {number} of {len(builds)}: {words}", sys.stderr)
         done.append(_run(make, build, args))
     if args.json:
         from trtopt.report.schema.build import matrix_json
 
         print_json(matrix_json(done))
-    else:
+    elif not args.quiet:
         from trtopt.report.text.build import matrix_table
 
         print_renderable(matrix_table(done))
@@ -151,14 +179,18 @@ def _build(command: str, args: argparse.Namespace, combination: Mapping[str, Any
     config = config_from(
         args, BuildConfig, command, {name: item for name, item in combination.items() if name != MODEL}
     )
-    varied = {axis: matrix_word(Path(item).stem if axis == MODEL else item) for axis, item in combination.items()}
-    names = {"model": matrix_word(Path(model).stem), **varied}
+    varied = {axis: matrix_word(_stem(item) if axis == MODEL else item) for axis, item in combination.items()}
+    names = {"model": matrix_word(_stem(model)), **varied}
     outputs = {
         name: _filled(value, names, name)
         for name, option in options(BuildConfig).items()
         if option.path == "output" and (value := getattr(config, name)) is not None
     }
     return _Build(varied, model, config.with_options(outputs))
+
+
+def _stem(model: str) -> str:
+    return product_path(model).stem
 
 
 def _filled(template: str, names: Mapping[str, str], option: str) -> str:
@@ -181,7 +213,7 @@ def _check_names(builds: Sequence[_Build]) -> None:
             for name, option in options(BuildConfig).items()
             if option.path == "output" and name not in _SHARED and (value := getattr(build.config, name)) is not None
         }
-        files.setdefault("output", Path(build.model).with_suffix(".engine"))
+        files.setdefault("output", product_path(build.model).with_suffix(".engine"))
         for name, path in files.items():
             if path.absolute() in taken:
                 raise UsageError(
@@ -196,7 +228,7 @@ def _run(make: Callable[..., BuildReport], build: _Build, args: argparse.Namespa
     from trtopt.report.schema.build import MatrixBuild
 
     try:
-        with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+        with Listener.of(args) as listener, own_stdout(quiet=args.json):
             report = make(build.model, build.config, on_event=listener)
     except TrtoptError as error:
         print_error(error)

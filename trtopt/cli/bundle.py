@@ -18,7 +18,7 @@ examples:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns 0."""
-    args = _parser().parse(argv)
+    args = make_parser().parse(argv)
 
     from trtopt.serve.bundle import bundle
 
@@ -31,7 +31,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt bundle",
         usage="trtopt bundle ENGINE --report REPORT.json -o FOLDER [options]",

@@ -27,7 +27,7 @@ _LONGEST = 12
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code: 2 where ``verify`` finds damage and leaves it."""
-    args = _parser().parse(argv)
+    args = make_parser().parse(argv)
 
     from trtopt.cache.folder import cache_folder
 
@@ -45,7 +45,8 @@ def run(argv: Sequence[str]) -> int:
         ) from error
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt cache", description="The folder that keeps engines, statistics and searches (docs/cache.md)."
     )

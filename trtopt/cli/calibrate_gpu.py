@@ -17,8 +17,8 @@ examples:
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt calibrate-gpu",
         usage="trtopt calibrate-gpu PROFILE... [options]",
@@ -35,7 +35,12 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--name", metavar="NAME", help="the name to keep it under (default: that of the GPU)")
     parser.add_argument("-o", "--output", metavar="FILE.toml", default="trtopt.toml", help="the configuration file")
     parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout, and nothing else")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
 
     from trtopt.analysis.calibrate_gpu import calibrate_gpu
     from trtopt.report.text.calibration import view

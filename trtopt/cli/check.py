@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import show
+from trtopt.config.base import share
 from trtopt.errors import GateError, UsageError
 
 _DESCRIPTION = (
@@ -34,7 +35,7 @@ _OF_REPORTS = (
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns 0, or 7 when a gate failed."""
-    args = _parser().parse(argv)
+    args = make_parser().parse(argv)
 
     from trtopt.engine.backend import is_engine
     from trtopt.engine.manifest import manifest_path
@@ -47,10 +48,10 @@ def run(argv: Sequence[str]) -> int:
     if args.key is not None:
         raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
 
-    from trtopt.gates.check import Thresholds, check
+    from trtopt.gates.check import Limits, check
     from trtopt.report.text.check import view
 
-    limits = Thresholds(
+    limits = Limits(
         max_accuracy_drop=args.max_accuracy_drop,
         max_latency_regress=args.max_latency_regress,
         min_share=dict(args.min_share),
@@ -98,7 +99,8 @@ def _refuse_gates(args: argparse.Namespace) -> None:
         raise UsageError("An engine has no gates", where=where, remedy="check the report of its build, or leave it out")
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt check",
         usage="trtopt check REPORT [options]\n       trtopt check ENGINE|BUNDLE [--key FILE] [--json]",
@@ -116,14 +118,14 @@ def _parser() -> Parser:
     gates.add_argument(
         "--max-accuracy-drop",
         metavar="X",
-        type=float,
-        help="largest drop of the metric (else of agreement or cosine), against FP32 and the baseline",
+        type=share,
+        help="largest drop of the metric (else of agreement or cosine), against FP32 and the baseline; 0.01 or 1%%",
     )
     gates.add_argument(
         "--max-latency-regress",
         metavar="R",
-        type=float,
-        help="largest growth of predicted or measured time against the baseline; 0.05 is 5 %%",
+        type=share,
+        help="largest growth of predicted or measured time against the baseline; 0.05 or 5%%",
     )
     gates.add_argument(
         "--min-share",
@@ -131,7 +133,7 @@ def _parser() -> Parser:
         type=_share,
         action="append",
         default=[],
-        help="smallest share of a type in what the engine runs, int8=0.5; repeat for several types",
+        help="smallest share of a type in what the engine runs, int8=0.5 or int8=50%%; repeat for several types",
     )
     gates.add_argument("--max-bytes", metavar="N", type=int, help="largest engine, in bytes")
     gates.add_argument("--max-kernels", metavar="N", type=int, help="most kernels")
@@ -145,8 +147,8 @@ def _parser() -> Parser:
 
 def _share(text: str) -> tuple[str, float]:
     """``int8=0.5``."""
-    dtype, _, share = text.partition("=")
+    dtype, _, least = text.partition("=")
     try:
-        return dtype, float(share)
+        return dtype, share(least)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=SHARE, such as int8=0.5") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from trtopt.cli.options import Parser, add_config_options, config_from
 from trtopt.cli.streams import Listener, own_stdout, show
 from trtopt.config import BuildConfig
+from trtopt.config.base import share
 from trtopt.errors import GateError
 from trtopt.support.files import check_outputs
 
@@ -29,7 +30,7 @@ _FORMS = ("html", "markdown")
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns 0, or 7 where the second compiler is slower than may be."""
-    args = _parse(argv)
+    args = make_parser().parse(argv)
     outputs = {name: Path(value) for name in ("report", *_FORMS) if (value := getattr(args, name, None)) is not None}
     args.__dict__.pop("report", None)
     config = config_from(args, BuildConfig, "build")
@@ -47,16 +48,17 @@ def run(argv: Sequence[str]) -> int:
     from trtopt.report.schema.write import write_report
     from trtopt.report.text.diff import view
 
-    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+    with Listener.of(args) as listener, own_stdout(quiet=args.json):
         found = diff(args.model, args.compiler, config, max_slowdown=args.max_slowdown, on_event=listener)
     if "report" in outputs:
         write_report(found, outputs["report"])
     write_view(view(found), **{name: outputs[name] for name in _FORMS if name in outputs})
-    show(found, view, as_json=args.json)
+    show(found, view, as_json=args.json, quiet=args.quiet)
     return GateError.exit_code if found.is_failed else 0
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt diff",
         usage="trtopt diff MODEL --compiler A --compiler B [options]\n"
@@ -69,16 +71,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--compiler", metavar="NAME", action="append", default=[], help="tensorrt-rtx==VERSION, installed, or a report"
     )
     parser.add_argument(
-        "--max-slowdown", metavar="R", type=_share, help="fail (exit code 7) when the second is slower; 0.05 is 5 %%"
+        "--max-slowdown", metavar="R", type=_share, help="fail (exit code 7) when the second is slower; 0.05 or 5%%"
     )
     parser.add_argument("--html", metavar="FILE", help="write the comparison as one HTML file")
     parser.add_argument("--markdown", metavar="FILE", help="write the comparison as Markdown, for a pull request")
     add_config_options(parser, BuildConfig)
-    return parser.parse(argv)
+    return parser
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    value = share(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError("give a number from 0 on")
     return value

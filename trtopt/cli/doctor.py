@@ -20,8 +20,8 @@ _SCHEMA = "trtopt.doctor/1"
 _DESCRIPTION = "Say what is installed here and what it can build for. Made to be attached to an issue."
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(prog="trtopt doctor", description=_DESCRIPTION)
     parser.add_argument(
         "--selftest",
@@ -30,7 +30,12 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--report", metavar="FILE", help="write the JSON to a file too, after every check")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
 
     from trtopt.engine import doctor
 

@@ -13,15 +13,20 @@ from trtopt.support.words import did_you_mean
 _SCHEMA = "trtopt.rules/1"
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt explain", description="The rules behind the findings of 'trtopt analyze' and 'trtopt profile'."
     )
     parser.add_argument("rule", metavar="RULE", nargs="?", help="the rule to explain; without one, all are listed")
     parser.add_argument("--list", action="store_true", help="list all rules, as without RULE")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
 
     from trtopt.profiling.explain import PAGES
     from trtopt.roofline.rules.registry import PAGES as RULE_PAGES

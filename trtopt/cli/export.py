@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.cli.options import Parser
 from trtopt.cli.streams import Listener, print_renderable
+from trtopt.config.base import DYNAMIC_HELP, DYNAMIC_METAVAR, INPUT_HELP, INPUT_METAVAR
 from trtopt.report.text.blocks import pairs
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ example:
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt export",
         usage="trtopt export TARGET -o MODEL [options]",
@@ -33,20 +34,8 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("target", metavar="TARGET", help="what to export")
     parser.add_argument("-o", "--output", metavar="MODEL", required=True, help="the ONNX file to write")
-    parser.add_argument(
-        "--input",
-        metavar="NAME:DTYPE:SHAPE",
-        action="append",
-        default=[],
-        help="an example input, such as image:float32:1x3x224x224; repeat for each",
-    )
-    parser.add_argument(
-        "--dynamic",
-        metavar="NAME:AXIS=SYMBOL[:MIN..MAX]",
-        action="append",
-        default=[],
-        help="an axis of any size, such as image:0=batch:1..16",
-    )
+    parser.add_argument("--input", metavar=INPUT_METAVAR, action="append", default=[], help=INPUT_HELP)
+    parser.add_argument("--dynamic", metavar=DYNAMIC_METAVAR, action="append", default=[], help=DYNAMIC_HELP)
     parser.add_argument(
         "--output-names",
         metavar="NAME,...",
@@ -54,7 +43,12 @@ def run(argv: Sequence[str]) -> int:
         help="names of all outputs, in their order; without, the fields of what the module gives",
     )
     parser.add_argument("--opset", metavar="N", type=int, help="the opset of the ONNX model")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
 
     from trtopt import api
 

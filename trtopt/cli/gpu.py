@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _SCHEMA = "trtopt.gpus/1"
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(prog="trtopt gpu", description="The GPUs an engine can be built for, and what is known of each.")
     commands = parser.add_subparsers(dest="action", metavar="list|show", required=True, parser_class=Parser)
     listing = commands.add_parser("list", help="name all GPUs", description="Name all GPUs.")
@@ -32,7 +32,12 @@ def run(argv: Sequence[str]) -> int:
             "--config", metavar="FILE.toml", help="read more GPUs from the tables [gpu.NAME] of a file"
         )
         command.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
 
     from trtopt.config.toml_file import load_gpus
     from trtopt.hardware.spec import find_gpu

@@ -66,6 +66,7 @@ COMMANDS = {
     "gpu": "list and show the GPUs an engine can be built for",
     "calibrate-gpu": "fit the predictions for a GPU to layers measured on it",
     "doctor": "say what this installation can do, and test it",
+    "completion": "print the script that completes command lines in a shell",
 }
 WATCHED = ("build", "optimize", "analyze", "sensitivity", "profile", "export", "doctor")
 """Commands that run native code on files; the others are Python alone."""
@@ -80,7 +81,7 @@ exit codes:
   0 done   1 a bug   2 options, files, samples or shapes   3 the model   4 a package, device or target is missing
   5 a recipe failed under --strict-recipes   6 the engine build failed   7 a gate failed
 
-'trtopt COMMAND --help' lists the options of a command.
+'trtopt COMMAND --help', or 'trtopt help COMMAND', lists the options of a command.
 """
 
 
@@ -160,7 +161,12 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0].startswith("-"):
+    if not argv:
+        _top_parser().print_help(sys.stderr)
+        return UsageError.exit_code
+    if argv[0] == "help":
+        argv = [*argv[1:], "--help"]
+    if argv[0].startswith("-"):
         _top_parser().parse_args(argv)
     name = argv[0]
     if name not in COMMANDS:
@@ -182,7 +188,7 @@ def _top_parser() -> Parser:
         epilog=f"commands:\n{commands}\n\n{_EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"trtopt {VERSION}")
+    parser.add_argument("-V", "--version", action="version", version=f"trtopt {VERSION}")
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 

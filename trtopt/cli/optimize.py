@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.build import run_pipeline
+from trtopt.cli.build import pipeline_parser, run_pipeline
+from trtopt.cli.options import Parser
 
 _DESCRIPTION = "Make an optimized ONNX model: everything 'trtopt build' does but the engine."
 _EPILOG = """\
@@ -15,6 +16,11 @@ example:
 """
 
 
+def make_parser() -> Parser:
+    """The options of the command."""
+    return pipeline_parser("optimize", _DESCRIPTION, _EPILOG)
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    return run_pipeline("optimize", _DESCRIPTION, _EPILOG, argv)
+    return run_pipeline("optimize", make_parser(), argv)

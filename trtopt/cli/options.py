@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from trtopt.config.base import GROUPS, Config, Option, field_kinds, flag, options
+from trtopt.config.base import GROUPS, Config, Option, field_kinds, flag, options, share
 from trtopt.config.commands import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
 from trtopt.errors import UsageError
-from trtopt.support.precision import PRECISIONS, Precision
+from trtopt.support.precision import Precision
 from trtopt.support.words import did_you_mean, nearest
 
 
@@ -66,19 +66,19 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, **kwargs)
 
 
-def one_of(choices: Iterable[str]) -> Callable[[str], str]:
+class OneOf:
     """An argparse type for one of ``choices``, whose error names the nearest."""
-    allowed = tuple(choices)
 
-    def check(text: str) -> str:
-        if text not in allowed:
-            near = did_you_mean(text.lower(), allowed)
+    def __init__(self, choices: Iterable[str]) -> None:
+        self.choices = tuple(choices)
+
+    def __call__(self, text: str) -> str:
+        if text not in self.choices:
+            near = did_you_mean(text.lower(), self.choices)
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not one of {', '.join(allowed)}" + (f"; {near}" if near else "")
+                f"{text!r} is not one of {', '.join(self.choices)}" + (f"; {near}" if near else "")
             )
         return text
-
-    return check
 
 
 _PRECISION_HELP: dict[str, str] = {
@@ -112,7 +112,7 @@ def add_config_options(parser: Parser, config: type[Config]) -> None:
             if option.group != title:
                 continue
             if name == "precision":
-                _add_precisions(group, None if config is BuildConfig else option)
+                _add_precisions(group, option, is_build=config is BuildConfig)
             elif name == "weights":
                 _add_value(group, name, option, number=False)
                 text = "short for --weights int4"
@@ -125,25 +125,27 @@ def add_config_options(parser: Parser, config: type[Config]) -> None:
     parser.add_argument("--config", metavar="FILE.toml", help="read options from a TOML file; the command line wins")
     parser.set_defaults(notes=[])
     parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout, and nothing else")
-    parser.add_argument("--verbose", action="store_true", help="print a line on stderr when a stage starts or ends")
+    volume = parser.add_mutually_exclusive_group()
+    volume.add_argument(
+        *("-v", "--verbose"), action="store_true", help="print a line on stderr when a stage starts or ends"
+    )
+    volume.add_argument("-q", "--quiet", action="store_true", help="print errors and failed gates only")
 
 
-def _add_precisions(group: argparse._ArgumentGroup, option: Option | None) -> None:
-    """A switch for each precision; with ``option``, also ``--precision P``."""
-    if option is not None:
-        group.add_argument(
-            flag("precision"),
-            action=_SetPrecision,
-            metavar="P",
-            type=one_of(option.choices),
-            default=argparse.SUPPRESS,
-            help=f"{option.help}: {', '.join(option.choices)}; {flag(option.choices[-1])} and so on are short for it",
-        )
-    names = option.choices if option is not None else (*PRECISIONS, Precision.AUTO)
-    spellings = {flag(name): (name, _PRECISION_HELP[name]) for name in names}
-    spellings["--best"] = (Precision.INT8 if option is not None else Precision.AUTO, argparse.SUPPRESS)
+def _add_precisions(group: argparse._ArgumentGroup, option: Option, *, is_build: bool) -> None:
+    """``--precision P``, and a switch for each precision, which the help of builds explains."""
+    group.add_argument(
+        flag("precision"),
+        action=_SetPrecision,
+        metavar="P",
+        type=OneOf(option.choices),
+        default=argparse.SUPPRESS,
+        help=f"{option.help}: {', '.join(option.choices)}; {flag(option.choices[-1])} and so on are short for it",
+    )
+    spellings = {flag(name): (name, _PRECISION_HELP[name]) for name in option.choices}
+    spellings["--best"] = (Precision.AUTO if is_build else Precision.INT8, argparse.SUPPRESS)
     for spelling, (name, text) in spellings.items():
-        shown = text if option is None else argparse.SUPPRESS
+        shown = text if is_build else argparse.SUPPRESS
         group.add_argument(
             spelling,
             dest="precision",
@@ -165,7 +167,7 @@ class _SetPrecision(argparse.Action):
         given: dict[str, str] = {**getattr(namespace, "spellings", {})}
         for known, other in given.items():
             is_implied = Precision.FP16 in (name, known) and (name in _IMPLIED_FP16 or known in _IMPLIED_FP16)
-            if other != spelling and not is_implied:
+            if name != known and other != spelling and not is_implied:
                 raise argparse.ArgumentError(self, f"not allowed with argument {other}")
         given = {known: other for known, other in given.items() if other != spelling} | {name: spelling}
         namespace.spellings = given
@@ -188,7 +190,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, option: Option) -> None
 
 
 def _add_value(group: argparse._ArgumentGroup, name: str, option: Option, *, number: bool) -> None:
-    read: Any = one_of(option.choices) if option.choices else float if number else str
+    read: Any = OneOf(option.choices) if option.choices else share if option.share else float if number else str
     shown = option.metavar or "|".join(option.choices)
     names = ["-o", flag(name)] if name == "output" else [flag(name)]
     action = "append" if option.repeatable else "store"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, own_stdout, say, show
+from trtopt.cli.streams import Listener, own_stdout, print_notes, show
 from trtopt.cli.trtexec import translated
 from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import ProfileConfig
@@ -24,8 +23,8 @@ Options of trtexec such as --loadEngine, --warmUp and --exportTimes work too: se
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt profile",
         usage="trtopt profile ENGINE|MODEL [options]\n"
@@ -41,17 +40,23 @@ def run(argv: Sequence[str]) -> int:
         help="the engine or the ONNX file; with --layer-info, the ONNX file that the engine was built from",
     )
     add_config_options(parser, ProfileConfig)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = make_parser()
     arguments, notes = translated(argv, "profile", parser.option_names())
     args = parser.parse(arguments)
-    for note in notes:
-        say(f"note: {note}", sys.stderr)
+    args.notes = [*notes, *args.notes]
+    print_notes(args)
     config = config_from(args, ProfileConfig, "profile")
     check_files(args.target, config, args.config)
 
     from trtopt.analysis.profile import profile
     from trtopt.report.text.profile import view
 
-    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+    with Listener.of(args) as listener, own_stdout(quiet=args.json):
         found = profile(args.target, config, on_event=listener)
-    show(found, view, as_json=args.json, warned=True)
+    show(found, view, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 _SCHEMA = "trtopt.recipes/1"
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(prog="trtopt recipe", description="The graph rewrites that 'trtopt build --recipes' chooses from.")
     commands = parser.add_subparsers(dest="action", metavar="list|explain", required=True, parser_class=Parser)
     listing = commands.add_parser("list", help="name all recipes", description="Name all recipes, in their order.")
     listing.add_argument("--json", action="store_true", help="print JSON")
     explaining = commands.add_parser("explain", help="explain one recipe", description="Explain one recipe.")
     explaining.add_argument("name", metavar="NAME", help="the recipe")
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
 
     from trtopt.rewrite.registry import all_recipes, broken_packs
 

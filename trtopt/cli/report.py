@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtopt.cli.options import Parser
-from trtopt.cli.streams import print_json, print_renderable, show
+from trtopt.cli.streams import print_json, print_renderable, say, show
+from trtopt.config.base import share
 from trtopt.errors import UsageError
 from trtopt.support.files import check_outputs
 from trtopt.support.words import did_you_mean
@@ -16,24 +17,28 @@ from trtopt.support.words import did_you_mean
 if TYPE_CHECKING:
     from trtopt.report.schema.sweep import SweepReport
 
-_DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two profiles."
+_DESCRIPTION = "Show what was written with --report, also in other forms; or what changed between two of a kind."
 _EPILOG = """\
 examples:
   trtopt report profile.json --html profile.html
+  trtopt report int8.json --against fp16.json --html compared.html
   trtopt report after.json --against before.json --markdown comment.md
-  trtopt report sweep.json --max-latency-ms 5 --max-drop 0.01
+  trtopt report sweep.json --max-latency-ms 5 --max-drop 1%
+  trtopt report sweep.json --max-drop 1% --take engines
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt report", usage="trtopt report REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
     parser.add_argument(
         "report", metavar="REPORT", help="what build, optimize, analyze, profile or sweep wrote with --report"
     )
-    parser.add_argument("--against", metavar="FILE", help="an older profile of the same network, to compare with")
+    parser.add_argument(
+        "--against", metavar="FILE", help="an older report of the same kind and network, to compare with"
+    )
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
     parser.add_argument("--markdown", metavar="FILE", help="write the report, or the comparison, as Markdown")
     parser.add_argument("--trace", metavar="FILE", help="write the layers as a trace for chrome://tracing or Perfetto")
@@ -41,13 +46,20 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--max-latency-ms", type=_number, metavar="MS", help="of a sweep: what to take within this time"
     )
-    parser.add_argument(
-        "--max-drop", type=_number, metavar="X", help="and within this drop of accuracy, 0.01 = 1 point"
-    )
+    parser.add_argument("--max-drop", type=_number, metavar="X", help="and within this drop of accuracy, 0.01 or 1%%")
     parser.add_argument("--model", metavar="NAME", help="only for this model of the sweep")
+    parser.add_argument(
+        "--take", metavar="DIR", help="of a sweep: copy what to take, with manifest and report, under readable names"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="of a build: show every step, region and refusal")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, and nothing else")
-    args = parser.parse(argv)
-    for name in ("html", "trace", "csv"):
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
+    for name in ("trace", "csv"):
         if args.against is not None and getattr(args, name) is not None:
             raise UsageError("A comparison has no such form", where=f"--{name}", remedy="leave it or --against out")
     outputs = {
@@ -56,10 +68,10 @@ def run(argv: Sequence[str]) -> int:
     inputs = {"the report": Path(args.report)} | ({"--against": Path(args.against)} if args.against else {})
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
     if args.against is not None:
-        from trtopt.analysis.profile import compare_reports
+        from trtopt.analysis.against import compare_reports
         from trtopt.report.text.profile import comparison_view
 
-        compared = compare_reports(args.report, args.against, markdown=outputs.get("markdown"))
+        compared = compare_reports(args.report, args.against, **outputs)
         show(compared, comparison_view, as_json=args.json)
     else:
         _one(args, outputs)
@@ -67,7 +79,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    value = share(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError("give a number from 0 on")
     return value
@@ -84,9 +96,9 @@ def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
     from trtopt.report.text import build
 
     found = read_report(Path(args.report))
-    asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model"))
+    asked = any(getattr(args, name) is not None for name in ("max_latency_ms", "max_drop", "model", "take"))
     if not isinstance(found, SweepReport) and (asked or "csv" in outputs):
-        what = "--csv, --max-latency-ms, --max-drop and --model are for the report of a sweep"
+        what = "--csv, --max-latency-ms, --max-drop, --model and --take are for the report of a sweep"
         raise UsageError(what, where=args.report, remedy="leave them out")
     if not isinstance(found, ProfileReport) and "trace" in outputs:
         raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
@@ -99,7 +111,7 @@ def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
         write_profile(found, **outputs)
         show(found, profile.view, as_json=args.json)
     else:
-        shown = view_of(found) if isinstance(found, Analysis) else build.view(found)
+        shown = view_of(found) if isinstance(found, Analysis) else build.view(found, verbose=args.verbose)
         write_view(shown, **outputs)
         show(found, lambda report: shown, as_json=args.json)
 
@@ -118,7 +130,18 @@ def _sweep(found: SweepReport, outputs: dict[str, Path], args: argparse.Namespac
         names = dict.fromkeys(row.model for row in found.rows)
         remedy = did_you_mean(str(args.model), names) or f"it has {', '.join(names)}"
         raise UsageError(f"The sweep has no model {args.model!r}", where="--model", remedy=remedy)
+    taken: list[Path] = []
+    if args.take is not None:
+        from trtopt.fleet.take import take
+
+        rows = [choice.best for choice in choices if choice.best is not None]
+        if not rows:
+            what = "There is no engine to take within the limits"
+            raise UsageError(what, where="--take", remedy="raise --max-latency-ms or --max-drop")
+        taken = take(rows, Path(args.take))
     if args.json:
         print_json(sweep.choices_json(choices))
-    else:
-        print_renderable(sweep.choices_view(found, choices))
+        return
+    print_renderable(sweep.choices_view(found, choices))
+    for path in taken:
+        say(f"taken: {path}")

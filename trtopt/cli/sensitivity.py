@@ -17,21 +17,26 @@ examples:
 """
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt sensitivity", usage="trtopt sensitivity MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
-    parser.add_argument("model", metavar="MODEL", help="the ONNX file")
+    parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, SensitivityConfig)
-    args = parser.parse(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = make_parser().parse(argv)
     config = config_from(args, SensitivityConfig, "sensitivity")
     check_files(args.model, config, args.config)
 
     from trtopt.analysis.sensitivity import sensitivity
     from trtopt.report.text.sensitivity import view
 
-    with Listener(verbose=args.verbose) as listener, own_stdout(quiet=args.json):
+    with Listener.of(args) as listener, own_stdout(quiet=args.json):
         found = sensitivity(args.model, config, on_event=listener)
-    show(found, view, as_json=args.json, warned=True)
+    show(found, view, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

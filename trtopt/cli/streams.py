@@ -21,6 +21,8 @@ from trtopt.events import Event
 from trtopt.report.text.format import shorten, visible
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress, TaskID
     from rich.segment import Segment
@@ -72,17 +74,22 @@ def say(text: str, file: TextIO | None = None) -> None:
 class Listener:
     """Prints warnings on stderr as they happen and, when stderr is a terminal, progress bars.
 
-    With ``verbose`` it prints a line when a task starts and when it ends, terminal or not.
+    With ``verbose`` it prints a line when a task starts and when it ends, terminal or not; with ``quiet`` nothing.
     """
 
-    def __init__(self, *, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self, *, verbose: bool = False, quiet: bool = False) -> None:
+        self._verbose, self._quiet = verbose, quiet
         self._start = time.monotonic()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Listener:
+        """As ``--verbose`` and ``--quiet`` ask for."""
+        return cls(verbose=args.verbose, quiet=args.quiet)
+
     def __enter__(self) -> Listener:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._quiet:
             from rich.console import Console
             from rich.progress import Progress
 
@@ -98,8 +105,10 @@ class Listener:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if event.kind == "warning":
-            self._print(f"warning: {event.text}", "yellow")
+        if self._quiet:
+            return
+        if event.kind in ("warning", "note"):
+            self._print(f"{event.kind}: {event.text}", "yellow" if event.kind == "warning" else "dim")
             return
         if self._verbose and event.kind != "advance":
             work = f" ({event.total})" if event.total is not None else ""
@@ -158,14 +167,20 @@ def print_json(value: dict[str, Any]) -> None:
     _print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def show(report: _T, render: Callable[[_T], View], *, as_json: bool, warned: bool = False) -> None:
+def print_notes(args: argparse.Namespace) -> None:
+    """Print what there is to say of the options, on stderr."""
+    for note in () if args.quiet else args.notes:
+        say(f"note: {note}", sys.stderr)
+
+
+def show(report: _T, render: Callable[[_T], View], *, as_json: bool, warned: bool = False, quiet: bool = False) -> None:
     """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it, without the warnings that a
-    :class:`Listener` has printed (``warned``)."""
+    :class:`Listener` has printed (``warned``); with ``quiet`` as JSON only."""
     if as_json:
         print_json(report.to_json_dict())
-        return
-    shown = render(report)
-    print_renderable(replace(shown, warnings=()) if warned else shown)
+    elif not quiet:
+        shown = render(report)
+        print_renderable(replace(shown, warnings=()) if warned else shown)
 
 
 def print_renderable(renderable: RenderableType) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import Parser, one_of
+from trtopt.cli.options import OneOf, Parser
 from trtopt.cli.streams import own_stdout, print_json, print_renderable, safe, say, show
 from trtopt.config import flag
 from trtopt.config.toml_file import MODEL
@@ -39,7 +39,9 @@ examples:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the largest exit code of a job."""
-    args = _arguments(argv)
+    args = make_parser().parse(argv)
+    if args.address is not None and args.executor != "ray":
+        raise UsageError("An address is that of a Ray cluster", where="--address", remedy="add --executor ray")
     outputs = {name: Path(value) for name in ("report", "html", "markdown", "csv") if (value := getattr(args, name))}
     named = {f"--{name}": path for name, path in outputs.items()}
     check_outputs(named, {"the sweep's file": Path(args.sweep)})
@@ -90,13 +92,14 @@ def _files_read(plan: SweepPlan) -> dict[str, Path]:
     }
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt sweep", usage="trtopt sweep SWEEP.toml [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
     parser.add_argument("sweep", metavar="SWEEP.toml", help="options in [build], lists in [matrix], [sweep], [prices]")
     parser.add_argument("--dry-run", action="store_true", help="show the jobs, what the store has, and the time")
-    parser.add_argument("--executor", type=one_of(("local", "ray")), default="local", help="who builds: local, ray")
+    parser.add_argument("--executor", type=OneOf(("local", "ray")), default="local", help="who builds: local, ray")
     parser.add_argument(
         "--address", metavar="ADDR", help="of a Ray cluster, host:port or auto (default: start one here)"
     )
@@ -109,10 +112,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON on stdout, and nothing else there"
     )
-    args = parser.parse(argv)
-    if args.address is not None and args.executor != "ray":
-        raise UsageError("An address is that of a Ray cluster", where="--address", remedy="add --executor ray")
-    return args
+    return parser
 
 
 def _count(text: str) -> int:

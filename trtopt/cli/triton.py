@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import Parser, one_of
+from trtopt.cli.options import OneOf, Parser
 from trtopt.cli.streams import print_json, say
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _SHAPES = ("min", "opt", "max")
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    args = _parser().parse(argv)
+    args = make_parser().parse(argv)
 
     from trtopt.engine.request import parse_shapes
     from trtopt.serve.triton import TritonConfig
@@ -40,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of the command."""
     parser = Parser(
         prog="trtopt triton",
         usage="trtopt triton ENGINE|MODEL -o REPOSITORY [options]",
@@ -64,7 +65,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--instances", metavar="N", type=int, default=1, help="instances on each device (default: 1)")
     parser.add_argument(
-        "--device", metavar="gpu|cpu", type=one_of(("gpu", "cpu")), default="gpu", help="what an ONNX model runs on"
+        "--device", metavar="gpu|cpu", type=OneOf(("gpu", "cpu")), default="gpu", help="what an ONNX model runs on"
     )
     parser.add_argument(
         "--engine-cache", metavar="DIR", help="folder on the server that keeps what TensorRT builds from an ONNX model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -100,6 +101,7 @@ class Option:
             a ``source`` (a path, or ``file.py:function``), a ``script`` (``file.py:function``, or words), or empty when
             it is no path.
         words: The values of a path option that are words, not paths.
+        share: The number is a share: ``1%`` is 0.01.
     """
 
     help: str
@@ -110,6 +112,7 @@ class Option:
     repeatable: bool = False
     path: PathKind = ""
     words: tuple[str, ...] = ()
+    share: bool = False
 
     def is_path(self, value: Any) -> bool:
         """Whether a value of this option is a path, and not one of its words."""
@@ -120,6 +123,7 @@ class Option:
         return self.path in ("source", "file", "script") and self.is_path(value)
 
 
+MODULE = "a PyTorch module as MODEL, nets.py:resnet"
 PRECISION = "precision"
 SAMPLES = "calibration and accuracy"
 TARGET = "target and shapes"
@@ -127,15 +131,25 @@ REWRITES = "graph rewrites"
 BUILDER = "builder"
 TIMING = "timing an engine"
 FILES = "files"
-GROUPS = (PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
+GROUPS = (MODULE, PRECISION, SAMPLES, TARGET, REWRITES, BUILDER, TIMING, FILES)
 
 CALIB_HELP = (
-    "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these or of pictures, script.py[:function], "
-    "decode:prompts.npz (a decoder run on its own tokens), 'synthetic'"
+    "calibration samples: .npz, .npy, .json (Polygraphy), a folder of these or of pictures, script.py:name of a "
+    "loader, decode:prompts.npz (a decoder run on its own tokens), 'synthetic'"
 )
 METRICS = ("top1", "top5", "recall", "map50", "map", "miou", "psnr", "spearman", "agreement", "sqnr")
+INPUT_HELP = "an example input, such as image:float32:1x3x224x224; repeat for each"
+INPUT_METAVAR = "NAME:DTYPE:SHAPE"
+DYNAMIC_HELP = "an axis of any size, such as image:0=batch:1..16; repeat for several"
+DYNAMIC_METAVAR = "NAME:AXIS=SYMBOL[:MIN..MAX]"
 REPORT_HELP = "write the report as JSON"
 HTML_HELP = "write the report as one HTML file"
+MARKDOWN_HELP = "write the report as Markdown, for a pull request"
+
+
+def share(text: str) -> float:
+    """The number that ``0.01`` or ``1%`` stands for. Raises ValueError: it is none."""
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 
 def option_field(default: Any, help: str, group: str, **kwargs: Any) -> Any:
@@ -163,6 +177,8 @@ class Config:
     """What the commands that take a model share.
 
     Attributes:
+        inputs: What a PyTorch module is exported with: ``NAME:DTYPE:SHAPE`` each.
+        dynamic: Its axes of any size: ``NAME:AXIS=SYMBOL[:MIN..MAX]`` each.
         gpus: GPUs of the user's own and other figures for known ones, by name: the tables ``[gpu.NAME]`` of the
             configuration file (:func:`trtopt.hardware.user.gpu_table`).
     """
@@ -173,6 +189,8 @@ class Config:
         TARGET,
         metavar="NAME",
     )
+    inputs: tuple[str, ...] = option_field((), INPUT_HELP, MODULE, metavar=INPUT_METAVAR, repeatable=True)
+    dynamic: tuple[str, ...] = option_field((), DYNAMIC_HELP, MODULE, metavar=DYNAMIC_METAVAR, repeatable=True)
     gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -245,8 +263,8 @@ def field_kinds(config: type) -> dict[str, FieldKind]:
 
 
 def flag(name: str) -> str:
-    """The option's spelling on the command line: ``calib_method`` is ``--calib-method``."""
-    return "--" + name.replace("_", "-")
+    """The option's spelling on the command line: ``calib_method`` is ``--calib-method``, ``inputs`` one ``--input``."""
+    return "--input" if name == "inputs" else "--" + name.replace("_", "-")
 
 
 def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:
@@ -257,6 +275,9 @@ def checked(name: str, option: Option, kind: FieldKind, value: Any) -> Any:
     """
     if kind == "flag":
         return _expect(name, value, "true or false", isinstance(value, bool))
+    if kind == "number" and option.share and isinstance(value, str) and value.endswith("%"):
+        with contextlib.suppress(ValueError):
+            value = share(value)
     if kind == "number":
         _expect(name, value, "a number", isinstance(value, (int, float)) and not isinstance(value, bool))
         return float(_expect(name, value, "a finite number", math.isfinite(value)))

@@ -11,6 +11,7 @@ from trtopt.config.base import (
     CALIB_METHODS,
     FILES,
     HTML_HELP,
+    MARKDOWN_HELP,
     METRICS,
     PRECISION,
     REPORT_HELP,
@@ -107,7 +108,7 @@ class BuildConfig(Config):
         metavar="FORM",
     )
     max_accuracy_drop: float | None = option_field(
-        None, "fail (exit code 7) when accuracy drops by more than X", SAMPLES, metavar="X"
+        None, "fail (exit code 7) when accuracy drops by more than X, 0.01 or 1%%", SAMPLES, metavar="X", share=True
     )
     min_sqnr_db: float | None = option_field(
         None,
@@ -122,6 +123,7 @@ class BuildConfig(Config):
         "(--int8 and --fp8 with your samples: 0.98)",
         SAMPLES,
         metavar="SHARE",
+        share=True,
     )
     atol: tuple[str, ...] = option_field(
         (),
@@ -154,6 +156,14 @@ class BuildConfig(Config):
         "prune the layers to 2:4 that gain by it, within the accuracy budget (0.01 unless given)", PRECISION
     )
     sparse_all: bool = switch_field("prune every layer that can be 2:4, whether a gain is predicted or not", PRECISION)
+    lora: tuple[str, ...] = option_field(
+        (),
+        "merge an adapter (LoRA, as PEFT saves it) into the weights; repeat for several",
+        REWRITES,
+        metavar="FILE.safetensors[:SCALE]",
+        repeatable=True,
+        path="source",
+    )
     recipes: str = option_field(
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )
@@ -164,6 +174,14 @@ class BuildConfig(Config):
     )
     opt_shapes: tuple[ShapeMap, ...] = shapes_field("shapes to optimize for; alone, they make the profile static")
     max_shapes: tuple[ShapeMap, ...] = shapes_field("largest shapes")
+    batches: tuple[int, ...] = option_field(
+        (), "batch sizes, 1,8,32: a profile for each, which takes what is above the size before", TARGET, metavar="LIST"
+    )
+    shape_histogram: str | None = file_field(
+        "shapes of requests, a line each (ids:1x37,mask:1x37): at most four profiles by predicted time",
+        group=TARGET,
+        path="file",
+    )
     keep_dynamic: bool = switch_field("leave axes dynamic that every profile gives one size", TARGET)
     io: tuple[str, ...] = option_field(
         (), "type and layout of an input or output, x:fp16:hwc4", TARGET, metavar="NAME:DTYPE:LAYOUT", repeatable=True
@@ -206,6 +224,8 @@ class BuildConfig(Config):
         "private key (Ed25519, PEM) to sign the engine's manifest with", path="file", metavar="KEY.pem"
     )
     report: str | None = file_field(REPORT_HELP)
+    html: str | None = file_field(HTML_HELP)
+    markdown: str | None = file_field(MARKDOWN_HELP)
     export_layer_info: str | None = file_field("write the engine's fused layers as JSON")
 
     @property
@@ -228,6 +248,13 @@ class BuildConfig(Config):
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise UsageError(
                 "The least agreement is no share", where=flag("min_agreement"), remedy="give a number from 0 to 1"
+            )
+        ways = [name for name in ("batches", "shape_histogram", "opt_shapes", "max_shapes") if getattr(self, name)]
+        if len(ways) > 1 and ways != ["opt_shapes", "max_shapes"]:
+            raise UsageError(
+                "The shapes are given in two ways",
+                where=", ".join(map(flag, ways)),
+                remedy=f"leave all but {flag(ways[0])} out",
             )
         if self.steps is not None and not (self.steps >= 1 and self.steps.is_integer()):
             raise UsageError(
@@ -408,7 +435,7 @@ class ProfileConfig(Config):
     )
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
-    markdown: str | None = file_field("write the report as Markdown, for a pull request")
+    markdown: str | None = file_field(MARKDOWN_HELP)
     trace: str | None = file_field("write the layers as a trace for chrome://tracing or Perfetto")
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtopt.config import BuildConfig, Config, flag, options
 from trtopt.errors import UsageError
-from trtopt.support._script import DECODE
+from trtopt.support._script import DECODE, is_target
 from trtopt.support.files import check_outputs
 
 
@@ -34,7 +34,7 @@ def check_files(model: str | None, config: Config, config_file: str | None, *, e
         if option.path == "output" and value is not None:
             outputs[flag(name)] = Path(value)
     if engine and isinstance(config, BuildConfig) and config.output is None:
-        engines = (Path(str(model)).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
+        engines = (product_path(str(model)).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
         inputs.update((f"the engine {path.name}", path) for path in engines)
     if engine and isinstance(config, BuildConfig) and config.report is not None:
         inputs["the builder's log"] = Path(config.report).with_suffix(".build.log")
@@ -43,7 +43,7 @@ def check_files(model: str | None, config: Config, config_file: str | None, *, e
 
 def files_read(model: str | None, config: Config) -> dict[str, Path]:
     """The files a run reads, by what messages call them: the model, and those that options name."""
-    inputs = {} if model is None else {"the model": Path(model)}
+    inputs = {} if model is None else {"the model": source_file(model)}
     for name, option in options(type(config)).items():
         value = getattr(config, name)
         items = (value,) if isinstance(value, str) else value or ()
@@ -52,8 +52,14 @@ def files_read(model: str | None, config: Config) -> dict[str, Path]:
     return inputs
 
 
+def product_path(model: str) -> Path:
+    """What the files that are made of a model are named after: its file; of ``nets.py:resnet``, ``resnet`` in the
+    current folder."""
+    return Path(model.rpartition(":")[2].rpartition(".")[2]) if is_target(model) else Path(model)
+
+
 def source_file(value: str) -> Path:
-    """The file that ``FILE.py:FUNCTION``, ``decode:FILE`` or a path names."""
+    """The file that ``FILE.py:FUNCTION``, ``FILE.safetensors:SCALE``, ``decode:FILE`` or a path names."""
     value = value.removeprefix(DECODE)
-    script, _, function = value.rpartition(":")
-    return Path(script if script.endswith(".py") and function else value)
+    file, _, rest = value.rpartition(":")
+    return Path(file if file.endswith((".py", ".safetensors")) and rest else value)

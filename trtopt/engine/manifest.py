@@ -191,6 +191,10 @@ def verify(path: str | Path, *, key: str | Path | None = None) -> Manifest:
             build, or is missing; or the manifest is not signed with the key.
         UsageError: The engine has no manifest, a file cannot be read, or the key is none.
         MissingDependencyError: The package ``cryptography`` is not installed, and there is a key.
+
+    Example:
+        >>> trtopt.verify("model.rtx.engine").backend
+        'tensorrt-rtx'
     """
     manifest = load_engine(path, key=key).manifest
     if manifest is None:

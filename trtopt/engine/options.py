@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import Literal
 
 from trtopt.engine.backend import TENSORRT_RTX, Backend
 from trtopt.errors import TargetError, UsageError
+from trtopt.support.words import nearest
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _TRUE = frozenset({"1", "true", "on", "yes", "enable"})
@@ -176,8 +176,8 @@ def _nothing() -> BuilderSettings:
 def _lookup(key: str) -> _Option:
     if key in _OPTIONS:
         return _OPTIONS[key]
-    close = difflib.get_close_matches(key, _OPTIONS, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
+    near = nearest(key, _OPTIONS)
+    hint = f"did you mean {near}? " if near else ""
     raise UsageError(
         f"There is no builder option {key!r}",
         where="--builder",

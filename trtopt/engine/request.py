@@ -5,7 +5,6 @@ And the one shape of each input that a prediction is made at.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from trtopt.engine.backend import Backend
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.hardware.spec import GpuSpec
+from trtopt.support.words import nearest
 
 _ENDS = ("min", "opt", "max")
 
@@ -295,8 +295,8 @@ def check_shape(
 ) -> None:
     """Raise UsageError when a shape given with ``option`` does not fit the input ``name``."""
     if name not in by_name:
-        close = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        near = nearest(name, by_name)
+        hint = f"did you mean {near!r}? " if near else ""
         raise UsageError(
             f"The model has no input {name!r}", where=option, remedy=f"{hint}Its inputs: {', '.join(by_name)}"
         )

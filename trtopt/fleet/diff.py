@@ -48,8 +48,8 @@ def diff(
         MissingDependencyError: A compiler cannot be installed.
 
     Example:
-        >>> trtopt.diff("model.onnx", ["tensorrt-rtx==1.6", "installed"]).slowdown
-        0.031
+        >>> trtopt.diff(None, ["report.json", "report.json"], max_slowdown=0.05).is_failed
+        False
     """
     config = config or BuildConfig()
     if len(compilers) != 2:
@@ -115,10 +115,10 @@ def _task_options(config: BuildConfig) -> dict[str, Any]:
     found = asdict(replace(config, backend="tensorrt-rtx"))
     for name, option in known.items():
         value = found[name]
-        if option.path and isinstance(value, str) and value not in option.words:
+        if isinstance(value, tuple):
+            found[name] = [_absolute(item) if option.is_path(item) else item for item in value]
+        elif value is not None and option.is_path(value):
             found[name] = _absolute(value)
-        elif option.path and value:
-            found[name] = [_absolute(item) for item in value]
     return found
 
 

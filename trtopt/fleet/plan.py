@@ -41,6 +41,7 @@ from trtopt.pipeline.manifest import chosen_options
 from trtopt.precision.observe.trt_cache import statistics_file
 from trtopt.rewrite.registry import pack_hashes, select
 from trtopt.source.check import check_external_data
+from trtopt.support._script import DECODE
 from trtopt.support.files import open_file
 from trtopt.support.precision import Precision
 from trtopt.support.words import did_you_mean
@@ -75,6 +76,8 @@ class Input:
     def value(self, folder: Path | None = None) -> str:
         """What the option is given: the path here, or where the files lie in ``folder``."""
         path = self.path if folder is None else (folder if self.path.is_dir() else folder / self.files[0].name)
+        if self.function == DECODE:
+            return f"{DECODE}{path}"
         return f"{path}:{self.function}" if self.function else str(path)
 
 
@@ -149,6 +152,7 @@ def _input(option: str, value: str, hashes: Hashes) -> Input:
     what = "The model" if option == MODEL else f"The file of {flag(option)}"
     path = source_file(value).absolute()
     function = value.rpartition(":")[2] if str(path) != str(Path(value).absolute()) else ""
+    function = DECODE if value.startswith(DECODE) else function
     folder = path if path.is_dir() else path.parent
     paths = _model_files(path) if option == MODEL else _files(path)
     files = tuple(hashes.file(item, str(item.relative_to(folder)), what) for item in paths)
@@ -160,7 +164,8 @@ def _files(path: Path) -> list[Path]:
     path = path.absolute()
     if not path.is_dir():
         return [path]
-    return sorted(item for item in path.iterdir() if item.suffix in _ARRAYS and item.name[0] != "." and item.is_file())
+    arrays = [item for item in path.iterdir() if item.suffix in _ARRAYS and item.name[0] != "." and item.is_file()]
+    return sorted(arrays) or sorted(item for item in path.rglob("[!.]*") if item.is_file())
 
 
 def _model_files(path: Path) -> list[Path]:
@@ -261,7 +266,7 @@ MOST_JOBS = 100_000
 _FORMAT = 1
 """Of the key: another one makes every job new."""
 
-_OF_THE_STORE = ("output", "report", "save_onnx", "export_layer_info", "timing_cache", "sign")
+_OF_THE_STORE = ("output", "report", "html", "markdown", "save_onnx", "export_layer_info", "timing_cache", "sign")
 """Options that name files of one build: in a sweep, the store keeps them; a private key does not travel."""
 
 

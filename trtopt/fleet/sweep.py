@@ -198,6 +198,11 @@ def sweep(
         TargetError: No machine has a GPU that jobs need.
         MissingDependencyError: Ray or fsspec is not installed, the cluster cannot be reached, or has another version of
             trtopt.
+
+    Example:
+        >>> report = trtopt.sweep("sweep.toml", workers=1)
+        >>> [(row.model, row.precision, row.status) for row in report.rows]
+        [('model', 'fp32', 'done'), ('model', 'fp16', 'done')]
     """
     began = time.perf_counter()
     found = load_plan(Path(path))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from trtopt.accuracy.metric import drop_of
 from trtopt.config.budget import DEFAULT_ACCURACY_DROP, ROUNDING
@@ -23,6 +23,9 @@ from trtopt.support.files import atomic_write, check_outputs
 from trtopt.support.precision import ELEMENT_BYTES
 from trtopt.support.words import did_you_mean
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 BITS: dict[str, int] = {dtype: round(size * 8) for dtype, size in ELEMENT_BYTES.items()}
 """The types a share can be asked of, and their widths."""
 
@@ -33,8 +36,19 @@ DEFAULT_SHARE_LOSS = 0.01
 DEFAULT_BYTES_GROWTH = 0.10
 
 
+class LimitOptions(TypedDict, total=False):
+    """The fields of :class:`Limits` as keywords."""
+
+    max_accuracy_drop: float | None
+    max_latency_regress: float | None
+    min_share: Mapping[str, float]
+    max_bytes: int | None
+    max_kernels: int | None
+    allow_synthetic: bool
+
+
 @dataclass(frozen=True)
-class Thresholds:
+class Limits:
     """What a report must keep. None: against a baseline the default, else nothing.
 
     Attributes:
@@ -214,7 +228,7 @@ class _Pair:
         return tuple(sorted((item for item in self.changed if by_how_much(item) > 0), key=lambda x: -by_how_much(x)))
 
 
-def evaluate(after: Facts, before: Facts | None, limits: Thresholds) -> CheckReport:
+def evaluate(after: Facts, before: Facts | None, limits: Limits) -> CheckReport:
     """Judge a report; ``before`` is what its baseline says.
 
     Every gate has a default against a baseline; a threshold replaces the default of its gate. Without a baseline, only
@@ -247,7 +261,7 @@ def evaluate(after: Facts, before: Facts | None, limits: Thresholds) -> CheckRep
     return CheckReport(after.checked, baseline, tuple(gates), notes, after.names)
 
 
-def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
+def _own(after: Facts, limits: Limits) -> Iterator[Gate]:
     """What needs no figures: the build's own gates, finite outputs, ranges from real samples."""
     if after.own_failures is not None:
         gate = Gate("build", "the gates of the build itself", "passed")
@@ -265,7 +279,7 @@ def _own(after: Facts, limits: Thresholds) -> Iterator[Gate]:
         yield replace(gate, verdict="failed", reason=reason) if refused else gate
 
 
-def _accuracy(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _accuracy(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     """By the metric, and by output where it was not measured on what was made; against FP32 where a threshold is given,
     and against the baseline."""
     after, before, asked = pair.after, pair.before, limits.max_accuracy_drop
@@ -285,7 +299,7 @@ def _accuracy(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
         yield _missing("accuracy", "accuracy", asked, "the report has no accuracy: it was not measured")
 
 
-def _by_metric(pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
+def _by_metric(pair: _Pair, limits: Limits, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
     now, asked = pair.after.metric, limits.max_accuracy_drop
     if now is None:
         return
@@ -319,7 +333,7 @@ def _points(before: float, after: float) -> str:
     return f"{before - after:.4g}"
 
 
-def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
+def _by_output(name: str, pair: _Pair, limits: Limits, lost: tuple[LayerChange, ...]) -> Iterator[Gate]:
     asked, now = limits.max_accuracy_drop, (pair.after.outputs or {})[name]
     old = None if pair.before is None else (pair.before.outputs or {}).get(name)
     measure, drop = drop_of(now)
@@ -340,7 +354,7 @@ def _by_output(name: str, pair: _Pair, limits: Thresholds, lost: tuple[LayerChan
     yield _at_least(gate, max(before - most, 0.0), said, lost)
 
 
-def _latency(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _latency(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     if pair.before is None:
         return
     asked, now, old = limits.max_latency_regress, pair.after.times, pair.before.times
@@ -355,7 +369,7 @@ def _latency(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
     yield _at_most(gate, old[how] * (1 + most), growth, pair.layers(slower))
 
 
-def _shares(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _shares(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     """By type where thresholds are given; else against the baseline: 8 bits or fewer, 16 bits or fewer."""
     now, of = pair.after.shares, pair.after.share_of
     old = None if pair.before is None or pair.before.share_of != of else pair.before.shares
@@ -387,7 +401,7 @@ def _narrow(shares: Mapping[str, float], bits: int) -> float:
     return sum(share for dtype, share in shares.items() if _BITS.get(dtype, 32) <= bits)
 
 
-def _bytes(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _bytes(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     asked, now = limits.max_bytes, pair.after.bytes
     old = None if pair.before is None else pair.before.bytes
     if now is None:
@@ -402,7 +416,7 @@ def _bytes(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
         yield _at_most(gate, old * (1 + DEFAULT_BYTES_GROWTH), growth)
 
 
-def _kernels(pair: _Pair, limits: Thresholds) -> Iterator[Gate]:
+def _kernels(pair: _Pair, limits: Limits) -> Iterator[Gate]:
     asked, now = limits.max_kernels, pair.after.kernels
     old = None if pair.before is None else pair.before.kernels
     if now is None:
@@ -439,10 +453,10 @@ def check(
     report: str | Path,
     *,
     baseline: str | Path | None = None,
-    limits: Thresholds | None = None,
+    limits: Limits | None = None,
     markdown: str | Path | None = None,
     junit: str | Path | None = None,
-    **options: Any,
+    **options: Unpack[LimitOptions],
 ) -> CheckReport:
     """Judge a report of a build, an analysis or a profile.
 
@@ -452,7 +466,7 @@ def check(
         limits: The thresholds; ``options`` override its fields by name.
         markdown: Write the result as Markdown.
         junit: Write the result as JUnit XML.
-        **options: Fields of :class:`~trtopt.gates.check.Thresholds`.
+        **options: Fields of :class:`~trtopt.gates.check.Limits`.
 
     Returns:
         All gates; ``.failed`` are those that failed.
@@ -460,17 +474,22 @@ def check(
     Raises:
         UsageError: A file cannot be read or written or has a wrong field, a threshold is wrong, or the two reports
             cannot be compared.
+
+    Example:
+        >>> result = trtopt.check("report.json", max_kernels=100, allow_synthetic=True)
+        >>> [gate.name for gate in result.failed]
+        []
     """
     inputs = {"the report": Path(report)} | ({"the baseline": Path(baseline)} if baseline is not None else {})
     outputs: Mapping[str, str | Path | None] = {"--markdown": markdown, "--junit": junit}
     written = {name: Path(path) for name, path in outputs.items() if path is not None}
     check_outputs(written, inputs)
-    known = [item.name for item in fields(Thresholds)]
+    known = [item.name for item in fields(Limits)]
     for name in options:
         if name not in known:
             remedy = did_you_mean(name, known) or "see docs/check.md"
             raise UsageError(f"There is no threshold {name!r}", where=name, remedy=remedy)
-    limits = replace(limits or Thresholds(), **options)
+    limits = replace(limits or Limits(), **options)
     found = evaluate(_facts(report), None if baseline is None else _facts(baseline), limits)
     if "--markdown" in written:
         atomic_write(written["--markdown"], as_markdown(view(found)))

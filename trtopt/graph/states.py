@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -54,6 +54,30 @@ def find_states(model: ir.Model) -> tuple[State, ...]:
         return ()
     inputs, outputs = [state.input for state in found], [state.output for state in found]
     return tuple(s for s in found if inputs.count(s.input) == 1 and outputs.count(s.output) == 1)
+
+
+def find_read_caches(model: ir.Model, states: Sequence[State]) -> tuple[ir.Value, ...]:
+    """Inputs that are caches and no states: a decoder only reads the keys and values of its encoder.
+
+    They look as a cache that is filled up does: of its type and rank, and of its size on every axis that has one size,
+    that along which it is filled up apart.
+    """
+    own, growing = {state.input for state in states}, {state.node for state in states}
+    axes = {state.axis for state in states if state.axis is not None}
+    known = {_form(state.input, axis) for state in states for axis in axes if state.axis == axis}
+
+    def is_new(value: ir.Value) -> bool:
+        return any(node in growing for behind in _behind(value) for node, _ in behind.uses())
+
+    others = [value for value in model.graph.inputs if value not in own and not is_new(value)]
+    forms = {form for form in known if any(isinstance(size, int) for size in form[2:])}
+    return tuple(value for value in others if any(_form(value, axis) in forms for axis in axes))
+
+
+def _form(value: ir.Value, axis: int) -> tuple[object, ...]:
+    """Type, rank and sizes, without that of one axis and those that are open."""
+    dims = enumerate(edit.dims_of_value(value) or ())
+    return (axis, value.dtype, *(dim if isinstance(dim, int) and at != axis else None for at, dim in dims))
 
 
 def _states_of(value: ir.Value) -> Iterator[State]:

@@ -225,11 +225,11 @@ def find_gpu(name: str, gpus: Sequence[GpuSpec] | None = None) -> GpuSpec:
     if matches:
         candidates = ", ".join(gpu.name for gpu in matches)
         raise UsageError(f"Several GPUs are called {name!r}: {candidates}", where="--gpu", remedy="name one of them")
-    *others, last = _nearest(wanted, whole)
+    near = _nearest(wanted, whole)
     raise UsageError(
         f"No GPU is called {name!r}",
         where="--gpu",
-        remedy=f"did you mean {', '.join(others)} or {last}? 'trtopt gpu list' names all, 'portable' stands for every "
+        remedy=f"{f'did you mean {near}? ' if near else ''}'trtopt gpu list' names all, 'portable' stands for every "
         "GPU from Ampere on, and a table [gpu.NAME] in the file of --config describes one of your own",
     )
 
@@ -240,10 +240,10 @@ def _capability(wanted: str) -> str:
     return ".".join(part for part in found.groups() if part is not None) if found else ""
 
 
-def _nearest(wanted: str, gpus: Mapping[str, GpuSpec]) -> list[str]:
-    """The names of the GPUs whose names or short names are most like ``wanted``, best first."""
-    keys = difflib.get_close_matches(wanted, gpus, n=len(gpus), cutoff=0.0)
-    return list(dict.fromkeys(gpus[key].name for key in keys))[:_NEAREST]
+def _nearest(wanted: str, gpus: Mapping[str, GpuSpec]) -> str:
+    """The names of the GPUs whose names or short names are most like ``wanted``, best first; empty where none is."""
+    keys = difflib.get_close_matches(wanted, gpus, n=len(gpus))
+    return " or ".join(list(dict.fromkeys(gpus[key].name for key in keys))[:_NEAREST])
 
 
 def choose_gpu(name: str | None, gpus: Sequence[GpuSpec], present: GpuSpec | None) -> GpuSpec | None:

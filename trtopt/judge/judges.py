@@ -30,9 +30,9 @@ from trtopt.judge.form import best_shapes, optimum, profile_of
 from trtopt.judge.protocol import AT_ONCE, Judge, Priced, PriceFile, Prices
 from trtopt.judge.target import nearest_target
 from trtopt.precision.decide import decide, wanted_tensors
-from trtopt.precision.fp16.network_io import IoRequest, apply_io
+from trtopt.precision.fp16.network_io import IoRequest
 from trtopt.precision.fp16.network_io import formats as io_formats
-from trtopt.precision.fp16.states import state_requests
+from trtopt.precision.fp16.states import with_states
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
 from trtopt.precision.regions import candidate_nodes
@@ -250,10 +250,7 @@ class WritingJudge:
                 model = cast_borders(
                     model, ir.DataType.BFLOAT16 if self._precision == Precision.BF16 else ir.DataType.FLOAT16
                 )
-        io = () if inner else (*self._io, *state_requests(model, {request.name for request in self._io}))
-        if io:
-            model = apply_io(model, io)
-        return self._judge.price(model, inner=inner)
+        return self._judge.price(model if inner else with_states(model, self._io), inner=inner)
 
 
 def written(model: ir.Model, precision: Precision, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> ir.Model:

@@ -93,7 +93,7 @@ def engine_request(artifact: ModelArtifact, job: Compilation, config: BuildConfi
         timing_cache=Path(config.timing_cache) if config.timing_cache else None,
         error_on_timing_cache_miss=config.error_on_timing_cache_miss,
         formats=formats(parse_io(config.io)),
-        name=str(artifact.path),
+        name=str(artifact.path or "model in memory"),
     )
 
 

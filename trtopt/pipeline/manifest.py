@@ -24,6 +24,7 @@ from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
+from trtopt.report.files import write_view
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
 from trtopt.report.schema.manifest import (
     EngineTensor,
@@ -36,7 +37,9 @@ from trtopt.report.schema.manifest import (
     content_hash,
 )
 from trtopt.report.schema.write import write_layers, write_report
+from trtopt.report.text.build import view
 from trtopt.source.check import sha256_of
+from trtopt.source.lora import adapter_file
 from trtopt.source.save import save_model
 from trtopt.support.files import atomic_write, hash_file
 from trtopt.support.json_text import plain
@@ -166,13 +169,13 @@ def _understood(config: BuildConfig, report: BuildReport, engine: EngineRecord) 
 
 
 def other_files(config: BuildConfig) -> tuple[FileHash, ...]:
-    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, a calibration
-    cache of TensorRT.
+    """What is read beside the model and the samples: scripts of the metric and for pictures, plugins, adapters, a
+    calibration cache of TensorRT.
 
     Raises:
         UsageError: One of them cannot be read.
     """
-    names = list(config.plugins)
+    names = [*config.plugins, *(str(adapter_file(text)) for text in config.lora)]
     known = options(BuildConfig)
     for name in ("preprocess", "metric"):
         script = getattr(config, name)
@@ -234,6 +237,7 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         if engine is not None:
             atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
         write_report(report, outputs["report"])
+    write_view(view(report), html=outputs.get("html"), markdown=outputs.get("markdown"))
     return report
 
 

@@ -108,7 +108,7 @@ def reduce_command(folder: Path, job: Verification, config: BuildConfig, *, make
     command, file = ("build", "checked.engine") if make_engine else ("optimize", "checked.onnx")
     words = ["polygraphy", "debug", "reduce", folder / MODEL, "-o", folder / "reduced.onnx", "--no-reduce-inputs"]
     words += ["--model-input-shapes", *shapes, "--fail-code", code, "--check", "trtopt", command, _REDUCED]
-    words += ["-o", folder / file, *command_words(config, _of_parts(config))]
+    words += ["-o", folder / file, *command_words(vars(config), _of_parts(config))]
     if config.tolerances is not None:
         own = [config.tolerances.of(str(value.name)) for value in job.reference.graph.outputs]
         words += ["--atol", min(atol for atol, _ in own), "--rtol", min(rtol for _, rtol in own)]

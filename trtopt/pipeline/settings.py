@@ -11,9 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from trtopt.accuracy.boxes import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
-from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor
+from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
 from trtopt.config.paths import check_files, files_read
 from trtopt.engine.backend import TENSORRT, Backend, backend_of_rules, choose_backend
 from trtopt.engine.cache import EngineCache
@@ -34,6 +35,7 @@ from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
+from trtopt.pipeline.shapes import given_shapes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
@@ -43,13 +45,15 @@ from trtopt.precision.observe.pictures import PictureOptions, PictureSamples, fi
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
+from trtopt.source.lora import merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
-from trtopt.support.files import check_outputs
+from trtopt.support.files import TEMPORARY, check_outputs
 from trtopt.support.precision import Precision
 
 
@@ -146,16 +150,20 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     Raises:
         UsageError: Options contradict one another, or a file cannot be read or written.
         TargetError: The target cannot do what is asked for.
-        MissingDependencyError: The compiler is not installed, or what signs.
+        MissingDependencyError: The compiler is not installed, or what signs; for a page, Jinja2.
     """
     target = _target(config, make_engine)
     if config.gpu is None and probe().gpu is not None and probe().reason:
         clock.warn("gpu", probe().reason)
     outputs = _outputs(path, config, target.backend, make_engine)
+    if config.html is not None:
+        check_html()
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
     _check_epcontext(config, outputs, make_engine)
     registry.select(config.recipes)
+    if config.boxes is not None:
+        parse_boxes(config.boxes)
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
     _check_precision(precision, target, config, clock)
@@ -193,9 +201,11 @@ def _target(config: BuildConfig, make_engine: bool) -> BuildTarget:
 
 
 def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: bool) -> Outputs:
-    files: dict[str, str | Path | None] = {"report": config.report, "layers": config.export_layer_info}
+    files: dict[str, str | Path | None] = {name: getattr(config, name) for name in ("report", "html", "markdown")}
+    files["layers"] = config.export_layer_info
     if make_engine:
-        engine = Path(config.output or path.with_name(path.stem + backend.suffix))
+        made = path.parent.name.startswith(TEMPORARY)  # of a module that code makes: it lies in no folder of the user's
+        engine = Path(config.output or (Path(path.name) if made else path).with_suffix(backend.suffix))
         files.update(engine=engine, manifest=manifest_path(engine), signature=signature_path(engine))
         files["onnx"] = config.save_onnx
         if config.epcontext is not None:
@@ -371,7 +381,7 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     """
     config = settings.config
     with clock.stage("load"):
-        loaded = load(settings.path)
+        loaded = _with_adapters(load(settings.path), config, clock)
     _check_types(settings, loaded.model)
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
@@ -380,6 +390,8 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
         loaded, how = _with_pixels(settings, sources, loaded, clock)
         clock.warn("pixels", loaded.steps[-1].details[0])
     calibration, check, source = _samples(settings, sources, loaded, how, clock)
+    for samples in dict.fromkeys((calibration, check)):
+        clock.say_taken(samples.taken)
     outputs = [str(value.name) for value in loaded.model.graph.outputs]
     if config.tolerances is not None:
         config.tolerances.check(outputs)
@@ -393,6 +405,16 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
         calibration = BatchedSamples(calibration, axes, filled=True)
     metric = _metric(settings, sources.metric, loaded, check, clock)
     return BuildInputs(loaded, fixed, axes, calibration, check, source, metric, ranges, profiles, recorded)
+
+
+def _with_adapters(loaded: ModelArtifact, config: BuildConfig, clock: Clock) -> ModelArtifact:
+    """The model with the adapters of ``--lora`` in its weights: what everything is compared with, too."""
+    if not config.lora:
+        return loaded
+    adapters = [read_adapter(text) for text in config.lora]
+    for note in (note for adapter in adapters for note in adapter.notes):
+        clock.warn("lora", note)
+    return merged(loaded, adapters)
 
 
 def _recorded(config: BuildConfig, check: Samples, source: str, outputs: Sequence[str]) -> Recorded | None:
@@ -490,14 +512,19 @@ def _samples(
             return made()
         return open_given(source, loaded.model, loaded.inputs, config.steps, pictures=pictures)
 
-    pictures = PictureOptions(how, None if config.labels is None else Path(config.labels), config.skip_bad)
+    labels = None if config.labels is None else Path(config.labels)
+    pictures = PictureOptions(how, labels, skip_bad=config.skip_bad)
     check = None if sources.eval is None else read(sources.eval)
     if check is not None:
         # What was found of these, whose labels say more, holds for the others; --labels is of these.
         check = with_preprocess(check, sources.metric, config.boxes, loaded.model, clock)
         found = check.how if isinstance(check, PictureSamples) else how
-        pictures = replace(pictures, preprocess=found, labels=None)
+        pictures = replace(pictures, preprocess=found, labels=None, is_labelled=False)
     samples = read(sources.calib)
+    if not any(isinstance(item, PictureSamples) for item in (samples, check)):
+        for name in ("preprocess", "labels", "skip_bad"):
+            if getattr(config, name) and not (name == "preprocess" and config.preprocess_in_engine):
+                clock.warn("samples", f"{flag(name)} has no effect: the samples are no pictures")
     samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
     if check is not None:
         return samples, check, "eval"
@@ -521,12 +548,12 @@ def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: S
 def _profiles(
     settings: BuildSettings, loaded: ModelArtifact, samples: Samples, clock: Clock
 ) -> tuple[ShapeProfile, ...]:
-    config = settings.config
+    given = given_shapes(settings.config, loaded, settings.precision, settings.target.gpu, clock)
     plan = plan_profiles(
         loaded.inputs,
-        min_shapes=config.min_shapes,
-        opt_shapes=config.opt_shapes,
-        max_shapes=config.max_shapes,
+        min_shapes=given.least,
+        opt_shapes=given.best,
+        max_shapes=given.most,
         observed=samples.shapes() if samples.source == "user" else (),
         growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
     )

@@ -144,9 +144,9 @@ def compare(before: ProfileReport, after: ProfileReport, names: tuple[str, str] 
     shares = [_shared(regions, side) for side in ("before", "after")]
     if before.layers and after.layers and min(shares) < LEAST_SHARED:
         raise UsageError(
-            f"The two profiles have {percent(shares[0])} and {percent(shares[1])} of their time in common",
+            f"The two reports have {percent(shares[0])} and {percent(shares[1])} of their time in common",
             where=f"{names[0]} ({before.layers[0].name}, ...) and {names[1]} ({after.layers[0].name}, ...)",
-            remedy="compare profiles of one network",
+            remedy="compare reports of one network",
         )
     regions.sort(key=lambda item: -abs(item.gain_us))
     return Comparison(
@@ -237,11 +237,11 @@ def _warnings(before: ProfileReport, after: ProfileReport, regions: Sequence[Com
         ("in different ways", before.source.launching, after.source.launching),
     ):
         if first != second:
-            yield f"measured {what}: {first} and {second}"
+            yield f"{'predicted' if before.source.origin == 'prediction' else 'measured'} {what}: {first} and {second}"
     total = before.totals.measured_us
     shared = math.fsum(item.before.measured_us for item in regions if item.before.layers and item.after.layers)
     if total and shared < 0.5 * total:
-        yield f"only {percent(shared / total)} of the time of the first profile is in layers that both have"
+        yield f"only {percent(shared / total)} of the time of the first is in layers that both have"
     by_shape = sum(item.aligned == "shape" for item in regions)
     if by_shape:
         yield f"{count(by_shape, 'layer')} of each share no node: aligned by what they do and their sizes, in order"

@@ -13,7 +13,7 @@ from trtopt.engine.request import axis_key, check_shape, split_values
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
-from trtopt.precision.observe.feeds import ArrayReader, in_memory, open_arrays
+from trtopt.precision.observe.feeds import LABELS, ArrayReader, in_memory, open_arrays
 from trtopt.precision.observe.polygraphy import SUFFIX, read_inputs
 from trtopt.precision.observe.samples import open_samples, random_feeds
 from trtopt.support.files import open_file
@@ -115,7 +115,7 @@ def _sources(text: str, inputs: Mapping[str, InputSpec]) -> dict[str, ArrayReade
     """What holds the values of each input: an array, or a file of raw values."""
     path, is_path = Path(text), ":" not in text
     if is_path and path.suffix == ".npz":
-        return dict(open_arrays(path))
+        return {name: array for name, array in open_arrays(path).items() if name != LABELS}
     if is_path and path.suffix == SUFFIX and not path.is_dir():
         feeds = read_inputs(path)
         if not feeds:

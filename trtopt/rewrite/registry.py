@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -13,6 +12,7 @@ from trtopt.errors import UsageError
 from trtopt.report.schema.steps import Refusal
 from trtopt.rewrite.protocol import Recipe
 from trtopt.support.files import hash_file
+from trtopt.support.words import nearest
 
 GROUP = "trtopt.recipes"
 """Entry-point group: each entry is a tuple of recipes in canonical order."""
@@ -85,11 +85,11 @@ def select(recipes: str) -> tuple[Recipe, ...]:
     for name in wanted:
         if name not in names:
             meant = name.lower().replace("_", "-")
-            near = difflib.get_close_matches(meant, names, n=1) or sorted(known for known in names if meant in known)
+            near = nearest(meant, names) or next(iter(sorted(known for known in names if meant in known)), "")
             raise UsageError(
                 f"There is no recipe named {name}",
                 where="--recipes",
-                remedy=(f"did you mean {near[0]}? " if near else "") + "trtopt recipe list shows them all",
+                remedy=(f"did you mean {near}? " if near else "") + "trtopt recipe list shows them all",
             )
     return tuple(recipe for recipe in installed if recipe.name in wanted)
 

@@ -92,8 +92,8 @@ def bundle(engine: str | Path, report: str | Path, output: str | Path, *, sign: 
         MissingDependencyError: The package ``cryptography`` is not installed, and there is a key.
 
     Example:
-        >>> trtopt.bundle("model.rtx.engine", "model.json", "model.bundle").command
-        'trtopt build model.onnx --int8 --gpu L4 ...'
+        >>> trtopt.bundle("model.rtx.engine", "report.json", "model.bundle").engine
+        'model.rtx.engine'
     """
     path, target = Path(engine), Path(output)
     signer = None if sign is None else Signer(Path(sign))
@@ -241,8 +241,9 @@ def _texts(
 ) -> Iterator[tuple[str, str]]:
     yield REPORT, _json(without_run(report))
     yield SBOM, _json(bill_of_materials(manifest, files, record.environment))
-    if report.get("preprocessing") is not None:
-        yield PREPROCESSING, _json(report["preprocessing"])
+    how = {name: value for name, value in report.get("config", {}).items() if name.startswith("preprocess") and value}
+    if how:
+        yield PREPROCESSING, _json(_config_without_folders(how))
 
 
 def _json(value: Any) -> str:
@@ -273,10 +274,10 @@ def _config_without_folders(config: dict[str, Any]) -> dict[str, Any]:
     for name, value in config.items():
         if name in _OF_THE_CACHE:
             value = default[name]
-        elif name in known and known[name].path and isinstance(value, str):
+        elif name in known and isinstance(value, list):
+            value = [_bare(item) if known[name].is_path(item) else item for item in value]
+        elif name in known and value is not None and known[name].is_path(value):
             value = _bare(value)
-        elif name in known and known[name].path and isinstance(value, list):
-            value = [_bare(item) for item in value]
         found[name] = value
     return found
 
@@ -293,4 +294,4 @@ def _command(record: BuildReport, manifest: Manifest) -> str:
     changes = {name: value for name, value in (understood | named).items() if value}
     config = BuildConfig(**_config_without_folders(known)).with_options(changes)
     names = [name for name in given(config) if name not in _OF_THE_RUN]
-    return shlex.join(["trtopt", "build", _bare(str(record.model["path"])), *command_words(config, names)])
+    return shlex.join(["trtopt", "build", _bare(str(record.model["path"])), *command_words(vars(config), names)])

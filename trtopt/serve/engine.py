@@ -84,6 +84,11 @@ class Engine:
             InvalidModelError: The model is invalid, or ONNX Runtime cannot run it.
             TargetError: The engine's GPU is not here, and there is no ``fallback``.
             MissingDependencyError: Its runtime is not installed.
+
+        Example:
+            >>> with trtopt.Engine.load("model.onnx") as engine:
+            ...     engine.run({"x": np.zeros((2, 3, 8, 8), np.float32)})["scores"].shape
+            (2, 10)
         """
         for option, value, least in (("contexts", contexts, 1), ("queue", queue, 0)):
             if not isinstance(value, int) or value < least:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import os
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from trtopt.serve.tensors import Arrays, TensorSpec, said, spec_of
 from trtopt.source.onnx_file import load as load_model
 from trtopt.support._lazy import require
 from trtopt.support.ort_session import ServingSession
+from trtopt.support.words import did_you_mean
 
 
 class CpuRunner:
@@ -235,8 +235,8 @@ class LoadSettings:
         known = tuple(EngineOptions.__annotations__)
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, ("path", "fallback", "contexts", "queue", "nan", *known), 1)
-                meant = f"did you mean {near[0]}?" if near else f"for engines there are {', '.join(known)}"
+                meant = did_you_mean(name, ("path", "fallback", "contexts", "queue", "nan", *known))
+                meant = meant or f"for engines there are {', '.join(known)}"
                 raise UsageError(f"Engine.load has no option {name!r}", where=name, remedy=meant)
         found = cls(contexts, fallback, **options)
         if not isinstance(found.cuda_graphs, int) or found.cuda_graphs < 0:

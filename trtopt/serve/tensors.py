@@ -8,7 +8,6 @@ reader's; addresses are those that torch and cupy give themselves.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from trtopt.engine.profiles import choose
 from trtopt.errors import IntegrityError, InvalidModelError, UsageError
 from trtopt.report.schema.manifest import EngineTensor, ShapeRange
 from trtopt.support._lazy import require
+from trtopt.support.words import nearest
 
 CPU, CUDA_HOST = 1, 3
 """Device types of DLPack."""
@@ -295,8 +295,8 @@ class InputChecker:
         known = ", ".join(self._specs)
         for name in inputs:
             if name not in self._specs:
-                near = difflib.get_close_matches(str(name), self._specs, 1)
-                meant = f"; did you mean {near[0]!r}?" if near else ""
+                near = nearest(str(name), self._specs)
+                meant = f"; did you mean {near!r}?" if near else ""
                 return UsageError(f"There is no input {name!r}{meant}", where=str(name), remedy=f"give {known}")
         missing = ", ".join(name for name in self._specs if name not in inputs)
         return UsageError(f"The call lacks the input {missing}", where=missing, remedy=f"give {known}")

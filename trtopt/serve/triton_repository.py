@@ -235,6 +235,11 @@ def triton(
             another model of that name, or that version.
         IntegrityError: The engine is not what its manifest describes.
         InvalidModelError: The model is invalid, or Triton has no tensors like its.
+
+    Example:
+        >>> written = trtopt.triton("model.onnx", "repository", device="cpu")
+        >>> written.name, written.version, written.max_batch
+        ('model', 1, 16)
     """
     settings = _settings(config, options)
     path = engine_of(Path(model))

@@ -59,7 +59,13 @@ class Heads:
 
 
 def attend(w: Writer, heads: Heads) -> ir.Value:
-    """softmax(scale * Q K^T + mask) V, [batch, heads, queries, value size]."""
+    """softmax(scale * Q K^T + mask) V, [batch, heads, queries, value size].
+
+    Raises:
+        WritingError: The heads do not fit each other.
+    """
+    if min(*heads.counts, *heads.sizes) < 1 or heads.counts[0] % heads.counts[1]:
+        raise WritingError(f"{heads.counts[0]} heads of size {heads.sizes[0]} do not share {heads.counts[1]}")
     key, value = (_repeated(w, item, heads, at) for at, item in enumerate((heads.key, heads.value)))
     scale = 1 / math.sqrt(heads.sizes[0]) if heads.scale is None else heads.scale
     query = w.op("Mul", heads.query, w.number(scale, heads.query))

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -44,6 +44,11 @@ _TYPED_FIELDS = {
 
 def _invalid(what: str, where: str) -> InvalidModelError:
     return InvalidModelError(what, where=where, remedy=_EXPORT_AGAIN)
+
+
+_QDQ, _BLOCKS = ("QuantizeLinear", "DequantizeLinear"), 21
+"""Q/DQ in blocks came with opset 21. Model Optimizer 0.47 writes it into models of older ones, which no other operator
+contradicts: they are converted to that opset as they are loaded."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +247,8 @@ def _check_operator(node: onnx.NodeProto, scope: _Scope, context: onnx.checker.C
         )
     if domain not in scope.opsets:
         raise _invalid(f"The domain {domain!r} is used and not imported", node_label(node))
+    if domain == "" and node.op_type in _QDQ and any(item.name == "block_size" for item in node.attribute):
+        context = replace(scope, opsets={**scope.opsets, "": max(scope.opsets[""], _BLOCKS)}).context
     try:
         onnx.checker.check_node(_light(node), context)
     except onnx.checker.ValidationError as error:

@@ -23,6 +23,8 @@ from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
 from trtopt.source.rewriting import give_domains, write_out
+from trtopt.source.torch_target import check_no_pytorch
+from trtopt.support.files import TEMPORARY
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
@@ -75,7 +77,8 @@ def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArt
         ) from error
     sha256 = sha256_of([file, *external] if hash_weights else [file])
     step = StepRecord("load", "LOAD", len(details), time.perf_counter() - began, details=tuple(details))
-    return ModelArtifact(model=model, path=file, sha256=sha256, steps=(step,))
+    place = None if file.parent.name.startswith(TEMPORARY) else file  # it was written for this run, of one in memory
+    return ModelArtifact(model=model, path=place, sha256=sha256, steps=(step,))
 
 
 def _parse(file: Path) -> onnx.ModelProto:
@@ -85,6 +88,7 @@ def _parse(file: Path) -> onnx.ModelProto:
         raise UsageError("The model file does not exist", where=str(file), remedy=remedy)
     if not file.is_file():
         raise UsageError("The model path is not a file", where=str(file), remedy="name the .onnx file")
+    check_no_pytorch(file)
     size = file.stat().st_size
     if size == 0:
         raise InvalidModelError("The model file is empty", where=str(file), remedy=_DOWNLOAD_AGAIN)
@@ -182,7 +186,8 @@ def _normalize(model: ir.Model, where: str) -> list[str]:
     check_loops(model)
     opset = model.graph.opset_imports[""]
     if opset < TARGET:
-        _copy_types(infer_shapes(model), model)
+        if not any("block_size" in node.attributes for node in all_nodes(model.graph)):  # which no older opset has
+            _copy_types(infer_shapes(model), model)
         changed = convert(model.graph, opset, TARGET)
         model.graph.opset_imports[""] = TARGET
         details.append(f"opset {opset} -> {TARGET}: {changed} nodes rewritten")

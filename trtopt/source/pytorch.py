@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import onnx
 import onnx_ir as ir
 
+from trtopt.config import Config, flag
+from trtopt.config.paths import product_path
 from trtopt.errors import UsageError
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph.artifact import InputSpec, input_spec
@@ -23,8 +25,9 @@ from trtopt.source.torch_check import ExportCheck, check
 from trtopt.source.torch_errors import export_error
 from trtopt.source.torch_forms import exportable
 from trtopt.source.torch_names import name_axes, name_outputs
-from trtopt.source.torch_target import resolve_target
+from trtopt.source.torch_target import no_inputs, resolve_target
 from trtopt.support._lazy import require
+from trtopt.support._script import is_target
 from trtopt.support.files import check_writable
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DEFAULT_OPSET = 21
-OPSETS = range(18, 24)
+OPSETS = range(18, 25)
 
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
 
@@ -53,7 +56,7 @@ class ExportOptions(TypedDict, total=False):
     """How the graph is written.
 
     Attributes:
-        opset: The ONNX opset, 18 to 23.
+        opset: The ONNX opset, 18 to 24.
         output_names: Names of all outputs, in their order; without, their fields.
         accept: Gets the graph before it is compared; what it raises ends the export.
     """
@@ -113,6 +116,8 @@ def export(
         call, program = _program_call(module), module
         mode: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     elif isinstance(module, torch.nn.Module):
+        if isinstance(target, str) and not inputs and example_inputs is None:
+            raise no_inputs(target, module)
         axes = tuple(parse_dynamic(text) for text in dynamic)
         call = enlarged(bind(module, parse_inputs(inputs) if inputs else example_inputs, axes))
         program, mode = module, _evaluation_mode(module)
@@ -206,12 +211,33 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def as_file(model: Any, folder: Path, example_inputs: Any = None) -> Path:
-    """The model as a file: a path as it is; a model in memory is written to ``folder``.
+def as_file(model: Any, folder: Path, config: Config, example_inputs: Any = None, on_event: OnEvent = ignore) -> Path:
+    """The model as a file: a path as it is; a model in memory, or one that code makes, is written to ``folder``.
+
+    Args:
+        model: A path, an ONNX model, a PyTorch module, or ``file.py:attribute`` or ``package.module:attribute``.
+        folder: The temporary folder of the run.
+        config: Its ``inputs`` and ``dynamic`` say how a PyTorch module is exported.
+        example_inputs: Instead of ``inputs``: arguments of ``forward``.
+        on_event: Called with the progress of the export.
 
     Raises:
-        UsageError: It is something else, or a module without example inputs.
+        UsageError: It is something else, or a module without example inputs; or what is for modules is given for
+            another model.
+        InvalidModelError: torch cannot export the module.
     """
+    is_code = isinstance(model, str) and is_target(model)
+    if is_code or (hasattr(model, "forward") and not isinstance(model, (str, Path))):
+        path = folder / (f"{product_path(model)}.onnx" if is_code else "model.onnx")
+        export(model, path, example_inputs, inputs=config.inputs, dynamic=config.dynamic, on_event=on_event)
+        return path
+    given = [flag(name) for name in ("inputs", "dynamic") if getattr(config, name)]
+    if given:
+        raise UsageError(
+            f"{given[0]} is for a PyTorch module, and this is an ONNX model or an engine",
+            where=str(model)[:200] if isinstance(model, (str, Path)) else "model",
+            remedy="leave it out; --min-shapes, --opt-shapes and --max-shapes, or --shapes, give the sizes of its axes",
+        )
     if isinstance(model, (str, Path)):
         return Path(model)
     path = folder / "model.onnx"
@@ -219,14 +245,6 @@ def as_file(model: Any, folder: Path, example_inputs: Any = None) -> Path:
         onnx.save(model, path)
     elif isinstance(model, ir.Model):
         save_model(model, path)
-    elif hasattr(model, "forward"):
-        if example_inputs is None:
-            raise UsageError(
-                "A PyTorch module needs example inputs to be exported",
-                where="example_inputs",
-                remedy="pass a tuple of tensors",
-            )
-        export(model, path, example_inputs=example_inputs)
     else:
         raise UsageError(
             f"A {type(model).__name__} is no model",

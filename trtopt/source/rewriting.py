@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
 from trtopt.source import attention, contributed
-from trtopt.source.written import Writer, WritingError
+from trtopt.source.written import Writer
 
 _Rule = Callable[[Writer], None]
 
@@ -64,7 +64,7 @@ def write_out(model: ir.Model) -> list[str]:
         writer = Writer(node)
         try:
             _RULES[node.domain, node.op_type](writer)
-        except WritingError as error:
+        except (TypeError, ValueError) as error:  # nothing has checked attributes of its domain
             writer.take_back()
             kept.append(f"{node.op_type} {node.name or node.outputs[0].name} stays: {error}")
             continue

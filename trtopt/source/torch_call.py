@@ -156,7 +156,9 @@ def bind(module: Any, example: tuple[Any, ...] | Mapping[str, Any] | None, dynam
     names = ", ".join(signature.parameters)
     if not example:
         raise UsageError(
-            "No example inputs", where=f"forward({names})", remedy="give --input NAME:DTYPE:SHAPE or example_inputs"
+            "A PyTorch module needs example inputs to be exported",
+            where=f"forward({names})",
+            remedy="pass example_inputs=(tensor, ...), or inputs=['NAME:DTYPE:SHAPE', ...]",
         )
     args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
     try:

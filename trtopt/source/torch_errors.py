@@ -30,6 +30,7 @@ _REMEDIES = (
         "end the module before it and make the call outside",
     ),
 )
+_OPERATOR = re.compile(r"CustomOpDef\(([\w:.]+)\)|OpOverload\(op='([\w:.]+)'")
 _REMEDY = (
     "change the module so that torch.export can trace it (no branches on tensor values), or make fewer axes dynamic"
 )
@@ -41,8 +42,10 @@ def export_error(module: Any, error: Exception) -> InvalidModelError:
     text = re.sub(r"For more information, run with \S+|<class '[^']*'>:", "", text).strip()
     text = re.split(r"The error above|Suggested fixes|If you're using|\(Refer to|You may have run|\n\s*\n", text)[0]
     everything = " ".join(str(each) for each in _chain(error))
+    operator = _OPERATOR.search(everything)
+    call = f"the operator {(operator[1] or operator[2]).replace('.', '::')}" if operator else "the module"
     return InvalidModelError(
-        f"torch cannot export the module: {' '.join(text.split())[:500]}",
+        f"torch cannot export {call}: {' '.join(text.split())[:500]}",
         where=_place(module, error) or type(module).__name__,
         remedy=next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, everything)), _REMEDY),
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ from trtopt.support._lazy import require
 from trtopt.support._script import is_script, load_object
 
 _WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".torchscript", ".ts")
+_PROGRAM = ".pt2"
+_IMAGES, _TOKENS = "float32:1x3x224x224", "int64:1x128"
+_TOKEN_NAMES = re.compile("ids|mask|token|index|indices|position|length")
 
 
 def resolve_target(target: str) -> Any:
@@ -26,15 +32,10 @@ def resolve_target(target: str) -> Any:
     """
     torch = require("torch", "torch", "export PyTorch models")
     suffix = Path(target).suffix.lower()
-    if suffix == ".pt2":
+    if suffix == _PROGRAM:
         return _load_program(torch, Path(target))
     if suffix in _WEIGHT_FILES:
-        raise UsageError(
-            "The file holds weights or TorchScript, not a program that can be exported",
-            where=target,
-            remedy="name a function that builds the module and loads the weights, file.py:function, "
-            "or save a .pt2 with torch.export.save",
-        )
+        raise _weights(target)
     found = _build(
         target, load_object(target, "TARGET", "module or function") if is_script(target) else _import(target)
     )
@@ -45,6 +46,45 @@ def resolve_target(target: str) -> Any:
             remedy="name a module, or a class or function that takes no arguments and gives one",
         )
     return found
+
+
+def check_no_pytorch(path: Path) -> None:
+    """Refuse a file of PyTorch's where an ONNX file belongs, by its name: nothing of it is read, let alone unpickled.
+
+    Raises:
+        UsageError: It is one; the remedy is the line that makes an ONNX file of it.
+    """
+    suffix = path.suffix.lower()
+    if suffix in _WEIGHT_FILES:
+        raise _weights(str(path))
+    if suffix == _PROGRAM:
+        line = shlex.join(["trtopt", "export", path.name, "-o", path.with_suffix(".onnx").name])
+        raise UsageError("The file is an exported program of PyTorch, not an ONNX model", where=str(path), remedy=line)
+
+
+def _weights(path: str) -> UsageError:
+    name = Path(path).name
+    stem = Path(path).stem if Path(path).stem.isidentifier() else "net"
+    return UsageError(
+        "The file holds weights or TorchScript of PyTorch, not a program that can be exported, nor an ONNX model",
+        where=path,
+        remedy=f"trtopt export nets.py:{stem} -o {stem}.onnx --input image:{_IMAGES}, where {stem}() in nets.py makes "
+        f"the module and loads {name}, and the input is yours",
+    )
+
+
+def no_inputs(target: str, module: Any) -> UsageError:
+    """The error for a module that is named without example inputs, with the line to run: its inputs by name."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    needed = [item.name for item in parameters if item.default is item.empty and item.kind is not item.VAR_KEYWORD]
+    inputs = [f"--input {name}:{_TOKENS if _TOKEN_NAMES.search(name) else _IMAGES}" for name in needed]
+    name = target.rpartition(":")[2].rpartition(".")[2]
+    return UsageError(
+        "A PyTorch module needs example inputs to be exported",
+        where=f"{target}: forward({', '.join(item.name for item in parameters)})",
+        remedy=f"trtopt export {shlex.quote(target)} -o {name}.onnx {' '.join(inputs)}, with the types and shapes of "
+        "your inputs; or give these --input here",
+    )
 
 
 def _load_program(torch: Any, path: Path) -> Any:

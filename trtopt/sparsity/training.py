@@ -76,6 +76,11 @@ def prepare(module: torch.nn.Module, *, layers: Layers | None = None) -> Prepare
     Raises:
         UsageError: It is no module, was prepared already, has no weight that can be masked, or a layer named cannot be.
         MissingDependencyError: torch is missing.
+
+    Example:
+        >>> import torch
+        >>> trtopt.sparsity.prepare(torch.nn.Sequential(torch.nn.Linear(8, 4))).refused
+        {}
     """
     torch = _torch()
     _check_module(module)
@@ -122,6 +127,14 @@ def finalize(module: torch.nn.Module) -> None:
         InvalidModelError: A weight that was masked is not 2:4 or not there: its parametrization was removed, its layer
             replaced, or its mask overwritten.
         MissingDependencyError: torch is missing.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4))
+        >>> prepared = trtopt.sparsity.prepare(net)
+        >>> trtopt.sparsity.finalize(net)
+        >>> int((net[0].weight == 0).sum())
+        16
     """
     _check_module(module)
     roots = [part for part in module.modules() if _RECORD in vars(part)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +17,18 @@ DECODE = "decode:"
 """What precedes the file of a decoder's prompts where samples are named."""
 
 _IMPORTS = re.compile(rb"(?:^|[;:])[ \t]*(?:from|import)[ \t]+([^\n#;]+)", re.MULTILINE)
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _WORD = re.compile(r"\w+")
 
 
 def is_script(text: str) -> bool:
     """Whether ``text`` has the form ``FILE.py:FUNCTION``."""
     return text.rpartition(":")[0].endswith(".py")
+
+
+def is_target(text: str) -> bool:
+    """Whether ``text`` names a PyTorch module in code, ``FILE.py:NAME`` or ``package.module:NAME``, and no file."""
+    return not os.path.exists(text) and (is_script(text) or _TARGET.fullmatch(text) is not None)
 
 
 def load_object(text: str, option: str, kind: str) -> Any:
@@ -62,7 +69,7 @@ def load_object(text: str, option: str, kind: str) -> Any:
 
 
 def _can_be_meant(value: Any) -> bool:
-    return callable(value) or isinstance(value, (list, tuple, Iterator))
+    return callable(value) or (hasattr(value, "__iter__") and not isinstance(value, str))
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:

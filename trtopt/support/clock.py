@@ -30,6 +30,11 @@ class Clock:
         """Raise a warning of the pipeline itself."""
         self.listen(Event("warning", stage, text=text))
 
+    def say_taken(self, text: str) -> None:
+        """Say how samples were understood; nothing where there is nothing to say."""
+        if text:
+            self.on_event(Event("note", "samples", text=f"samples: {text}"))
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time a stage."""

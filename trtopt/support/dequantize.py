@@ -9,12 +9,15 @@ that of the block ``i // block_size``. Four-bit numbers stand two in a byte, the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 _DOMAINS = ("", "ai.onnx", "trt")
-_OPS = ("DequantizeLinear", "TRT_MXFP8DequantizeLinear")
+MXFP8 = "TRT_MXFP8DequantizeLinear"
+_OPS = ("DequantizeLinear", MXFP8)
 """The second is what Model Optimizer exports for TensorRT: E8M0 scales as the bytes of UINT8."""
 
 _NO_KERNEL = (ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT8E8M0)
@@ -22,48 +25,49 @@ _FP8 = (ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
 
 
 def fold_unknown(model: ir.Model) -> None:
-    """Replace, in place, each DequantizeLinear of constants by its result, where ONNX Runtime could not run one of
-    them."""
+    """Make each DequantizeLinear of constants an Identity of its result, in place, where ONNX Runtime could not run
+    one of them."""
     graphs = [model.graph, *model.graph.subgraphs()]
     if not any(_is_unknown(node) for graph in graphs for node in graph):
         return
+    known: dict[ir.Value, np.ndarray] = {}
     for graph in graphs:
-        for node in list(graph):
-            if node.op_type not in _OPS or node.domain not in _DOMAINS or node.outputs[0].is_graph_output():
-                continue
-            result = dequantized(node)
+        for node in graph:
+            result = dequantized(node, known) if _is_dequantizer(node) else None
             if result is None:
                 continue
-            value = node.outputs[0]
+            known[node.outputs[0]] = result
             constant = ir.Value(
-                name=f"{value.name}_folded",
-                type=value.type,
+                name=f"{node.outputs[0].name}_folded",
+                type=ir.TensorType(ir.DataType.from_numpy(result.dtype)),
                 shape=ir.Shape(result.shape),
                 const_value=ir.Tensor(result),
             )
-            constant.type = ir.TensorType(constant.const_value.dtype)  # type: ignore[union-attr]
-            value.replace_all_uses_with(constant)
             graph.register_initializer(constant)
-            graph.remove(node, safe=True)
+            node.resize_inputs(1)
+            node.replace_input_with(0, constant)
+            node.op_type, node.domain = "Identity", ""
+            node.attributes.clear()
 
 
-def dequantized(node: ir.Node) -> np.ndarray | None:
-    """The result of a DequantizeLinear of constants, float32, float16 or bfloat16; None where an input is computed."""
-    numbers, scale = _constant(node.inputs[0]), _constant(node.inputs[1])
-    zero = _constant(node.inputs[2]) if len(node.inputs) > 2 else None
+def dequantized(node: ir.Node, known: Mapping[ir.Value, np.ndarray] | None = None) -> np.ndarray | None:
+    """The result of a DequantizeLinear of constants, float32, float16 or bfloat16; None where an input is computed.
+
+    ``known`` are values that were computed before.
+    """
+    numbers, scale, zero = (_constant(value, known or {}) for value in (*node.inputs, None, None)[:3])
     if numbers is None or scale is None or (zero is None and len(node.inputs) > 2 and node.inputs[2] is not None):
         return None
-    if node.op_type != _OPS[0]:
-        scale = scale.view(ml_dtypes.float8_e8m0fnu) if scale.dtype == np.uint8 else scale
+    if node.op_type != _OPS[0] and scale.dtype == np.uint8:
+        scale = scale.view(ml_dtypes.float8_e8m0fnu)
     axis, block = _int(node, "axis", 1), _int(node, "block_size", 0)
-    factors = _spread(scale, numbers, axis, block)
     exact = numbers.astype(np.float32)
     if zero is not None:
         exact = exact - _spread(zero, numbers, axis, block)
     kind = ir.DataType(_int(node, "output_dtype", 0)).numpy() if _int(node, "output_dtype", 0) else scale.dtype
     if kind == ml_dtypes.float8_e8m0fnu:
         kind = np.dtype(np.float32)
-    result: np.ndarray = (exact * factors).astype(kind)
+    result: np.ndarray = (exact * _spread(scale, numbers, axis, block)).astype(kind)
     return result
 
 
@@ -80,16 +84,20 @@ def _spread(scale: np.ndarray, numbers: np.ndarray, axis: int, block: int) -> np
 
 
 def _is_unknown(node: ir.Node) -> bool:
-    if node.op_type not in _OPS or node.domain not in _DOMAINS:
+    if not _is_dequantizer(node):
         return False
     types = [value.dtype for value in node.inputs if value is not None]
     in_blocks = types[0] in _FP8 and _int(node, "block_size", 0) > 0
     return node.op_type != _OPS[0] or in_blocks or any(dtype in _NO_KERNEL for dtype in types)
 
 
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    if value is None:
-        return None
+def _is_dequantizer(node: ir.Node) -> bool:
+    return node.op_type in _OPS and node.domain in _DOMAINS
+
+
+def _constant(value: ir.Value | None, known: Mapping[ir.Value, np.ndarray]) -> np.ndarray | None:
+    if value is None or value in known:
+        return None if value is None else known[value]
     if value.is_initializer():
         return None if value.const_value is None else value.const_value.numpy()
     node = value.producer()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_NEAR = 0.65
+"""Share of letters that agree from which on a suggestion helps: ``shwo`` is ``show`` (0.75), ``serve`` no ``sweep``."""
+
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """The one of ``words`` most like ``word``, or nothing when none is near."""
-    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=_NEAR)), "")
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

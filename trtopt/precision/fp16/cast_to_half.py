@@ -76,6 +76,8 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
         return f"operator of domain {node.domain}: its 16-bit form is unknown"
     if edit.subgraphs_of(node):
         return "control flow: ranges inside its subgraphs are not observed"
+    if edit.is_op(node, "DequantizeLinear") and _has_scale_of_two(node):
+        return "the scales of its weight are products of two, which 16 bits may not hold"
     reason = _NO_16_BIT_FORM.get((node.op_type, narrow.name))
     if reason is not None:
         return reason
@@ -95,6 +97,13 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     if inputs and not typed and any(fits and variable not in variables for variable, fits in outputs):
         return f"the type of an output of {node.op_type} does not follow from its inputs"
     return None
+
+
+def _has_scale_of_two(node: ir.Node) -> bool:
+    """Whether a DequantizeLinear makes scales, or reads such: weights in FP4 (NVFP4)."""
+    scale = edit.input_of(node, 1)
+    makes = any(edit.is_op(reader, "DequantizeLinear") and index == 1 for reader, index in node.outputs[0].uses())
+    return makes or (scale is not None and edit.is_op(scale.producer(), "DequantizeLinear"))
 
 
 def _schema_of(node: ir.Node, narrow: NarrowType) -> onnx.defs.OpSchema | None:

@@ -6,42 +6,57 @@ updates a cache in place takes a network input only.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
-from trtopt.graph.states import State, find_states
-from trtopt.precision.fp16.network_io import IoRequest
+from trtopt.graph.states import State, find_read_caches, find_states
+from trtopt.precision.fp16.network_io import IoRequest, apply_io
 
 _NARROW = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
 
 
 def state_requests(model: ir.Model, named: Collection[str]) -> tuple[IoRequest, ...]:
-    """What :func:`~trtopt.precision.fp16.network_io.apply_io` is asked for, so that no state is behind a cast.
+    """What :func:`~trtopt.precision.fp16.network_io.apply_io` is asked for, so that no state is behind a cast, nor a
+    cache that is only read.
 
     Args:
         model: A model whose precision is written.
         named: Inputs and outputs that keep their types, and with them the states that they belong to.
 
     Returns:
-        Two requests for each FP32 state that the network computes in a 16-bit type.
+        Two requests for each FP32 state that the network computes in a 16-bit type, one for a cache that it reads.
     """
-    found = []
-    for state in find_states(model):
-        dtype = _NARROW.get(_inner_type(state))
-        if dtype and state.input.dtype is ir.DataType.FLOAT and not {state.input.name, state.output.name} & {*named}:
-            found += [IoRequest(str(value.name), dtype, "chw") for value in (state.input, state.output)]
+    states, found = find_states(model), list[IoRequest]()
+    pairs: list[tuple[tuple[ir.Value, ...], ir.DataType | None]] = [
+        ((state.input, state.output), _type_of_growth(state) or _type_read(state.input)) for state in states
+    ]
+    pairs += [((value,), _type_read(value)) for value in find_read_caches(model, states)]
+    for values, inner in pairs:
+        dtype = _NARROW.get(inner) if inner is not None else None
+        if dtype and values[0].dtype is ir.DataType.FLOAT and not {value.name for value in values} & {*named}:
+            found += [IoRequest(str(value.name), dtype, "chw") for value in values]
     return tuple(found)
 
 
-def _inner_type(state: State) -> ir.DataType:
-    """The type in which new entries are put in; of a state that is handed on, the one that all its readers want."""
-    values = [] if state.node is None else [state.node.outputs[0]]
-    values = values or [node.outputs[0] for node, _ in state.input.uses() if edit.is_op(node, "Cast")]
-    types = {value.dtype for value in values if value.dtype is not None}
-    return types.pop() if len(types) == 1 else ir.DataType.FLOAT
+def with_states(model: ir.Model, io: Sequence[IoRequest] = ()) -> ir.Model:
+    """A model whose precision is written with the inputs and outputs of ``io``, and states in their inner type; itself
+    where that changes nothing."""
+    asked = (*io, *state_requests(model, {request.name for request in io}))
+    return apply_io(model, asked) if asked else model
+
+
+def _type_of_growth(state: State) -> ir.DataType | None:
+    """The type in which new entries are put in; None for a state that is handed on."""
+    return None if state.node is None else state.node.outputs[0].dtype
+
+
+def _type_read(value: ir.Value) -> ir.DataType | None:
+    """The type that readers cast a value to; None where they want several."""
+    types = {node.outputs[0].dtype for node, _ in value.uses() if edit.is_op(node, "Cast")}
+    return types.pop() if len(types) == 1 else None
 
 
 def check_states(model: ir.Model) -> None:

@@ -140,15 +140,18 @@ class Decoder:
             return np.full(self.batch, past)
         if name in prompt and (spec.dtype.kind not in "iub" or values.kind not in ("mask", "positions")):
             return prompt[name]
-        if values.kind == "positions" or (rank == 2 and values.kind == "ids"):
-            return np.broadcast_to(np.arange(past, total), (self.batch, new)[2 - rank :] if rank else ())
-        if rank == 2:  # a mask
+        if values.kind == "positions":
+            return np.broadcast_to(np.arange(past, total), (self.batch, new)[2 - rank :]) if rank else np.array(past)
+        if rank == 2 and values.kind != "mask":  # the types of tokens, as a rule
+            return np.zeros((self.batch, new))
+        if rank == 2:
             length = spec.shape[1] if isinstance(spec.shape[1], int) else total
             length = new if spec.shape[1] == self._specs[self.tokens].shape[1] else length
             mask = np.zeros((self.batch, length))
             mask[:, :total] = 1
-            start = prompt.get(name, mask)[:, :total]
-            mask[:, : start.shape[1]] = start
+            if name in prompt and length >= total:
+                start = prompt[name][:, :total]
+                mask[:, : start.shape[1]] = start
             return mask
         return np.full([self.batch] * rank, total - ("seqlens" in name))  # GroupQueryAttention counts one less
 
@@ -233,7 +236,7 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
         steps: Tokens that are decoded of each prompt.
 
     Returns:
-        A sample for each step. They are computed anew in every pass.
+        A sample for each step. They are computed once, and kept on disk for the run.
 
     Raises:
         UsageError: The file is no such file, or the model no such decoder.

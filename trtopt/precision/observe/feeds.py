@@ -7,7 +7,6 @@ never as pickles: memory holds one sample, whatever the number of samples.
 
 from __future__ import annotations
 
-import difflib
 import io
 import tokenize
 import zipfile
@@ -23,6 +22,7 @@ from numpy.lib import format as npy_format
 from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.support.files import open_file
+from trtopt.support.words import nearest
 
 MAX_SAMPLE_BYTES = 4 << 30
 """A header that declares larger rows than this is not believed."""
@@ -345,8 +345,8 @@ def check_names(names: Any, specs: Mapping[str, InputSpec], where: str) -> None:
     """Raise when an input is missing or a name is not an input's."""
     for name in names:
         if name not in specs:
-            near = difflib.get_close_matches(str(name), specs, 1, 0.4)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            near = nearest(str(name), specs)
+            hint = f"did you mean {near!r}? " if near else ""
             raise UsageError(
                 f"The model has no input {name!r}",
                 where=where,

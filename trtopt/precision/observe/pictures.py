@@ -36,11 +36,13 @@ class PictureOptions:
     Attributes:
         preprocess: The value of ``--preprocess``, or what it was found to be; None to guess.
         labels: The value of ``--labels``; None to look in the folder.
+        is_labelled: Whether labels are wanted.
         skip_bad: Whether pictures that cannot be decoded are left out.
     """
 
     preprocess: str | Preprocess | None = None
     labels: Path | None = None
+    is_labelled: bool = True
     skip_bad: bool = False
 
 
@@ -122,7 +124,7 @@ def open_pictures(
         UsageError: The network takes no pictures, or several inputs; ``options`` do not fit it, or labels the pictures.
     """
     spec, notes = _input(inputs, str(folder)), []
-    labels = read_labels(folder, files, options.labels)
+    labels = read_labels(folder, files, options.labels) if options.is_labelled else None
     if labels is not None:
         notes += _about(labels, len(files))
         files = labels.files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.errors import TrtoptError, UsageError
+from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.graph.input_values import InputValues
 from trtopt.precision.observe import polygraphy
 from trtopt.precision.observe.feeds import LABELS, ArrayReader, SampleGroup, group, in_memory, open_arrays
+from trtopt.precision.observe.loaders import Taken, is_whole, take, take_whole
 from trtopt.precision.observe.pictures import UNSAID, PictureOptions, find_pictures, open_pictures
-from trtopt.precision.observe.stream import Samples, hash_arrays
-from trtopt.support._script import load_object, script_hash
+from trtopt.precision.observe.stream import Samples
+from trtopt.support._script import load_object
 from trtopt.support.files import hash_file
 
 SYNTHETIC = "synthetic"
@@ -181,10 +182,10 @@ def open_samples(
     Args:
         src: A path to an ``.npz`` (arrays by input name, first axis = samples, labels under ``__labels__``), an
             ``.npy`` for a single input, inputs that Polygraphy saved (``.json``), or a folder of either, read in the
-            order of the names; a folder of pictures, and of folders of them; ``script.py:function`` yielding feed
-            dicts, or ``script.py:name`` of a list or a generator of them, ``script.py`` alone for its ``load_data``;
-            ``"synthetic"``; in Python also a dict of arrays by input name, one array for a single input, an iterable of
-            feed dicts that can be iterated again, a function returning one, or ``Samples`` as they are.
+            order of the names; a folder of pictures, and of folders of them; ``script.py:name`` of a function, a loader
+            or another iterable (:func:`~trtopt.precision.observe.loaders.take`), ``script.py`` alone for its
+            ``load_data``; ``"synthetic"``; in Python also such an object itself, a dict of arrays by input name, one
+            array for a single input, or ``Samples`` as they are.
         inputs: The network's inputs. Arrays of the same kind (float, integer, bool) are converted to their dtypes.
         shapes: For synthetic samples, shapes by input name: they give the dynamic dimensions after the first.
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
@@ -200,24 +201,20 @@ def open_samples(
     """
     if isinstance(src, Samples):
         return src
-    if isinstance(src, (str, Path)) and str(src).endswith(".py"):
-        return _open_script(f"{src}:{_LOADER}", inputs)
-    if isinstance(src, Path):
-        return _open_path(src, inputs, pictures)
-    if isinstance(src, str):
-        if src == SYNTHETIC:
-            return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count, values)
-        if not Path(src).exists() and ".py:" in src:
-            return _open_script(src, inputs)
-        return _open_path(Path(src), inputs, pictures)
-    if isinstance(src, np.ndarray):
-        src = {_single(inputs, "An array alone is for one input", "the array given").name: src}
-    if isinstance(src, Mapping):
-        item = _feed_group(src, inputs, "the arrays given")
-        digest = hashlib.sha256()
-        hash_arrays(digest, {str(name): np.asarray(value) for name, value in src.items()})
-        return Samples(lambda: iter((item,)), where="the arrays given", sha256=digest.hexdigest(), known=(item,))
-    return _open_python(src, inputs)
+    text, where = str(src) if isinstance(src, (str, Path)) else "", "the samples given"
+    if text == SYNTHETIC:
+        return _synthetic(inputs, shapes or {}, default_count(inputs) if count is None else count, values)
+    if text.endswith(".py") or (".py:" in text and not Path(text).exists()):
+        where = text if ".py:" in text else f"{text}:{_LOADER}"
+        src = _script_object(where)
+    elif text:
+        return _open_path(Path(text), inputs, pictures)
+    return _of_taken((take_whole if is_whole(src) else take)(src, inputs, where), where)
+
+
+def _of_taken(taken: Taken, where: str) -> Samples:
+    groups = taken.groups
+    return Samples(lambda: iter(groups), where=where, sha256=taken.sha256, known=groups, taken=taken.text, kept=taken)
 
 
 def _synthetic(inputs: Sequence[InputSpec], shapes: Shapes, count: int, values: Values) -> Samples:
@@ -230,7 +227,7 @@ def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions)
     path = path.absolute()
     if not path.exists():
         raise UsageError("The samples do not exist", where=str(path), remedy=_REMEDY)
-    files, is_streamed = [path], False
+    files = [path]
     if path.is_dir():
         files = sorted(
             item
@@ -240,7 +237,6 @@ def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions)
         if not files and (pictures := find_pictures(path)):
             return open_pictures(path, pictures, inputs, options)
         files = files or polygraphy.iteration_files(path)
-        is_streamed = bool(files) and files[0].suffix == polygraphy.SUFFIX
         if not files:
             raise UsageError(
                 "The folder holds no .npz, .npy or .json file and no picture", where=str(path), remedy=_REMEDY
@@ -252,28 +248,32 @@ def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions)
         named = [(file.name, found) for file, found in zip(files, hashes, strict=True)]
         sha256 = hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
-    def read() -> Iterator[SampleGroup]:
-        return (item for file in files for item in _file_groups(file, inputs))
-
-    if is_streamed:
-        return Samples(read, where=str(path), sha256=sha256)
-    groups = tuple(read())
+    if files[0].suffix == polygraphy.SUFFIX:
+        taken = take((feed for file in files for feed in _saved_feeds(file)), inputs, str(path))
+        return _of_taken(replace(taken, text="", sha256=sha256), str(path))
+    groups = tuple(_file_group(file, inputs) for file in files)
     return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
 
 
-def _file_groups(path: Path, inputs: Sequence[InputSpec]) -> list[SampleGroup]:
-    if path.suffix not in (".npz", ".npy", polygraphy.SUFFIX):
-        raise UsageError("The samples are in no known format", where=str(path), remedy=_REMEDY)
+def _saved_feeds(path: Path) -> list[dict[str, np.ndarray]]:
+    _check_filled(path)
+    return polygraphy.read_inputs(path)
+
+
+def _check_filled(path: Path) -> None:
     if path.stat().st_size == 0:
         raise UsageError("The file is empty", where=str(path), remedy=_REMEDY)
-    if path.suffix == polygraphy.SUFFIX:
-        feeds = polygraphy.read_inputs(path)
-        return [_feed_group(feed, inputs, f"{path}, item {index}") for index, feed in enumerate(feeds)]
+
+
+def _file_group(path: Path, inputs: Sequence[InputSpec]) -> SampleGroup:
+    if path.suffix not in (".npz", ".npy"):
+        raise UsageError("The samples are in no known format", where=str(path), remedy=_REMEDY)
+    _check_filled(path)
     arrays = open_arrays(path)
     if path.suffix == ".npy":
         arrays = {_single(inputs, "An .npy holds one array", str(path)).name: arrays[""]}
     labels = arrays.pop(LABELS, None)
-    return [group(arrays, inputs, str(path), None if labels is None else labels.read())]
+    return group(arrays, inputs, str(path), None if labels is None else labels.read())
 
 
 def _single(inputs: Sequence[InputSpec], what: str, where: str) -> InputSpec:
@@ -287,83 +287,12 @@ def _single(inputs: Sequence[InputSpec], what: str, where: str) -> InputSpec:
     return inputs[0]
 
 
-def _feed_group(feed: Any, inputs: Sequence[InputSpec], where: str) -> SampleGroup:
-    if not isinstance(feed, Mapping):
-        raise UsageError(
-            f"A sample is a {type(feed).__name__}, not a dict of arrays by input name",
-            where=where,
-            remedy=f"yield {{{', '.join(repr(spec.name) + ': array' for spec in inputs)}}}",
-        )
-    arrays: dict[str, ArrayReader] = {}
-    for name, value in feed.items():
-        try:
-            arrays[str(name)] = in_memory(np.asarray(value))
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"{name!r} is not an array: {error}", where=where, remedy="convert it with numpy.asarray"
-            ) from error
-    labels = arrays.pop(LABELS, None)
-    return group(arrays, inputs, where, None if labels is None else labels.read())
-
-
-def _open_python(src: Any, inputs: Sequence[InputSpec]) -> Samples:
-    """Samples from an iterable of feeds, or from a function returning one."""
-    make = src if callable(src) else lambda: src
-    if not callable(src) and (not isinstance(src, Iterable) or isinstance(src, Iterator)):
-        raise UsageError(
-            f"A {type(src).__name__} cannot be read twice, and samples are",
-            where="the samples given",
-            remedy="give a list of feed dicts, or the function that returns the iterator",
-        )
-    return Samples(lambda: _call(make, inputs, "the samples given"), where="the samples given")
-
-
-def _open_script(src: str, inputs: Sequence[InputSpec]) -> Samples:
+def _script_object(src: str) -> Any:
+    """What ``script.py:name`` names, once the file has run."""
     path = Path(src.rpartition(":")[0]).absolute()
     if not path.is_file():
         raise UsageError("The script does not exist", where=str(path), remedy=_REMEDY)
-    loaded: list[Any] = []
-
-    def make() -> Any:
-        if not loaded or isinstance(loaded[0], Iterator):  # a generator is used up: running the file makes another
-            loaded[:] = [load_object(src, "samples", "function")]
-        return loaded[0]() if callable(loaded[0]) else loaded[0]
-
-    return Samples(lambda: _call(make, inputs, src), where=src, sha256=script_hash(src))
-
-
-def _call(make: Callable[[], Any], inputs: Sequence[InputSpec], where: str) -> Iterator[SampleGroup]:
-    """The feeds of a user's function; its exceptions become usage errors that keep the cause."""
-    try:
-        feeds = iter(make())
-    except TrtoptError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _failed(error, where) from error
-    index = 0
-    while True:
-        try:
-            feed = next(feeds)
-        except StopIteration:
-            return
-        except TrtoptError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise _failed(error, where) from error
-        yield _feed_group(feed, inputs, f"{where}, item {index}")
-        index += 1
-
-
-def _failed(error: BaseException, where: str) -> UsageError:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    line = f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
-    return UsageError(
-        f"The samples' function failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
-        where=f"{where}{line}",
-        remedy="it takes no argument and yields dicts of arrays by input name; run it on its own first",
-    )
+    return load_object(src, "samples", "function or iterable")
 
 
 def random_feeds(

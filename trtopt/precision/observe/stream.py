@@ -37,7 +37,10 @@ class Samples:
     Attributes:
         source: ``user``, or ``synthetic`` for random data.
         where: The file, folder or function, for messages.
+        taken: One line that says what of a Python object or a script was taken for what; empty for others.
     """
+
+    taken = ""
 
     def __init__(
         self,
@@ -47,10 +50,14 @@ class Samples:
         source: Literal["user", "synthetic"] = "user",
         sha256: str | None = None,
         known: tuple[SampleGroup, ...] | None = None,
+        taken: str = "",
+        kept: object = None,
     ) -> None:
         self._groups = groups
         self._known = known
         self._sha256 = sha256
+        self._kept = kept  # whose files are there as long as this
+        self.taken = taken
         self.where = where
         self.source: Literal["user", "synthetic"] = source
 
@@ -77,6 +84,8 @@ class Samples:
             source=self.source,
             sha256=self._sha256,
             known=known,
+            taken=self.taken,
+            kept=self._kept,
         )
 
     def with_rows(self) -> Iterator[tuple[Sample, int]]:
@@ -102,11 +111,8 @@ class Samples:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of the data, hex: of a file that of its content, of a folder that of names and contents.
-
-        For ``script.py:function`` it is the hash of the script's source and the function's name: a script that reads
-        other data without being edited itself is not noticed.
-        """
+        """Hash of the data, hex: of a file that of its content, of a folder that of names and contents, of a script or
+        a Python object that of the arrays it gives."""
         return self._sha256 if self._sha256 is not None else self._scan.sha256
 
     def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:

@@ -22,8 +22,10 @@ from trtopt.precision import rules
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import FP16, WEIGHTED
 from trtopt.precision.qdq import forms
+from trtopt.precision.qdq.blocked import NBITS, expand_blocked
 from trtopt.precision.qdq.canonicalize import INTEGERS, QdqEditor, Quantizer, dequantized, quantizer_of
 from trtopt.report.schema.steps import StepRecord
+from trtopt.support.dequantize import MXFP8
 from trtopt.support.precision import Precision
 
 _READERS = {
@@ -236,7 +238,7 @@ def _widen_constants(work: QdqEditor) -> None:
 
 def _reads_8_bit(node: ir.Node, index: int) -> bool:
     """Whether a dequantized constant at this input is read as it is stored."""
-    if edit.is_op(node, "MatMul", "Gemm"):
+    if edit.is_op(node, "MatMul", "Gemm", "DequantizeLinear"):  # the last reads E4M3 scales of FP4 weights
         return index < 2
     data = node.inputs[0].producer() if edit.is_op(node, "Conv", "ConvTranspose") and node.inputs[0] else None
     return index == 1 and edit.is_op(data, "DequantizeLinear")
@@ -334,7 +336,7 @@ class CanonicalQdq:
 def is_quantized(model: ir.Model) -> bool:
     """Whether a model holds Q/DQ or operators on quantized tensors."""
     return any(
-        node.op_type in _OPS or node.op_type.startswith("QLinear") or node.op_type == "QGemm"
+        node.op_type in _OPS or node.op_type.startswith("QLinear") or node.op_type in ("QGemm", NBITS, MXFP8)
         for node in edit.all_nodes(model.graph)
     )
 
@@ -365,6 +367,7 @@ def canonicalize_qdq(model: ir.Model, backend: str) -> CanonicalQdq | None:
     work = QdqEditor(clone, backend, edit.Names(clone))
     forms.standard_domain(work)
     forms.expand(work)
+    expand_blocked(work)
     if work.changes:
         infer_in_place(clone)
     for mend_form in forms.PASSES:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtopt.report.schema.layers import NodeName
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.analysis/1"
@@ -385,11 +386,14 @@ class EngineAnalysis:
     limit: Limit | None = None
 
 
-@dataclass(frozen=True)
-class Analysis:
+@dataclass(frozen=True, repr=False)
+class Analysis(Shown):
     """What ``trtopt analyze`` found. ``layers`` and ``totals`` are of the engine's layers where it was compiled, else
     of the ONNX graph; ``limit`` is that of the engine, None where none was compiled. ``names`` has the modules of
     nodes, by the nodes' names; ``links`` the layers that read from others, as indices (writer, reader)."""
+
+    VIEW = "analysis.analyze:view_of"
+    ROWS = "layers"
 
     model: dict[str, Any]
     gpu: dict[str, Any]

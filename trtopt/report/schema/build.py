@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtopt.errors import GateError
 from trtopt.report.schema.analysis import EngineAnalysis
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, SearchRecord, SparsityRecord, WeightsRecord
 from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.steps import Cost, RewritingRecord, StepRecord
 from trtopt.support.json_text import plain
 from trtopt.support.precision import Precision
@@ -267,8 +269,8 @@ class NetworkIo:
     state: bool = False
 
 
-@dataclass(frozen=True)
-class BuildReport:
+@dataclass(frozen=True, repr=False)
+class BuildReport(Shown):
     """Everything a build or an optimization did. ``to_json_dict`` gives the contract's JSON.
 
     Attributes:
@@ -290,6 +292,9 @@ class BuildReport:
         names: What the user calls the nodes: their modules, by the names of the nodes.
         parameters: Elements of the float weights of the model.
     """
+
+    VIEW = "report.text.build:view"
+    ROWS = "analysis.layers"
 
     model: dict[str, Any]
     gpu: dict[str, Any] | None
@@ -324,6 +329,15 @@ class BuildReport:
     names: dict[str, NodeName] = field(default_factory=dict)
     parameters: int = 0
     schema: str = SCHEMA
+
+    def raise_for_gate(self) -> None:
+        """Raise :class:`GateError` where a gate failed, unless accuracy loss was allowed."""
+        if self.gate_failures and not self.config.get("allow_accuracy_loss"):
+            raise GateError(
+                "A gate failed: " + "; ".join(self.gate_failures),
+                where=str(self.model.get("path") or "the model"),
+                remedy="allow_accuracy_loss=True turns failed gates into warnings",
+            )
 
     def to_json_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""

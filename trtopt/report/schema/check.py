@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtopt.errors import GateError
 from trtopt.report.schema.layers import NodeName
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.check/1"
@@ -88,8 +90,8 @@ class Checked:
     precision: str
 
 
-@dataclass(frozen=True)
-class CheckReport:
+@dataclass(frozen=True, repr=False)
+class CheckReport(Shown):
     """A report against its thresholds.
 
     Attributes:
@@ -99,6 +101,9 @@ class CheckReport:
         notes: What differs from the baseline and may explain a difference, and what else the reader should know.
         names: The modules of the report's nodes, by the nodes' names.
     """
+
+    VIEW = "report.text.check:view"
+    ROWS = "gates"
 
     subject: Checked
     baseline: Checked | None
@@ -111,6 +116,15 @@ class CheckReport:
     def failed(self) -> tuple[Gate, ...]:
         """The gates that failed."""
         return tuple(gate for gate in self.gates if gate.verdict == "failed")
+
+    def raise_for_gate(self) -> None:
+        """Raise :class:`GateError` where a gate failed."""
+        if self.failed:
+            raise GateError(
+                "A gate failed: " + "; ".join(gate.name for gate in self.failed),
+                where=self.subject.report,
+                remedy="print(report) shows values and thresholds",
+            )
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain JSON values: no NaN or infinity (None stands for both)."""

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.build import OutputAccuracy
-from trtopt.report.schema.layers import TensorInfo
+from trtopt.report.schema.layers import NodeName, TensorInfo
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 from trtopt.support.precision import TENSORRT_TYPES
 
 SCHEMA = "trtopt.profile/1"
 
-Origin = Literal["trtexec", "tensorrt", "tensorrt-rtx", "onnxruntime"]
+Origin = Literal["trtexec", "tensorrt", "tensorrt-rtx", "onnxruntime", "prediction"]
 Launching = Literal["graph", "profile", "single run"]
 
 Reason = Literal[
@@ -165,8 +166,8 @@ class ProfileSource:
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ProfileReport:
+@dataclass(frozen=True, repr=False)
+class ProfileReport(Shown):
     """A measured network: every layer beside its prediction.
 
     Attributes:
@@ -179,6 +180,9 @@ class ProfileReport:
         warnings: What the reader should know.
         environment: Versions and machine.
     """
+
+    VIEW = "report.text.profile:view"
+    ROWS = "layers"
 
     gpu: Mapping[str, Any]
     source: ProfileSource
@@ -304,20 +308,35 @@ class Profiled:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A figure of the whole that differs, as text: its name, before and after."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """Two profiles of one network.
+    """Two reports of one kind, of one network. Times are measured in profiles, predicted in others.
 
     Attributes:
         before: The one compared against.
         after: The other.
-        regions: What became of the layers, the largest difference of time first.
+        regions: What became of the layers, the largest difference of time first; none of sweeps.
         warnings: What limits the comparison: other devices, other ways of timing, layers without nodes.
+        of: ``builds``, ``analyses``, ``profiles`` or ``sweeps``.
+        figures: What else differs; of a sweep, its jobs.
+        names: The modules of the nodes, by the nodes' names.
     """
 
     before: Profiled
     after: Profiled
     regions: tuple[ComparedRegion, ...]
     warnings: tuple[str, ...] = ()
+    of: str = "profiles"
+    figures: tuple[Figure, ...] = ()
+    names: Mapping[str, NodeName] = field(default_factory=dict)
     schema: str = COMPARISON_SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

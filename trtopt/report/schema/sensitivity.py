@@ -14,6 +14,7 @@ from typing import Any
 
 from trtopt.report.schema.build import CalibrationRecord
 from trtopt.report.schema.layers import NodeName
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.steps import Refusal
 from trtopt.support.json_text import plain
 
@@ -112,8 +113,8 @@ class GrowthStep:
     added: float
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+@dataclass(frozen=True, repr=False)
+class Sensitivity(Shown):
     """What ``trtopt sensitivity`` found.
 
     Attributes:
@@ -131,6 +132,9 @@ class Sensitivity:
         warnings: What was warned of.
         names: The modules of nodes, by the nodes' names.
     """
+
+    VIEW = "report.text.sensitivity:view"
+    ROWS = "regions"
 
     model: dict[str, Any]
     precision: str

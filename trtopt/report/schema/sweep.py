@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtopt.report.schema.shown import Shown
 from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.sweep/1"
@@ -100,8 +101,8 @@ class SweepRow:
     on_front: bool = False
 
 
-@dataclass(frozen=True)
-class SweepReport:
+@dataclass(frozen=True, repr=False)
+class SweepReport(Shown):
     """A sweep.
 
     Attributes:
@@ -115,6 +116,9 @@ class SweepReport:
         environment: Versions.
         warnings: What the user should know.
     """
+
+    VIEW = "report.text.sweep:view"
+    ROWS = "rows"
 
     name: str
     rows: tuple[SweepRow, ...]

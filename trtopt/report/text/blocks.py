@@ -107,7 +107,13 @@ class Command:
         from rich.text import Text
 
         lines = [" "]
+        parts: list[str] = []
         for word in map(shlex.quote, shlex.split(self.text)):
+            if not parts or word.startswith("-") or not parts[-1].startswith("-"):
+                parts.append(word)
+            else:
+                parts[-1] += f" {word}"  # an option and its value stay together
+        for word in parts:
             if _cells(lines[-1]) + _cells(word) + 3 > options.max_width:
                 lines.append("   ")
             lines[-1] += f" {word}"
@@ -218,7 +224,8 @@ class Table:
         result = RichTable(box=None, pad_edge=False, padding=(0, self.gap, 0, 0), header_style="bold")
         for column in shown.columns:
             justify: Literal["left", "right"] = "right" if column.style == "number" else "left"
-            result.add_column(_text(column.title), justify=justify, overflow="fold")
+            whole = column.style in ("number", "name")
+            result.add_column(_text(column.title), justify=justify, overflow="fold", no_wrap=whole)
         width = shown.name_width(options.max_width)
         for row in shown.rows:
             result.add_row(*(_text(plain_text(item, width)) for item in row))

@@ -163,10 +163,12 @@ def judge_text(judge: str) -> str:
 
 def files_written(report: BuildReport) -> list[str]:
     """The files the run has written, the main one first."""
-    of_engine = ["epcontext", "save_onnx", "export_layer_info", "report"]
-    names = of_engine if report.engine is not None else ["output", "report"]
-    if failed(report):
-        names = ["report"]
+    names = ["report", "html", "markdown"]
+    if not failed(report):
+        names = [
+            *(["epcontext", "save_onnx", "export_layer_info"] if report.engine is not None else ["output"]),
+            *names,
+        ]
     files = [report.config.get(name) for name in names]
     if report.host is not None and report.host.path is not None:
         files.insert(1 if report.engine is None else 0, report.host.path)

@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from trtopt.config.base import field_kinds, flag, options
+from trtopt.config.base import options
 from trtopt.config.commands import BuildConfig
+from trtopt.config.words import command_words
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.format import visible
 
-_CHECKED = ("report", "polygraphy", "export_layer_info", "sign")
+_CHECKED = ("report", "html", "markdown", "polygraphy", "export_layer_info", "sign")
 """Options that a line to try leaves out: what they write is of the build that was done."""
 
 
@@ -28,29 +29,11 @@ def shell(*words: object) -> str:
 def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
     """The build of a report with other options, by the names of their fields; None leaves one out."""
     command = "optimize" if report.engine is None else "build"
-    kinds, known, asked = field_kinds(BuildConfig), options(BuildConfig), {**report.config, **changes}
-    words = ["trtopt", command, report.model.get("path") or "MODEL.onnx"]
-    default = BuildConfig()
-    for name in known:
-        value = asked.get(name)
-        is_unasked = name in _CHECKED and name not in changes
-        if is_unasked or value in (None, (), [], False) or value == getattr(default, name):
-            continue
-        if name == "precision":
-            words.append(f"--{value}")
-        elif kinds[name] == "flag":
-            words.append(flag(name))
-        elif kinds[name] == "shapes":
-            words += [word for shapes in value for word in (flag(name), _shapes(shapes))]
-        else:
-            values = value if isinstance(value, (list, tuple)) else [value]
-            words += [
-                word for item in values for word in (flag(name), f"{item:g}" if isinstance(item, float) else item)
-            ]
-    return shell(*words)
-
-
-def _shapes(shapes: Mapping[str, Any]) -> str:
-    """``name:8x3x224x224,other:8x77``; names with a colon in quotes."""
-    names = {name: f"'{name}'" if ":" in name else name for name in shapes}
-    return ",".join(f"{names[name]}:{'x'.join(map(str, dims))}" for name, dims in shapes.items())
+    asked, default = {**report.config, **changes}, BuildConfig()
+    names = [
+        name
+        for name in options(BuildConfig)
+        if not (name in _CHECKED and name not in changes)
+        and asked.get(name) not in (None, (), [], False, getattr(default, name))
+    ]
+    return shell("trtopt", command, report.model.get("path") or "MODEL.onnx", *command_words(asked, names))

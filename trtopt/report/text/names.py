@@ -14,7 +14,8 @@ _PRODUCTS = frozenset(
     ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU", "RNN", "ConvInteger")
 )
 """Operators after which a kernel is called that computes others as well."""
-_DIGITS = re.compile(r"(\d+)")
+_INDEX = re.compile(r"(?<![^./_])(\d+)(?![^./_])")
+"""A number that is a part of a path by itself: ``3`` of ``layer1.3.conv2``."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ def _common(modules: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Equal:
-    """Layers of equal work whose names differ by numbers only, in the order of the report.
+    """Layers of equal work whose names differ by indices only, in the order of the report.
 
     Attributes:
-        name: Their common name, ``*`` for a number that differs.
+        name: Their common name, ``*`` for an index that differs.
         rows: The layers.
     """
 
@@ -97,23 +98,28 @@ class Equal:
 def equal_layers(rows: Sequence[LayerRow], labels: Labels) -> list[Equal]:
     """Equal layers together, those that take most time together first.
 
-    Layers are equal where operator, type, product, arithmetic and bytes are, and their names but for numbers.
+    Layers are equal where operator, type, product, arithmetic and bytes are, and their names but for indices.
     """
     groups: dict[tuple[object, ...], list[tuple[str, LayerRow]]] = {}
     for row in rows:
         name = labels.of(row.onnx_nodes, row.name).text
         product = None if row.gemm is None else tuple(sorted(row.gemm.items()))
-        key = (row.op, row.dtype, row.kind, product, row.flop, row.bytes, _DIGITS.sub("*", name))
+        key = (row.op, row.dtype, row.kind, product, row.flop, row.bytes, skeleton(name))
         groups.setdefault(key, []).append((name, row))
     found = []
     for items in groups.values():
         names, members = zip(*items, strict=True)
         first = labels.of(members[0].onnx_nodes, members[0].name)
-        found.append(Equal(first if len(members) == 1 else Name(_starred(names)), members))
+        found.append(Equal(first if len(members) == 1 else Name(starred(names)), members))
     return sorted(found, key=lambda group: -group.predicted_us)
 
 
-def _starred(names: Sequence[str]) -> str:
-    """Names that differ by numbers as one, ``*`` for each number that differs."""
-    parts = zip(*(_DIGITS.split(name) for name in names), strict=True)
+def skeleton(name: str) -> str:
+    """What names that differ by indices only have in common."""
+    return _INDEX.sub("*", name)
+
+
+def starred(names: Sequence[str]) -> str:
+    """Names that differ by indices as one, ``*`` for each that differs."""
+    parts = zip(*(_INDEX.split(name) for name in names), strict=True)
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)

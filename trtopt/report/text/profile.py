@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from trtopt.report.html import plots
@@ -17,11 +17,13 @@ from trtopt.report.schema.profile import (
     Profiled,
     ProfileLayer,
     ProfileReport,
+    Side,
     precision_of,
     slowest,
 )
 from trtopt.report.text.blocks import (
     Block,
+    Cell,
     Column,
     Figures,
     Findings,
@@ -40,13 +42,12 @@ from trtopt.report.text.blocks import (
     table,
 )
 from trtopt.report.text.calibration import calibration_lines
-from trtopt.report.text.format import count, decibels, percent, range_text, shorten, some, time_text, visible
-from trtopt.report.text.names import named
+from trtopt.report.text.format import count, decibels, percent, range_text, time_text, visible
+from trtopt.report.text.names import Labels, named, skeleton, starred
 from trtopt.report.text.words import FLOP_NOTE, described
 from trtopt.support.version import VERSION
 
 _MOST_LAYERS, _MOST_REGIONS = 15, 25
-_NAME = 36
 _NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
 
 
@@ -147,7 +148,7 @@ def bracketed(predicted_us: float, low_us: float | None, high_us: float | None) 
 def _layers(report: ProfileReport) -> Table:
     """The slowest layers, and why they take longer than they could."""
     columns = (
-        *(Column("layer"), *numbers("measured", "share", "predicted", "ratio")),
+        *(Column("layer", "name"), *numbers("measured", "share", "predicted", "ratio")),
         *(Column("limit"), Column("type")),
     )
     total = report.totals.measured_us
@@ -226,9 +227,17 @@ def _assumptions(report: ProfileReport) -> tuple[Block, ...]:
 def comparison_view(found: Comparison) -> View:
     """The comparison: both sides, and what changed."""
     regions = changed(found.regions)
-    changes: tuple[Block, ...] = (_regions(regions),) if regions else (line("Nothing."),)
-    sections = (Section("Time", (pairs(_compared(found)),)), Section("What changed, the most time first", changes))
-    return View(line("Two profiles compared"), (), sections, warnings=found.warnings)
+    head = ("", "before", "after")
+    figures = table(head, [(visible(item.name), visible(item.before), visible(item.after)) for item in found.figures])
+    changes: tuple[Block, ...] = (_regions(regions, Labels(found.names)),) if regions else (line("Nothing."),)
+    is_sweep = found.of == "sweeps"
+    sections = (
+        Section("Time", () if is_sweep else (pairs(_compared(found)),)),
+        Section("What differs", (figures,) if found.figures else (line("Nothing."),) if is_sweep else ()),
+        Section("What changed, the most time first", () if is_sweep else changes),
+    )
+    name = f"{visible(found.after.report)} against {visible(found.before.report)}"
+    return View(line(f"Two {found.of} compared"), (), sections, name=name, warnings=found.warnings)
 
 
 def _compared(found: Comparison) -> list[tuple[str, str]]:
@@ -273,29 +282,63 @@ def changed(regions: Sequence[ComparedRegion]) -> list[ComparedRegion]:
     ]
 
 
-def _regions(regions: Sequence[ComparedRegion]) -> Table:
+def _regions(regions: Sequence[ComparedRegion], labels: Labels) -> Table:
+    """The regions, equal changes of layers whose names differ by numbers only in one row."""
+    groups: dict[tuple[str, ...], list[tuple[str, ComparedRegion]]] = {}
+    for name, region in _by_name(regions, labels):
+        groups.setdefault((skeleton(name), _types(region), region.change), []).append((name, region))
     rows = []
-    for region in regions:
-        precisions = [" ".join(side.precisions) for side in (region.before, region.after)]
-        types = precisions[0] if precisions[0] == precisions[1] else " -> ".join(item or "none" for item in precisions)
+    for (_, types, _), items in groups.items():
+        before, after = (sum(getattr(item, side).measured_us for _, item in items) for side in ("before", "after"))
         rows.append(
             (
-                _region_name(region, _NAME),
-                time_text(region.before.measured_us),
-                time_text(region.after.measured_us),
-                f"{-region.gain_us:+.1f} us",
+                Name(starred([name for name, _ in items])),
+                Cell(f"x{len(items)}" if len(items) > 1 else "", len(items)),
+                Cell(time_text(before), before),
+                Cell(time_text(after), after),
+                Cell(f"{after - before:+.1f} us", abs(after - before)),
                 visible(types),
-                CHANGES[region.change],
+                CHANGES[items[0][1].change],
             )
         )
-    head = ("layers", "before", "after", "change", "type", "kernels")
-    return table(head, rows, right=(1, 2, 3), most=_MOST_REGIONS, noun="region")
+    rows.sort(key=lambda row: -(row[4].value or 0.0))
+    columns = (
+        *(Column("layers", "name"), *numbers("x", "before", "after", "change")),
+        *(Column("type"), Column("kernels")),
+    )
+    return Table(columns, tuple(rows), _MOST_REGIONS, "row", sorted_by=4, style="layers", gap=2)
 
 
-def _region_name(region: ComparedRegion, width: int) -> str:
+def _by_name(regions: Sequence[ComparedRegion], labels: Labels) -> Iterator[tuple[str, ComparedRegion]]:
+    """The regions with their names; what vanished and what appeared of one module is one."""
+    found: dict[str, list[ComparedRegion]] = {}
+    for region in regions:
+        found.setdefault(_region_name(region, labels), []).append(region)
+    for name, alike in found.items():
+        if {"appeared", "vanished"} <= {region.change for region in alike}:
+            sides = [_together([getattr(region, side) for region in alike]) for side in ("before", "after")]
+            gain = sum(region.gain_us for region in alike)
+            yield name, dataclasses.replace(alike[0], before=sides[0], after=sides[1], change="regrouped", gain_us=gain)
+        else:
+            yield from ((name, region) for region in alike)
+
+
+def _together(sides: Sequence[Side]) -> Side:
+    def each(field: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(item for side in sides for item in getattr(side, field)))
+
+    return Side(each("layers"), each("precisions"), each("tactics"), sum(side.measured_us for side in sides))
+
+
+def _types(region: ComparedRegion) -> str:
+    precisions = [" ".join(side.precisions) for side in (region.before, region.after)]
+    return precisions[0] if precisions[0] == precisions[1] else " -> ".join(item or "none" for item in precisions)
+
+
+def _region_name(region: ComparedRegion, labels: Labels) -> str:
     """The nodes of a region; what stands for what, where its layers do not have the same."""
     if region.aligned == "shape":
-        pair = (region.before.layers[0], region.after.layers[0])
-        return " -> ".join(shorten(visible(name), (width - 4) // 2) for name in pair)
+        return " -> ".join((region.before.layers[0], region.after.layers[0]))
     telling = sorted(region.nodes, key=lambda name: "quantizelinear" in name.lower())  # a layer is not its Q/DQ
-    return some([shorten(visible(name), width) for name in telling], 1)
+    more = f" +{len(telling) - 1}" if len(telling) > 1 and not labels.modules(telling) else ""
+    return labels.of(telling).text + more

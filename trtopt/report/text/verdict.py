@@ -86,10 +86,10 @@ def verdict(report: BuildReport) -> tuple[Line, tuple[Block, ...]]:
     """
     if failed(report):
         rows = [("failed", "; ".join(map(visible, report.gate_failures)))]
-        rows += [("accuracy", text) for text in _accuracy(report)]
+        rows += [("accuracy", text) for text in accuracy_texts(report)]
         return Line("Nothing was made: a gate failed", "bad"), (pairs(rows),)
     rows = [("size", text) for text in _size(report)]
-    rows += [("accuracy", text) for text in _accuracy(report)]
+    rows += [("accuracy", text) for text in accuracy_texts(report)]
     rows.append(("verified", _verified(report)))
     look = list(_look_at(report))
     rows.append(("look at", "; ".join(look)) if look else ("ready", _main_file(report)))
@@ -137,7 +137,7 @@ def _size(report: BuildReport) -> Iterator[str]:
     yield f"{bytes_text(engine.bytes)}{share}{kernels}"
 
 
-def _accuracy(report: BuildReport) -> Iterator[str]:
+def accuracy_texts(report: BuildReport) -> Iterator[str]:
     """The metric, else the output that lost most."""
     found = report.accuracy
     if found is None:

@@ -1,0 +1,111 @@
+"""Builds the decoders of export.py and decodes 64 steps with them: ``python run.py FOLDER [NAME:PRECISION...]``."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import trtopt
+from trtopt.accuracy.emulation import fp32_emulation
+from trtopt.graph.artifact import input_spec
+from trtopt.precision.observe.decode import Decoder
+from trtopt.source.onnx_file import load
+from trtopt.support.ort_session import OrtSession
+
+STEPS, PAST, PROMPT = 64, 127, 8
+CLOSE = 0.01
+"""Scores that differ by less than this share of their range do not count."""
+
+
+def shapes(model: object, tokens: int, past: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of one row."""
+    found = {}
+    for value in model.graph.inputs:  # type: ignore[attr-defined]
+        spec, ranks = input_spec(value), {2: (1, tokens), 4: (1, None, past, None)}
+        own = ranks[len(spec.shape)]
+        found[spec.name] = tuple(d if isinstance(d, int) else s for d, s in zip(spec.shape, own, strict=True))
+    return found
+
+
+def agreement(model: Path, saved: Path, prompts: Path) -> tuple[int, int, int]:
+    """Steps at which the optimized model prefers FP32's token; those that count; and how many there were."""
+    before, after = load(model).model, load(saved).model
+    arrays = {name: array[:1] for name, array in np.load(prompts).items()}
+    decoder = Decoder(before, list(arrays))
+    types = {str(value.name): value.dtype.numpy() for value in after.graph.inputs}
+    same = counted = steps = 0
+    with OrtSession(before) as exact, OrtSession(fp32_emulation(after)) as rounded:
+        states, past, tokens = decoder.first(arrays), 0, arrays[decoder.tokens]
+        own = dict(states)
+        while steps < STEPS:
+            outputs = []
+            for session, caches in ((exact, states), (rounded, own)):
+                feeds = decoder.feeds(tokens, past, caches, arrays)
+                if session is rounded:
+                    feeds = {name: array.astype(types[name]) for name, array in feeds.items()}
+                outputs.append(dict(zip(session.output_names, session.run(feeds), strict=True)))
+            scores = outputs[0][decoder.scores][0, -1]
+            first, second = np.sort(scores)[-1:-3:-1]
+            found = [int(decoder.chosen(item)[0, 0]) for item in outputs]
+            if first - second >= CLOSE * (scores.max() - scores.min()):
+                counted, same = counted + 1, same + (found[0] == found[1])
+            past, tokens, steps = past + tokens.shape[1], np.array([[found[0]]]), steps + 1
+            states, own = decoder.after(outputs[0]), decoder.after(outputs[1])
+    return same, counted, steps
+
+
+def row(folder: Path, name: str, precision: str) -> dict[str, object]:
+    """One network in one precision."""
+    model, prompts, saved = folder / f"{name}.onnx", folder / f"{name}.npz", folder / f"{name}.{precision}.onnx"
+    graph = load(model).model
+    report = trtopt.build(
+        model,
+        precision=precision,
+        gpu="L4",
+        calib=f"decode:{prompts}",
+        steps=16,
+        output=folder / f"{name}.{precision}.engine",
+        save_onnx=saved,
+        min_shapes=[shapes(graph, 1, 1), shapes(graph, 1, 0)],
+        opt_shapes=[shapes(graph, 1, PAST // 2), shapes(graph, PROMPT, 0)],
+        max_shapes=[shapes(graph, 1, PAST), shapes(graph, 64, 0)],
+        no_cache=True,
+    )
+    same, counted, steps = agreement(model, saved, prompts)
+    final = load(saved).model
+    weights = sum(
+        value.const_value.nbytes
+        for value in final.graph.initializers.values()
+        if value.const_value and any(node.op_type != "Gather" for node, _ in value.uses())  # a row of a table is read
+    )
+    widths = {str(value.name): value.dtype.bitwidth // 8 for value in final.graph.inputs if value.dtype}
+    caches = sum(
+        math.prod(shape) * widths[name] for name, shape in shapes(final, 1, PAST // 2).items() if len(shape) == 4
+    )
+    plain, shipped = report.plain, report.shipped
+    return {
+        "name": name,
+        "precision": precision,
+        "profiles": len(report.engine.profiles) if report.engine else 0,
+        "same": same,
+        "counted": counted,
+        "steps": steps,
+        "kernels": shipped.kernels if shipped else None,
+        "plain_kernels": plain.kernels if plain else None,
+        "us": shipped.predicted_us if shipped else None,
+        "plain_us": plain.predicted_us if plain else None,
+        "bytes": shipped.bytes if shipped else None,
+        "weights": weights,
+        "caches": caches,
+        "sqnr": report.accuracy.outputs["logits"].sqnr_db if report.accuracy else None,
+        "gates": report.gate_failures,
+    }
+
+
+if __name__ == "__main__":
+    for item in sys.argv[2:]:
+        print(json.dumps(row(Path(sys.argv[1]), *item.split(":"))), flush=True)
