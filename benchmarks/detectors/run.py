@@ -125,11 +125,11 @@ def table(results: dict[str, Any]) -> str:
             return "-"
         if "error" in entry:
             return "refused"
-        return f"{entry['kernels']}, {entry['us']}, {entry['db']}"
+        return ", ".join("-" if entry[key] is None else str(entry[key]) for key in ("kernels", "us", "db"))
 
     for name, entry in results.items():
         off = entry.get("difference", "-")
-        said = f"{off:.1e}" if isinstance(off, float) else off
+        said = f"{off:.1g}" if isinstance(off, float) else off
         lines.append(
             f"| {name} | {entry.get('host') or '-'} | {said} | {cell(entry.get('fp16'))} | {cell(entry.get('int8'))} |"
         )

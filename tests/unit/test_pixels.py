@@ -123,6 +123,7 @@ def test_a_run_takes_bytes_as_samples(tmp_path: Path) -> None:
     out = tmp_path / "o.onnx"
     report = trtopt.optimize(tmp_path / "m.onnx", precision="fp16", output=str(out), calib={"x": pixels}, **options)
     assert report.accuracy is not None and report.accuracy.outputs["y"].sqnr_db > 55
+    assert any("feed x uint8 pixels" in warning for warning in report.warnings)
     (made,) = load(out).inputs
     assert made.dtype == np.uint8 and made.shape[1:] == (SIDE, SIDE, 3)
     with pytest.raises(UsageError, match="is to take pixels"):

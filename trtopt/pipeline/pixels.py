@@ -91,7 +91,7 @@ def in_model(artifact: ModelArtifact, how: Preprocess) -> tuple[ModelArtifact, P
     value = next(value for value in clone.graph.inputs if value.name == spec.name)
     changes = _prepare(clone, value, how)
     order = "gray" if how.color == "gray" else "red, green, blue"
-    detail = f"feed {spec.name} uint8 pixels ({order}; channels last): {how.describe()} but for sizes is in the model"
+    detail = f"feed {spec.name} uint8 pixels ({order}; channels last): the engine does {how.describe()}, but for sizes"
     step = StepRecord("pixels", "LAYOUT", changes, time.perf_counter() - start, details=(detail,))
     return artifact.with_step(clone, step), left
 

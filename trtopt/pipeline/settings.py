@@ -388,6 +388,7 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     how: str | Preprocess | None = config.preprocess
     if config.preprocess_in_engine:
         loaded, how = _with_pixels(settings, sources, loaded, clock)
+        clock.warn("pixels", loaded.steps[-1].details[0])
     calibration, check, source = _samples(settings, sources, loaded, how, clock)
     for samples in dict.fromkeys((calibration, check)):
         clock.say_taken(samples.taken)
