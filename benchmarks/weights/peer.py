@@ -1,8 +1,8 @@
 """INT4 weights in blocks of 128 by Model Optimizer: ``python peer.py METHOD MODEL.onnx CALIB_FOLDER OUT.onnx``.
 
-METHOD is ``awq_lite`` or ``rtn_dq``. CALIB_FOLDER holds an .npz for each feed. AWQ joins what a layer reads over the feeds,
-so that sequences are filled up to one length with masked zeros. The written model is given opset 21: Model Optimizer
-0.47 leaves it at that of the source, which has no blocks, and ONNX Runtime refuses it.
+METHOD is ``awq_lite`` or ``rtn_dq``. CALIB_FOLDER holds an .npz for each feed. AWQ joins what a layer reads over the
+feeds, so that sequences are filled up to one length with masked zeros. The written model is given opset 21: Model
+Optimizer 0.47 leaves it at that of the source, which has no blocks, and ONNX Runtime refuses it.
 """
 
 from __future__ import annotations
