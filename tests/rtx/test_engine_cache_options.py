@@ -101,6 +101,7 @@ ROWS = (
     Row("sparse_all", False, True, True, {**FAST, "calib": SAMPLES, "allow_accuracy_loss": True}),
     Row("lora", (), ("a.safetensors",), True),
     Row("lora", ("a.safetensors",), ("a.safetensors:2",), True),
+    Row("lora_inputs", None, 2, True, {**FAST, "lora": ("a.safetensors",)}),
     Row("recipes", "none", "all", True),
     Row("strict_recipes", False, True, False),
     Row("backend", "auto", "tensorrt-rtx", False),

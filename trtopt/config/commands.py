@@ -164,6 +164,12 @@ class BuildConfig(Config):
         repeatable=True,
         path="source",
     )
+    lora_inputs: float | None = option_field(
+        None,
+        "make the adapters of --lora inputs of the engine, of this rank, in place of merging them",
+        REWRITES,
+        metavar="RANK",
+    )
     recipes: str = option_field(
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )
@@ -242,6 +248,9 @@ class BuildConfig(Config):
                 where=flag("max_accuracy_drop"),
                 remedy="give a number from 0 on; the drop is baseline - optimized",
             )
+        if self.lora_inputs is not None and not (self.lora_inputs in range(1, 1025) and self.lora):
+            what = "Inputs for adapters need a whole rank from 1 to 1024, and adapters that say which layers have them"
+            raise UsageError(what, where=flag("lora_inputs"), remedy="give --lora-inputs 16 --lora FILE.safetensors")
         if self.weights != "int4" and self.weight_block is not None:
             what = "The block is that of --weights int4; other formats have one of their own"
             raise UsageError(what, where=flag("weight_block"), remedy="leave it out, or give --weights int4")

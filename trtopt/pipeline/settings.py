@@ -50,7 +50,7 @@ from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
-from trtopt.source.lora import merged, read_adapter
+from trtopt.source.lora import as_inputs, merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, check_outputs
@@ -381,7 +381,7 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     """
     config = settings.config
     with clock.stage("load"):
-        loaded = _with_adapters(load(settings.path), config, clock)
+        loaded = _with_adapters(load(settings.path), settings, clock)
     _check_types(settings, loaded.model)
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))
@@ -407,14 +407,19 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     return BuildInputs(loaded, fixed, axes, calibration, check, source, metric, ranges, profiles, recorded)
 
 
-def _with_adapters(loaded: ModelArtifact, config: BuildConfig, clock: Clock) -> ModelArtifact:
-    """The model with the adapters of ``--lora`` in its weights: what everything is compared with, too."""
+def _with_adapters(loaded: ModelArtifact, settings: BuildSettings, clock: Clock) -> ModelArtifact:
+    """The model with the adapters of ``--lora`` in its weights, or as inputs: what everything is compared with, too."""
+    config, precision = settings.config, settings.precision
     if not config.lora:
         return loaded
     adapters = [read_adapter(text) for text in config.lora]
     for note in (note for adapter in adapters for note in adapter.notes):
         clock.warn("lora", note)
-    return merged(loaded, adapters)
+    if config.lora_inputs is None:
+        return merged(loaded, adapters)
+    is_wide = precision is None or precision.is_wide
+    half = ir.DataType.BFLOAT16 if precision == Precision.BF16 else ir.DataType.FLOAT16
+    return as_inputs(loaded, adapters, int(config.lora_inputs), ir.DataType.FLOAT if is_wide else half)
 
 
 def _recorded(config: BuildConfig, check: Samples, source: str, outputs: Sequence[str]) -> Recorded | None:

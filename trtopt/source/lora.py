@@ -24,6 +24,7 @@ from trtopt.errors import UsageError
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.module_path import module_of_node
+from trtopt.graph.shapes import infer_in_place
 from trtopt.report.schema.steps import StepRecord
 from trtopt.source.safetensors import read_safetensors
 from trtopt.support.files import read_file
@@ -187,6 +188,109 @@ def merged(artifact: ModelArtifact, adapters: Sequence[Adapter]) -> ModelArtifac
     return artifact.with_step(model, step)
 
 
+def as_inputs(artifact: ModelArtifact, adapters: Sequence[Adapter], rank: int, floating: ir.DataType) -> ModelArtifact:
+    """The model with two thin products beside each layer that one of the adapters changes, their factors as inputs:
+    ``X.lora_A`` ``[K, rank]`` and ``X.lora_B`` ``[rank, N]`` of the module X, in the order in which the products read
+    them (:func:`lora_inputs` makes the arrays).
+
+    Args:
+        artifact: The model.
+        adapters: They say which layers; their numbers are not used.
+        rank: That of the inputs.
+        floating: Their type.
+
+    Raises:
+        UsageError: As of :func:`merged`; or a layer is a convolution, or an adapter's rank is larger.
+    """
+    began = time.perf_counter()
+    model = artifact.model.clone()
+    places, names, done = _places(model), edit.Names(model), set[str]()
+    for adapter in adapters:
+        for module, pair in adapter.pairs.items():
+            check_rank(adapter, module, rank)
+            nodes = _nodes_of(module, places, adapter.name)
+            for node in nodes:
+                _check_fits(node, pair, f"{module} of {adapter.name}")
+                if edit.is_op(node, "Conv"):
+                    what = f"The adapter's layer {module} is a convolution, which has no form with inputs"
+                    raise UsageError(what, where=f"--lora {adapter.name}", remedy="merge it: leave --lora-inputs out")
+            if module not in done:
+                shapes = (pair[0].shape[1], rank), (rank, len(pair[1]))
+                _add_inputs(model, nodes, module, shapes, floating, names)
+                done.add(module)
+    infer_in_place(model)
+    seconds = time.perf_counter() - began
+    step = StepRecord(f"lora-inputs-{rank}", "LOAD", len(done), seconds, details=tuple(sorted(done)))
+    return artifact.with_step(model, step)
+
+
+def _add_inputs(
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    module: str,
+    shapes: tuple[tuple[int, int], tuple[int, int]],
+    floating: ir.DataType,
+    names: edit.Names,
+) -> None:
+    """Add the two products of one module behind its own, and their factors as inputs."""
+    factors = []
+    for part, shape in zip("AB", shapes, strict=True):
+        name = names.value(f"{module}.lora_{part}")
+        factors.append(ir.Value(name=name, type=ir.TensorType(floating), shape=ir.Shape(shape)))
+    model.graph.inputs.extend(factors)
+    for node in nodes:
+        result, value = node.outputs[0], node.inputs[0]
+
+        def made(op_type: str, part: str, *inputs: ir.Value | None, like: ir.Value = result) -> ir.Node:
+            output = names.value(f"{module}.lora_{part}")
+            new = edit.new_node(op_type, inputs, name=names.node(output), output=output)
+            new.outputs[0].type = like.type
+            return new
+
+        for factor, part in zip(factors, ("down", "up"), strict=True):
+            product = made("MatMul", part, value, factor)
+            model.graph.insert_before(node, product)
+            value = product.outputs[0]
+        edit.chain_behind(result, [made("Add", "sum", result, value)], names, "frozen")
+    computed = nodes[0].outputs[0].dtype or floating
+    for value in factors if computed is not floating else ():
+        edit.cast_for_readers(model.graph, value, computed, names, "cast")
+
+
+def check_rank(adapter: Adapter, module: str, rank: int) -> None:
+    """Raise UsageError where a layer of an adapter has a larger rank than the inputs."""
+    own = len(adapter.pairs[module][0])
+    if own > rank:
+        raise UsageError(
+            f"The adapter's layer {module} has the rank {own}, the inputs {rank}",
+            where=f"--lora {adapter.name}",
+            remedy=f"give --lora-inputs {own}",
+        )
+
+
+def lora_inputs(adapter: str, rank: int) -> dict[str, np.ndarray]:
+    """What to feed an engine of ``--lora-inputs RANK`` for one adapter: float32 arrays by input name; zeros stand for
+    the layers that it does not change.
+
+    Args:
+        adapter: As of ``--lora``: a file or a folder of PEFT, with a scale or not.
+        rank: That of the inputs; an adapter of a lower one is filled up with zeros.
+
+    Raises:
+        UsageError: The file is no adapter, or its rank is larger.
+
+    Example:
+        >>> feeds = {"x": x, **lora_inputs("style/adapter_model.safetensors", 16)}  # doctest: +SKIP
+    """
+    found, feeds = read_adapter(adapter), dict[str, np.ndarray]()
+    for module, (down, up) in found.pairs.items():
+        check_rank(found, module, rank)
+        missing = rank - len(down)
+        feeds[f"{module}.lora_A"] = np.ascontiguousarray(np.pad(down, ((0, missing), (0, 0))).T)
+        feeds[f"{module}.lora_B"] = np.ascontiguousarray(np.pad(up, ((0, 0), (0, missing))).T)
+    return feeds
+
+
 def _places(model: ir.Model) -> dict[str, list[ir.Node]]:
     """The products with constant weights by the path of their module: by their weight's name, else their own."""
     found: dict[str, list[ir.Node]] = {}
@@ -258,19 +362,10 @@ def _read(node: ir.Node) -> np.ndarray | None:
 
 def _merge(model: ir.Model, node: ir.Node, pair: tuple[np.ndarray, np.ndarray], names: edit.Names, what: str) -> None:
     """Let a product read its weight with the change in it."""
-    weight, (down, up) = _read(node), pair
-    value = node.inputs[1]
-    if weight is None or value is None:
-        raise ValueError(f"{node.name} has no constant weight")
-    is_rows = edit.is_op(node, "Conv") or edit.int_attribute(node, "transB", 0) != 0
-    shape = (len(weight), weight[0].size) if is_rows else (weight.shape[-1], weight.shape[-2])
-    if (weight.ndim != 2 and not edit.is_op(node, "Conv")) or shape != (len(up), down.shape[1]):
-        raise UsageError(
-            f"The adapter's layer {what} changes a weight of {len(up)} outputs and {down.shape[1]} inputs; the model's "
-            f"has {shape[0]} and {shape[1]}",
-            where=f"node {node.name}",
-            remedy="export the model that the adapter was trained for",
-        )
+    weight, is_rows = _check_fits(node, pair, what)
+    value, (down, up) = node.inputs[1], pair
+    if value is None:
+        raise ValueError(f"{node.name} has no weight")
     change = up @ down
     exact = weight + (change.reshape(weight.shape) if is_rows else change.T)
     dtype = (value.dtype or ir.DataType.FLOAT).numpy()
@@ -282,3 +377,23 @@ def _merge(model: ir.Model, node: ir.Node, pair: tuple[np.ndarray, np.ndarray], 
             edit.remove_node(item)
     if source.is_initializer() and not source.uses() and not source.is_graph_output():
         del model.graph.initializers[str(source.name)]
+
+
+def _check_fits(node: ir.Node, pair: tuple[np.ndarray, np.ndarray], what: str) -> tuple[np.ndarray, bool]:
+    """A product's weight, float32 as it reads it, and whether its rows are the outputs.
+
+    Raises UsageError where an adapter's layer, named ``what``, has another shape.
+    """
+    weight, (down, up) = _read(node), pair
+    if weight is None:
+        raise ValueError(f"{node.name} has no constant weight")
+    is_rows = edit.is_op(node, "Conv") or edit.int_attribute(node, "transB", 0) != 0
+    shape = (len(weight), weight[0].size) if is_rows else (weight.shape[-1], weight.shape[-2])
+    if (weight.ndim != 2 and not edit.is_op(node, "Conv")) or shape != (len(up), down.shape[1]):
+        raise UsageError(
+            f"The adapter's layer {what} changes a weight of {len(up)} outputs and {down.shape[1]} inputs; the model's "
+            f"has {shape[0]} and {shape[1]}",
+            where=f"node {node.name}",
+            remedy="export the model that the adapter was trained for",
+        )
+    return weight, is_rows
