@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from trtopt.config.base import field_kinds, flag, options
+from trtopt.config.base import checked, field_kinds, flag, options
 from trtopt.config.commands import BuildConfig
+from trtopt.errors import UsageError
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.format import visible
 
@@ -25,14 +27,26 @@ def shell(*words: object) -> str:
     return shlex.join(visible(str(word)) for word in words)
 
 
+def asked(report: BuildReport) -> dict[str, Any]:
+    """The options of a build, of those that the command has today the values that it takes: files may hold others."""
+    found: dict[str, Any] = {}
+    kinds = field_kinds(BuildConfig)
+    for name, option in options(BuildConfig).items():
+        value = report.config.get(name)
+        if value is not None:
+            with contextlib.suppress(UsageError):
+                found[name] = checked(name, option, kinds[name], value)
+    return found
+
+
 def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
     """The build of a report with other options, by the names of their fields; None leaves one out."""
     command = "optimize" if report.engine is None else "build"
-    kinds, known, asked = field_kinds(BuildConfig), options(BuildConfig), {**report.config, **changes}
+    kinds, known, values_of = field_kinds(BuildConfig), options(BuildConfig), {**asked(report), **changes}
     words = ["trtopt", command, report.model.get("path") or "MODEL.onnx"]
     default = BuildConfig()
     for name in known:
-        value = asked.get(name)
+        value = values_of.get(name)
         is_unasked = name in _CHECKED and name not in changes
         if is_unasked or value in (None, (), [], False) or value == getattr(default, name):
             continue
