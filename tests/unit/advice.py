@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from trtopt.analysis.advice import int8_times
 from trtopt.graph.shapes import infer_shapes, static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.analysis import Finding
@@ -86,10 +87,11 @@ def subject_of(
     """The network as the rules see it."""
     model = net.model()
     shapes = static_shapes(model, {})
-    layers = layers_of_graph(model, shapes, GraphTypes(Precision(base), frozenset(quantized)))
+    types = GraphTypes(Precision(base), frozenset(quantized))
+    layers = layers_of_graph(model, shapes, types)
     spec = find_gpu(gpu)
     rows, _ = predict(layers, spec)
-    return Subject(model, shapes, tuple(layers), rows, spec, batch)
+    return Subject(model, shapes, tuple(layers), rows, spec, batch, int8_times(model, shapes, types, spec))
 
 
 def findings(

@@ -19,6 +19,7 @@ from trtopt.report.schema.shipped import DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord, RewritingRecord, StepRecord
 from trtopt.report.text.blocks import Command
 from trtopt.report.text.build import view
+from trtopt.report.text.command import build_line
 from trtopt.report.text.format import bytes_text, decibels, percent, seconds_text, some
 from trtopt.report.text.verdict import advice
 
@@ -94,6 +95,11 @@ def test_the_advice_is_three_lines_that_the_command_takes(tmp_path: Path) -> Non
         if name == "build":
             args = parse_arguments("build", "", "", words)
             assert config_from(args, BuildConfig, "build").precision == "int8"
+
+
+def test_options_of_a_file_that_are_none_are_left_out_of_the_lines() -> None:
+    report = dataclasses.replace(_ready(), config={"opt_shapes": 5, "io": 7, "precision": "no", "metric": "top1"})
+    assert build_line(report, {}) == "trtopt build model.onnx --metric top1"
 
 
 def test_a_verdict_without_verbose_has_no_steps_and_says_how_to_see_them() -> None:

@@ -13,6 +13,7 @@ from trtopt.roofline import gap
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.rules import precision, registry, sizes, structure
 from trtopt.roofline.rules.registry import HEADINGS, NO_GAIN_US, PAGES, RULES, advise
 from trtopt.roofline.rules.subject import Subject
 from trtopt.source.onnx_file import load
@@ -126,3 +127,11 @@ def test_real_models_get_a_handful_of_findings(name: str, base: str) -> None:
     assert 1 <= len(found) <= 10
     nodes = {str(node.name) for node in model.graph}
     assert all(set(item.nodes) <= nodes for item in found)
+
+
+def test_what_is_found_ends_in_a_line_to_type_or_in_what_it_needs() -> None:
+    for rule, act in registry.ACTS.items():
+        assert rule in registry.RULES.values()
+        assert act[0] in ("build", "analyze") or act[0].startswith("needs "), rule
+    spoken = {sizes.first_layer, structure.io_layout, precision.precision_too_wide}
+    assert set(registry.RULES.values()) - registry.ACTS.keys() == spoken

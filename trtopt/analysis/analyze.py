@@ -7,13 +7,14 @@ import functools
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
 
+from trtopt.analysis.advice import IN_MEMORY, int8_times, with_line
 from trtopt.analysis.links import links_of_engine, links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
@@ -113,6 +114,9 @@ def analyze(
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event)).run(path)
+        if path.parent == Path(folder):
+            found = (replace(item, command=item.command.replace(str(path), IN_MEMORY)) for item in analysis.findings)
+            analysis = replace(analysis, model={**analysis.model, "path": None}, findings=tuple(found))
     if config.html is not None:
         write_view(view_of(analysis), html=config.html)
     if config.report is not None:
@@ -202,7 +206,7 @@ class _Run:
             precision=config.precision or (AS_IS if job.precision.base == Precision.FP32 else job.precision.base),
             layers=shown.rows,
             totals=shown.totals,
-            findings=findings,
+            findings=tuple(with_line(item, loaded.path or path, config, gpu, job.open_shapes) for item in findings),
             levels=tuple(levels),
             memory=peak_memory(job.fused, gpu),
             uncosted=shown.uncosted,
@@ -250,7 +254,9 @@ class _Run:
 
     def _findings(self, job: _Job, level: _Level, engine: Subject | None = None) -> tuple[Finding, ...]:
         with self._stage("advise"):
-            return advise(self._subject(job, level), engine)
+            subject = self._subject(job, level)
+            times = int8_times(job.loaded.model, job.values, job.precision, self.gpu)
+            return advise(replace(subject, int8_us=times), engine)
 
     def _subject(self, job: _Job, level: _Level, compiled: CompiledLevel | None = None) -> Subject:
         """A level of the model as the rules see it."""
@@ -313,6 +319,12 @@ class _Job:
     @functools.cached_property
     def fused(self) -> FusedModel:
         return FusedModel(self.loaded.model, self.values, self.precision)
+
+    @property
+    def open_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of inputs with dynamic axes."""
+        is_open = {item.name for item in self.loaded.inputs if any(isinstance(dim, str) for dim in item.shape)}
+        return {name: dims for name, dims in self.shapes.items() if name in is_open}
 
     @property
     def axis(self) -> BatchAxis | None:

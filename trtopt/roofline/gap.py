@@ -52,6 +52,14 @@ _CAUSES = {
 """What the extra time goes to, and the remedy."""
 
 
+_COMMANDS = {
+    "quantize": "build --int8 --calib samples.npz",
+    "cast": "build --fp16 --calib samples.npz --verbose",
+    **dict.fromkeys(("layout", "unfused", "product"), "needs a new export"),
+}
+"""What to type."""
+
+
 @dataclass(frozen=True)
 class _Sum:
     """Kernels, bytes and predicted microseconds of some layers, the time by cause."""
@@ -173,4 +181,4 @@ def _finding(group: Sequence[GapRegion], before: _Sum, after: _Sum, times: Mappi
         f"{more[cause]:.1f} us more go to {what}: {names}"
     )
     nodes = tuple(dict.fromkeys(name for region in group for name in region.nodes[:_LISTED]))
-    return Finding(RULE, "warning", nodes, message, remedy, after.us - before.us)
+    return Finding(RULE, "warning", nodes, message, remedy, after.us - before.us, command=_COMMANDS[cause])

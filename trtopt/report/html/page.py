@@ -15,7 +15,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from trtopt.report.text.blocks import Graph, Plot, View
+from trtopt.report.text.blocks import Graph, Plot, View, is_line
 from trtopt.report.text.format import percent, shorten, time_text, visible, with_micro
 from trtopt.support._lazy import require
 from trtopt.support.json_text import plain
@@ -80,7 +80,12 @@ def _environment() -> Environment:
     made.filters |= {"shown": _shown, "percent": percent, "time": lambda us: with_micro(time_text(us))}
     made.filters |= {"parts": lambda name: re.split(r"(?<=[./])(?=[^./])", name)}
     made.filters |= {"short": lambda name: shorten(visible(name), _NAME, mark="…")}
-    made.globals |= {"most_rows": MOST_ROWS, "drawn": _drawn, "kind": lambda item: type(item).__name__}
+    made.globals |= {
+        "most_rows": MOST_ROWS,
+        "drawn": _drawn,
+        "kind": lambda item: type(item).__name__,
+        "is_line": is_line,
+    }
     return made
 
 

@@ -27,7 +27,9 @@ def front(report: SweepReport, rows: Sequence[SweepRow], measure: str) -> Figure
         data.append(
             {
                 "type": "scatter",
-                "mode": "markers",
+                "mode": "markers+text",
+                "text": [label(row.precision) for row in chosen],
+                "textposition": "top center",
                 "name": label(gpu),
                 "x": [latency for latency, _ in figures],
                 "y": [max(drop or 0.0, 0.0) for _, drop in figures],

@@ -125,6 +125,7 @@ class Finding:
         remedy: What to change.
         gain_us: Predicted microseconds won by the remedy; 0 when none can be predicted.
         within_noise: Whether that is less than half of the range of the predicted times of the layers it is won in.
+        command: The line to type; or what is needed beside trtopt (``needs retraining``). Empty where nothing is said.
     """
 
     rule: str
@@ -134,6 +135,7 @@ class Finding:
     remedy: str
     gain_us: float
     within_noise: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,21 @@ class _Calibrated:
     calibration: GpuCalibration | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Input:
+    name: str
+    dtype: str
+    shape: list[int | str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """What the forms of a build and an analysis show of its model."""
+
+    path: str | None = None
+    inputs: list[_Input] = dataclasses.field(default_factory=list)
+
+
 _T = TypeVar("_T")
 
 
@@ -159,6 +174,8 @@ def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) ->
             if not 0 <= layer.measured_us < _LONGEST_US:
                 raise _wrong_field(f"{layer.measured_us} is no time - at `$.layers[{index}].measured_us`", path)
         _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
+    if isinstance(found, (build.BuildReport, analysis.Analysis)):
+        converted(found.model, _Model, path)
     if isinstance(found, (build.BuildReport, analysis.Analysis)) and found.gpu is not None:
         converted(found.gpu, _Calibrated, path)
     if isinstance(found, analysis.Analysis):

@@ -8,6 +8,7 @@ A view is a headline and sections of blocks. ``rich`` prints each block; :mod:`t
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Command:
-    """A line to type in a shell; where it is too long, it goes on behind a backslash, as a shell takes it."""
+    """A line to type in a shell; where it is too long, it goes on behind a backslash, as a shell takes it. A terminal
+    names files below its folder from there."""
 
     text: str
 
@@ -108,7 +110,8 @@ class Command:
 
         lines = [" "]
         parts: list[str] = []
-        for word in map(shlex.quote, shlex.split(self.text)):
+        here = f"{os.getcwd()}{os.sep}"
+        for word in (shlex.quote(item.removeprefix(here)) for item in shlex.split(self.text)):
             if not parts or word.startswith("-") or not parts[-1].startswith("-"):
                 parts.append(word)
             else:
@@ -299,7 +302,8 @@ class Findings:
         """By gain; findings that say the same of different nodes are one, with all nodes and the sum of the gains."""
         groups: dict[tuple[str, ...], list[Finding]] = {}
         for finding in self.found:
-            groups.setdefault((finding.rule, finding.severity, finding.message, finding.remedy), []).append(finding)
+            key = (finding.rule, finding.severity, finding.message, finding.remedy, finding.command)
+            groups.setdefault(key, []).append(finding)
         merged = [
             dataclasses.replace(
                 group[0],
@@ -316,16 +320,24 @@ class Findings:
         return shorten(visible(finding.message), most) + (f"; {_NOISE}" if finding.within_noise else "")
 
     def __rich__(self) -> Group:
-        rows = [
-            (
-                f"-{time_text(item.gain_us)}" if item.gain_us > 0 else item.severity,
-                f"{item.rule}: {self.message(item)}{f' ({some_names(item.nodes, 2)})' if item.nodes else ''}"
-                f"\n> {visible(item.remedy)}",
-            )
-            for item in self.ordered
-        ]
-        left = left_out(len(rows) - _MOST_FINDINGS, "finding")
-        return _group([pairs(rows[:_MOST_FINDINGS]), *left, line(self.note)])
+        from rich.table import Table
+
+        shown = Table.grid(padding=(0, 3, 0, 0))
+        shown.add_column(no_wrap=True)
+        shown.add_column(overflow="fold")
+        ordered = self.ordered
+        for item in ordered[:_MOST_FINDINGS]:
+            nodes = f" ({some_names(item.nodes, 2)})" if item.nodes else ""
+            text = _text(f"{item.rule}: {self.message(item)}{nodes}\n> {visible(item.remedy)}")
+            act = [] if not item.command else [Command(item.command)] if is_line(item) else [_text(f"> {item.command}")]
+            gain = f"-{time_text(item.gain_us)}" if item.gain_us > 0 else item.severity
+            shown.add_row(_text(gain), _group([text, *act]))
+        return _group([shown, *left_out(len(ordered) - _MOST_FINDINGS, "finding"), line(self.note)])
+
+
+def is_line(finding: Finding) -> bool:
+    """Whether what a finding asks for is a line to type."""
+    return finding.command.startswith("trtopt ")
 
 
 @dataclass(frozen=True)

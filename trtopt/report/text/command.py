@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from trtopt.config.base import options
+from trtopt.config.base import checked, field_kinds, options
 from trtopt.config.commands import BuildConfig
 from trtopt.config.words import command_words
+from trtopt.errors import UsageError
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.format import visible
 
@@ -26,14 +28,26 @@ def shell(*words: object) -> str:
     return shlex.join(visible(str(word)) for word in words)
 
 
+def asked(report: BuildReport) -> dict[str, Any]:
+    """The options of a build, of those that the command has today the values that it takes: files may hold others."""
+    found: dict[str, Any] = {}
+    kinds = field_kinds(BuildConfig)
+    for name, option in options(BuildConfig).items():
+        value = report.config.get(name)
+        if value is not None:
+            with contextlib.suppress(UsageError):
+                found[name] = checked(name, option, kinds[name], value)
+    return found
+
+
 def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
     """The build of a report with other options, by the names of their fields; None leaves one out."""
     command = "optimize" if report.engine is None else "build"
-    asked, default = {**report.config, **changes}, BuildConfig()
+    values, default = {**asked(report), **changes}, BuildConfig()
     names = [
         name
         for name in options(BuildConfig)
         if not (name in _CHECKED and name not in changes)
-        and asked.get(name) not in (None, (), [], False, getattr(default, name))
+        and values.get(name) not in (None, (), [], False, getattr(default, name))
     ]
-    return shell("trtopt", command, report.model.get("path") or "MODEL.onnx", *command_words(asked, names))
+    return shell("trtopt", command, report.model.get("path") or "MODEL.onnx", *command_words(values, names))

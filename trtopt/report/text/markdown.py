@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trtopt.report.schema.analysis import Finding
 from trtopt.report.text.blocks import (
     Block,
     Bullets,
@@ -18,6 +19,7 @@ from trtopt.report.text.blocks import (
     Split,
     Table,
     View,
+    is_line,
     plain_text,
 )
 from trtopt.report.text.format import percent, time_text, visible
@@ -75,11 +77,17 @@ def _of(block: Block) -> Iterator[str]:
     elif isinstance(block, Findings):
         yield "\n".join(
             f"- **{text(item.rule)}**{f', {time_text(item.gain_us)}' if item.gain_us > 0 else ''}: "
-            f"{text(block.message(item, _LONGEST_MESSAGE))} *{text(item.remedy)}*"
+            f"{text(block.message(item, _LONGEST_MESSAGE))} *{text(item.remedy)}*{_act(item)}"
             for item in block.ordered
         )
     elif isinstance(block, Table):
         yield from _table(block)
+
+
+def _act(finding: Finding) -> str:
+    if not is_line(finding):
+        return f" ({text(finding.command)})" if finding.command else ""
+    return f" `{visible(finding.command).replace('`', '')}`"
 
 
 def _table(block: Table) -> Iterator[str]:

@@ -10,6 +10,7 @@ from trtopt.report.schema.build import BuildReport, OutputAccuracy
 from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost
 from trtopt.report.text.blocks import Block, Command, Line, line, pairs
+from trtopt.report.text.command import asked as options_of
 from trtopt.report.text.command import build_line, shell
 from trtopt.report.text.format import bytes_text, count, decibels, percent, some, some_names, time_text, visible
 from trtopt.support.precision import Precision
@@ -250,8 +251,8 @@ def advice(report: BuildReport) -> list[Block]:
 
 def _advice(report: BuildReport) -> Iterator[tuple[str, str]]:
     """Why, and what to type; the most urgent first."""
-    asked, config = report.precision.requested, report.config
-    samples = config.get("calib") or "samples.npz"
+    asked = report.precision.requested
+    samples = options_of(report).get("calib") or "samples.npz"
     path = report.model.get("path") or "MODEL.onnx"
     gpu = [] if report.gpu is None else ["--gpu", str(report.gpu.get("name"))]
     is_random = report.accuracy is not None and report.accuracy.source == "synthetic"
@@ -317,4 +318,4 @@ def _conversions(report: BuildReport) -> Iterator[tuple[str, str]]:
         if item["dtype"] == "float32" and us >= _CONVERTS * found.totals.predicted_us:
             layout = "hwc4" if len(item["shape"]) == 4 and item["shape"][1] in (3, 4) else "chw"
             why = f"feed {half.upper()}: converting {some_names([name], 1)} takes {time_text(us)}"
-            yield why, build_line(report, {"io": [*report.config.get("io", ()), f"{name}:{half}:{layout}"]})
+            yield why, build_line(report, {"io": [*options_of(report).get("io", ()), f"{name}:{half}:{layout}"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 
 from trtopt.report.schema.analysis import Finding, LayerRow, is_noise, range_of_rows, rank
@@ -41,6 +42,36 @@ _RULES: tuple[Rule, ...] = (
     precision.sparsity,
     precision.fp16_accumulate,
 )
+
+_RETRAIN, _EXPORT = ("needs retraining",), ("needs a new export",)
+_SWEEP = ("analyze", "--batch-sweep", "1..256")
+_INT8 = ("build", "--int8", "--calib", "samples.npz")
+
+ACTS: dict[Rule, tuple[str, ...]] = {
+    sizes.alignment: ("build",),
+    sizes.vocabulary: _EXPORT,
+    sizes.sequence_length: ("needs other lengths of the input",),
+    quantization.tile_quantization: _RETRAIN,
+    quantization.wave_quantization: _RETRAIN,
+    early.depthwise: _RETRAIN,
+    early.early_pooling: _RETRAIN,
+    early.squeeze_excite: _RETRAIN,
+    structure.normalization: _EXPORT,
+    structure.qkv: ("analyze", "--compile"),
+    structure.weight_layout: ("build",),
+    structure.layout_transpose: ("build",),
+    batch.batch_too_small: _SWEEP,
+    batch.batch_size: _SWEEP,
+    batch.recurrent_size: _RETRAIN,
+    batch.launch_bound: _SWEEP,
+    precision.precision_cannot_help: ("build", "--fp16"),
+    precision.eight_bit: _INT8,
+    precision.precision_hole: ("build", "--fp16", "--calib", "samples.npz"),
+    precision.sparsity: ("analyze", "--sparse"),
+    precision.fp16_accumulate: ("analyze", "--compile"),
+}
+"""What to type after a finding of a rule: a command of trtopt without the model; else what it needs. Rules that are not
+here say it in each proposal."""
 
 RULES: dict[str, Rule] = {rule.__name__.replace("_", "-"): rule for rule in _RULES}
 """Every rule by name."""
@@ -95,4 +126,6 @@ def _finding(rule: str, item: Proposal, rows: Mapping[str, LayerRow]) -> Finding
     won = gain >= NO_GAIN_US
     severity = item.severity if won or item.severity in ("hint", "info") else "hint"
     noise = won and is_noise(gain, range_of_rows(rows[name] for name in item.gains if name in rows))
-    return Finding(rule, severity, item.nodes, item.message, item.remedy, gain if won else 0.0, noise)
+    act = item.act or ACTS[RULES[rule]]
+    command = act[0] if act[0].startswith("needs ") else shlex.join(act)
+    return Finding(rule, severity, item.nodes, item.message, item.remedy, gain if won else 0.0, noise, command)

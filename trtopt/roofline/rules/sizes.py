@@ -13,7 +13,7 @@ import onnx_ir as ir
 from trtopt.graph.edit import constant_tensor_of, input_of, int_attribute, is_op
 from trtopt.report.schema.analysis import Severity
 from trtopt.roofline.rules.change import channels, resized
-from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, reads_network_input, sinks, source
+from trtopt.roofline.rules.subject import POINTWISE, Proposal, Subject, interleaved, reads_network_input, sinks, source
 from trtopt.roofline.work import Layer, Work, alignment_of
 from trtopt.support.precision import ELEMENT_BYTES, Precision
 
@@ -205,7 +205,9 @@ def first_layer(subject: Subject) -> Iterator[Proposal]:
         if size == 4 and set(work.window.stride) != {2}:
             strides = "x".join(str(step) for step in work.window.stride)
             message = f"the first convolution has stride {strides}; kernels for 4 channels are made for stride 2"
-            yield Proposal("info", message, "use stride 2 where the architecture is free", nodes)
+            yield Proposal(
+                "info", message, "use stride 2 where the architecture is free", nodes, act=("needs retraining",)
+            )
         elif size != 4 and size % 8:
             padded = 4 if size < 4 else round_up(size, 8)
             yield Proposal(
@@ -214,6 +216,7 @@ def first_layer(subject: Subject) -> Iterator[Proposal]:
                 remedy=f"feed {padded} channels, zeros in the new ones, with zeros in the weights",
                 nodes=nodes,
                 gains={layer.name: subject.gain(layer, resized(work, k=padded * taps))},
+                act=interleaved(subject, nodes[0]),
             )
 
 

@@ -14,6 +14,7 @@ from trtopt.roofline.rules.subject import (
     POINTWISE,
     Proposal,
     Subject,
+    interleaved,
     reads_network_input,
     sinks,
     source,
@@ -129,6 +130,7 @@ def io_layout(subject: Subject) -> Iterator[Proposal]:
             " in no layer above",
             remedy="give the engine's input a channels-last format and the type the network runs in",
             nodes=tuple(nodes),
+            act=interleaved(subject, nodes[0]),
         )
 
 

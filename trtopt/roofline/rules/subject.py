@@ -43,6 +43,7 @@ class Proposal:
         remedy: What to change.
         nodes: ONNX nodes, or layers where there are none.
         gains: Predicted microseconds won by layer name: a layer counts once in the sum.
+        act: What to type, where it is not that of the rule (:data:`trtopt.roofline.rules.registry.ACTS`).
     """
 
     severity: Severity
@@ -50,6 +51,7 @@ class Proposal:
     remedy: str
     nodes: tuple[str, ...]
     gains: Mapping[str, float] = field(default_factory=dict)
+    act: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Subject:
         rows: The predictions of those layers whose cost is known.
         gpu: The GPU.
         batch: The size of the first axis that the inputs share; None when there is none.
+        int8_us: Where it is in 16 bits, the layers of the same network in INT8, by name: their predicted microseconds.
     """
 
     model: ir.Model
@@ -71,6 +74,7 @@ class Subject:
     rows: tuple[LayerRow, ...]
     gpu: GpuSpec
     batch: int | None = None
+    int8_us: Mapping[str, float] = field(default_factory=dict)
     _times: dict[Work, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def predict(self, work: Work) -> float:
@@ -189,6 +193,17 @@ def sinks(value: ir.Value, through: frozenset[str] = POINTWISE) -> tuple[list[ir
             else:
                 found.append(node)
     return found, leaves
+
+
+def interleaved(subject: Subject, name: str) -> tuple[str, ...]:
+    """What to type to feed the image that a convolution reads interleaved, in 16 bits."""
+    node = subject.node[name]
+    origin = source(input_of(node, 0), POINTWISE | {"Pad"})
+    shape = subject.shape(origin)
+    layout = "hwc4" if shape is not None and len(shape) == 4 and shape[1] <= 4 else "hwc8"
+    if origin is None or not origin.is_graph_input():
+        return ("needs a new export",)
+    return ("build", "--io", f"{origin.name}:fp16:{layout}")
 
 
 def reads_network_input(node: ir.Node, through: frozenset[str] = POINTWISE) -> bool:
