@@ -16,7 +16,7 @@ def given(config: BuildConfig) -> list[str]:
 
 
 def command_words(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
-    """The named options of ``trtopt build``, by the names of their fields, and their values as the command line has them.
+    """The named options of ``trtopt build``, by the names of their fields, and their values as the shell has them.
 
     Example:
         >>> list(command_words({"precision": "int8", "max_shapes": [{"x": (8, 3)}]}, ["precision", "max_shapes"]))
