@@ -81,6 +81,18 @@ def test_a_model_that_no_compiler_builds_is_a_refusal_in_the_report(trtopt: Run,
     assert "nothing" in found["before"]["failure"]["what"] and found["before"]["failure"]["exit_code"] == 2
 
 
+def test_a_matrix_compares_many_models(trtopt: Run, folder: Path) -> None:
+    (folder / "m.toml").write_text('[build]\nrecipes = "none"\n[matrix]\nmodel = ["relu.onnx", "mish.onnx"]\n')
+    done = trtopt("diff", "--config", "m.toml", *INSTALLED, *INSTALLED, "--max-slowdown", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nothing differs") == 2 and "mish.onnx" in done.stdout
+    done = trtopt("diff", "--config", "m.toml", *INSTALLED, *INSTALLED, "--json")
+    found = json.loads(done.stdout)
+    assert [item["changes"] for item in found["diffs"]] == [[], []]
+    done = trtopt("diff", "--config", "m.toml", *INSTALLED, *INSTALLED, "--html", "d.html")
+    assert done.returncode == 2 and "no such form" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, own_stdout, show
+from trtopt.cli.streams import Listener, own_stdout, print_json, say, show
 from trtopt.config import BuildConfig
 from trtopt.config.base import share
-from trtopt.errors import GateError
+from trtopt.config.toml_file import MODEL, load_matrix
+from trtopt.errors import GateError, UsageError
 from trtopt.support.files import check_outputs
 
 _DESCRIPTION = "Build a model with two compilers, and say by its nodes what differs: kernels, bytes, types, time."
@@ -34,9 +36,10 @@ def run(argv: Sequence[str]) -> int:
     outputs = {name: Path(value) for name in ("report", *_FORMS) if (value := getattr(args, name, None)) is not None}
     for name in ("report", *_FORMS):
         args.__dict__.pop(name, None)
-    config = config_from(args, BuildConfig, "build")
-    if not hasattr(args, "recipes") and args.config is None:
-        config = config.with_options({"recipes": "none"} if args.model is not None else {})
+    builds = [] if args.config is None else load_matrix(Path(args.config), "build")
+    if builds:
+        return _run_matrix(args, builds, outputs)
+    config = _config(args)
     inputs = {"the model": Path(args.model)} if args.model is not None else {}
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
     if "html" in outputs:
@@ -56,6 +59,36 @@ def run(argv: Sequence[str]) -> int:
     write_view(view(found), **{name: outputs[name] for name in _FORMS if name in outputs})
     show(found, view, as_json=args.json, quiet=args.quiet)
     return GateError.exit_code if found.is_failed else 0
+
+
+def _config(args: argparse.Namespace, varied: Mapping[str, Any] | None = None) -> BuildConfig:
+    """The options of the builds; without recipes where nothing is said of them."""
+    config = config_from(args, BuildConfig, "build", varied)
+    is_said = hasattr(args, "recipes") or args.config is not None or args.model is None
+    return config if is_said else config.with_options({"recipes": "none"})
+
+
+def _run_matrix(args: argparse.Namespace, builds: Sequence[Mapping[str, Any]], outputs: Mapping[str, Path]) -> int:
+    """Compare for every combination of ``[matrix]``, and print the verdict of each; returns 7 where one failed."""
+    from trtopt.fleet.diff import diff
+    from trtopt.report.text.diff import headline
+
+    for name in outputs:
+        raise UsageError(
+            "Several comparisons have no such form", where=f"--{name}", remedy="leave it out; --json has all"
+        )
+    found = []
+    for varied in builds:
+        config = _config(args, {name: value for name, value in varied.items() if name != MODEL})
+        with Listener.of(args) as listener, own_stdout(quiet=args.json):
+            model = varied.get(MODEL, args.model)
+            found.append(diff(model, args.compiler, config, max_slowdown=args.max_slowdown, on_event=listener))
+        if not args.json:
+            words = ", ".join(f"{name} {value}" for name, value in varied.items())
+            say(f"{words}: {headline(found[-1])}")
+    if args.json:
+        print_json({"schema": "trtopt.diffs/1", "diffs": [item.to_json_dict() for item in found]})
+    return GateError.exit_code if any(item.is_failed for item in found) else 0
 
 
 def make_parser() -> Parser:

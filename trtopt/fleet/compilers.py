@@ -103,7 +103,8 @@ def _make(place: Path, spec: str, parent: list[str]) -> None:
 def _run(command: list[str], spec: str) -> None:
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode:
-        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-_LAST_LINES:]
+        lines = (done.stdout + done.stderr).splitlines()
+        said = [line for line in lines if line.strip() and not line.startswith("WARNING")][-_LAST_LINES:]
         raise MissingDependencyError(
             f"{spec} cannot be installed: {' | '.join(said)}"[:1500],
             where=" ".join(command[:4]),

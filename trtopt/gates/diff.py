@@ -38,11 +38,12 @@ def diff_of(
     """
     facts = [facts_of(report, Path(name)) for report, name in zip((before, after), names, strict=True)]
     notes = [note for note in comparable(facts[1], facts[0]) if not note.startswith("the compiler changed")]
-    sides = [side_of(report, name) for report, name in zip((before, after), names, strict=True)]
-    for report, side in zip((before, after), sides, strict=True):
-        layers = None if report.engine is None else report.engine.layers
-        if layers and not any(layer.constants for layer in layers):
-            notes.append(f"{side.compiler} does not list constants: its times are without those of reading weights")
+    silent = [report for report in (before, after) if not _lists_constants(report)]
+    old, new = (_kernels(report, constants=not silent) for report in (before, after))
+    sides = [side_of(before, names[0], old), side_of(after, names[1], new)]
+    for report in silent:
+        said = "does not list constants: bytes are those of activations, and its times without reading weights"
+        notes.append(f"{facts_of(report, Path()).checked.backend} {said}")
     if any(side.predicted_us is None for side in sides):
         notes.append("the layers of an engine are not known: nothing is said of its kernels")
     return DiffReport(
@@ -51,30 +52,42 @@ def diff_of(
         after.precision.requested,
         sides[0],
         sides[1],
-        changes_of(_kernels(before), _kernels(after)),
+        changes_of(old, new),
         max_slowdown,
         tuple(notes),
     )
 
 
-def side_of(report: BuildReport, name: str) -> DiffSide:
+def side_of(report: BuildReport, name: str, kernels: Sequence[LayerRow] = ()) -> DiffSide:
     """What one report says of the whole engine."""
-    engine, rows = report.engine, _kernels(report)
+    engine = report.engine
     compiler = "" if engine is None else f"{engine.backend} {engine.backend_version}"
     refused = () if report.host is None else report.host.reasons
     if report.analysis is None:
         return DiffSide(name, compiler, None if engine is None else engine.kernels, host_nodes=refused)
-    moved = sum(row.bytes for row in rows)
-    return DiffSide(name, compiler, len(rows), moved, report.analysis.totals.predicted_us, refused)
+    rows = kernels or _kernels(report, constants=True)
+    moved, us = sum(row.bytes for row in rows), report.analysis.totals.predicted_us
+    return DiffSide(name, compiler, len(rows), moved, us, refused)
 
 
-def _kernels(report: BuildReport) -> tuple[LayerRow, ...]:
-    """The rows that are kernels, each with its bytes of activations: not every release lists constants."""
+def _lists_constants(report: BuildReport) -> bool:
+    """Whether the compiler says what constants its kernels read: TensorRT for RTX 1.4 does not."""
+    layers = None if report.engine is None else report.engine.layers
+    return not layers or any(layer.constants for layer in layers)
+
+
+def _kernels(report: BuildReport, *, constants: bool) -> tuple[LayerRow, ...]:
+    """The rows that are kernels, with the bytes of their constants or without."""
     rows = () if report.analysis is None else report.analysis.layers
-    layers = () if report.engine is None or report.engine.layers is None else report.engine.layers
-    constants = {layer.name: constant_bytes(layer) for layer in layers}
+    found = tuple(row for row in rows if row.kind not in WITHOUT_KERNEL)
+    layers = None if report.engine is None else report.engine.layers
+    if constants or layers is None:
+        return found
+    own = {layer.name: constant_bytes(layer) for layer in layers}
+    # Of a table a row counts what is read of it, which is not known apart.
     return tuple(
-        replace(row, bytes=row.bytes - constants.get(row.name, 0)) for row in rows if row.kind not in WITHOUT_KERNEL
+        replace(row, bytes=row.bytes - own.get(row.name, 0)) if own.get(row.name, 0) <= row.bytes else row
+        for row in found
     )
 
 

@@ -35,7 +35,7 @@ from trtopt.pipeline.compile import check_search, engine_cache
 from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
-from trtopt.pipeline.shapes import given_shapes
+from trtopt.pipeline.shapes import given_shapes, sample_shapes
 from trtopt.pipeline.verify import with_baseline
 from trtopt.precision.fp16.network_io import IoRequest, parse_io
 from trtopt.precision.fp16.to_fp32 import to_fp32
@@ -502,7 +502,7 @@ def _samples(
 ) -> tuple[Samples, Samples, str]:
     """Calibration samples, verification samples, and where the latter come from."""
     config = settings.config
-    best = (config.opt_shapes or config.max_shapes or ({},))[0]
+    best = sample_shapes(config, loaded.inputs)
     shapes, numbers = split_values(loaded.inputs, best)
     given = {name: InputValues("given", numbers=each) for name, each in numbers.items()}
     # Values that say a shape say it of the optimum, so that the samples have its shapes too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtopt.config import BuildConfig, ShapeMap
-from trtopt.engine.buckets import choose, read_histogram
+from trtopt.engine.buckets import Shapes, choose, read_histogram
 from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.graph.shapes import static_shapes
@@ -46,15 +47,30 @@ def given_shapes(
     if config.shape_histogram is not None:
         base = Precision.FP16 if precision in (None, Precision.AUTO) else precision.base
         times = _Times(loaded.model, base, gpu or find_gpu(_FOR_PORTABLE), config.shape_histogram)
-        histogram = read_histogram(Path(config.shape_histogram))
-        _check_inputs([dict(shapes) for shapes in histogram], loaded.inputs, config.shape_histogram)
-        found = choose(histogram, times)
+        found = choose(_histogram(config.shape_histogram, loaded.inputs), times)
         clock.warn("shapes", found.note)
         high = tuple(item.high for item in found.buckets)
         return GivenShapes(tuple(item.low for item in found.buckets), high, high)
     if config.batches:
         return _of_batches(config.batches, loaded.inputs)
     return GivenShapes(config.min_shapes, config.opt_shapes, config.max_shapes)
+
+
+def sample_shapes(config: BuildConfig, inputs: Sequence[InputSpec]) -> ShapeMap:
+    """The shapes that made-up samples have: of a histogram the most common ones, else the best of the first profile.
+
+    Raises:
+        UsageError: The histogram does not fit the model.
+    """
+    if config.shape_histogram is not None:
+        return dict(_histogram(config.shape_histogram, inputs).most_common(1)[0][0])
+    return (config.opt_shapes or config.max_shapes or ({},))[0]
+
+
+def _histogram(file: str, inputs: Sequence[InputSpec]) -> Counter[Shapes]:
+    found = read_histogram(Path(file))
+    _check_inputs([dict(shapes) for shapes in found], inputs, file)
+    return found
 
 
 class _Times:

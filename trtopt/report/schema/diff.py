@@ -21,7 +21,7 @@ class DiffSide:
         name: What the user called it: ``tensorrt-rtx==1.6``, ``installed``, or the file of a report.
         compiler: Backend and version; empty where nothing was built and the version is not known.
         kernels: Kernels of the engine.
-        bytes: Bytes of activations that they move.
+        bytes: Bytes of activations and constants that they move; of activations where a side does not list constants.
         predicted_us: Their predicted time, microseconds; None where no layers are known.
         host_nodes: Nodes at the model's end that the compiler refuses and the host runs.
         failure: Why there is no engine; None where there is one.
@@ -47,7 +47,7 @@ class RegionDiff:
         joined: Nodes that share a kernel with others of these now.
         copies: How many of the kernels compute nothing: copies, padding, casts.
         dtypes: The types of their arithmetic, each once.
-        bytes: Bytes of activations that they move.
+        bytes: What they move, counted likewise.
         us: Their predicted time, microseconds.
     """
 

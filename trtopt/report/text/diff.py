@@ -16,8 +16,11 @@ def view(found: DiffReport) -> View:
     sections = (
         Section("", (_sides(found),)),
         Section("Refused", bullets([_refusal(side) for side in (found.before, found.after) if side.failure])),
-        Section("Fuses no more", _regions([item for item in found.changes if item.parted], "parted")),
+        Section(
+            "Fuses no more", _regions([item for item in found.changes if item.parted and not item.joined], "parted")
+        ),
         Section("Fuses now", _regions([item for item in found.changes if item.joined and not item.parted], "joined")),
+        Section("Fuses with others now", _regions([i for i in found.changes if i.parted and i.joined], "parted")),
         Section("More kernels", _others(found.changes, lambda more: more > 0)),
         Section("Fewer kernels", _others(found.changes, lambda more: more < 0)),
         Section("Other bytes, types or times", _others(found.changes, lambda more: more == 0)),
