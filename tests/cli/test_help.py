@@ -110,7 +110,7 @@ def test_the_help_fits_80_columns(trtopt: Run) -> None:
         (["build", "m.onnx", "--calib-metod", "max"], "no option --calib-metod", "did you mean --calib-method?"),
         (["build", "m.onnx", "--calib-meth", "max"], "no option --calib-meth", "did you mean --calib-method?"),
         (["build", "m.onnx", "--savEngine=e"], "no option --savEngine", "did you mean --saveEngine?"),
-        (["build", "--bogus", "7", "m.onnx"], "no option --bogus", "trtopt build --help"),
+        (["build", "--quux", "7", "m.onnx"], "no option --quux", "trtopt build --help"),
         (["build", "m.onnx", "--calib-method", "Entropi"], "'Entropi' is not one of", "trtopt build --help"),
         (["build", "m.onnx", "--bf16", "--int8"], "not allowed with", "trtopt build --help"),
         (["build", "m.onnx", "--tf32", "--noTF32"], "contradicts", "leave one of them out"),
