@@ -30,6 +30,7 @@ def test_the_report_says_what_to_feed(trtopt: Run, tmp_path: Path) -> None:
         "layout": "hwc4",
         "shape": ["N", 4, 8, 8],
         "caller": "feed fp16 values, channels last: memory holds Nx8x8x4; 3 channels and zeros in the others",
+        "state": False,
     }
     assert (second["kind"], second["dtype"]) == ("output", "fp16")
 

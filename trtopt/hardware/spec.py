@@ -242,7 +242,7 @@ def _capability(wanted: str) -> str:
 
 def _nearest(wanted: str, gpus: Mapping[str, GpuSpec]) -> str:
     """The names of the GPUs whose names or short names are most like ``wanted``, best first; empty where none is."""
-    keys = difflib.get_close_matches(wanted, gpus, n=len(gpus))
+    keys = difflib.get_close_matches(wanted, gpus, n=len(gpus), cutoff=0.5)  # names of two letters: L5 is near L4
     return " or ".join(list(dict.fromkeys(gpus[key].name for key in keys))[:_NEAREST])
 
 
