@@ -302,7 +302,8 @@ def _has_classes(report: BuildReport) -> bool:
 def _optimum(report: BuildReport) -> list[Mapping[str, list[int]]]:
     """The first profile's shapes as an option has them: the model's fixed axes, whatever ``--io`` made of them."""
     profiles = () if report.engine is None else report.engine.profiles
-    fixed = {item["name"]: item["shape"] for item in report.model.get("inputs", ())}
+    inputs = () if options_of(report).get("preprocess_in_engine") else report.model.get("inputs", ())
+    fixed = {item["name"]: item["shape"] for item in inputs}
     return [
         {name: _of_model(sizes["opt"], fixed.get(name, ())) for name, sizes in profile.items() if "opt" in sizes}
         for profile in profiles[:1]
