@@ -67,6 +67,7 @@ def test_more_steps_than_the_cache_has_places_for(tmp_path: Path) -> None:
     [
         ({"tokens": PROMPTS}, r"These are no prompts: the file holds tokens \[2, 4\]"),
         ({"input_ids": PROMPTS[0]}, r"These are no prompts: the file holds input_ids \[4\]"),
+        ({"input_ids": PROMPTS[:, :0]}, r"These are no prompts: the file holds input_ids \[2, 0\]"),
         ({"input_ids": PROMPTS, "position_ids": PROMPTS[:1]}, "These are no prompts"),
     ],
 )

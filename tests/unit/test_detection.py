@@ -211,6 +211,15 @@ def test_a_form_that_is_none_is_refused(text: str) -> None:
     assert caught.value.where == "--boxes" and "yolov5" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("part", "values"), [("unit=metres", "unit is pixels or shares"), ("iou=2", "from 0 to 1 or none")]
+)
+def test_a_wrong_value_is_answered_with_those_of_its_key(part: str, values: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_boxes(f"yolov8,{part}")
+    assert values in caught.value.remedy and "did you mean" not in caught.value.remedy
+
+
 def test_a_form_is_read_as_it_is_written() -> None:
     form = BoxForm("ssd", "yxyx", "shares", "one", 0.25, 0.5)
     assert parse_boxes(form.describe()) == form

@@ -10,7 +10,7 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 from rich.console import Console
 
-from trtopt.cli.build import parse_arguments
+from trtopt.cli.build import parse_arguments, pipeline_parser
 from trtopt.cli.options import config_from
 from trtopt.config import BuildConfig
 from trtopt.report.schema.build import Achieved, BuildReport, CalibrationRecord, KeptNode, PrecisionRecord
@@ -93,7 +93,7 @@ def test_the_advice_is_three_lines_that_the_command_takes(tmp_path: Path) -> Non
     for text in commands:
         name, *words = shlex.split(text)[1:]
         if name == "build":
-            args = parse_arguments("build", "", "", words)
+            args = parse_arguments(pipeline_parser("build", "", ""), words)
             assert config_from(args, BuildConfig, "build").precision == "int8"
 
 
@@ -106,6 +106,14 @@ def test_a_verdict_without_verbose_has_no_steps_and_says_how_to_see_them() -> No
     short = _text(full_report(), verbose=False)
     assert "Done" not in short.splitlines() and "Refused" not in short.splitlines()
     assert "--verbose adds every step" in short
+
+
+def test_a_command_for_the_model_has_the_model_s_shapes_whatever_io_made_of_the_engine_s() -> None:
+    image = {"name": "x", "dtype": "float32", "shape": ["batch", 3, 32, 32]}
+    engine = dataclasses.replace(ENGINE, profiles=({"x": {"opt": [8, 4, 32, 32]}},))
+    report = dataclasses.replace(full_report(engine=engine), model={"path": "m.onnx", "inputs": [image]})
+    line = next(block.text for block in advice(report) if isinstance(block, Command) and "analyze" in block.text)
+    assert "x:8x3x32x32" in shlex.split(line)
 
 
 def test_after_a_failed_gate_it_says_that_nothing_was_made() -> None:

@@ -97,7 +97,10 @@ def parse_boxes(text: str) -> BoxForm:
         elif key in ("conf", "iou") and (number := _share(value)) is not None:
             form = replace(form, **{key: number})  # type: ignore[arg-type]
         else:
-            raise _wrong(f"{part!r} is no part of a form of boxes", did_you_mean(key, (*choices, "conf", "iou")))
+            share = ("a number from 0 to 1",)
+            known = {**choices, "conf": share, "iou": (*share, "none")}
+            near = f"{key} is {' or '.join(known[key])};" if key in known else did_you_mean(key, known)
+            raise _wrong(f"{part!r} is no part of a form of boxes", near)
     return form
 
 
@@ -156,7 +159,9 @@ def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: tuple[int, in
     if parts is None:
         shapes = ", ".join(str(list(output.shape)) for output in outputs)
         raise UsageError(
-            f"The outputs are not of the form {form.head}", where=f"outputs {shapes}", remedy="say it with --boxes"
+            f"The outputs are not of the form {form.head}",
+            where=f"outputs {shapes}",
+            remedy="name the form they have with --boxes, or leave it out to have all tried",
         )
     boxes, scores, classes = _READERS[form.head](parts, row)
     kept = np.flatnonzero((scores > form.conf) & np.isfinite(boxes).all(axis=1))

@@ -17,7 +17,7 @@ from trtopt.support.files import check_outputs
 
 _DESCRIPTION = "Build a model with two compilers, and say by its nodes what differs: kernels, bytes, types, time."
 _EPILOG = """\
-A compiler is tensorrt-rtx==1.6 (any number of parts; installed on first use
+A compiler is tensorrt-rtx==1.6 (two to four parts; installed on first use
 into an environment of its own, which is kept in the cache), 'installed', or
 the report of a build. Recipes are left out unless --recipes says otherwise, so
 that both compile the same graph.

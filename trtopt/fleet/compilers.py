@@ -47,7 +47,7 @@ def check_compiler(spec: str) -> None:
         raise UsageError(
             f"{spec!r} names no compiler",
             where="--compiler",
-            remedy="give tensorrt-rtx==1.6 (any number of parts), 'installed', or the report of a build",
+            remedy="give tensorrt-rtx==1.6 (two to four parts), 'installed', or the report of a build",
         )
 
 

@@ -247,7 +247,8 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
     known = {spec.name for spec in inputs}
     unknown = [name for name in arrays if name not in known]
     shown = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-    if unknown or decoder.tokens not in arrays or len(set(counts.values())) != 1 or arrays[decoder.tokens].ndim != 2:
+    prompts = arrays.get(decoder.tokens, np.empty(0))
+    if unknown or len(set(counts.values())) != 1 or prompts.ndim != 2 or not prompts.size:
         raise UsageError(
             f"These are no prompts: the file holds {shown or 'nothing'}",
             where=str(path),

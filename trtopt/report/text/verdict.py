@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtopt.report.schema.build import BuildReport, OutputAccuracy
@@ -300,9 +300,21 @@ def _has_classes(report: BuildReport) -> bool:
 
 
 def _optimum(report: BuildReport) -> list[Mapping[str, list[int]]]:
-    """The first profile's shapes as an option has them."""
+    """The first profile's shapes as an option has them: the model's fixed axes, whatever ``--io`` made of them."""
     profiles = () if report.engine is None else report.engine.profiles
-    return [{name: shapes["opt"] for name, shapes in profiles[0].items() if "opt" in shapes}] if profiles else []
+    inputs = () if options_of(report).get("preprocess_in_engine") else report.model.get("inputs", ())
+    fixed = {item["name"]: item["shape"] for item in inputs}
+    return [
+        {name: _of_model(sizes["opt"], fixed.get(name, ())) for name, sizes in profile.items() if "opt" in sizes}
+        for profile in profiles[:1]
+    ]
+
+
+def _of_model(sizes: Sequence[int], axes: Sequence[int | str | None]) -> list[int]:
+    """The sizes, with those of the model's axes that are fixed."""
+    if len(sizes) != len(axes):
+        return list(sizes)
+    return [axis if isinstance(axis, int) else size for size, axis in zip(sizes, axes, strict=True)]
 
 
 def _conversions(report: BuildReport) -> Iterator[tuple[str, str]]:
