@@ -34,7 +34,8 @@ def asked(report: BuildReport) -> dict[str, Any]:
     kinds = field_kinds(BuildConfig)
     for name, option in options(BuildConfig).items():
         value = report.config.get(name)
-        if value is not None:
+        is_of_code = name in ("inputs", "dynamic")
+        if value is not None and not (is_of_code and not report.model.get("target")):
             with contextlib.suppress(UsageError):
                 found[name] = checked(name, option, kinds[name], value)
     return found
