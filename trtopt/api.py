@@ -138,4 +138,5 @@ def _run(
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         sources = DataSources(*(given.get(name, getattr(config, name)) for name in _OBJECTS))
-        return run_build(path, config, sources, Clock(on_event), make_engine=make_engine)
+        target = model if isinstance(model, str) and path.parent == Path(folder) else None
+        return run_build(path, config, sources, Clock(on_event), make_engine=make_engine, target=target)

@@ -61,7 +61,8 @@ def test_a_module_is_exported_and_built_under_its_own_name(run: Run, folder: Pat
     made = {"small.rtx.engine", "small.rtx.engine.manifest.json", "r.json", "r.build.log"}
     assert names(folder) == {"nets.py"} | made
     report = json.loads((folder / "r.json").read_text())
-    assert report["model"]["path"] is None
+    assert report["model"]["path"] is None and report["model"]["target"] == "nets.py:small"
+    assert f"trtopt build nets.py:small --input {INPUT}" in done.stdout and "MODEL.onnx" not in done.stdout
     assert report["model"]["inputs"] == [{"name": "image", "dtype": "float32", "shape": ["batch", 3, 16, 16]}]
     assert report["config"]["inputs"] == [INPUT]
 

@@ -69,6 +69,14 @@ IMAGE = spec("x", "N", 3, 32, 32)
 IDS, MASK = spec("ids", "batch", "seq"), spec("mask", "batch", "seq")
 
 
+def test_bounds_of_an_export_are_the_range_widened_to_the_samples() -> None:
+    bounds = {("ids", 0): (2, 4), ("ids", 1): (8, 64)}
+    seen = [{"ids": (1, 48)}, {"ids": (1, 48)}, {"ids": (1, 70)}]
+    given = {"min_shapes": (), "opt_shapes": (), "max_shapes": (), "bounds": bounds}
+    assert plan_profiles([IDS], observed=seen, **given).profiles[0].shapes == {"ids": ((2, 8), (4, 48), (4, 70))}
+    assert plan_profiles([IDS], observed=(), **given).profiles[0].shapes == {"ids": ((2, 8), (4, 64), (4, 64))}
+
+
 def test_a_static_model_needs_no_profile() -> None:
     assert plan([spec("x", 1, 3)]) == ProfilePlan((), ())
     assert plan([spec("x", 1, 3)], opt=[{"x": (1, 3)}]) == ProfilePlan((), ())

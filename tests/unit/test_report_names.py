@@ -101,6 +101,12 @@ def test_equal_layers_whose_names_differ_by_numbers_are_one_row() -> None:
     assert [getattr(cell, "text", cell) for cell in cells[1:5:3]] == ["x3", "60.0 %"]
 
 
+def test_a_kernel_of_several_modules_is_a_row_with_one_of_a_single_module() -> None:
+    row = analysis_of(resnet50_layers).layers[0]
+    rows = [dataclasses.replace(row, name=name) for name in ("enc.layers.*", "enc.layers.2", "enc.layers.2")]
+    assert [group.name.text for group in equal_layers(rows, Labels({}))] == ["enc.layers.*"]
+
+
 @pytest.mark.parametrize(
     ("name", "width", "shown"),
     [

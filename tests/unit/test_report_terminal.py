@@ -10,7 +10,7 @@ import pytest
 from report_samples import ACCURACY, ENGINE, full_report
 from rich.console import Console
 
-from trtopt.cli.build import parse_arguments, pipeline_parser
+from trtopt.cli.build import make_parser, parse_arguments
 from trtopt.cli.options import config_from
 from trtopt.config import BuildConfig
 from trtopt.report.schema.build import Achieved, BuildReport, CalibrationRecord, KeptNode, PrecisionRecord
@@ -93,13 +93,24 @@ def test_the_advice_is_three_lines_that_the_command_takes(tmp_path: Path) -> Non
     for text in commands:
         name, *words = shlex.split(text)[1:]
         if name == "build":
-            args = parse_arguments(pipeline_parser("build", "", ""), words)
+            args = parse_arguments(make_parser(), words)
             assert config_from(args, BuildConfig, "build").precision == "int8"
 
 
 def test_options_of_a_file_that_are_none_are_left_out_of_the_lines() -> None:
     report = dataclasses.replace(_ready(), config={"opt_shapes": 5, "io": 7, "precision": "no", "metric": "top1"})
     assert build_line(report, {}) == "trtopt build model.onnx --metric top1"
+
+
+def test_the_lines_name_the_code_that_made_the_model_and_are_silent_of_its_inputs_where_it_is_in_memory() -> None:
+    config = {**_ready().config, "inputs": ["x:float32:1x3"], "dynamic": ["x:0=batch:1..4"]}
+    model = {**_ready().model, "path": None}
+    advice = _section(dataclasses.replace(_ready(), config=config, model=model), "Worth doing next")
+    assert "MODEL.onnx" in advice and "--input" not in advice and "--dynamic" not in advice
+    coded = dataclasses.replace(_ready(), config=config, model={**model, "target": "nets.py:net"})
+    assert "analyze nets.py:net --input x:float32:1x3 --dynamic x:0=batch:1..4" in " ".join(
+        _section(coded, "Worth doing next").replace("\\", " ").split()
+    )
 
 
 def test_a_verdict_without_verbose_has_no_steps_and_says_how_to_see_them() -> None:

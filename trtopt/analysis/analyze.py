@@ -18,6 +18,7 @@ from trtopt.analysis.advice import IN_MEMORY, int8_times, with_line
 from trtopt.analysis.links import links_of_engine, links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
+from trtopt.config.words import command_words
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
 from trtopt.engine.request import input_shapes
 from trtopt.errors import UsageError
@@ -45,6 +46,7 @@ from trtopt.report.schema.analysis import (
 from trtopt.report.schema.write import write_report
 from trtopt.report.text.analysis import view
 from trtopt.report.text.blocks import View
+from trtopt.report.text.command import shell
 from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory
@@ -115,7 +117,9 @@ def analyze(
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event)).run(path)
         if path.parent == Path(folder):
-            found = (replace(item, command=item.command.replace(str(path), IN_MEMORY)) for item in analysis.findings)
+            made = [name for name in ("inputs", "dynamic") if getattr(config, name)]
+            line = shell(model, *command_words(vars(config), made)) if isinstance(model, str) else IN_MEMORY
+            found = (replace(item, command=item.command.replace(str(path), line)) for item in analysis.findings)
             analysis = replace(analysis, model={**analysis.model, "path": None}, findings=tuple(found))
     if config.html is not None:
         write_view(view_of(analysis), html=config.html)

@@ -80,6 +80,7 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     weight_block: Literal["32", "64", "128"] | None
     keep_all_weights: bool
     lora: Texts
+    lora_inputs: float | None
     sparse: bool
     sparse_all: bool
     recipes: str

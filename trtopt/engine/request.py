@@ -191,14 +191,16 @@ def plan_profiles(
     max_shapes: Sequence[ShapeMap],
     observed: Sequence[ShapeMap],
     growing: Collection[str] = (),
+    bounds: Mapping[tuple[str, int], tuple[int, int]] | None = None,
 ) -> ProfilePlan:
     """Decide the profiles; caches that are ``growing`` may be empty.
 
     Options give the range of the axes they name, and of the values of shape tensors (:func:`is_values`): the i-th
     minimum, optimum and maximum belong together, and what is left out of a pair or triple is the optimum (with minimum
     and maximum only, the optimum is the maximum). An axis no option names takes the range of another axis with the same
-    symbol; else its range over the observed samples (smallest, most common, largest), a first axis widened to at least
-    1 to 16 with optimum 8; else, on a first axis, 1 to 16 with optimum 8.
+    symbol; else its ``bounds``, by input and axis, widened to the samples; else its range over the observed samples
+    (smallest, most common, largest), a first axis widened to at least 1 to 16 with optimum 8; else, on a first axis,
+    1 to 16 with optimum 8.
 
     Raises:
         UsageError: An option names an unknown input, has the wrong rank or another value on a static axis; a range is
@@ -211,7 +213,8 @@ def plan_profiles(
         name for maps in (min_shapes, opt_shapes, max_shapes) for each in maps for name in split_values(inputs, each)[1]
     }
     for given in options or [{}]:
-        axes = _AxisRanges(inputs, {name: ranges for name, ranges in given.items() if name not in valued}, observed)
+        sized = {name: ranges for name, ranges in given.items() if name not in valued}
+        axes = _AxisRanges(inputs, sized, observed, bounds or {})
         shapes = {item.name: axes.shapes_of(item) for item in inputs}
         values = {name: _ends(ranges) for name, ranges in given.items() if name in valued}
         profiles.append(ShapeProfile(shapes, values))
@@ -332,9 +335,14 @@ class _AxisRanges:
     """The range of every axis of one profile."""
 
     def __init__(
-        self, inputs: Sequence[InputSpec], given: Mapping[str, list[Range]], observed: Sequence[ShapeMap]
+        self,
+        inputs: Sequence[InputSpec],
+        given: Mapping[str, list[Range]],
+        observed: Sequence[ShapeMap],
+        bounds: Mapping[tuple[str, int], tuple[int, int]],
     ) -> None:
         self.given = given
+        self._bounds: dict[str, tuple[int, int]] = {}
         self.notes: list[str] = []
         self._by_symbol: dict[str, Range] = {}
         self._first: set[str] = set()
@@ -349,6 +357,8 @@ class _AxisRanges:
                 )
                 if axis == 0:
                     self._first.add(key)
+                if (item.name, axis) in bounds:
+                    self._bounds.setdefault(key, bounds[item.name, axis])
                 if item.name in given:
                     self._by_symbol.setdefault(key, given[item.name][axis])
 
@@ -363,7 +373,7 @@ class _AxisRanges:
         if key in self._by_symbol:
             return self._by_symbol[key]
         seen = self._seen[key]
-        if not seen and key not in self._first:
+        if not seen and key not in self._first and key not in self._bounds:
             raise UsageError(
                 f"Axis {axis} ({item.shape[axis]}) of the input {item.name!r} is dynamic and nothing says its range",
                 where=f"input {item.name}: {_text(item.shape)}",
@@ -375,12 +385,20 @@ class _AxisRanges:
         source = "the samples" if seen else "the default for a first axis"
         if seen and key in self._first:
             source = "the samples and the default for a first axis"
+        if key in self._bounds:
+            source = "--dynamic"
         self.notes.append(
             f"{item.name} axis {axis} ({item.shape[axis]}): {found[0]} to {found[2]}, optimum {found[1]}, from {source}"
         )
         return found
 
     def _derived(self, seen: Counter[int], key: str) -> Range:
+        if key in self._bounds:
+            low, high = self._bounds[key]
+            if key in self._first:
+                return low, min(max(low, BATCH_RANGE[1]), high), high
+            optimum = max(seen or {high: 1}, key=lambda dim: (seen[dim], dim))
+            return min(low, *seen, low), optimum, max(high, *seen, high)
         if key in self._first:
             low, optimum, high = BATCH_RANGE
             return min(low, *seen, low), optimum, max(high, *seen, high)

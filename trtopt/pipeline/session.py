@@ -94,7 +94,15 @@ from trtopt.support.files import check_outputs
 from trtopt.support.precision import Precision
 
 
-def run_build(path: Path, config: BuildConfig, sources: DataSources, clock: Clock, *, make_engine: bool) -> BuildReport:
+def run_build(
+    path: Path,
+    config: BuildConfig,
+    sources: DataSources,
+    clock: Clock,
+    *,
+    make_engine: bool,
+    target: str | None = None,
+) -> BuildReport:
     """Make an engine of a model, or the optimized model alone.
 
     Args:
@@ -103,13 +111,14 @@ def run_build(path: Path, config: BuildConfig, sources: DataSources, clock: Cloc
         sources: Samples and metric, where they are not those that the options name.
         clock: Times, warnings and progress.
         make_engine: Whether an engine is built.
+        target: The code that made the model, ``nets.py:resnet``, where there is some: the report names it.
 
     Raises:
         TrtoptError: See the subclasses in :mod:`trtopt.errors`.
     """
     settings = settle(path, config, sources.calib, clock, make_engine=make_engine)
     inputs = read_inputs(settings, sources, clock)
-    return _Run(settings.checked_on(inputs.check), inputs, clock).run()
+    return _Run(settings.checked_on(inputs.check), inputs, clock, target).run()
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,8 @@ class Way:
 class _Run:
     """The stages of a run; what one gives stays for those behind it."""
 
-    def __init__(self, settings: BuildSettings, inputs: BuildInputs, clock: Clock) -> None:
+    def __init__(self, settings: BuildSettings, inputs: BuildInputs, clock: Clock, code: str | None = None) -> None:
+        self._made_by = {} if code is None else {"target": code}
         self._settings, self._config, self._inputs, self._clock = settings, settings.config, inputs, clock
         config, target = settings.config, settings.target
         prices = partial(PriceFile, folder=config.cache_dir, on_event=clock.listen, plugins=config.plugins)
@@ -469,7 +479,7 @@ class _Run:
         capability = "8.0 and later" if target.gpu is None else target.gpu.compute_capability
         analysis = self._predicted(built, target)
         return BuildReport(
-            model=self._inputs.loaded.to_json_dict(),
+            model=self._inputs.loaded.to_json_dict() | self._made_by,
             gpu={"name": target.gpu_name, "compute_capability": capability} | _calibration(target),
             steps=built.final.artifact.steps,
             calibration=lowered.calibration,

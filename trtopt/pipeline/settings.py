@@ -52,6 +52,7 @@ from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
 from trtopt.source.lora import as_inputs, merged, read_adapter
 from trtopt.source.onnx_file import load
+from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, check_outputs
 from trtopt.support.precision import Precision
@@ -561,6 +562,7 @@ def _profiles(
         max_shapes=given.most,
         observed=samples.shapes() if samples.source == "user" else (),
         growing={str(state.input.name) for state in find_states(loaded.model) if not state.in_place},
+        bounds=bounds_of(settings.config.dynamic or ()),
     )
     for note in plan.notes:
         clock.warn("shapes", note)

@@ -294,4 +294,5 @@ def _command(record: BuildReport, manifest: Manifest) -> str:
     changes = {name: value for name, value in (understood | named).items() if value}
     config = BuildConfig(**_config_without_folders(known)).with_options(changes)
     names = [name for name in given(config) if name not in _OF_THE_RUN]
-    return shlex.join(["trtopt", "build", _bare(str(record.model["path"])), *command_words(vars(config), names)])
+    model = record.model.get("path") or record.model.get("target") or "MODEL.onnx"
+    return shlex.join(["trtopt", "build", _bare(str(model)), *command_words(vars(config), names)])

@@ -233,6 +233,12 @@ def parse_dynamic(text: str) -> DynamicAxis:
     return DynamicAxis(match["name"], int(match["axis"]), match["symbol"], low, high)
 
 
+def bounds_of(dynamic: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
+    """The smallest and the largest size by input and axis, of the axes of ``--dynamic`` that have bounds."""
+    axes = map(parse_dynamic, dynamic)
+    return {(item.name, item.axis): (item.low, item.high) for item in axes if item.low and item.high}
+
+
 def parse_input(text: str) -> tuple[str, Any]:
     """Make the example input that ``NAME:DTYPE:SHAPE`` describes.
 

@@ -91,6 +91,7 @@ class _Model:
     """What the forms of a build and an analysis show of its model."""
 
     path: str | None = None
+    target: str | None = None
     inputs: list[_Input] = dataclasses.field(default_factory=list)
 
 

@@ -141,7 +141,7 @@ def _reference(report: BuildReport) -> str:
 
 def _result(report: BuildReport) -> list[Block]:
     gpu = "portable (Ampere and later)" if report.gpu is None else str(report.gpu.get("name", ""))
-    rows = [("model", str(report.model.get("path") or "in memory"))]
+    rows = [("model", str(report.model.get("path") or report.model.get("target") or "in memory"))]
     engine = report.engine
     if engine is not None:
         rows.append(("target", f"{gpu}, compute capability {', '.join(engine.compute_capabilities)}"))

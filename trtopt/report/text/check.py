@@ -127,7 +127,7 @@ def engine_view(manifest: Manifest, *, key: str | None) -> View:
     ``key`` is the public key that the manifest is signed with; None where signatures were not looked at.
     """
     asked, achieved = manifest.precision.requested, manifest.precision.achieved
-    layers = ", ".join(f"{share.layers} layers {dtype}" for dtype, share in achieved.items())
+    layers = ", ".join(f"{count(share.layers, 'layer')} {dtype}" for dtype, share in achieved.items())
     rows = [
         ("built by", f"{manifest.backend} {manifest.backend_version}, trtopt {manifest.trtopt}"),
         ("built for", f"{manifest.gpu}, compute capability {', '.join(manifest.compute_capabilities)}"),

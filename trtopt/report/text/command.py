@@ -34,10 +34,22 @@ def asked(report: BuildReport) -> dict[str, Any]:
     kinds = field_kinds(BuildConfig)
     for name, option in options(BuildConfig).items():
         value = report.config.get(name)
-        if value is not None:
+        is_of_code = name in ("inputs", "dynamic")
+        if value is not None and not (is_of_code and not report.model.get("target")):
             with contextlib.suppress(UsageError):
                 found[name] = checked(name, option, kinds[name], value)
     return found
+
+
+def model_name(report: BuildReport) -> str:
+    """What a line calls the model: its file, else the code that makes it, ``nets.py:resnet``."""
+    return str(report.model.get("path") or report.model.get("target") or "MODEL.onnx")
+
+
+def model_words(report: BuildReport) -> list[str]:
+    """The model in a line of another command, with the inputs of one that code makes."""
+    values = asked(report)
+    return [model_name(report), *command_words(values, [name for name in ("inputs", "dynamic") if values.get(name)])]
 
 
 def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
@@ -50,4 +62,4 @@ def build_line(report: BuildReport, changes: Mapping[str, Any]) -> str:
         if not (name in _CHECKED and name not in changes)
         and values.get(name) not in (None, (), [], False, getattr(default, name))
     ]
-    return shell("trtopt", command, report.model.get("path") or "MODEL.onnx", *command_words(values, names))
+    return shell("trtopt", command, model_name(report), *command_words(values, names))

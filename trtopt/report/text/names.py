@@ -14,7 +14,7 @@ _PRODUCTS = frozenset(
     ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU", "RNN", "ConvInteger")
 )
 """Operators after which a kernel is called that computes others as well."""
-_INDEX = re.compile(r"(?<![^./_])(\d+)(?![^./_])")
+_INDEX = re.compile(r"(?<![^./_])(\d+|\*)(?![^./_])")
 """A number that is a part of a path by itself: ``3`` of ``layer1.3.conv2``."""
 
 

@@ -11,7 +11,7 @@ from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost
 from trtopt.report.text.blocks import Block, Command, Line, line, pairs
 from trtopt.report.text.command import asked as options_of
-from trtopt.report.text.command import build_line, shell
+from trtopt.report.text.command import build_line, model_words, shell
 from trtopt.report.text.format import bytes_text, count, decibels, percent, some, some_names, time_text, visible
 from trtopt.support.precision import Precision
 
@@ -253,14 +253,14 @@ def _advice(report: BuildReport) -> Iterator[tuple[str, str]]:
     """Why, and what to type; the most urgent first."""
     asked = report.precision.requested
     samples = options_of(report).get("calib") or "samples.npz"
-    path = report.model.get("path") or "MODEL.onnx"
+    model = model_words(report)
     gpu = [] if report.gpu is None else ["--gpu", str(report.gpu.get("name"))]
     is_random = report.accuracy is not None and report.accuracy.source == "synthetic"
     if report.gate_failures and asked in _EIGHT_BIT:
         dtype = Precision.FP8 if asked == Precision.FP8 else Precision.INT8
         yield (
             "find the layers that lose accuracy",
-            shell("trtopt", "sensitivity", path, f"--{dtype}", "--calib", samples),
+            shell("trtopt", "sensitivity", *model, f"--{dtype}", "--calib", samples),
         )
         if asked != Precision.AUTO:
             yield "keep what the budget bears", build_line(report, {"precision": "auto", "calib": samples})
@@ -286,7 +286,7 @@ def _advice(report: BuildReport) -> Iterator[tuple[str, str]]:
     shapes = [f"{name}:{'x'.join(map(str, dims))}" for item in _optimum(report) for name, dims in item.items()]
     at = ["--shapes", ",".join(shapes)] if shapes else []
     if report.gpu is not None:
-        line_ = shell("trtopt", "analyze", path, *gpu, *kind, *at, "--compile", "--html", "analysis.html")
+        line_ = shell("trtopt", "analyze", *model, *gpu, *kind, *at, "--compile", "--html", "analysis.html")
         yield "see what bounds each layer, and what would change it", line_
 
 
