@@ -185,7 +185,7 @@ def test_optimize_keeps_the_types_unless_one_is_asked_for(trtopt: Run, folder: P
     done = trtopt("optimize", "model.onnx", "-o", "out.onnx")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ONNX model for TensorRT for RTX on L4, types as they are: ")
-    assert "written   out.onnx" in done.stdout
+    assert "Written\n  out.onnx" in done.stdout
     types = {tensor.data_type for tensor in onnx.load(folder / "out.onnx").graph.initializer}
     assert onnx.TensorProto.FLOAT16 not in types
 

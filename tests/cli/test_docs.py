@@ -91,7 +91,7 @@ def test_the_example_of_a_configuration_file_is_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/build.md", "docs/migrating-from-tensorrt-10.md"])
 def test_the_commands_on_a_page_parse(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^\s*(?:- run: )?trtopt (build|optimize) (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
     assert commands
     for command, rest in commands:

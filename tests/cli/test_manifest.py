@@ -59,7 +59,7 @@ def test_a_manifest_says_what_the_engine_is_and_what_it_was_made_from(trtopt: Ru
     done = trtopt("build", "model.onnx", *INT8, *options, "--report", "r.json")
     assert done.returncode == 0, done.stderr
     engine = folder / "model.rtx.engine"
-    assert f"written    {manifest_path(engine).name}" in done.stdout
+    assert f"\n  {manifest_path(engine).name}\n" in done.stdout
     report = json.loads((folder / "r.json").read_text())
     assert report["engine"]["manifest"] == manifest_path(engine).name
     found = json.loads(manifest_path(engine).read_bytes())
@@ -185,7 +185,7 @@ def test_a_signed_build_is_known_by_its_key(trtopt: Run, folder: Path) -> None:
     with pytest.raises(IntegrityError, match="not signed"):
         package.verify(engine, key=folder / "key.pub.pem")
     done = trtopt("build", "model.onnx", "-o", "m.engine", *PLAIN, "--sign", "key.pem")
-    assert done.returncode == 0 and f"written    {signature_path(engine).name}" in done.stdout
+    assert done.returncode == 0 and f"\n  {signature_path(engine).name}\n" in done.stdout
     assert json.loads(manifest_path(engine).read_bytes()) == unsigned
     package.verify(engine, key=folder / "key.pub.pem")
     built(trtopt, folder, *INT8)

@@ -110,7 +110,9 @@ def _check_error(folder: Path, done: subprocess.CompletedProcess[str], code: int
 
 def test_a_model_that_crashes_onnx_runtime_is_an_error(tmp_path: Path) -> None:
     _divides_lowest(tmp_path / "model.onnx")
-    done = _run(tmp_path, "optimize", "model.onnx", "-o", "out.onnx", "--report", "out.json", *PLAIN)
+    done = _run(
+        tmp_path, "optimize", "model.onnx", "-o", "out.onnx", "--report", "out.json", "--backend", "tensorrt", *PLAIN
+    )
     _check_error(tmp_path, done, 3, "ONNX Runtime crashed (SIGFPE)", "trtopt optimize model.onnx")
     assert not (tmp_path / "out.onnx").exists() and not (tmp_path / "out.json").exists()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import resource
 import shutil
 import struct
 import sys
@@ -26,6 +25,7 @@ from trtopt.errors import UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.images import placed
 from trtopt.images.labels import Labels
+from trtopt.precision.observe.calibrate import peak_rss_bytes
 from trtopt.precision.observe.pictures import PictureOptions
 from trtopt.precision.observe.samples import open_samples
 
@@ -164,7 +164,7 @@ def main() -> None:
         options = prepare_case(folder, np.random.default_rng((seed, index)))
         began = time.process_time()
         outcome = read_case(folder, options)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        memory = peak_rss_bytes() >> 20
         print(json.dumps({"case": index, "outcome": outcome, "seconds": time.process_time() - began, "mib": memory}))
 
 

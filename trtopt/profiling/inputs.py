@@ -122,7 +122,7 @@ def _sources(text: str, inputs: Mapping[str, InputSpec]) -> dict[str, ArrayReade
             raise UsageError("The file holds no feed", where=f"{_OPTION} {text}", remedy="save an iteration at least")
         return {name: in_memory(array) for name, array in feeds[0].items()}
     if path.is_dir() or (is_path and path.suffix == ".py") or ".py:" in text:
-        samples = open_samples(path if path.is_dir() else text, tuple(inputs.values())).undivided()
+        samples = open_samples(path if path.is_dir() else text, tuple(inputs.values()), most=1).undivided()
         return {name: in_memory(array) for name, array in next(iter(samples)).items()}
     found: dict[str, ArrayReader | Path] = {}
     for pair in text.split(","):

@@ -7,6 +7,7 @@ and labels, and a generator, which can be read once only, serves like a list. Me
 from __future__ import annotations
 
 import hashlib
+import itertools
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,8 +75,9 @@ def take_whole(src: Any, inputs: Sequence[InputSpec], where: str) -> Taken:
     return Taken((_group(item, inputs, where),), digest.hexdigest())
 
 
-def take(src: Any, inputs: Sequence[InputSpec], where: str) -> Taken:
-    """Read an iterable of items, or what a function without arguments returns, once, and keep the items on disk.
+def take(src: Any, inputs: Sequence[InputSpec], where: str, most: int | None = None) -> Taken:
+    """Read an iterable of items, or what a function without arguments returns, once, and keep the items on disk; only
+    the first ``most`` where that is given.
 
     An item is a dict of arrays by input name; a tuple or list of arrays, in the order of the inputs, labels behind
     them; such a dict with labels; or, for a model with one input, an array. Arrays are whatever NumPy takes, and
@@ -87,7 +89,7 @@ def take(src: Any, inputs: Sequence[InputSpec], where: str) -> Taken:
     """
     folder = tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}samples-", ignore_cleanup_errors=True)
     digest, groups, size, how = hashlib.sha256(), [], 0, ""
-    for index, given in enumerate(_items(src, where)):
+    for index, given in enumerate(itertools.islice(_items(src, where), most)):
         place = f"{where}, item {index}"
         item = _one(_item(given, inputs, place), inputs)
         arrays = item.arrays if item.labels is None else {**item.arrays, LABELS: item.labels}

@@ -176,6 +176,7 @@ def open_samples(
     count: int | None = None,
     values: Values = NO_VALUES,
     pictures: PictureOptions = UNSAID,
+    most: int | None = None,
 ) -> Samples:
     """Open calibration or evaluation samples.
 
@@ -191,6 +192,7 @@ def open_samples(
         count: Number of synthetic samples; by default 16, fewer where each is a batch by itself.
         values: For synthetic samples, what integers and booleans may be.
         pictures: What is said of a folder of pictures.
+        most: How many items of an iterable are read.
 
     Returns:
         The samples, split as :func:`trtopt.precision.observe.feeds.group` describes. Names, shapes and dtypes of files
@@ -209,7 +211,7 @@ def open_samples(
         src = _script_object(where)
     elif text:
         return _open_path(Path(text), inputs, pictures)
-    return _of_taken((take_whole if is_whole(src) else take)(src, inputs, where), where)
+    return _of_taken(take_whole(src, inputs, where) if is_whole(src) else take(src, inputs, where, most), where)
 
 
 def _of_taken(taken: Taken, where: str) -> Samples:

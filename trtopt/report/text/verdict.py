@@ -10,9 +10,20 @@ from trtopt.report.schema.build import BuildReport, OutputAccuracy
 from trtopt.report.schema.shipped import DynamicCost
 from trtopt.report.schema.steps import Cost
 from trtopt.report.text.blocks import Block, Command, Line, line, pairs
+from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.command import asked as options_of
 from trtopt.report.text.command import build_line, model_words, shell
-from trtopt.report.text.format import bytes_text, count, decibels, percent, some, some_names, time_text, visible
+from trtopt.report.text.format import (
+    bytes_text,
+    count,
+    decibels,
+    percent,
+    seconds_text,
+    some,
+    some_names,
+    time_text,
+    visible,
+)
 from trtopt.support.precision import Precision
 
 AS_IS = "as-is"
@@ -92,6 +103,9 @@ def verdict(report: BuildReport) -> tuple[Line, tuple[Block, ...]]:
     rows = [("size", text) for text in _size(report)]
     rows += [("accuracy", text) for text in accuracy_texts(report)]
     rows.append(("verified", _verified(report)))
+    rows += [("calibrated", text) for text in calibration_lines(report.gpu)]
+    if report.engine is not None and report.engine.cached:
+        rows.append(("engine", f"from the cache, {seconds_text(report.engine.build_seconds)} of building saved"))
     look = list(_look_at(report))
     rows.append(("look at", "; ".join(look)) if look else ("ready", _main_file(report)))
     return Line(_headline(report), "good"), (pairs(rows),)
