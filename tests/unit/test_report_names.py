@@ -61,6 +61,19 @@ def test_a_namespace_stands_in_for_scopes() -> None:
     assert names_of(_model(node))["c"].module == "layer1.0"
 
 
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ("/layer3/layer3.2/conv2/Conv", "layer3.2.conv2"),
+        ("/features/features.1/conv/conv.0/conv.0.0/Conv", "features.1.conv.0.0"),
+        ("/layer1/layer10/Conv", "layer1.layer10"),
+    ],
+)
+def test_a_name_of_the_torchscript_exporter_is_shown_without_the_containers_it_repeats(node: str, name: str) -> None:
+    names = names_of(_model(_node("Conv", node, [_value("x")], _value("y"))))
+    assert Labels(names).of((node,), "kernel_7").text == name
+
+
 LABELS = Labels(
     {
         "conv": NodeName("layer1.0.conv1", "Conv"),
