@@ -37,7 +37,7 @@ addEventListener("load", () => setTimeout(() => {
   document.body.dataset.complaints = JSON.stringify(complaints);
 }, 500));
 </script>"""
-"""Stands first in the page: notes errors and refused requests, sorts the slowest layers once, and leaves what it saw."""
+"""Stands first in the page: notes errors and refused requests, sorts the slowest layers, and leaves what it sees."""
 
 
 def _seen(analysis: Analysis, folder: Path, width: int) -> dict[str, str]:
