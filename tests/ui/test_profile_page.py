@@ -10,7 +10,7 @@ from browser import CHROMIUM, Page, chromium
 from profile_samples import bare_profile, hostile_profile, large_profile, small_profile
 
 from trtopt.report.html.page import html_page
-from trtopt.report.schema.profile import ProfileReport, slowest
+from trtopt.report.schema.profile import ProfileLayer, ProfileReport, slowest
 from trtopt.report.text.profile import view
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -41,6 +41,11 @@ def _open(page: Page, report: ProfileReport, folder: Path) -> None:
 
 def _text(page: Page, selector: str) -> str:
     return str(page.run(f"document.querySelector('{selector}').textContent"))
+
+
+def _title(layer: ProfileLayer) -> str:
+    """What the page calls a layer of one module, or of none."""
+    return f"{layer.modules[0]} ({layer.name})" if layer.modules else layer.name
 
 
 def _rows(page: Page) -> list[str]:
@@ -107,7 +112,7 @@ def test_search_finds_a_layer_by_name_node_and_module(page: Page, tmp_path: Path
     page.key("/")
     page.write(what)
     assert _text(page, "#found") == "1 layer"
-    assert _text(page, "#hits") == "/layer3/layer3.2/conv2" == _text(page, "#details h3")
+    assert _text(page, "#hits") == "layer3.2.conv2 (/layer3/layer3.2/conv2)" == _text(page, "#details h3")
     assert page.run(f"{CY}.nodes('.miss').length") == len(small_profile().layers) - 1
 
 
@@ -116,7 +121,7 @@ def test_search_by_kernel_lists_all_its_layers_and_enter_goes_through_them(page:
     _open(page, report, tmp_path)
     page.click_on("#find")
     page.write("scudnn")
-    hits = [layer.name for layer in report.layers if "scudnn" in layer.tactic]
+    hits = [_title(layer) for layer in report.layers if "scudnn" in layer.tactic]
     assert page.run("[...document.querySelectorAll('#hits button')].map((hit) => hit.textContent)") == hits
     page.key("Enter")
     assert _text(page, "#details h3") == hits[1]
@@ -134,13 +139,13 @@ def test_a_click_on_a_layer_of_the_graph_shows_its_details(page: Page, tmp_path:
     report = small_profile()
     _open(page, report, tmp_path)
     index = next(index for index, layer in enumerate(report.layers) if len(layer.deviation) == 2)
-    assert _text(page, "#details h3") == slowest(report.layers)[0].name != report.layers[index].name
+    assert _text(page, "#details h3") == _title(slowest(report.layers)[0]) != _title(report.layers[index])
     page.run("document.getElementById('graph').scrollIntoView({ block: 'center' })")
     page.settle()
     page.click(*_place(page, index))
     layer = report.layers[index]
     shown = _text(page, "#details")
-    assert _text(page, "#details h3") == layer.name
+    assert _text(page, "#details h3") == _title(layer)
     wanted = [*layer.onnx_nodes, *layer.modules, *(item.message for item in layer.deviation)]
     wanted += [layer.inputs[0].name, layer.outputs[0].format, layer.constants[0].name, layer.tactic]
     assert [text for text in wanted if text not in shown] == []
@@ -171,14 +176,14 @@ def test_a_tap_reaches_the_last_of_many_layers(page: Page, tmp_path: Path) -> No
     report = large_profile()
     _open(page, report, tmp_path)
     page.run(f"{CY}.getElementById('1499').emit('tap') && null")
-    assert _text(page, "#details h3") == report.layers[1499].name
+    assert _text(page, "#details h3") == _title(report.layers[1499])
 
 
 def test_the_colours_follow_the_choice_and_the_legend_says_which(page: Page, tmp_path: Path) -> None:
     report = small_profile()
     _open(page, report, tmp_path)
     seen = {}
-    for index in range(4):
+    for index in range(page.run("document.getElementById('coloring').options.length")):
         page.run(
             f"document.getElementById('coloring').value = '{index}',"
             "document.getElementById('coloring').dispatchEvent(new Event('change'))"
@@ -187,7 +192,7 @@ def test_the_colours_follow_the_choice_and_the_legend_says_which(page: Page, tmp
         colors = page.run(f"[...new Set({CY}.nodes().map((node) => node.style('background-color')))].length")
         assert colors == page.run("document.querySelectorAll('#legend li').length")
         seen[title] = _text(page, "#legend")
-    assert list(seen) == ["time", "precision", "measured / predicted", "reason of the deviation"]
+    assert list(seen) == ["time", "precision", "measured / predicted", "limited by", "reason of the deviation"]
     assert "runs nothing: 1 layer" in seen["time"]
     assert "fp16" in seen["precision"] and "tail-wave" in seen["reason of the deviation"]
 
@@ -195,17 +200,18 @@ def test_the_colours_follow_the_choice_and_the_legend_says_which(page: Page, tmp
 def test_the_table_sorts_by_any_column_and_filters_by_words(page: Page, tmp_path: Path) -> None:
     report = small_profile()
     _open(page, report, tmp_path)
-    assert _rows(page) == [layer.name for layer in slowest(report.layers)]
+    assert _rows(page) == [_title(layer) for layer in slowest(report.layers)]
     _heading(page, "measured")
-    assert _rows(page)[-1] == slowest(report.layers)[0].name
+    assert _rows(page)[-1] == _title(slowest(report.layers)[0])
     _heading(page, "layer")
-    assert _rows(page) == list(
-        page.run(f"{[layer.name for layer in report.layers]}.sort((a, b) => a.localeCompare(b))")
-    )
+    titles = [_title(layer) for layer in report.layers]
+    assert _rows(page) == list(page.run(f"{titles}.sort((a, b) => a.localeCompare(b))"))
     page.click_on("#filter")
     page.write("conv3 tail-wave")
     found = {
-        layer.name for layer in report.layers if "conv3" in layer.name and layer.deviation[:1] and layer.predicted.gemm
+        _title(layer)
+        for layer in report.layers
+        if "conv3" in layer.name and layer.deviation[:1] and layer.predicted.gemm
     }
     assert found and set(_rows(page)) == found
     assert _text(page, "#shown").startswith(f"{len(found)} layers of {len(report.layers)}")
@@ -214,12 +220,12 @@ def test_the_table_sorts_by_any_column_and_filters_by_words(page: Page, tmp_path
 def test_the_table_filters_all_of_many_layers_and_shows_the_first(page: Page, tmp_path: Path) -> None:
     report = large_profile()
     _open(page, report, tmp_path)
-    assert _rows(page) == [layer.name for layer in slowest(report.layers)[:200]]
+    assert _rows(page) == [_title(layer) for layer in slowest(report.layers)[:200]]
     assert _text(page, "#shown") == "1500 layers of 1500, the first 200 of them"
     fastest = slowest(report.layers)[-1]
     page.click_on("#filter")
     page.write(fastest.name)
-    assert fastest.name in _rows(page)
+    assert _title(fastest) in _rows(page)
 
 
 def test_a_layer_of_the_table_is_shown_in_the_graph(page: Page, tmp_path: Path) -> None:
@@ -227,7 +233,7 @@ def test_a_layer_of_the_table_is_shown_in_the_graph(page: Page, tmp_path: Path) 
     _open(page, report, tmp_path)
     page.click_on("#layers tbody tr:nth-child(3) button")
     layer = slowest(report.layers)[2]
-    assert _text(page, "#details h3") == layer.name
+    assert _text(page, "#details h3") == _title(layer)
     assert page.run(f"{CY}.nodes('.chosen').map((node) => Number(node.id()))") == [report.layers.index(layer)]
     assert page.run("document.activeElement.id") == "details"
 
@@ -245,7 +251,7 @@ def test_a_layer_of_a_plot_is_shown_in_the_graph(page: Page, tmp_path: Path, plo
         for layer in slowest(report.layers)
         if layer.predicted and layer.predicted.limiter == limiter
     )
-    clicked = next(layer for layer in report.layers if layer.name == name)
+    clicked = next(layer for layer in report.layers if _title(layer) == name)
     assert clicked.predicted is not None and first.predicted is not None
     assert clicked.predicted.predicted_us == first.predicted.predicted_us, "of layers in one place, the last is on top"
     assert page.run("document.activeElement.id") == "details"

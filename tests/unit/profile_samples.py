@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from analysis_samples import GPU, HOSTILE, elementwise, product, resnet50_layers
 
+from trtopt.graph.module_path import module_of
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.build import OutputAccuracy
 from trtopt.report.schema.layers import TensorInfo
@@ -174,7 +175,7 @@ def _layer(index: int, row: LayerRow, reads: Sequence[int], factor: float) -> Pr
         name=row.name,
         type="CaskConvolution" if row.op == "Conv" else "Myelin",
         onnx_nodes=row.onnx_nodes,
-        modules=(row.name.strip("/").replace("/", "."),),
+        modules=tuple(dict.fromkeys(path for node in row.onnx_nodes if (path := module_of(node)))),
         inputs=tuple(_tensor(source, row) for source in reads),
         outputs=(_tensor(index, row),),
         constants=(TensorInfo(f"{row.name}.weight", (64, 64, 3, 3), "Half"),) if row.gemm else (),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 
 import onnx_ir as ir
 import pytest
-from analysis_samples import analysis_of, resnet50_layers
+from analysis_samples import GPU, analysis_of, resnet50_layers
 
 from trtopt.graph.module_path import names_of
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.layers import NodeName
+from trtopt.report.text.analysis import view
 from trtopt.report.text.format import short_name
 from trtopt.report.text.layers import layer_table
 from trtopt.report.text.names import Labels, equal_layers
@@ -61,6 +65,19 @@ def test_a_namespace_stands_in_for_scopes() -> None:
     assert names_of(_model(node))["c"].module == "layer1.0"
 
 
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ("/layer3/layer3.2/conv2/Conv", "layer3.2.conv2"),
+        ("/features/features.1/conv/conv.0/conv.0.0/Conv", "features.1.conv.0.0"),
+        ("/layer1/layer10/Conv", "layer1.layer10"),
+    ],
+)
+def test_a_name_of_the_torchscript_exporter_is_shown_without_the_containers_it_repeats(node: str, name: str) -> None:
+    names = names_of(_model(_node("Conv", node, [_value("x")], _value("y"))))
+    assert Labels(names).of((node,), "kernel_7").text == name
+
+
 LABELS = Labels(
     {
         "conv": NodeName("layer1.0.conv1", "Conv"),
@@ -84,6 +101,15 @@ LABELS = Labels(
 )
 def test_a_kernel_is_called_after_its_products(nodes: tuple[str, ...], name: str) -> None:
     assert LABELS.of(nodes, "kernel_7").text == name
+
+
+def test_the_search_of_a_page_has_every_module_of_a_layer_that_is_called_after_its_product() -> None:
+    row = dataclasses.replace(analysis_of(resnet50_layers).layers[0], name="kernel_7", onnx_nodes=("conv", "relu"))
+    analysis = dataclasses.replace(analysis_of(resnet50_layers), layers=(row,), names=LABELS.names)
+    data = re.search(r'id="data">(.*?)</script>', html_page(view(analysis, GPU)), re.DOTALL)
+    assert data is not None
+    layer = json.loads(data[1])["layers"][0]
+    assert (layer["name"], layer["modules"]) == ("layer1.0.conv1 (kernel_7)", ["layer1.0.conv1", "layer1.0.act1"])
 
 
 def test_equal_layers_whose_names_differ_by_numbers_are_one_row() -> None:

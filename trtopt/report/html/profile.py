@@ -21,7 +21,7 @@ from typing import Any
 from trtopt.report.html.page import as_script
 from trtopt.report.html.profile_graph import graph, without_tensors
 from trtopt.report.schema.analysis import Finding, LayerRow
-from trtopt.report.schema.layers import TensorInfo
+from trtopt.report.schema.layers import NodeName, TensorInfo
 from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, visible
 from trtopt.report.text.names import named
@@ -57,6 +57,7 @@ def layer_data(
     findings: Sequence[Finding] = (),
     *,
     measured: bool = True,
+    names: Mapping[str, NodeName] | None = None,
 ) -> str:
     """The layers as the JSON of an HTML script element, which no text in them can end.
 
@@ -65,6 +66,7 @@ def layer_data(
         pairs: Which reads from which, where tensors do not tell (:func:`trtopt.report.html.profile_graph.graph`).
         findings: What was found, of which each layer names those it is in.
         measured: Whether their times are; else they are predicted.
+        names: The modules of nodes, of which the layers name those of their products only: the search finds all.
 
     Object of ``columns``, ``colorings``, ``sortedBy``, ``edges`` as [writer, reader, bends], and ``layers`` in their
     order, each with its place in the graph, its cells by column and what the details show.
@@ -84,7 +86,7 @@ def layer_data(
         "colorings": [dataclasses.asdict(coloring) for coloring in colorings(layers)],
         "edges": [[edge.source, edge.target, edge.bends] for edge in drawn.edges],
         "layers": [
-            {**_details(layer, found), "cells": cells(layer, total, measured=measured), "at": place}
+            {**_details(layer, found, names or {}), "cells": cells(layer, total, measured=measured), "at": place}
             for layer, place in zip(layers, drawn.places, strict=True)
         ],
     }
@@ -143,14 +145,17 @@ def _title(layer: ProfileLayer) -> str:
     return f"{name.text} ({name.own})" if name.own else name.text
 
 
-def _details(layer: ProfileLayer, findings: Mapping[str, Sequence[Finding]]) -> dict[str, Any]:
+def _details(
+    layer: ProfileLayer, findings: Mapping[str, Sequence[Finding]], names: Mapping[str, NodeName]
+) -> dict[str, Any]:
     """What the graph and the details show besides the cells."""
+    modules = (*layer.modules, *(names[node].module for node in layer.onnx_nodes if node in names))
     own = {id(item): item for node in (*layer.onnx_nodes, layer.name) for item in findings.get(node, ())}
     return {
         "name": visible(_title(layer)),
         "label": label(layer),
         "nodes": [visible(node) for node in layer.onnx_nodes],
-        "modules": [visible(module) for module in layer.modules],
+        "modules": [visible(module) for module in dict.fromkeys(modules)],
         "reads": [_tensor(tensor) for tensor in layer.inputs],
         "writes": [_tensor(tensor) for tensor in layer.outputs],
         "constants": [_tensor(tensor) for tensor in layer.constants],

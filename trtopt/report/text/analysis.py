@@ -225,7 +225,8 @@ def _graph(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     if not analysis.layers:
         return ()
     layers = as_layers(analysis.layers, labels)
-    data = functools.partial(layer_data, layers, analysis.links or None, analysis.findings, measured=False)
+    known = (layers, analysis.links or None, analysis.findings)
+    data = functools.partial(layer_data, *known, measured=False, names=labels.names)
     return Note(graph_note(layers, linked=bool(analysis.links))), Graph(data)
 
 

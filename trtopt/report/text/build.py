@@ -83,7 +83,7 @@ def _graph(report: BuildReport, labels: Labels) -> tuple[Block, ...]:
     if found is None or not found.layers:
         return ()
     layers = as_layers(found.layers, labels, () if engine is None or engine.layers is None else engine.layers)
-    return Note(graph_note(layers)), Graph(functools.partial(layer_data, layers, measured=False))
+    return Note(graph_note(layers)), Graph(functools.partial(layer_data, layers, measured=False, names=labels.names))
 
 
 def _slowest(report: BuildReport, labels: Labels) -> list[Block]:
