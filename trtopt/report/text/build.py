@@ -71,7 +71,7 @@ def view(report: BuildReport, *, verbose: bool = False) -> View:
             *(Section(title, tuple(body)) for title, body in told),
             Section("Layers as a graph", _graph(report, labels), "page"),
             *(Section(title, tuple(body), "" if verbose else "page") for title, body in more),
-            *([] if verbose else [Section("", (line(_MORE_NOTE),), "text")]),
+            *([] if verbose else [Section("", (line(_more_note(report)),), "text")]),
         ),
         name=f"{head.text}: build",
         warnings=report.warnings,
@@ -415,7 +415,12 @@ def _groups(items: Iterable[tuple[str, str]], labels: Labels) -> list[Block]:
     return [pairs(rows), *([line(left)] if len(ordered) > _MOST_ROWS else [])]
 
 
-_MORE_NOTE = "--verbose adds every step, region and refusal; --html FILE writes a page with all of it"
+def _more_note(report: BuildReport) -> str:
+    """Where the rest is shown."""
+    page = report.config.get("html")
+    where = f"{visible(str(page))} has" if page else "--html FILE writes a page with"
+    return f"--verbose adds every step, region and refusal; {where} all of it"
+
 
 _MORE: tuple[tuple[str, Callable[[BuildReport, Labels], Sequence[Block]]], ...] = (
     ("Result", lambda report, labels: _result(report)),
