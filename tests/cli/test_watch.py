@@ -237,7 +237,7 @@ def test_the_interrupt_key_of_a_terminal_ends_the_command(tmp_path: Path) -> Non
 @pytest.mark.long
 def test_a_model_that_never_ends_can_be_interrupted(tmp_path: Path) -> None:
     _never_ends(tmp_path / "model.onnx")
-    process = _start(tmp_path, "optimize", "model.onnx", "-o", "out.onnx", *PLAIN)
+    process = _start(tmp_path, "optimize", "model.onnx", "-o", "out.onnx", "--backend", "tensorrt", *PLAIN)
     (child,) = _until_children(process.pid)
     _wait_for(lambda: _seconds(child) > 2.0)
     process.send_signal(signal.SIGINT)

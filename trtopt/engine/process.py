@@ -185,7 +185,7 @@ def _parse_error(details: Sequence[dict[str, Any]], model: str) -> EngineBuildEr
         return EngineBuildError(
             f"The parser cannot read the model: {text}", where=f"{model} ({first['code']})", remedy="check the file"
         )
-    remedy = "change the model around this node; `trtopt optimize` writes the graph the parser saw"
+    remedy = "change the model around this node"
     if "Plugin not found" in text:
         text = "no such operator, and no plugin of that name"
         remedy = "replace the operator, or name the library of its plugin with --plugins"
