@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from functools import partial
 
 import onnx
 import onnx.checker
@@ -221,10 +222,18 @@ def _stand_in(graph: onnx.GraphProto) -> None:
 
 
 def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """What ONNX infers; ``proto`` is changed."""
+    """What ONNX infers; ``proto`` is changed.
+
+    ONNX follows the values of integer tensors as if they had one axis, and then refuses sums that broadcast
+    (``[320, 1] + [1, 459]``). What fails so is inferred from shapes alone.
+    """
     _stand_in(proto.graph)
+    infer = partial(onnx.shape_inference.infer_shapes, proto, check_type=True, strict_mode=True)
     try:
-        return onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        try:
+            return infer(data_prop=True)
+        except onnx.shape_inference.InferenceError:
+            return infer(data_prop=False)
     except (
         onnx.shape_inference.InferenceError,
         onnx.checker.ValidationError,
