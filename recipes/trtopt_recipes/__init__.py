@@ -52,6 +52,7 @@ from trtopt_recipes.settled_selection import SettledSelection
 from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
+from trtopt_recipes.strided_stem import StridedStem
 from trtopt_recipes.transpose_pair import TransposePair
 from trtopt_recipes.transpose_push import TransposePush
 from trtopt_recipes.transposed_conv import TransposedConv
@@ -108,6 +109,7 @@ PACK = (
     RepvggBranches(),
     Conv1x1Chain(),
     SplitAfterConv(),
+    StridedStem(),
     OddRecurrence(),
     Conv1d(),
     ResidualActivation(),
