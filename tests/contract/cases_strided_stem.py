@@ -51,7 +51,11 @@ CASES: tuple[Case, ...] = (
     stem("many-channels", "b = Conv(x, t) y = Conv <strides = [2, 2]> (b, m)", changes=0),
     stem("groups", "y = Conv <group = 3, strides = [2, 2]> (x, g)", f"{X}) => (float[N, 6, H, W] y", changes=0),
     refused("no-multiple", "y = Conv <strides = [2, 2]> (x, t)", "float[N, 3, 8, 13] x) => (float[N, 5, H, W] y"),
-    refused("unknown-size", "y = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, t)", "float[N, 3, H, 12] x) => (float[N, 5, K, W] y"),
+    refused(
+        "unknown-size",
+        "y = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, t)",
+        "float[N, 3, H, 12] x) => (float[N, 5, K, W] y",
+    ),
     refused("dilated", "y = Conv <strides = [2, 2], dilations = [2, 2]> (x, t)"),
     refused("automatic", 'y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, t)'),
 )
