@@ -63,10 +63,9 @@ class StridedStem:
         """Rewrite one convolution."""
         node = match.nodes[0]
         window, weight = window_of(node), edit.constant_of(edit.input_of(node, 1))
-        source = node.inputs[0]
+        source, sizes = node.inputs[0], _sizes(node)
         if window is None or weight is None or source is None or source.shape is None or _why_not(node):
             return Refusal(match.label, "it was changed by a rewrite before")
-        sizes, batch = [int(size) for size in source.shape[2:]], source.shape[0]
         splice, output = edit.Splice(model, node, self.name), node.outputs[0]
         counts = [size // stride for size, stride in zip(sizes, window.strides, strict=True)]
         channels = weight.shape[1] * int(np.prod(window.strides))
@@ -81,7 +80,7 @@ class StridedStem:
         value = _like(
             source, splice.op("Reshape", value, splice.constant(np.asarray(shapes[1], np.int64), output, "blocks"))
         )
-        value.shape = ir.Shape([batch, *shapes[1][1:]])
+        value.shape = ir.Shape([source.shape[0], *shapes[1][1:]])
 
         kernel, pads = _in_blocks(window, sizes)
         blocks = splice.constant(_weight_of_blocks(weight, window, kernel), output, "weight")
@@ -96,17 +95,24 @@ def _like(source: ir.Value, value: ir.Value) -> ir.Value:
     return value
 
 
+def _sizes(node: ir.Node) -> list[int]:
+    """The sizes of the input along the axes of the kernel; none where one is not known."""
+    source = node.inputs[0]
+    dims = () if source is None or source.shape is None else source.shape[2:]
+    sizes = [size for size in dims if isinstance(size, int)]
+    return sizes if len(sizes) == len(dims) else []
+
+
 def _why_not(node: ir.Node) -> str:
-    window, source = window_of(node), node.inputs[0]
+    window, sizes = window_of(node), _sizes(node)
     if window is None:
         return "it pads automatically"
     if set(window.dilations) != {1}:
         return "its kernel is dilated"
-    dims = None if source is None or source.shape is None else source.shape[2:]
-    if dims is None or not all(isinstance(size, int) for size in dims):
+    if not sizes:
         return "a size of its input is not known"
-    for size, stride in zip(dims, window.strides, strict=True):
-        if int(size) % stride:
+    for size, stride in zip(sizes, window.strides, strict=True):
+        if size % stride:
             return f"{size} is no multiple of its stride {stride}"
     return ""
 
