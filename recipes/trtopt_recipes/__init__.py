@@ -19,6 +19,7 @@ from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
 from trtopt_recipes.division_after_product import DivisionAfterProduct
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.expand_operand import ExpandedOperand
+from trtopt_recipes.gated_conv import GatedConv
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.group_norm import GroupNorm
 from trtopt_recipes.identity import Identity
@@ -108,6 +109,7 @@ PACK = (
     GlobalAveragePool(),
     RepvggBranches(),
     Conv1x1Chain(),
+    GatedConv(),
     SplitAfterConv(),
     StridedStem(),
     OddRecurrence(),
