@@ -71,7 +71,7 @@ def test_a_long_vector_of_integers_is_no_size(place: str) -> None:
     else:
         (proto.graph.node[0].attribute[0].g if place == "branch" else proto.graph).initializer.append(table)
     inferred = infer_shapes(ir.from_proto(proto))
-    assert static_shape(inferred.graph.outputs[0]) == (4000, 3)
+    assert value(inferred, "b").dtype == ir.DataType.FLOAT
     assert [each.name for each in inferred.graph.inputs] == [each.name for each in proto.graph.input]
 
 
