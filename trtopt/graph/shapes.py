@@ -7,6 +7,7 @@ from functools import partial
 
 import onnx
 import onnx.checker
+import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 
@@ -230,6 +231,33 @@ def _stand_in(graph: onnx.GraphProto) -> None:
                 _stand_in(subgraph)
 
 
+def _hide_unread(graph: onnx.GraphProto, main: onnx.GraphProto) -> None:
+    """Make inputs of long integer vectors without data: ONNX reads such constants for their numbers, and fails."""
+    for index in reversed(range(len(graph.initializer))):
+        if _is_unread(graph.initializer[index]):
+            _add_input(main, graph.initializer[index])
+            del graph.initializer[index]
+    for node in graph.node:
+        tensor = node.attribute[0].t if node.op_type == "Constant" and len(node.attribute) == 1 else None
+        if tensor is not None and _is_unread(tensor):
+            tensor.name = f"{node.output[0]}__unread"
+            _add_input(main, tensor)
+            node.op_type, node.input[:] = "Identity", [tensor.name]
+            del node.attribute[:]
+        for attribute in node.attribute:
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _hide_unread(subgraph, main)
+
+
+def _is_unread(tensor: onnx.TensorProto) -> bool:
+    is_vector = len(tensor.dims) < 2 and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+    return is_vector and tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def _add_input(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> None:
+    graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+
+
 def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     """What ONNX infers; ``proto`` is changed.
 
@@ -237,6 +265,7 @@ def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     (``[320, 1] + [1, 459]``). What fails so is inferred from shapes alone.
     """
     _stand_in(proto.graph)
+    _hide_unread(proto.graph, proto.graph)
     infer = partial(onnx.shape_inference.infer_shapes, proto, check_type=True, strict_mode=True)
     try:
         try:
