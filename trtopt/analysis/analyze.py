@@ -30,7 +30,8 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
 from trtopt.hardware.user import gpu_table
-from trtopt.report.files import write_view
+from trtopt.report.files import write_forms
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.analysis import (
     Analysis,
     BatchSweep,
@@ -43,7 +44,6 @@ from trtopt.report.schema.analysis import (
     rank,
     totals_of,
 )
-from trtopt.report.schema.write import write_report
 from trtopt.report.text.analysis import view
 from trtopt.report.text.blocks import View
 from trtopt.report.text.command import shell
@@ -109,10 +109,7 @@ def analyze(
     given = {**options}
     example_inputs = given.pop("example_inputs", None)
     config = AnalyzeConfig.given(config, given, "analyze(m, gpu=...)")
-    if config.html is not None:
-        from trtopt.report.html.page import check_html
-
-        check_html()
+    check_html(config.html)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event)).run(path)
@@ -121,10 +118,7 @@ def analyze(
             line = shell(model, *command_words(vars(config), made)) if isinstance(model, str) else IN_MEMORY
             found = (replace(item, command=item.command.replace(str(path), line)) for item in analysis.findings)
             analysis = replace(analysis, model={**analysis.model, "path": None}, findings=tuple(found))
-    if config.html is not None:
-        write_view(view_of(analysis), html=config.html)
-    if config.report is not None:
-        write_report(analysis, Path(config.report))
+    write_forms(analysis, html=config.html, markdown=config.markdown, report=config.report)
     return analysis
 
 
@@ -170,7 +164,11 @@ class _Run:
         check_files(str(path), config, None)
         with self._stage("load"):
             loaded = load(path, hash_weights=False)
-        outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}
+        outputs = {
+            f"the output {name}": Path(name)
+            for name in (config.report, config.html, config.markdown)
+            if name is not None
+        }
         weights = weight_files(loaded.model)
         check_outputs(outputs, weights)
         decided = input_shapes(loaded.inputs, config.shapes)

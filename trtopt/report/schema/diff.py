@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.config.budget import ROUNDING
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.sweep import Failure
 from trtopt.support.json_text import plain
 
@@ -61,8 +62,8 @@ class RegionDiff:
     us: tuple[float, float]
 
 
-@dataclass(frozen=True)
-class DiffReport:
+@dataclass(frozen=True, repr=False)
+class DiffReport(Shown):
     """Two compilers, one model.
 
     Attributes:
@@ -75,6 +76,9 @@ class DiffReport:
         max_slowdown: How much slower, as a share, the second may be; None for any.
         notes: What else differs and may explain it.
     """
+
+    VIEW = "report.text.diff:view"
+    ROWS = "changes"
 
     model: dict[str, str]
     gpu: str

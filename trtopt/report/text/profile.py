@@ -228,13 +228,14 @@ def comparison_view(found: Comparison) -> View:
     """The comparison: both sides, and what changed."""
     regions = changed(found.regions)
     head = ("", "before", "after")
-    figures = table(head, [(visible(item.name), visible(item.before), visible(item.after)) for item in found.figures])
+    rows = [(Name(item.name), visible(item.before), visible(item.after)) for item in found.figures]
+    figures = table(head, rows, most=_MOST_REGIONS, noun="figure")
     changes: tuple[Block, ...] = (_regions(regions, Labels(found.names)),) if regions else (line("Nothing."),)
-    is_sweep = found.of == "sweeps"
+    has_layers = found.of not in ("sweeps", "sensitivity reports")
     sections = (
-        Section("Time", () if is_sweep else (pairs(_compared(found)),)),
-        Section("What differs", (figures,) if found.figures else (line("Nothing."),) if is_sweep else ()),
-        Section("What changed, the most time first", () if is_sweep else changes),
+        Section("Time", (pairs(_compared(found)),) if has_layers else ()),
+        Section("What differs", (figures,) if found.figures else () if has_layers else (line("Nothing."),)),
+        Section("What changed, the most time first", changes if has_layers else ()),
     )
     name = f"{visible(found.after.report)} against {visible(found.before.report)}"
     return View(line(f"Two {found.of} compared"), (), sections, name=name, warnings=found.warnings)
