@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from trtopt.analysis.advice import IN_MEMORY, Target, model_words, with_line
 from trtopt.config import ONNXRUNTIME, TIMING, BuildConfig, ProfileConfig, ShapeMap, flag, options
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
@@ -39,6 +40,7 @@ from trtopt.report.schema.profile import ProfileReport
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
+from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
 from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
 from trtopt.support.ort_session import Feeds, OrtSession
@@ -96,7 +98,11 @@ def profile(
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         path = None if target is None else as_file(target, Path(folder), config, example_inputs, on_event)
         found = _Run(config, clock).run(path)
-    found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
+    words = (IN_MEMORY,) if path is None or _is_engine(path) else model_words(target, path, config)
+    gpu = "" if config.backend == ONNXRUNTIME else str(found.gpu["name"])
+    lines = Target(words, gpu, profile=config.report or "profile.json")
+    findings = tuple(with_line(item, lines) for item in found.findings)
+    found = dataclasses.replace(found, findings=findings, warnings=(*found.warnings, *clock.warnings))
     write_forms(found, html=config.html, markdown=config.markdown, trace=config.trace, report=config.report)
     return found
 
@@ -220,9 +226,9 @@ class _Run:
             raise UsageError("ONNX Runtime measures this machine's CPU", where="--gpu", remedy=remedy)
         loaded = self._load(path)
         given, shapes = self._given(loaded)
-        decided = input_shapes(loaded.inputs, [shapes])
+        decided = input_shapes(loaded.inputs, [shapes], bounds_of(self.config.dynamic))
         for note in decided.notes:
-            self.clock.warn("shapes", note)
+            self.clock.note("shapes", note)
         threads = available_threads()
         with self.clock.stage("probe"):
             cpu = probe_cpu(threads)

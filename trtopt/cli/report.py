@@ -104,7 +104,7 @@ def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
     if isinstance(found, SweepReport) and asked:
         _choose(found, args)
     elif isinstance(found, BuildReport):
-        show(found, functools.partial(build.view, verbose=args.verbose), as_json=args.json)
+        show(found, functools.partial(build.view, verbose=args.verbose, page=args.html), as_json=args.json)
     else:
         show(found, as_json=args.json)
 

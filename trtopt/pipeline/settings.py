@@ -564,5 +564,5 @@ def _profiles(
         bounds=bounds_of(settings.config.dynamic or ()),
     )
     for note in plan.notes:
-        clock.warn("shapes", note)
+        clock.note("shapes", note)
     return plan.profiles
