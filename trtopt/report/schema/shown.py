@@ -43,7 +43,7 @@ class Shown:
         return self._printed(html=True)
 
     def to_html(self) -> str:
-        """A page of its own, of about 5 MB, which loads nothing else.
+        """A page of its own, of at most about 2 MB, which loads nothing else.
 
         Raises:
             MissingDependencyError: plotly or Jinja2 is not installed.

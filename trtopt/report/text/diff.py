@@ -31,7 +31,9 @@ def view(found: DiffReport) -> View:
 
 def headline(found: DiffReport) -> str:
     """By how much the second is slower or faster, or that one refuses the model."""
-    names = f"{visible(called(found.after))} against {visible(called(found.before))}"
+    sides = found.after, found.before
+    differ = called(found.after) != called(found.before)
+    names = " against ".join(visible(called(side) if differ else side.name) for side in sides)
     failed = [side for side in (found.before, found.after) if side.failure is not None]
     if failed:
         return f"{names}: {' and '.join(visible(called(side)) for side in failed)} made no engine"

@@ -232,7 +232,9 @@ def comparison_view(found: Comparison) -> View:
     figures = table(head, rows, most=_MOST_REGIONS, noun="figure")
     changes: tuple[Block, ...] = (_regions(regions, Labels(found.names)),) if regions else (line("Nothing."),)
     has_layers = found.of not in ("sweeps", "sensitivity reports")
+    files = (pairs([("before", visible(found.before.report)), ("after", visible(found.after.report))]),)
     sections = (
+        Section("", () if has_layers else files),
         Section("Time", (pairs(_compared(found)),) if has_layers else ()),
         Section("What differs", (figures,) if found.figures else () if has_layers else (line("Nothing."),)),
         Section("What changed, the most time first", changes if has_layers else ()),
