@@ -10,6 +10,7 @@ from trtopt.profiling.explain import Network
 from trtopt.report.schema.analysis import Finding, Severity
 from trtopt.report.schema.profile import ProfileLayer, Reason
 from trtopt.report.text.format import count, percent, shorten
+from trtopt.report.text.names import named
 from trtopt.support.precision import EIGHT_BIT_TYPES
 
 _LISTED = 5
@@ -95,7 +96,9 @@ def _finding(reason: Reason, layers: Sequence[ProfileLayer], network: Network) -
     measured = math.fsum(layer.measured_us for layer, _ in hits)
     severity: Severity = "warning" if gain > _WORTH_A_WARNING * total else "hint" if gain > 0 else "info"
     remedies = list(dict.fromkeys(item.remedy for _, item in hits))
-    listed = "; ".join(f"{shorten(layer.name, _NAME)}: {item.message}" for layer, item in hits[:_LISTED])
+    listed = "; ".join(
+        f"{shorten(named(layer.modules, layer.name).text, _NAME)}: {item.message}" for layer, item in hits[:_LISTED]
+    )
     more = f"; and {len(hits) - _LISTED} more" if len(hits) > _LISTED else ""
     share = f", {measured:.1f} us ({percent(measured / total)})" if total else ""
     message = f"{count(len(hits), 'layer')}{share}: {_WHAT[reason]}. {listed}{more}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtopt.config.budget import ROUNDING
+from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.sweep import Failure
 from trtopt.support.json_text import plain
@@ -75,6 +77,7 @@ class DiffReport(Shown):
         changes: Every region that differs, the one that became slower by most first.
         max_slowdown: How much slower, as a share, the second may be; None for any.
         notes: What else differs and may explain it.
+        names: The modules of the nodes, by the nodes' names.
     """
 
     VIEW = "report.text.diff:view"
@@ -88,6 +91,7 @@ class DiffReport(Shown):
     changes: tuple[RegionDiff, ...] = ()
     max_slowdown: float | None = None
     notes: tuple[str, ...] = ()
+    names: Mapping[str, NodeName] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property

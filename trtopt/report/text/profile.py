@@ -10,6 +10,7 @@ from pathlib import PurePath
 from trtopt.report.html import plots
 from trtopt.report.html.plots import MOST_POINTS
 from trtopt.report.html.profile import graph_note, layer_data
+from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.profile import (
     Change,
     ComparedRegion,
@@ -60,10 +61,13 @@ def view(report: ProfileReport) -> View:
     layers = (_layers(report),) if report.layers else ()
     data = functools.partial(layer_data, report.layers)
     graph: tuple[Block, ...] = (Note(graph_note(report.layers)), Graph(data)) if report.layers else (line("None."),)
+    named_layers = [layer for layer in report.layers if layer.modules]
+    modules = {node: NodeName(layer.modules[0], "") for layer in named_layers for node in layer.onnx_nodes}
+    found = Labels(modules).found(report.findings)
     sections = (
         Section("Time", (_totals(report), *calibrated)),
         Section("Conditions", (pairs(conditions),) if conditions else (), "text"),
-        Section("Findings", (Findings(report.findings, report.totals.measured_us, _NOTE),) if report.findings else ()),
+        Section("Findings", (Findings(found, report.totals.measured_us, _NOTE),) if found else ()),
         Section("Layers as a graph", graph, "page"),
         Section("Measured and predicted", _scatter(report.layers), "page"),
         Section("Roofline", _roofline(report), "page"),
