@@ -157,8 +157,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     if config.gpu is None and probe().gpu is not None and probe().reason:
         clock.warn("gpu", probe().reason)
     outputs = _outputs(path, config, target.backend, make_engine)
-    if config.html is not None:
-        check_html()
+    check_html(config.html)
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
     _check_epcontext(config, outputs, make_engine)
@@ -565,5 +564,5 @@ def _profiles(
         bounds=bounds_of(settings.config.dynamic or ()),
     )
     for note in plan.notes:
-        clock.warn("shapes", note)
+        clock.note("shapes", note)
     return plan.profiles
