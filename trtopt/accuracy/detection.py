@@ -86,7 +86,7 @@ def fitted(
             break
     wanted = _wanted(name, labels, len(runs))
     tried = []
-    for form in forms_of(runs[0][0]):
+    for form in forms_of(*runs[0][:2]):
         boxes = [read_boxes(form, outputs, size, row) for outputs, size, row in runs]
         tried.append((coco("map", [_mapped(item, labels, form) for item in boxes], wanted), form))
     shapes = ", ".join(str(list(output.shape)) for output in runs[0][0])
