@@ -231,9 +231,7 @@ def yolo7_rows() -> Subject:
         boxes, (best, labels) = _corners(found[..., :4]), (found[..., 5:] * found[..., 4:5]).max(2, keepdim=True)
         chosen = OnnxNms.apply(boxes + labels.float() * 640.0, best.transpose(1, 2).contiguous())
         row, place = chosen[:, 0], chosen[:, 2]
-        return torch.cat(
-            (row[:, None].float(), boxes[row, place], labels[row, place].float(), best[row, place]), 1
-        )
+        return torch.cat((row[:, None].float(), boxes[row, place], labels[row, place].float(), best[row, place]), 1)
 
     return _moving(YoloV5(), call)
 

@@ -116,7 +116,7 @@ def nms() -> list[np.ndarray]:
     """As YOLOv3 of the ONNX model zoo: the indices select the boxes of the pictures among others of high scores."""
     chosen = [(row, int(label), place) for row in range(2) for place, label in enumerate(TRUTH[row, :, 0])]
     boxes = placed(TRUTH[..., [2, 1, 4, 3]])
-    return [boxes, scored(0.95, 0.9).transpose(0, 2, 1), np.array(chosen + [(-1, -1, -1)], np.int32)[None]]
+    return [boxes, scored(0.95, 0.9).transpose(0, 2, 1), np.array([*chosen, (-1, -1, -1)], np.int32)[None]]
 
 
 def yolox() -> list[np.ndarray]:
