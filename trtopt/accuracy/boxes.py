@@ -280,16 +280,17 @@ def _apart_outputs(outputs: Sequence[np.ndarray], *, with_classes: bool) -> list
     flat = [item for item in rest if item.shape == places]
     if boxes.shape[-1] == 5:
         boxes, flat = boxes[..., :4], [boxes[..., 4], *flat]
-    scores = [item for item in flat if item.dtype.kind == "f"]
-    classes = [item for item in flat if item.dtype.kind in "iu"]
-    if not classes:
-        # Of floats, scores are no whole numbers; of whole ones, classes are below the places of anchors (TensorFlow's).
-        scores.sort(key=lambda item: (bool((item == np.floor(item)).all()), float(np.abs(item).max(initial=0))))
-        classes = scores[1:]
-    if not classes or not scores:
+    # Of floats, scores are no whole numbers; of whole ones, classes are below the places of anchors (TensorFlow's).
+    floats = sorted((item for item in flat if item.dtype.kind == "f"), key=_as_scores)
+    classes = [item for item in flat if item.dtype.kind in "iu"] or floats[1:]
+    if not classes or not floats:
         return None
-    found = [boxes, scores[0], classes[0]]
-    return found if len(places) == 2 else [item[None] for item in found]
+    parts = [boxes, floats[0], classes[0]]
+    return parts if len(places) == 2 else [item[None] for item in parts]
+
+
+def _as_scores(values: np.ndarray) -> tuple[bool, float]:
+    return bool((values == np.floor(values)).all()), float(np.abs(values).max(initial=0))
 
 
 @functools.cache

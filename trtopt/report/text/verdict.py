@@ -330,7 +330,9 @@ def _optimum(report: BuildReport) -> list[Mapping[str, list[int]]]:
 
 def _of_file(report: BuildReport, name: str, sizes: list[int]) -> list[int]:
     """The sizes of an input as the model's file has it, where the engine takes pixels with the channels last."""
-    axes = next((item["shape"] for item in report.model.get("inputs", ()) if item["name"] == name), ())
+    axes: list[int | str | None] = next(
+        (item["shape"] for item in report.model.get("inputs", ()) if item["name"] == name), []
+    )
     is_turned = len(axes) == len(sizes) == 4 and axes[1] == sizes[3] != axes[3]
     if options_of(report).get("preprocess_in_engine") and is_turned:
         return [sizes[0], sizes[3], sizes[1], sizes[2]]
