@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("pycocotools", reason="metrics of boxes are computed by it: pip install 'trtopt[images]'")
 
-from trtopt.accuracy.boxes import BoxForm, parse_boxes, read_boxes
+from trtopt.accuracy.box_forms import BoxForm, parse_boxes
+from trtopt.accuracy.boxes import read_boxes
 from trtopt.accuracy.detection import Detection, coco, fitted
 from trtopt.errors import UsageError
 from trtopt.images.labels import Labels
@@ -207,6 +208,21 @@ def test_the_form_is_the_one_whose_boxes_agree_with_the_labels(
     assert said.form == form and silence == ""
 
 
+@pytest.mark.parametrize("head", ["yolov8", "yolov5"])
+def test_masks_and_keypoints_behind_the_scores_are_none_of_them(labels: Labels, head: str) -> None:
+    """As of YOLO v8's and v5's networks for segmentation and poses: the labels name the classes."""
+    axis = 1 if head == "yolov8" else 2
+    (output,) = yolov8() if head == "yolov8" else yolov5()
+    shape = list(output.shape)
+    shape[axis] = 32
+    more = [np.concatenate([output, np.random.default_rng(0).normal(0, 9, shape)], axis=axis)]
+    named = replace(labels, classes=("a", "b", "c", "d", "e", "f"))
+    measure, note = fitted("map50", None, Fixed(more), [FEEDS], named)
+    assert measure.form.head == head and measure.form.count == CLASSES and "count=6" in note
+    assert measure(Fixed(more), [FEEDS], named) == pytest.approx(1.0)
+    assert fitted("map50", f"{head},count=6", Fixed(more), [FEEDS], named)[0].form == measure.form
+
+
 def test_classes_of_floats_are_told_from_scores() -> None:
     found = read_boxes(parse_boxes("ssd"), one_class_as_floats(), (SIZE, SIZE), 0)
     np.testing.assert_allclose(found[:, 4:], [[0.8, 0]] * 5, rtol=1e-6)
@@ -279,7 +295,10 @@ def test_numbers_that_are_not_finite_are_no_boxes() -> None:
         read_boxes(parse_boxes(make.__name__), outputs, (64, 64), 0)
 
 
-@pytest.mark.parametrize("text", ["", "yolo", "yolov8,iou=2", "yolov8,unit=metres", "yolov8,conf", "yolov8,size=3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "yolo", "yolov8,iou=2", "yolov8,unit=metres", "yolov8,conf", "yolov8,size=3", "ssd,count=3", "yolov8,count=x"],
+)
 def test_a_form_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_boxes(text)

@@ -1,134 +1,35 @@
-"""How detectors write their boxes, and the boxes read from their outputs."""
+"""The boxes read from the outputs of a detector."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
+from trtopt.accuracy.box_forms import COUNTED, FORMS, OVERLAP, BoxForm, Classes, Corners, Head, Unit
 from trtopt.errors import UsageError
-from trtopt.support.words import did_you_mean
 
-Head = Literal["nms", "yolov5", "yolov7", "yolov8", "yolov10", "yolox", "ssd", "detr", "rtdetr", "fastestdet"]
-Corners = Literal["xyxy", "cxcywh", "yxyx"]
-Unit = Literal["pixels", "shares"]
-Classes = Literal["index", "id", "one"]
-
-HEADS: tuple[str, ...] = get_args(Head)
 MOST_DETECTIONS = 100
 """Of a picture, the highest scores: COCO's ``maxDets``."""
 
 _MOST_CANDIDATES = 3000
 """Of a picture before overlaps are taken out; those of lower scores hardly ever end among the first hundred."""
 
-
-@dataclass(frozen=True)
-class BoxForm:
-    """How the outputs of a detector hold boxes.
-
-    Attributes:
-        head: ``nms``: boxes ``[batch, boxes, 4]``, scores ``[batch, classes, boxes]`` and what NonMaxSuppression
-            selected of them, whole numbers ``[found, 3]`` of picture, class and box. ``yolov5``:
-            ``[batch, boxes, 5 + classes]`` of a box, whether it holds an object, and a score for each class; ``yolox``
-            likewise, its boxes relative to the cells of the strides 8, 16 and 32. ``yolov7``: rows ``[found, 7]`` of
-            picture, box, class and score. ``yolov8`` (also 9, 11): ``[batch, 4 + classes, boxes]``. ``yolov10``:
-            ``[batch, boxes, 6]`` of a box, its score and its class. ``ssd``: boxes ``[batch, boxes, 4]``, and scores
-            and classes ``[batch, boxes]``, or without a batch; or the score as fifth column of the boxes. ``detr``:
-            boxes and a softmax over the classes and none, in outputs of their own; ``rtdetr``: boxes and a sigmoid for
-            each class, in two outputs or in one. ``fastestdet``: ``[batch, 5 + classes, height, width]`` of a cell
-            each.
-        corners: Of a box: left, upper, right and lower edge; or middle, width and height.
-        unit: Pixels of the network's input, or shares of it.
-        classes: What the classes are: indices of the labels, ids of COCO's categories, or indices counted from 1.
-        conf: The least score of a box.
-        iou: Boxes of one class that overlap by more are the same object; None where the network took them out.
-    """
-
-    head: Head
-    corners: Corners
-    unit: Unit = "pixels"
-    classes: Classes = "index"
-    conf: float = 0.001
-    iou: float | None = None
-
-    def describe(self) -> str:
-        """The form in one line, as ``--boxes`` takes it."""
-        iou = "none" if self.iou is None else f"{self.iou:g}"
-        return (
-            f"{self.head},corners={self.corners},unit={self.unit},classes={self.classes},conf={self.conf:g},iou={iou}"
-        )
-
-
-_NMS = 0.65
-"""Ultralytics and YOLOX evaluate with 0.6 to 0.7."""
-
 _STRIDES = (8, 16, 32)
 """Of YOLOX's cells, in pixels (github.com/Megvii-BaseDetection/YOLOX, yolox/models/yolo_head.py)."""
 
-FORMS: Mapping[str, BoxForm] = {
-    "nms": BoxForm("nms", "xyxy"),
-    "yolov5": BoxForm("yolov5", "cxcywh", iou=_NMS),
-    "yolov7": BoxForm("yolov7", "xyxy"),
-    "yolov8": BoxForm("yolov8", "cxcywh", iou=_NMS),
-    "yolov10": BoxForm("yolov10", "xyxy"),
-    "yolox": BoxForm("yolox", "cxcywh", iou=_NMS),
-    "ssd": BoxForm("ssd", "xyxy"),
-    "detr": BoxForm("detr", "cxcywh", "shares"),
-    "rtdetr": BoxForm("rtdetr", "cxcywh", "shares"),
-    # Its own evaluation (github.com/dog-qiuqiu/FastestDet, utils/evaluation.py) has such thresholds.
-    "fastestdet": BoxForm("fastestdet", "cxcywh", "shares", conf=0.01, iou=0.45),
-}
+Size = tuple[int, int]
+"""Height and width of the network's input, in pixels."""
+
+Raw = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Boxes ``[boxes, 4]`` as the network writes them, scores ``[boxes]`` and classes ``[boxes]`` of one picture."""
 
 
-def parse_boxes(text: str) -> BoxForm:
-    """Read ``--boxes``: a head, and what differs from its stock form, such as ``yolov5,unit=shares,iou=0.5``.
-
-    Raises:
-        UsageError: The text has another form.
-    """
-    head, *keys = (word.strip() for word in text.split(","))
-    choices: dict[str, tuple[str, ...]] = {
-        "corners": get_args(Corners),
-        "unit": get_args(Unit),
-        "classes": get_args(Classes),
-    }
-    if head not in FORMS:
-        raise _wrong(f"{head!r} is no form of boxes", did_you_mean(head, FORMS))
-    form = FORMS[head]
-    for part in keys:
-        key, _, value = (word.strip() for word in part.partition("="))
-        if value in choices.get(key, ()):
-            form = replace(form, **{key: value})  # type: ignore[arg-type]
-        elif key == "iou" and value == "none":
-            form = replace(form, iou=None)
-        elif key in ("conf", "iou") and (number := _share(value)) is not None:
-            form = replace(form, **{key: number})  # type: ignore[arg-type]
-        else:
-            share = ("a number from 0 to 1",)
-            known = {**choices, "conf": share, "iou": (*share, "none")}
-            near = f"{key} is {' or '.join(known[key])};" if key in known else did_you_mean(key, known)
-            raise _wrong(f"{part!r} is no part of a form of boxes", near)
-    return form
-
-
-def _share(word: str) -> float | None:
-    try:
-        number = float(word)
-    except ValueError:
-        return None
-    return number if 0 <= number <= 1 else None
-
-
-def _wrong(what: str, near: str) -> UsageError:
-    remedy = f"write one of {', '.join(FORMS)}; behind it corners=, unit=, classes=, conf= and iou= (docs/detectors.md)"
-    return UsageError(f"--boxes: {what}", where="--boxes", remedy=f"{near} {remedy}".strip())
-
-
-def forms_of(outputs: Sequence[np.ndarray], size: Size) -> Iterator[BoxForm]:
+def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Iterator[BoxForm]:
     """The forms that outputs of such shapes may have, the most common first.
 
     Indices that NonMaxSuppression selected leave no other. Edges in two outputs are those of networks that leave
@@ -137,28 +38,29 @@ def forms_of(outputs: Sequence[np.ndarray], size: Size) -> Iterator[BoxForm]:
     Args:
         outputs: Of the network, in graph order.
         size: Height and width of its input, in pixels.
+        count: How many classes the labels name; 0 where they name none.
     """
     every = itertools.product(("cxcywh", "xyxy"), ("pixels", "shares"), ("index", "id", "one"))
     ways: list[tuple[Corners, Unit, Classes]] = list(every)  # type: ignore[arg-type]
-    fitting = [form for form in FORMS.values() if _parts(form.head, outputs, size) is not None]
-    for form in [form for form in fitting if form.head == "nms"] or fitting:
+    found = {form: parts for form in FORMS.values() if (parts := _parts(form.head, outputs, size)) is not None}
+    for form in [form for form in found if form.head == "nms"] or found:
+        if count and form.head in COUNTED and _classes_of(form.head, found[form][0]) > count:
+            yield replace(form, count=count)
         if form.head in ("fastestdet", "yolox"):
             yield form
             continue
         stock = (form.corners, form.unit)
         for corners, unit, classes in sorted(ways, key=lambda way: (way[2] != "index", way[:2] != stock)):
-            iou = _NMS if form.head == "rtdetr" and corners == "xyxy" else form.iou
+            iou = OVERLAP if form.head == "rtdetr" and corners == "xyxy" else form.iou
             yield replace(form, corners=corners, unit=unit, classes=classes, iou=iou)
         if form.head in ("ssd", "nms"):
             for unit, classes in itertools.product(get_args(Unit), get_args(Classes)):
                 yield replace(form, corners="yxyx", unit=unit, classes=classes)
 
 
-Size = tuple[int, int]
-"""Height and width of the network's input, in pixels."""
-
-Raw = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Boxes ``[boxes, 4]`` as the network writes them, scores ``[boxes]`` and classes ``[boxes]`` of one picture."""
+def _classes_of(head: Head, output: np.ndarray) -> int:
+    """How many scores a box has in an output, if all behind the box are."""
+    return output.shape[1 if head == "yolov8" else 2] - COUNTED[head]
 
 
 def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: Size, row: int) -> np.ndarray:
@@ -185,6 +87,9 @@ def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: Size, row: in
             where=f"outputs {shapes}",
             remedy="name the form they have with --boxes, or leave it out to have all tried",
         )
+    if form.count is not None:
+        last = COUNTED[form.head] + form.count
+        parts = [parts[0][:, :last] if form.head == "yolov8" else parts[0][:, :, :last]]
     boxes, scores, classes = _READERS[form.head](parts, row, size)
     kept = np.flatnonzero((scores > form.conf) & np.isfinite(boxes).all(axis=1))
     kept = kept[np.argsort(-scores[kept], kind="stable")[:_MOST_CANDIDATES]]

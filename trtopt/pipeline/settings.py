@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from trtopt.accuracy.boxes import parse_boxes
+from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
 from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
