@@ -60,7 +60,7 @@ def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Itera
 
 def _classes_of(head: Head, output: np.ndarray) -> int:
     """How many scores a box has in an output, if all behind the box are."""
-    return output.shape[1 if head == "yolov8" else 2] - COUNTED[head]
+    return int(output.shape[1 if head == "yolov8" else 2]) - COUNTED[head]
 
 
 def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: Size, row: int) -> np.ndarray:

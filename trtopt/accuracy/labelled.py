@@ -226,7 +226,8 @@ def _picture(labels: Labels, index: int, size: tuple[int, ...], name: str, *, is
     flat = labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
     if index >= len(flat) or flat.ndim < 3:
         raise needs(name, "a mask or a picture for each sample", f"save them in the .npz under {LABELS}")
-    return black_and_white(np.asarray(flat[index])) if is_binary else np.asarray(flat[index])
+    found = np.asarray(flat[index])
+    return black_and_white(found) if is_binary else found
 
 
 MEASURES: Mapping[str, Measure] = {

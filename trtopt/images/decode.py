@@ -190,4 +190,4 @@ def read_mask(path: Path, how: Preprocess, *, is_binary: bool = False) -> np.nda
 
 def black_and_white(mask: np.ndarray) -> np.ndarray:
     """A mask of 0 and 255 alone as one of 0 and 1; others as they are."""
-    return mask // 255 if np.isin(mask, (0, 255)).all() else mask
+    return np.asarray(mask // 255) if np.isin(mask, (0, 255)).all() else mask

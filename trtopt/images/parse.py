@@ -63,8 +63,8 @@ def parse_preprocess(text: str, spec: InputSpec) -> Preprocess:
         raise UsageError(
             f"--preprocess: pixels are red, green and blue, and {coded} codes them as brightness and colour",
             where=_WHERE,
-            remedy="convert frames before the network (NPP, CV-CUDA, OpenCV): decoders round and weigh colours in ways of "
-            "their own (BT.601 or BT.709, full or limited range), and an engine would give other numbers than your samples",
+            remedy="convert frames before the network (NPP, CV-CUDA, OpenCV): decoders differ in roundings and weights "
+            "(BT.601 or BT.709, full or limited range), and an engine would give other numbers than your samples",
         )
     name, keys = _split(text)
     said = {key: _value(key, words) for key, words in keys.items()}
