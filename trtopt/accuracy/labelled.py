@@ -223,7 +223,9 @@ def _picture(labels: Labels, index: int, size: tuple[int, ...], name: str, *, is
         if name == "miou":
             return placed.mask(labels, index, is_binary=is_binary)
         return placed.target(labels, index, (height, width))[0]
-    flat = labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
+    flat: np.ndarray = (
+        labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
+    )
     if index >= len(flat) or flat.ndim < 3:
         raise needs(name, "a mask or a picture for each sample", f"save them in the .npz under {LABELS}")
     found = np.asarray(flat[index])
