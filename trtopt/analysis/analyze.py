@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from trtopt.analysis.advice import IN_MEMORY, int8_times, with_line
-from trtopt.analysis.links import links_of_engine, links_of_graph
+from trtopt.analysis.links import links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 from trtopt.config.words import command_words
@@ -30,7 +30,6 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
 from trtopt.hardware.user import gpu_table
-from trtopt.report.files import write_view
 from trtopt.report.schema.analysis import (
     Analysis,
     BatchSweep,
@@ -43,7 +42,6 @@ from trtopt.report.schema.analysis import (
     rank,
     totals_of,
 )
-from trtopt.report.schema.write import write_report
 from trtopt.report.text.analysis import view
 from trtopt.report.text.blocks import View
 from trtopt.report.text.command import shell
@@ -122,8 +120,12 @@ def analyze(
             found = (replace(item, command=item.command.replace(str(path), line)) for item in analysis.findings)
             analysis = replace(analysis, model={**analysis.model, "path": None}, findings=tuple(found))
     if config.html is not None:
+        from trtopt.report.files import write_view
+
         write_view(view_of(analysis), html=config.html)
     if config.report is not None:
+        from trtopt.report.schema.write import write_report
+
         write_report(analysis, Path(config.report))
     return analysis
 
@@ -189,7 +191,7 @@ class _Run:
         )
         if config.compile:
             # What compiles is not loaded for a prediction from the graph alone: it doubles the time of a small model.
-            from trtopt.analysis.compiled import compile_level
+            from trtopt.analysis.compiled import compile_level, links_of_engine
             from trtopt.engine.limit import limit_of
 
             compiled = compile_level(loaded, gpu, self._build_precision(job), decided.shapes, clock)
@@ -259,7 +261,7 @@ class _Run:
     def _findings(self, job: _Job, level: _Level, engine: Subject | None = None) -> tuple[Finding, ...]:
         with self._stage("advise"):
             subject = self._subject(job, level)
-            times = int8_times(job.loaded.model, job.values, job.precision, self.gpu)
+            times = int8_times(job.fused, self.gpu)
             return advise(replace(subject, int8_us=times), engine)
 
     def _subject(self, job: _Job, level: _Level, compiled: CompiledLevel | None = None) -> Subject:
