@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,8 +51,9 @@ from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.json_text import converted
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -205,7 +205,7 @@ def sensitivity(
         from trtopt.report.html.page import check_html
 
         check_html()
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         found = _run(path, config, calib, eval_samples, Clock(on_event))
     if config.html is not None:

@@ -20,7 +20,7 @@ from trtopt.engine.process import START
 from trtopt.errors import ResourceError
 from trtopt.fleet.task import READY, Outcome, Task
 from trtopt.report.schema.sweep import Failure
-from trtopt.support.files import TEMPORARY
+from trtopt.support.temporary import TemporaryFolder
 from trtopt.support.version import IMPORT_ROOT
 
 _START = (
@@ -62,7 +62,7 @@ class JobProcess:
         self.is_over = self._is_ready = self._is_late = False
         with contextlib.ExitStack() as stack:
             self._said = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True))
+            folder = stack.enter_context(TemporaryFolder())
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START.format(threads=threads), str(IMPORT_ROOT), function, folder],
                 stdin=subprocess.PIPE,

@@ -38,7 +38,8 @@ from trtopt.fleet.plan import Input, check_unchanged
 from trtopt.fleet.task import CACHE, EXECUTE, KINDS, PREPARE, Outcome, Survey, Task, survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._lazy import require
-from trtopt.support.files import TEMPORARY, atomic_path, atomic_write, open_file
+from trtopt.support.files import atomic_path, atomic_write, open_file
+from trtopt.support.temporary import TemporaryFolder
 from trtopt.support.version import VERSION
 
 
@@ -84,7 +85,7 @@ def prepared_files(folder: Path) -> dict[str, bytes]:
 @contextlib.contextmanager
 def _done_alone(function: str, task: Task, root: Path, limit_s: float) -> Iterator[tuple[Outcome | Lost, Path]]:
     """What came of a job in a process of its own, and the folder of its files; temporary files are in ``root``."""
-    with _temporary_files_in(root), tempfile.TemporaryDirectory(prefix=TEMPORARY) as results:
+    with _temporary_files_in(root), TemporaryFolder() as results:
         with contextlib.closing(JobProcess(function, 1, limit_s)) as process:
             outcome = process.run(task, Path(results))
         yield outcome, Path(results)
