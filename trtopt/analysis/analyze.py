@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -59,8 +58,9 @@ from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.precision import ONNX_TYPES, Precision
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +108,7 @@ def analyze(
     example_inputs = given.pop("example_inputs", None)
     config = AnalyzeConfig.given(config, given, "analyze(m, gpu=...)")
     check_html(config.html)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event), model_words(model, path, config)).run(path)
         if path.parent == Path(folder):

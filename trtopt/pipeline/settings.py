@@ -54,8 +54,9 @@ from trtopt.source.lora import as_inputs, merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TEMPORARY
 
 
 @dataclass(frozen=True)
