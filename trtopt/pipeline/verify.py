@@ -302,8 +302,10 @@ def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccurac
         notes.append(f"{ran.rows} sample{'s' if ran.rows > 1 else ''}: one that disagrees is {100 / ran.rows:.0f} %")
     for name, found in outputs.items():
         if found.ties:
-            notes.append(f"{name}: {found.ties} tokens whose two best scores differ by less than 1 % of their range do "
-                         "not count in its agreement")
+            notes.append(
+                f"{name}: {found.ties} tokens whose two best scores differ by less than 1 % of their range do "
+                "not count in its agreement"
+            )
     return tuple(notes)
 
 
