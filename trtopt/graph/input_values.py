@@ -27,7 +27,7 @@ class InputValues:
         kind: ``ids`` are drawn from 0 to below ``size``; ``positions`` count along the last axis, below ``size``;
             ``mask`` is 1, or true, everywhere; ``given`` are the ``numbers``, of a shape tensor; ``weight`` is a matrix
             that products read as others read their weights.
-        size: Entries of the smallest table or axis that the input indexes, None where it indexes none; rows of a weight.
+        size: Entries of the smallest table or axis that the input indexes; rows of a weight; else None.
     """
 
     kind: Literal["ids", "positions", "mask", "given", "weight"]
