@@ -39,7 +39,7 @@ Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
 
 Values = Mapping[str, InputValues]
-"""What integer and boolean inputs may hold, by name; see :func:`~trtopt.graph.input_values.input_values`."""
+"""What inputs may hold, by name; see :func:`~trtopt.graph.input_values.input_values`."""
 
 NO_VALUES: Values = MappingProxyType({})
 
@@ -157,7 +157,8 @@ def _random(
         return rng.integers(0, size, size=shape).astype(spec.dtype)
     if spec.dtype.kind in "iub":
         return rng.integers(0, 2, size=shape).astype(spec.dtype)
-    return rng.standard_normal(shape, dtype=np.float32).astype(spec.dtype)
+    made = rng.standard_normal(shape, dtype=np.float32)
+    return (made if values is None else made / np.float32(math.sqrt(values.size or 1))).astype(spec.dtype)
 
 
 _REMEDY = (
