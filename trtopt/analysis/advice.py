@@ -9,19 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import onnx_ir as ir
-
 from trtopt.config import Config
 from trtopt.config.words import command_words
 from trtopt.engine.backend import backend_of_rules
 from trtopt.graph import edit
-from trtopt.graph.products import Shapes
 from trtopt.hardware.spec import GpuSpec
 from trtopt.report.schema.analysis import Finding
 from trtopt.report.text.command import shell
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import GraphTypes
-from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.onnx_layers import FusedModel
 from trtopt.support._script import is_target
 from trtopt.support.precision import PRECISIONS, SIXTEEN_BIT_TYPES, Precision
 
@@ -37,20 +34,21 @@ def model_words(model: object, path: Path, config: Config) -> tuple[str, ...]:
     return (os.path.abspath(path),) if isinstance(model, (str, Path)) else (IN_MEMORY,)
 
 
-def int8_times(model: ir.Model, shapes: Shapes, types: GraphTypes, gpu: GpuSpec) -> dict[str, float]:
+def int8_times(fused: FusedModel, gpu: GpuSpec) -> dict[str, float]:
     """The predicted microseconds of each layer with INT8 where the table of the GPU's compiler has it.
 
     Empty where that says nothing: not in 16 bits, quantized already, or on a GPU without INT8.
     """
-    is_eight = types.quantized or any(edit.is_op(node, "DequantizeLinear") for node in model.graph)
+    types = fused.precision
+    is_eight = types.quantized or any(edit.is_op(node, "DequantizeLinear") for node in fused.model.graph)
     if types.base not in SIXTEEN_BIT_TYPES or is_eight or Precision.INT8 not in gpu.tflops:
         return {}
     from trtopt.precision.regions import candidate_nodes
 
     dtype: Precision = Precision.INT8
-    placed = candidate_nodes(model, backend_of_rules("auto", gpu).name, dtype)[0]
+    placed = candidate_nodes(fused.model, backend_of_rules("auto", gpu).name, dtype)[0]
     eight = GraphTypes(types.base, frozenset(str(node.name) for node in placed), dtype)
-    rows, _ = predict(layers_of_graph(model, shapes, eight), gpu)
+    rows, _ = predict(fused.in_types(eight).layers(), gpu)
     return {row.name: row.predicted_us for row in rows}
 
 

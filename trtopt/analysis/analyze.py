@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from trtopt.analysis.advice import Target, int8_times, model_words, with_line
-from trtopt.analysis.links import links_of_engine, links_of_graph
+from trtopt.analysis.links import links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
@@ -29,7 +28,6 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
 from trtopt.hardware.user import gpu_table
-from trtopt.report.files import write_forms
 from trtopt.report.html.page import check_html
 from trtopt.report.schema.analysis import (
     Analysis,
@@ -60,8 +58,9 @@ from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.precision import ONNX_TYPES, Precision
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -109,12 +108,15 @@ def analyze(
     example_inputs = given.pop("example_inputs", None)
     config = AnalyzeConfig.given(config, given, "analyze(m, gpu=...)")
     check_html(config.html)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event), model_words(model, path, config)).run(path)
         if path.parent == Path(folder):
             analysis = replace(analysis, model={**analysis.model, "path": None})
-    write_forms(analysis, html=config.html, markdown=config.markdown, report=config.report)
+    if config.html is not None or config.markdown is not None or config.report is not None:
+        from trtopt.report.files import write_forms
+
+        write_forms(analysis, html=config.html, markdown=config.markdown, report=config.report)
     return analysis
 
 
@@ -179,7 +181,7 @@ class _Run:
         shown, rewritten, links, limit = level, None, None, None
         if config.compile:
             # What compiles is not loaded for a prediction from the graph alone: it doubles the time of a small model.
-            from trtopt.analysis.compiled import compile_level
+            from trtopt.analysis.compiled import compile_level, links_of_engine
             from trtopt.engine.limit import limit_of
 
             compiled = compile_level(loaded, gpu, self._build_precision(job), decided.shapes, clock)
@@ -250,7 +252,7 @@ class _Run:
     def _findings(self, job: _Job, level: _Level, engine: Subject | None = None) -> tuple[Finding, ...]:
         with self._stage("advise"):
             subject = self._subject(job, level)
-            times = int8_times(job.loaded.model, job.values, job.precision, self.gpu)
+            times = int8_times(job.fused, self.gpu)
             return advise(replace(subject, int8_us=times), engine)
 
     def _subject(self, job: _Job, level: _Level, compiled: CompiledLevel | None = None) -> Subject:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -42,8 +41,9 @@ from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
+from trtopt.support.files import atomic_write, check_outputs
 from trtopt.support.ort_session import Feeds, OrtSession
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ def profile(
     config = ProfileConfig.given(config, given, "profile(m, backend=...)")
     check_html(config.html)
     clock = Clock(on_event)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with TemporaryFolder() as folder:
         path = None if target is None else as_file(target, Path(folder), config, example_inputs, on_event)
         found = _Run(config, clock).run(path)
     words = (IN_MEMORY,) if path is None or _is_engine(path) else model_words(target, path, config)
@@ -321,7 +321,7 @@ class _Run:
         shapes |= split_values(loaded.inputs, numbers)[1]
         opt_shapes = (shapes,) if shapes else ()
         config = BuildConfig(gpu=self.config.gpu, backend=self.config.backend, opt_shapes=opt_shapes)
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        with TemporaryFolder() as folder:
             built = Path(folder) / "model.engine"
             run_build(path, dataclasses.replace(config, output=str(built)), DataSources(), self.clock, make_engine=True)
             with self.clock.stage("measure"), OrtSession(to_fp32(loaded.model)) as reference:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,9 @@ from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.json_text import converted
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +201,7 @@ def sensitivity(
     eval_samples = given.pop("eval", evaluation)
     config = SensitivityConfig.given(config, given, "sensitivity(m, precision=...)")
     check_html(config.html)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         found = _run(path, config, calib, eval_samples, Clock(on_event))
     write_forms(found, html=config.html, markdown=config.markdown, report=config.report)

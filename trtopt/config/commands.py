@@ -102,8 +102,8 @@ class BuildConfig(Config):
     skip_bad: bool = switch_field("leave out pictures that cannot be decoded, and count them", SAMPLES)
     boxes: str | None = option_field(
         None,
-        "how the outputs hold boxes, for map50, map and recall: yolov5, yolov8, yolov10, ssd, detr, rtdetr, fastestdet "
-        "(default: found by the labels)",
+        "how the outputs hold boxes, for map50, map and recall: yolov5, yolov7, yolov8, yolov10, yolox, ssd, nms, "
+        "detr, rtdetr, fastestdet (default: found by the labels)",
         SAMPLES,
         metavar="FORM",
     )

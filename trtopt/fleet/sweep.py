@@ -346,9 +346,9 @@ def _executor(name: ExecutorName, address: str | None, settings: Settings, worke
     if name == "ray":
         from trtopt.fleet.ray_executor import RayExecutor
 
-        executor = RayExecutor(address, count)
+        executor = RayExecutor(address, count, limit_s=settings.time_limit)
     else:
-        executor = LocalExecutor(count)
+        executor = LocalExecutor(count, limit_s=settings.time_limit)
     try:
         yield executor
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from trtopt.accuracy.boxes import parse_boxes
+from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
 from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
@@ -54,8 +54,9 @@ from trtopt.source.lora import as_inputs, merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TEMPORARY
 
 
 @dataclass(frozen=True)
@@ -486,7 +487,9 @@ def _with_pixels(
     labels = None if config.labels is None else Path(config.labels)
     for source in (sources.eval, sources.calib):
         if isinstance(source, (str, Path)) and Path(source).is_dir() and find_pictures(Path(source)):
-            found = open_samples(source, loaded.inputs, pictures=PictureOptions(None, labels, config.skip_bad))
+            found = open_samples(source, loaded.inputs, pictures=PictureOptions(None, labels, skip_bad=config.skip_bad))
+            if isinstance(found, PictureSamples):
+                found.notes = ()  # they are said when the pictures are opened as samples
             found = with_preprocess(found, sources.metric, config.boxes, loaded.model, clock)
             if isinstance(found, PictureSamples):
                 return pixels.in_model(loaded, found.how)

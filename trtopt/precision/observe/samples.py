@@ -211,10 +211,11 @@ def open_samples(
         src = _script_object(where)
     elif text:
         return _open_path(Path(text), inputs, pictures)
-    return _of_taken(take_whole(src, inputs, where) if is_whole(src) else take(src, inputs, where, most), where)
+    return of_taken(take_whole(src, inputs, where) if is_whole(src) else take(src, inputs, where, most), where)
 
 
-def _of_taken(taken: Taken, where: str) -> Samples:
+def of_taken(taken: Taken, where: str) -> Samples:
+    """Samples that an iterable gave."""
     groups = taken.groups
     return Samples(lambda: iter(groups), where=where, sha256=taken.sha256, known=groups, taken=taken.text, kept=taken)
 
@@ -252,7 +253,7 @@ def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions)
 
     if files[0].suffix == polygraphy.SUFFIX:
         taken = take((feed for file in files for feed in _saved_feeds(file)), inputs, str(path))
-        return _of_taken(replace(taken, text="", sha256=sha256), str(path))
+        return of_taken(replace(taken, text="", sha256=sha256), str(path))
     groups = tuple(_file_group(file, inputs) for file in files)
     return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trtopt.report.html import plots
-from trtopt.report.html.predicted import as_layers
-from trtopt.report.html.profile import graph_note, layer_data
 from trtopt.report.schema.analysis import Analysis, BatchPoint, BatchSweep, LayerRow, SparseLayer, Sparsity, Totals
 from trtopt.report.text.blocks import (
     Block,
@@ -45,7 +43,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import layers_blocks
+from trtopt.report.text.layers import graph_note, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
 from trtopt.report.text.words import (
@@ -224,10 +222,17 @@ def _predicted(analysis: Analysis, gpu: GpuSpec, labels: Labels) -> tuple[Block,
 def _graph(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     if not analysis.layers:
         return ()
-    layers = as_layers(analysis.layers, labels)
-    known = (layers, analysis.links or None, analysis.findings)
-    data = functools.partial(layer_data, *known, measured=False, names=labels.names)
-    return Note(graph_note(layers, linked=bool(analysis.links))), Graph(data)
+    note = graph_note(len(analysis.layers), 0 if analysis.links else len(analysis.layers))
+    return Note(note), Graph(functools.partial(_graph_data, analysis, labels))
+
+
+def _graph_data(analysis: Analysis, labels: Labels) -> str:
+    """For a page: a terminal shows no graph, and need not wait for what draws one."""
+    from trtopt.report.html.predicted import as_layers
+    from trtopt.report.html.profile import layer_data
+
+    known = (as_layers(analysis.layers, labels), analysis.links or None, analysis.findings)
+    return layer_data(*known, measured=False, names=labels.names)
 
 
 def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block, ...]:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trtopt.report.html.predicted import as_layers
-from trtopt.report.html.profile import graph_note, layer_data
+from trtopt.report.html.profile import layer_data
+from trtopt.report.html.profile_graph import without_tensors
 from trtopt.report.schema.build import BuildReport, EngineRecord, FloorRecord, MatrixBuild, OutputAccuracy
 from trtopt.report.text.blocks import Block, Graph, Note, Section, Style, Table, View, line, pairs, table
 from trtopt.report.text.calibration import calibration_lines
@@ -33,7 +34,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import layers_blocks
+from trtopt.report.text.layers import graph_note, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
 from trtopt.report.text.verdict import AS_IS, advice, against_plain, failed, verdict
@@ -84,7 +85,8 @@ def _graph(report: BuildReport, labels: Labels) -> tuple[Block, ...]:
     if found is None or not found.layers:
         return ()
     layers = as_layers(found.layers, labels, () if engine is None or engine.layers is None else engine.layers)
-    return Note(graph_note(layers)), Graph(functools.partial(layer_data, layers, measured=False, names=labels.names))
+    note = graph_note(len(layers), sum(map(without_tensors, layers)))
+    return Note(note), Graph(functools.partial(layer_data, layers, measured=False, names=labels.names))
 
 
 def _slowest(report: BuildReport, labels: Labels) -> list[Block]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trtopt.report.html import plots
 from trtopt.report.schema.analysis import LayerRow, range_of_rows
 from trtopt.report.text.blocks import Block, Cell, Column, Inline, Name, Note, Plot, Table, numbers, sum_of
-from trtopt.report.text.format import percent, range_text, time_text, visible
+from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
 from trtopt.report.text.words import product_text
 
@@ -76,3 +76,13 @@ def _named(group: Equal, labels: Labels) -> Name:
         (f"{name.text} ({name.own})" if name.own else name.text, time_text(row.predicted_us)) for name, row in found
     )
     return Name(group.name.text, parts=parts)
+
+
+def graph_note(layers: int, bare: int) -> str:
+    """How to read the graph of so many layers, of which ``bare`` are linked neither by tensors nor by a graph."""
+    lines = "A line leads from the layer that writes a tensor to one that reads it."
+    if layers and bare == layers:
+        lines = "The file names no tensors: the layers are linked in the order they run."
+    elif bare:
+        lines += f" {count(bare, 'layer')} without tensors: linked to the one that runs before."
+    return f"{lines} Long graphs go on at the top of the next column. Drag to move; after a click, the wheel zooms."

@@ -9,7 +9,8 @@ from pathlib import PurePath
 
 from trtopt.report.html import plots
 from trtopt.report.html.plots import MOST_POINTS
-from trtopt.report.html.profile import graph_note, layer_data
+from trtopt.report.html.profile import layer_data
+from trtopt.report.html.profile_graph import without_tensors
 from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.profile import (
     Change,
@@ -44,6 +45,7 @@ from trtopt.report.text.blocks import (
 )
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import count, decibels, percent, range_text, time_text, visible
+from trtopt.report.text.layers import graph_note
 from trtopt.report.text.names import Labels, named, skeleton, starred
 from trtopt.report.text.words import FLOP_NOTE, described
 from trtopt.support.version import VERSION
@@ -59,8 +61,9 @@ def view(report: ProfileReport) -> View:
     ]
     calibrated = [line(text) for text in calibration_lines(report.gpu)]
     layers = (_layers(report),) if report.layers else ()
+    note = graph_note(len(report.layers), sum(map(without_tensors, report.layers)))
     data = functools.partial(layer_data, report.layers)
-    graph: tuple[Block, ...] = (Note(graph_note(report.layers)), Graph(data)) if report.layers else (line("None."),)
+    graph: tuple[Block, ...] = (Note(note), Graph(data)) if report.layers else (line("None."),)
     named_layers = [layer for layer in report.layers if layer.modules]
     modules = {node: NodeName(layer.modules[0], "") for layer in named_layers for node in layer.onnx_nodes}
     found = Labels(modules).found(report.findings)
