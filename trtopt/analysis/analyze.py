@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from trtopt.analysis.advice import Target, int8_times, model_words, with_line
+from trtopt.analysis.advice import Target, int8_times, made_by, model_words, with_line
 from trtopt.analysis.links import links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
@@ -112,7 +112,7 @@ def analyze(
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event), model_words(model, path, config)).run(path)
         if path.parent == Path(folder):
-            analysis = replace(analysis, model={**analysis.model, "path": None})
+            analysis = replace(analysis, model=made_by(analysis.model, model))
     if config.html is not None or config.markdown is not None or config.report is not None:
         from trtopt.report.files import write_forms
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import Errors, growth
 from trtopt.accuracy.sensitivity import sensitivity as region_errors
+from trtopt.analysis.advice import made_by
 from trtopt.cache.code import entry_key
 from trtopt.cache.folder import SENSITIVITY, Blobs, make_cache_folder
 from trtopt.config import BuildConfig, SensitivityConfig
@@ -204,6 +205,8 @@ def sensitivity(
     with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         found = _run(path, config, calib, eval_samples, Clock(on_event))
+        if path.parent == Path(folder):
+            found = dataclasses.replace(found, model=made_by(found.model, model))
     write_forms(found, html=config.html, markdown=config.markdown, report=config.report)
     return found
 
