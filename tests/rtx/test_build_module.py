@@ -77,6 +77,10 @@ def test_from_python_by_its_name_and_live_with_a_dynamic_axis(folder: Path) -> N
     import torch
 
     found = trtopt.analyze("nets.py:small", inputs=[INPUT])
+    assert (found.model["path"], found.model["target"]) == (None, "nets.py:small")
+    assert "nets.py:small on" in repr(found)
+    bounded = trtopt.analyze("nets.py:small", inputs=[INPUT], dynamic=["image:0=batch:1..4"])
+    assert bounded.model["input_shapes"]["image"][0] == 4 and not bounded.warnings
     assert found.model["path"] is None and found.model["inputs"][0]["shape"] == [2, 3, 16, 16]
     live = torch.nn.Linear(4, 2)
     found = trtopt.analyze(live, example_inputs=(torch.zeros(2, 4),), dynamic=["input:0=batch"])

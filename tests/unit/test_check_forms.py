@@ -73,7 +73,7 @@ def test_the_markdown_says_where_to_look() -> None:
 def test_a_check_has_a_page(tmp_path: Path) -> None:
     write_forms(FOUND, html=tmp_path / "check.html")
     page = (tmp_path / "check.html").read_text(encoding="utf-8")
-    assert "<h1>2 of 5 gates failed</h1>" in page and "Content-Security-Policy" in page
+    assert '<h1 class="bad">2 of 5 gates failed</h1>' in page and "Content-Security-Policy" in page
     assert "<title>model.onnx, int8, on L4, tensorrt-rtx 1.7.1: check</title>" in page
     assert "<script><b>" not in html_page(view(hostile()))
 

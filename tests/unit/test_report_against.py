@@ -52,7 +52,7 @@ def test_two_builds_differ_layer_by_layer_under_the_users_names(tmp_path: Path) 
     found = compare_reports(after, before, html=page, markdown=text)
     assert {item.name: (item.before, item.after) for item in found.figures}["precision"] == ("fp16", "int8")
     lines = _shown(found).splitlines()
-    assert lines[0] == "Two builds compared"
+    assert lines[0] == "Two builds compared: 32.0 us less (40.0 %)"
     row = next(line for line in lines if "blocks" in line).split()
     assert row == ["blocks.*.fc", "x4", "80.0", "us", "48.0", "us", "-32.0", "us", "fp16", "->", "int8"]
     assert all(len(line.rstrip()) <= 80 for line in lines)
@@ -79,6 +79,7 @@ def test_two_sensitivity_reports_are_compared_region_by_region(tmp_path: Path) -
     page, text = tmp_path / "c.html", tmp_path / "c.md"
     found = compare_reports(tmp_path / "new.json", tmp_path / "old.json", html=page, markdown=text)
     figures = {item.name: (item.before, item.after) for item in found.figures}
+    assert _shown(found).startswith("Two sensitivity reports compared: 3 figures differ\n")
     assert figures["precision"] == ("int8", "fp8")
     assert figures["net/c/conv"] == ("none", "5.2 dB ± 0.3, 75.0 % of the noise")
     assert "net/b/conv" not in figures  # it is as it was

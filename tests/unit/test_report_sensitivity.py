@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from trtopt.report.html.page import html_page
+from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.sensitivity import GrowthStep, OutputError, RegionError, Sensitivity, noise_shares
 from trtopt.report.schema.steps import Refusal
 from trtopt.report.text.sensitivity import short_names, view
@@ -75,6 +76,14 @@ def test_the_terminal_shows_the_worst_regions_and_how_many_more_there_are() -> N
     assert "look out" in text
     assert "on 16 samples" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_region_of_several_nodes_says_how_many_it_has() -> None:
+    both = region("a", 0.3, ("conv1", "down"))
+    assert "conv1 +1  " in shown(report(both))
+    names = {"conv1": NodeName("layer2.conv1", "Conv"), "down": NodeName("layer2.down", "Conv")}
+    text = shown(report(both, names=names)).partition("One region alone")[2]
+    assert "layer2.conv1 +1  " in text and "+1 +1" not in text
 
 
 def test_figures_without_error_or_without_end_are_shown() -> None:

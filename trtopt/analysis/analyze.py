@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from trtopt.analysis.advice import Target, int8_times, model_words, with_line
+from trtopt.analysis.advice import Target, int8_times, made_by, model_words, with_line
 from trtopt.analysis.links import links_of_graph
 from trtopt.config import AnalyzeConfig
-from trtopt.config.paths import check_files
+from trtopt.config.paths import check_files, files_written
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
 from trtopt.engine.request import input_shapes
 from trtopt.errors import UsageError
@@ -112,7 +112,7 @@ def analyze(
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         analysis = _Run(config, Clock(on_event), model_words(model, path, config)).run(path)
         if path.parent == Path(folder):
-            analysis = replace(analysis, model={**analysis.model, "path": None})
+            analysis = replace(analysis, model=made_by(analysis.model, model))
     if config.html is not None or config.markdown is not None or config.report is not None:
         from trtopt.report.files import write_forms
 
@@ -163,13 +163,8 @@ class _Run:
         check_files(str(path), config, None)
         with self._stage("load"):
             loaded = load(path, hash_weights=False)
-        outputs = {
-            f"the output {name}": Path(name)
-            for name in (config.report, config.html, config.markdown)
-            if name is not None
-        }
         weights = weight_files(loaded.model)
-        check_outputs(outputs, weights)
+        check_outputs(files_written(config), weights)
         decided = input_shapes(loaded.inputs, config.shapes, bounds_of(config.dynamic))
         for note in decided.notes:
             clock.note("shapes", note)

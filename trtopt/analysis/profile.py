@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from trtopt.analysis.advice import IN_MEMORY, Target, model_words, with_line
 from trtopt.config import ONNXRUNTIME, TIMING, BuildConfig, ProfileConfig, ShapeMap, flag, options
-from trtopt.config.paths import check_files
+from trtopt.config.paths import check_files, files_written
 from trtopt.engine.backend import is_engine
 from trtopt.engine.kernel_cache import kernels_folder
 from trtopt.engine.manifest import load_engine, manifest_path, runtime_options
@@ -259,10 +259,7 @@ class _Run:
     def _load(self, path: Path) -> ModelArtifact:
         with self.clock.stage("load"):
             loaded = load(path, hash_weights=False)
-        named = (self.config.report, self.config.html, self.config.markdown, self.config.trace)
-        check_outputs(
-            {f"the output {name}": Path(name) for name in named if name is not None}, weight_files(loaded.model)
-        )
+        check_outputs(files_written(self.config), weight_files(loaded.model))
         return loaded
 
     def _engine(self, path: Path) -> ProfileReport:

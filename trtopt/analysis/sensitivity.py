@@ -14,10 +14,11 @@ import onnx_ir as ir
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import Errors, growth
 from trtopt.accuracy.sensitivity import sensitivity as region_errors
+from trtopt.analysis.advice import made_by
 from trtopt.cache.code import entry_key
 from trtopt.cache.folder import SENSITIVITY, Blobs, make_cache_folder
 from trtopt.config import BuildConfig, SensitivityConfig
-from trtopt.config.paths import check_files
+from trtopt.config.paths import check_files, files_written
 from trtopt.engine.backend import backend_of_rules
 from trtopt.errors import InvalidModelError
 from trtopt.events import OnEvent, ignore
@@ -204,6 +205,8 @@ def sensitivity(
     with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         found = _run(path, config, calib, eval_samples, Clock(on_event))
+        if path.parent == Path(folder):
+            found = dataclasses.replace(found, model=made_by(found.model, model))
     write_forms(found, html=config.html, markdown=config.markdown, report=config.report)
     return found
 
@@ -216,10 +219,7 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     backend = backend_of_rules(config.backend, gpu).name
     with clock.stage("load"):
         loaded = load(path)
-    outputs = {
-        f"the output {name}": Path(name) for name in (config.report, config.html, config.markdown) if name is not None
-    }
-    check_outputs(outputs, weight_files(loaded.model))
+    check_outputs(files_written(config), weight_files(loaded.model))
     given = config.calib if calib is None else calib
     if given is None or (isinstance(given, str) and given == SYNTHETIC):
         samples = open_samples(SYNTHETIC, loaded.inputs, values=input_values(loaded.model))

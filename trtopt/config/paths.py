@@ -25,20 +25,21 @@ def check_files(model: str | None, config: Config, config_file: str | None, *, e
     """
     if model is not None and os.path.isdir(model or "."):
         raise UsageError("The model path is a folder, not a file", where=model or ".", remedy="name the ONNX file")
-    outputs: dict[str, Path] = {}
     inputs = files_read(model, config)
     if config_file is not None:
         inputs["--config"] = Path(config_file)
-    for name, option in options(type(config)).items():
-        value = getattr(config, name)
-        if option.path == "output" and value is not None:
-            outputs[flag(name)] = Path(value)
     if engine and isinstance(config, BuildConfig) and config.output is None:
         engines = (product_path(str(model)).with_suffix(suffix) for suffix in (".rtx.engine", ".engine"))
         inputs.update((f"the engine {path.name}", path) for path in engines)
     if engine and isinstance(config, BuildConfig) and config.report is not None:
         inputs["the builder's log"] = Path(config.report).with_suffix(".build.log")
-    check_outputs(outputs, inputs)
+    check_outputs(files_written(config), inputs)
+
+
+def files_written(config: Config) -> dict[str, Path]:
+    """The files that options ask for, by the options."""
+    values = {name: getattr(config, name) for name, option in options(type(config)).items() if option.path == "output"}
+    return {flag(name): Path(value) for name, value in values.items() if value is not None}
 
 
 def files_read(model: str | None, config: Config) -> dict[str, Path]:

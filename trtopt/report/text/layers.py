@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from trtopt.report.html import plots
 from trtopt.report.schema.analysis import LayerRow, range_of_rows
 from trtopt.report.text.blocks import Block, Cell, Column, Inline, Name, Note, Plot, Table, numbers, sum_of
-from trtopt.report.text.format import bytes_text, count, flop_text, percent, range_text, time_text, visible
+from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
-from trtopt.report.text.words import product_text, tile_text
+from trtopt.report.text.words import product_text
 
 _MOST_ROWS = 12
 _TIME = 3
@@ -29,7 +29,8 @@ def layers_blocks(
 
 
 def layer_table(rows: Sequence[LayerRow], total_us: float, labels: Labels, most: int = _MOST_ROWS) -> Table:
-    """The layers by time, equal ones in one row with their number; a page unfolds them, and has all figures.
+    """The layers by time, equal ones in one row with their number; a page unfolds them, and has all figures of each in
+    the table below its graph.
 
     Args:
         rows: The layers.
@@ -40,8 +41,6 @@ def layer_table(rows: Sequence[LayerRow], total_us: float, labels: Labels, most:
     columns = (
         *(Column("operator, m x n x k", "short"), *numbers("x"), Column("type", "short"), *numbers("time", "share")),
         *(Column("limiter", "short", "wide"), Column("layer", "name"), *numbers("80 %", on="wide")),
-        *(Column("tile, waves", "short", "page"), *numbers("arithmetic", "memory", "FLOP", "bytes", on="page")),
-        *numbers("FLOP/byte", "tiles", "tiles used", "waves used", "aligned", on="page"),
     )
     return Table(
         *(columns, tuple(_cells(group, total_us, labels) for group in equal_layers(rows, labels)), most, "row"),
@@ -54,7 +53,6 @@ def layer_table(rows: Sequence[LayerRow], total_us: float, labels: Labels, most:
 
 def _cells(group: Equal, total_us: float, labels: Labels) -> tuple[Inline, ...]:
     layer, number, total = group.rows[0], len(group.rows), group.predicted_us
-    product, tile = layer.gemm is not None, tile_text(layer)
     low, high = range_of_rows(group.rows) or (None, None)
     share = total / total_us if total_us else 0.0
     return (
@@ -66,25 +64,6 @@ def _cells(group: Equal, total_us: float, labels: Labels) -> tuple[Inline, ...]:
         Cell(layer.limiter, mark=f"c-{layer.limiter}"),
         _named(group, labels),
         Cell(range_text(total, low, high), high or 0.0),
-        f"{tile} {layer.waves}w" if tile else "",
-        *_sums(group.rows),
-        Cell(f"{layer.arithmetic_intensity:.3g}", layer.arithmetic_intensity),
-        Cell(str(layer.tiles) if product else "", layer.tiles),
-        Cell(percent(layer.tile_efficiency) if product else "", layer.tile_efficiency),
-        Cell(percent(layer.wave_efficiency) if product else "", layer.wave_efficiency),
-        Cell(f"{layer.alignment_bytes} B", layer.alignment_bytes),
-    )
-
-
-def _sums(rows: Sequence[LayerRow]) -> tuple[Cell, ...]:
-    """Arithmetic's and memory's time, FLOP and bytes of all of them."""
-    math_us, memory_us = sum(row.math_us for row in rows), sum(row.memory_us for row in rows)
-    flop, moved = sum(row.flop for row in rows), sum(row.bytes for row in rows)
-    return (
-        Cell(time_text(math_us), math_us),
-        Cell(time_text(memory_us), memory_us),
-        Cell(flop_text(flop), flop),
-        Cell(bytes_text(moved), moved),
     )
 
 

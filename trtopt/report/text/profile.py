@@ -247,7 +247,10 @@ def comparison_view(found: Comparison) -> View:
         Section("What changed, the most time first", changes if has_layers else ()),
     )
     name = f"{visible(found.after.report)} against {visible(found.before.report)}"
-    return View(line(f"Two {found.of} compared"), (), sections, name=name, warnings=found.warnings)
+    gain, before = found.before.measured_us - found.after.measured_us, found.before.measured_us
+    differ = count(len(found.figures), "figure") if found.figures else "nothing"
+    verdict = difference(gain, before) if has_layers else f"{differ} differ{'s' if len(found.figures) < 2 else ''}"
+    return View(line(f"Two {found.of} compared: {verdict}"), (), sections, name=name, warnings=found.warnings)
 
 
 def _compared(found: Comparison) -> list[tuple[str, str]]:

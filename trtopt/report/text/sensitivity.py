@@ -77,7 +77,7 @@ def _regions(found: Sensitivity) -> tuple[Block, ...]:
         *(Column("reads", on="page"), *numbers("nodes", "samples", on="page")),
     )
     labels = Labels(found.names)
-    names = short_names([labels.of(region.nodes).text for region in found.regions])
+    names = short_names([_called(region, labels) for region in found.regions])
     shares = noise_shares(found.regions)
     rows = [
         _cells(region, name, share, several) for region, name, share in zip(found.regions, names, shares, strict=True)
@@ -94,10 +94,9 @@ def _regions(found: Sensitivity) -> tuple[Block, ...]:
 
 def _cells(region: RegionError, name: str, share: float, several: bool) -> tuple[Inline, ...]:
     worst = region.outputs[region.worst]
-    more = f" +{len(region.nodes) - 1}" if len(region.nodes) > 1 else ""
     flop = "" if region.flop_share is None else percent(region.flop_share)
     return (
-        Name(name, more),
+        Name(name),
         Cell(sqnr_text(worst), plots.drawn(worst.sqnr_db)),
         Cell(agreement_text(worst), 0.0 if worst.disagreement is None else 1 - worst.disagreement),
         Cell(flop, region.flop_share or 0.0),
@@ -107,6 +106,12 @@ def _cells(region: RegionError, name: str, share: float, several: bool) -> tuple
         Cell(str(len(region.nodes)), len(region.nodes)),
         Cell(str(region.samples), region.samples),
     )
+
+
+def _called(region: RegionError, labels: Labels) -> str:
+    """What the user calls a region, and how many nodes it has more where no module says so."""
+    has_more = len(region.nodes) > 1 and not labels.modules(region.nodes)
+    return labels.of(region.nodes).text + (f" +{len(region.nodes) - 1}" if has_more else "")
 
 
 def _growth(found: Sensitivity) -> tuple[Block, ...]:

@@ -24,9 +24,9 @@ _LONGEST_VALUE = 400
 
 
 def model_name(report: Analysis | Sensitivity) -> str:
-    """The model's file name."""
+    """The model's file name, or the code that makes it."""
     path = report.model.get("path")
-    return visible(PurePath(str(path)).name) if path else "model in memory"
+    return visible(PurePath(str(path)).name if path else str(report.model.get("target") or "model in memory"))
 
 
 def described(values: Mapping[str, Any]) -> list[tuple[str, str]]:
