@@ -147,3 +147,12 @@ def test_normalisations_that_onnx_cannot_infer_keep_the_shape_of_their_input(nod
     assert static_shapes(model, {"x": (3, 4, 8, 8)})["y"] == (3, 4, 8, 8)
     assert str(value(infer_shapes(model), "a").shape) == "[N,4,8,8]"
     assert [each.op_type for each in model.graph] == [node.partition("<")[0].partition("(")[0], "Relu"]
+
+
+def test_sums_of_integers_that_broadcast_over_two_axes_are_inferred() -> None:
+    rows, columns = ", ".join(map(str, range(3))), ", ".join(map(str, range(5)))
+    model = parse(
+        f"g (float[N, 3] x) => (int64[3, 5] y) <int64[3] r = {{{rows}}}, int64[5] c = {{{columns}}},"
+        " int64[1] one = {1}, int64[1] zero = {0}> { p = Unsqueeze(r, one) q = Unsqueeze(c, zero) y = Add(p, q) }"
+    )
+    assert static_shapes(model, {"x": (2, 3)})["y"] == (3, 5)

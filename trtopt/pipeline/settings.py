@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from trtopt.accuracy.boxes import parse_boxes
+from trtopt.accuracy.box_forms import parse_boxes
 from trtopt.accuracy.metric import Metric, load_metric, python_metric
 from trtopt.accuracy.recorded import Recorded, read_recorded
 from trtopt.config import DEFAULT_ACCURACY_DROP, DEFAULT_FLOOR, AccuracyBudget, BuildConfig, Floor, flag
@@ -157,8 +157,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     if config.gpu is None and probe().gpu is not None and probe().reason:
         clock.warn("gpu", probe().reason)
     outputs = _outputs(path, config, target.backend, make_engine)
-    if config.html is not None:
-        check_html()
+    check_html(config.html)
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
     _check_epcontext(config, outputs, make_engine)
@@ -487,7 +486,9 @@ def _with_pixels(
     labels = None if config.labels is None else Path(config.labels)
     for source in (sources.eval, sources.calib):
         if isinstance(source, (str, Path)) and Path(source).is_dir() and find_pictures(Path(source)):
-            found = open_samples(source, loaded.inputs, pictures=PictureOptions(None, labels, config.skip_bad))
+            found = open_samples(source, loaded.inputs, pictures=PictureOptions(None, labels, skip_bad=config.skip_bad))
+            if isinstance(found, PictureSamples):
+                found.notes = ()  # they are said when the pictures are opened as samples
             found = with_preprocess(found, sources.metric, config.boxes, loaded.model, clock)
             if isinstance(found, PictureSamples):
                 return pixels.in_model(loaded, found.how)
@@ -565,5 +566,5 @@ def _profiles(
         bounds=bounds_of(settings.config.dynamic or ()),
     )
     for note in plan.notes:
-        clock.warn("shapes", note)
+        clock.note("shapes", note)
     return plan.profiles
