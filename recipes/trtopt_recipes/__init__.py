@@ -55,6 +55,7 @@ from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
 from trtopt_recipes.strided_stem import StridedStem
+from trtopt_recipes.token_mixing import TokenMixing
 from trtopt_recipes.transpose_pair import TransposePair
 from trtopt_recipes.transpose_push import TransposePush
 from trtopt_recipes.transposed_conv import TransposedConv
@@ -99,6 +100,7 @@ PACK = (
     BatchFirstAttention(),
     Rank4Linear(),
     LinearAsConv(),
+    TokenMixing(),
     LateSelection(),
     SigmoidAfterProduct(),
     StackedRecurrence(),

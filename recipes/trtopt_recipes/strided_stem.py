@@ -24,8 +24,8 @@ class StridedStem:
         channels, w' is w with zeros up to whole blocks, and padding counts blocks. A kernel as large as its stride
         (a patch embedding) becomes a 1x1 convolution.
     Requires:
-        Up to 4 input channels, one group, no dilation, constant weights; sizes that are known and whole multiples of
-        the strides. Any number of axes.
+        Up to 4 input channels, one group, no dilation, constant weights, a kernel that leaves no pixel out; sizes that
+        are known and whole multiples of the strides. Any number of axes.
     Why faster:
         TensorRT for RTX pads three channels to four in a kernel of its own, which writes a third more than the input
         has, and computes with four; the blocks are made in the kernel that casts the input. Stem and cast on an L4,
@@ -35,7 +35,8 @@ class StridedStem:
         The same products and sums, and products with zero: an input that is not finite reaches the outputs whose blocks
         hold it.
     Refuses when:
-        A size is unknown or no multiple of its stride; padding is automatic, or the kernel dilated.
+        A size is unknown or no multiple of its stride; padding is automatic; the kernel is dilated or smaller than its
+        stride.
     """
 
     name: str = "strided-stem"
@@ -109,6 +110,8 @@ def _why_not(node: ir.Node) -> str:
         return "it pads automatically"
     if set(window.dilations) != {1}:
         return "its kernel is dilated"
+    if any(taps < stride for taps, stride in zip(window.kernel, window.strides, strict=True)):
+        return "its kernel is smaller than its stride: blocks would read what it leaves out"
     if not sizes:
         return "a size of its input is not known"
     for size, stride in zip(sizes, window.strides, strict=True):

@@ -31,6 +31,26 @@ def test_rounding_is_no_difference(tmp_path: Path) -> None:
     assert difference(first, second) == ""
 
 
+def selecting(tmp_path: Path, score: str, table: np.ndarray) -> ir.Model:
+    """The rows of a table with the largest scores, of which some nearly agree in pairs."""
+    weights = np.random.default_rng(0).standard_normal((64, 256), dtype=np.float32)
+    weights[:, 0:96:2] = weights[:, 1:96:2] * np.float32(1 + 1e-7)
+    parts = {"w": weights, "u": weights[:32], "v": weights[32:], "h": np.array([32, 32]), "k": np.array([50])}
+    used = {name: array for name, array in parts.items() if f"{name})" in f"{score} k)"}
+    graph = f"g (float[1, 64] x) => (float[1, 50, 4] y) {{ {score} b, i = TopK(s, k) y = Gather(t, i) }}"
+    return model_of(tmp_path, graph, **used, t=table)
+
+
+def test_a_network_that_selects_may_select_one_of_two_equals(tmp_path: Path) -> None:
+    table = np.random.default_rng(1).standard_normal((256, 4), dtype=np.float32)
+    whole = selecting(tmp_path, "s = MatMul(x, w)", table)
+    halves = "a, b2 = Split <axis = 1> (x, h) c = MatMul(a, u) d = MatMul(b2, v) s = Add(c, d)"
+    summed = selecting(tmp_path, halves, table)
+    assert difference(whole, summed) == ""
+    assert "largest output" in difference(whole, selecting(tmp_path, halves, -table))
+    assert "largest output" in difference(whole, selecting(tmp_path, "a = MatMul(x, w) s = Neg(a)", table))
+
+
 def test_a_difference_names_the_output_and_its_size(tmp_path: Path) -> None:
     text = difference(square(tmp_path, "y = Relu(x)"), square(tmp_path, "y = Abs(x)"))
     assert text.startswith("y: by ") and "the largest output is" in text

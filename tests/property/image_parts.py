@@ -161,6 +161,12 @@ def squeeze_excite(b: NetBuilder, x: Value) -> Value:
     return b.op("Mul", [x.name, y.name], x.shape)
 
 
+def excited(b: NetBuilder, x: Value) -> Value:
+    """Tokens as a map whose channels are weighted before a 1x1 convolution."""
+    y = squeeze_excite(b, b.op("Unsqueeze", [x.name, b.ints(3)], (*x.shape, 1)))
+    return conv(b, y, b.size(2, 12))
+
+
 def transposed(b: NetBuilder, x: Value) -> Value:
     """ConvTranspose that doubles or keeps the size, then an addition or a norm."""
     if x.dim(2) > 10:

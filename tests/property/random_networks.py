@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from activation_parts import activation
 from dialect_parts import dialect_attention
-from image_parts import IMAGE_PARTS, branches, global_pool
+from image_parts import IMAGE_PARTS, branches, excited, global_pool
 from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
 from token_parts import (
@@ -14,6 +14,7 @@ from token_parts import (
     last_axes,
     layer_norm,
     linear,
+    mixer,
     normalized_attention,
     repeated_bias,
     selected,
@@ -29,7 +30,7 @@ WINDOWS = 20_000
 """Seeds from here on give attention in windows of a map."""
 _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
-RARE_PARTS = (stacked, normalized_attention, repeated_bias, waves_to_pixels)
+RARE_PARTS = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
 
 
 def random_network(seed: int) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from random_networks import DIALECTS, WINDOWS, random_network
 
 from trtopt.rewrite.registry import all_recipes
 
-FEW = (*range(11), 12, 16, 18, 19, 21, 24, 25, 34, 39, 51, 59, 79, 160)
+FEW = (*range(11), 12, 16, 18, 19, 21, 24, 25, 34, 39, 51, 59, 64, 79, 99, 119, 160)
 """Networks in which every recipe finds its pattern."""
 MANY = range(260)
 FEW_DIALECTS = (*range(DIALECTS, DIALECTS + 19), DIALECTS + 27)

@@ -162,6 +162,14 @@ def mlp(b: NetBuilder, x: Value) -> Value:
     return b.binary("Add", y, x) if b.chance(0.8) else y
 
 
+def mixer(b: NetBuilder, x: Value) -> Value:
+    """Linear layers over the tokens, in a residual branch."""
+    y = b.transpose(layer_norm(b, x) if b.chance(0.7) else x, 0, 2, 1)
+    y = gelu(b, linear(b, y, b.size(2, 12)))
+    y = b.transpose(linear(b, y, x.dim(1)), 0, 2, 1)
+    return b.binary(b.pick("Add", "Mul"), y, x)
+
+
 def gated(b: NetBuilder, x: Value) -> Value:
     """Parallel products of one input: gate and up, multiplied."""
     hidden, bias = b.size(1, 16), b.chance()

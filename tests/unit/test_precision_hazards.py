@@ -294,6 +294,21 @@ def test_constants_that_underflow(node: str, shape: tuple[int, ...], value: obje
     )
 
 
+@pytest.mark.parametrize("op", ["Mul(r, r)", "Pow(r, two)", "Mul(r, two)"])
+def test_of_an_embedding_the_table_counts_and_not_each_entry(op: str) -> None:
+    """Random and trained tables hold numbers next to zero; RMS normalization squares them, others scale them."""
+    given = "<float[8,8] k = {0}, float two = {2}>"
+    text = f"g (int64[4] i) => (float[4,8] y) {given} {{ r = Gather(k, i) y = {op} }}"
+    table = np.ones((8, 8), np.float32)
+    table[3, 5] = -8.5e-9
+    assert wide(model(text, k=table), {"y": ORDINARY}) == {}
+    assert wide(model(text, k=table * 1e-9), {"y": ORDINARY}), "no entry is held"
+    scale = text.replace("Gather(k, i)", "Cast <to = 1> (i)").replace("int64[4] i", "int64[4,8] i")
+    assert wide(
+        model(scale.replace(op, "Mul(r, k)").replace("[4,8]", "[8,8]"), k=table), {"r": ORDINARY, "y": ORDINARY}
+    )
+
+
 def test_growth_counts_the_headroom_of_the_operand() -> None:
     text = "g (float[4] x) => (float[4] y) <float n = {3}> { y = %s }"
     assert "exponentials" in wide(text % "Exp(x)", {"x": seen(0, 6), "y": seen(0, 400)})["y"]

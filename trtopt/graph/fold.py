@@ -133,7 +133,9 @@ def _gathered_nd(node: ir.Node, limit_bytes: int) -> np.ndarray:
     data, indices = (constant_of(value) for value in node.inputs)
     if data is None or indices is None:
         raise FoldError("an input is not a constant")
-    depth = indices.shape[-1]
+    depth = indices.shape[-1] if indices.ndim else 0
+    if not 0 < depth <= data.ndim:
+        raise FoldError(f"indices of shape {list(indices.shape)} into {data.ndim} axes")
     size = math.prod(indices.shape[:-1]) * math.prod(data.shape[depth:]) * data.itemsize
     if size > max(limit_bytes, 2 * (data.nbytes + indices.nbytes)):
         raise FoldError(f"the constant would be of {size} bytes, the limit is {limit_bytes}")

@@ -20,6 +20,10 @@ _BOUNDS = {np.dtype(np.float64): 1e-5, np.dtype(np.float32): 1e-5}
 _NARROW_BOUND = 2e-2
 """Largest difference over the largest output: FP32 sums in another order; what is typed FP16 is rounded to it."""
 
+_NUDGE, _TIMES = 1e-6, 2.0
+"""Where float inputs change by this share, as some rounding does, outputs that move change by rounding alone, and a
+rewrite may move them this many times as far: a network that selects (TopK, ArgMax) takes another of two equals."""
+
 _SEED = 11
 
 _MANY_NODES = 2000
@@ -73,11 +77,36 @@ def _difference(expected: ir.Model, found: ir.Model, shapes: Mapping[str, tuple[
             after = session.run(feeds)
     except InvalidModelError as error:
         return error.what
-    for value, first, second in zip(expected.graph.outputs, before, after, strict=True):
-        text = _differs(first, second)
+    texts = [_differs(first, second) for first, second in zip(before, after, strict=True)]
+    if any(texts):
+        nudged = _nudged(expected, feeds, fuse)
+        for index, (first, second, third) in enumerate(zip(before, after, nudged, strict=True)):
+            if texts[index] and _distance(first, second) <= _TIMES * _distance(first, third):
+                texts[index] = ""
+    for value, text in zip(expected.graph.outputs, texts, strict=True):
         if text:
             return f"{value.name}: {text}"
     return ""
+
+
+def _nudged(model: ir.Model, feeds: Mapping[str, np.ndarray], fuse: bool) -> list[np.ndarray]:
+    """The outputs for inputs next to these."""
+    rng, near = np.random.default_rng(_SEED), {}
+    for name, array in feeds.items():
+        factors = 1 + _NUDGE * rng.standard_normal(array.shape, dtype=np.float32)
+        near[name] = (array * factors).astype(array.dtype) if array.dtype.kind == "f" else array
+    with OrtSession(model, fuse=fuse) as session:
+        return session.run(near)
+
+
+def _distance(first: np.ndarray, second: np.ndarray) -> float:
+    """How far two arrays are apart, over the L2 norm of the first; of integers the root of the share that differs."""
+    if first.shape != second.shape:
+        return math.inf
+    if first.dtype.kind not in "fV":
+        return math.sqrt(float(np.mean(first != second))) if first.size else 0.0
+    exact, other = (np.nan_to_num(array.astype(np.float64), posinf=0.0, neginf=0.0) for array in (first, second))
+    return float(np.linalg.norm(exact - other)) / (float(np.linalg.norm(exact)) or 1.0)
 
 
 def _at_batch_one(model: ir.Model) -> ir.Model | None:

@@ -178,7 +178,7 @@ def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) ->
             yield f"constant {extreme:.3g} in {value.name} overflows {narrow.name}"
         elif largest > narrow.largest or _is_bias(node, index, constant, ranges, narrow):
             continue  # what a bias loses is small beside the sum it is added to
-        elif constant.size > 1 and node.op_type not in _RELATIVE_OPS:
+        elif constant.size > 1 and (node.op_type not in _RELATIVE_OPS or _is_looked_up(value)):
             if loses_weights(constant, narrow):
                 yield f"weights as small as {largest:.3g} in {value.name} underflow {narrow.name}"
         else:
@@ -189,6 +189,14 @@ def _constant_hazards(node: ir.Node, ranges: ValueRanges, narrow: NarrowType) ->
                     yield f"entries as small as {smallest} underflow {narrow.name}"
                 else:
                     yield f"constant {smallest} underflows {narrow.name}"
+
+
+def _is_looked_up(value: ir.Value) -> bool:
+    """Whether a value is rows of a table, such as embeddings: activations, of which some are always next to zero."""
+    node = value.producer()
+    while node is not None and node.op_type in LAYOUT_OPS and node.op_type != "Gather":
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node is not None and node.op_type == "Gather" and edit.constant_of(node.inputs[1]) is None
 
 
 def _is_bias(node: ir.Node, index: int, constant: np.ndarray, ranges: ValueRanges, narrow: NarrowType) -> bool:
