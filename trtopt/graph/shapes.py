@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from functools import partial
 
 import onnx
 import onnx.checker
+import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 
@@ -229,11 +231,47 @@ def _stand_in(graph: onnx.GraphProto) -> None:
                 _stand_in(subgraph)
 
 
+def _hide_unread(graph: onnx.GraphProto, main: onnx.GraphProto) -> None:
+    """Make inputs of long integer vectors without data: ONNX reads such constants for their numbers, and fails."""
+    for index in reversed(range(len(graph.initializer))):
+        if _is_unread(graph.initializer[index]):
+            _add_input(main, graph.initializer[index])
+            del graph.initializer[index]
+    for node in graph.node:
+        tensor = node.attribute[0].t if node.op_type == "Constant" and len(node.attribute) == 1 else None
+        if tensor is not None and _is_unread(tensor):
+            tensor.name = f"{node.output[0]}__unread"
+            _add_input(main, tensor)
+            node.op_type, node.input[:] = "Identity", [tensor.name]
+            del node.attribute[:]
+        for attribute in node.attribute:
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _hide_unread(subgraph, main)
+
+
+def _is_unread(tensor: onnx.TensorProto) -> bool:
+    is_vector = len(tensor.dims) < 2 and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+    return is_vector and tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def _add_input(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> None:
+    graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+
+
 def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """What ONNX infers; ``proto`` is changed."""
+    """What ONNX infers; ``proto`` is changed.
+
+    ONNX follows the values of integer tensors as if they had one axis, and then refuses sums that broadcast
+    (``[320, 1] + [1, 459]``). What fails so is inferred from shapes alone.
+    """
     _stand_in(proto.graph)
+    _hide_unread(proto.graph, proto.graph)
+    infer = partial(onnx.shape_inference.infer_shapes, proto, check_type=True, strict_mode=True)
     try:
-        return onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        try:
+            return infer(data_prop=True)
+        except onnx.shape_inference.InferenceError:
+            return infer(data_prop=False)
     except (
         onnx.shape_inference.InferenceError,
         onnx.checker.ValidationError,

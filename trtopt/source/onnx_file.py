@@ -22,9 +22,9 @@ from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
-from trtopt.source.rewriting import give_domains, write_out
+from trtopt.source.rewriting import mend_spelling, write_out
 from trtopt.source.torch_target import check_no_pytorch
-from trtopt.support.files import TEMPORARY
+from trtopt.support.temporary import TEMPORARY
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
@@ -63,7 +63,7 @@ def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArt
     file = Path(os.path.abspath(os.fspath(path)))
     proto = _parse(file)
     try:
-        give_domains(proto)
+        mend_spelling(proto)
         check_model(proto, str(file))
         external = check_external_data(proto, file.parent)
         model = _deserialize(proto, file.parent)
