@@ -154,7 +154,7 @@ class AttentionTimes:
 
 
 def attention_times(rows: Attentions, chip: Chip, c: Constants, compute_capability: str) -> AttentionTimes:
-    """Time the best tile of each attention, and of those of one query the best parts of the keys where that is faster."""
+    """Time the best tile of each attention, and of one query the best parts of the keys where these are faster."""
     memory = memory_time(rows.bytes, chip, c, rows.cold)
     busy, math = _tiled(rows, chip, c, compute_capability)
     time = (busy**c.norm + memory**c.norm) ** (1 / c.norm)
