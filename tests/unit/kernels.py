@@ -8,7 +8,7 @@ from functools import cache
 from hypothesis import strategies as st
 
 from trtopt.hardware.spec import GpuSpec, all_gpus, supports
-from trtopt.roofline.work import Gemm, Window, Work, alignment_of
+from trtopt.roofline.work import AttentionSizes, Gemm, Window, Work, alignment_of
 from trtopt.support.precision import ELEMENT_BYTES, MATH_TYPES, Precision
 
 DTYPES: tuple[Precision, ...] = MATH_TYPES
@@ -54,6 +54,22 @@ def stream(moved: int, dtype: Precision = Precision.FP16, *, flop: int | None = 
     """A kernel that reads and writes half of ``moved`` bytes each, one operation per element read."""
     count = int(moved / 2 / ELEMENT_BYTES[dtype]) if flop is None else flop
     return Work("memory", count, moved // 2, 0, moved - moved // 2, dtype)
+
+
+def attention(sizes: AttentionSizes, dtype: Precision = Precision.FP16) -> Work:
+    """An attention that reads Q, K and V once and writes its result once."""
+    element = ELEMENT_BYTES[dtype]
+    rows, width = sizes.heads * sizes.queries, sizes.size + sizes.value_size
+    return Work(
+        "attention",
+        2 * rows * sizes.keys * width,
+        int((rows * sizes.size + sizes.kv_heads * sizes.keys * width) * element),
+        0,
+        int(rows * sizes.value_size * element),
+        dtype,
+        gemm=Gemm(sizes.queries, sizes.keys, sizes.size, sizes.heads),
+        attention=sizes,
+    )
 
 
 def recurrence(steps: int, batch: int, hidden: int, dtype: Precision = Precision.FP16) -> Work:

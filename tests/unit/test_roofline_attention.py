@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from drawn_cases import given
 from hypothesis import strategies as st
+from kernels import attention
 
 from trtopt.hardware.spec import GpuSpec, find_gpu
 from trtopt.roofline.attention import Attentions, exponentials_per_clock, tensor_path
@@ -15,26 +16,10 @@ from trtopt.roofline.batch import Batch
 from trtopt.roofline.constants import constants_for
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.peaks import peak_rate
-from trtopt.roofline.work import AttentionSizes, Gemm, Work
-from trtopt.support.precision import ELEMENT_BYTES, Precision
+from trtopt.roofline.work import AttentionSizes
+from trtopt.support.precision import Precision
 
 H100, A100, B200 = find_gpu("H100"), find_gpu("A100"), find_gpu("B200")
-
-
-def attention(sizes: AttentionSizes, dtype: Precision = Precision.FP16) -> Work:
-    """An attention that reads Q, K and V once and writes its result once."""
-    element = ELEMENT_BYTES[dtype]
-    rows, width = sizes.heads * sizes.queries, sizes.size + sizes.value_size
-    return Work(
-        "attention",
-        2 * rows * sizes.keys * width,
-        int((rows * sizes.size + sizes.kv_heads * sizes.keys * width) * element),
-        0,
-        int(rows * sizes.value_size * element),
-        dtype,
-        gemm=Gemm(sizes.queries, sizes.keys, sizes.size, sizes.heads),
-        attention=sizes,
-    )
 
 
 def square(length: int, heads: int = 256, size: int = 64) -> AttentionSizes:

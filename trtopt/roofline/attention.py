@@ -38,8 +38,9 @@ QUERY_TILES = (64, 128)
 _KEY_STEP = 64
 """Keys of one step of the loop."""
 
-_SPLITS = (1, 2, 4, 8, 16, 32, 64)
-"""Blocks that may share the keys of one query."""
+_PARTS = (_KEY_STEP, *(_KEY_STEP * round(2 ** (power / 2)) for power in range(2, 37)))
+"""Keys of one query that a block may take. The list is the same for every length, so that no query with more keys is
+faster."""
 
 _LARGEST_GROUP = 32
 """Query heads that share one reading of K and V; in a larger group each head reads them for itself, from the L2
@@ -127,7 +128,7 @@ class Attentions:
     def _seen(self, tile: float, step: float) -> tuple[Array, Array]:
         """Keys of all blocks of ``tile`` queries together, and of the longest block, in whole steps."""
         blocks = np.ceil(self.queries / tile)
-        offset = np.maximum(self.keys - self.queries, 0.0)
+        offset = np.ceil(np.maximum(self.keys - self.queries, 0.0) / step) * step
         span = np.where(self.window > 0, np.minimum(self.window + tile - 1, self.keys), self.keys)
         most = np.ceil(span / step) * step
         growing = np.where(self.causal > 0, np.clip(np.floor((most - offset) / tile), 0, blocks), 0.0)
@@ -153,17 +154,19 @@ class AttentionTimes:
 
 
 def attention_times(rows: Attentions, chip: Chip, c: Constants, compute_capability: str) -> AttentionTimes:
-    """Time the best tile of each attention of several queries, and the best split of those of one."""
+    """Time the best tile of each attention, and of one query the best parts of the keys where these are faster."""
     memory = memory_time(rows.bytes, chip, c, rows.cold)
     busy, math = _tiled(rows, chip, c, compute_capability)
+    time = (busy**c.norm + memory**c.norm) ** (1 / c.norm)
     single = rows.queries == 1
-    split = np.zeros_like(busy)
     if single.any():
-        stream, extra, memory = _streamed(rows, chip, c, memory)
-        busy, split = np.where(single, stream, busy), np.where(single, extra, 0.0)
-    time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + split
+        streamed, waited, loaded = _streamed(rows, chip, c, memory)
+        single = single & (streamed < time)
+        time, busy, memory = (
+            np.where(single, one, other) for one, other in ((streamed, time), (waited, busy), (loaded, memory))
+        )
     least = 2 * rows.seen * rows.heads * (rows.size + rows.value_size) / rows.rate
-    return AttentionTimes(time, np.where(single, np.minimum(math, busy), math), memory, least)
+    return AttentionTimes(time, np.minimum(math, busy), memory, least)
 
 
 def fitted_time(works: Sequence[Work], rate: Array, sustained: float, c: Constants, compute_capability: str) -> Array:
@@ -219,20 +222,21 @@ def _tiled(rows: Attentions, chip: Chip, c: Constants, compute_capability: str) 
 
 
 def _streamed(rows: Attentions, chip: Chip, c: Constants, memory: Array) -> tuple[Array, Array, Array]:
-    """Of one query: the time in which the SMs are busy, that of merging the parts, and that of memory and L2."""
+    """Of one query: all of its time, that in which the SMs are busy, and that of memory and L2."""
     grouped = rows.heads / rows.kv_heads
     shared = (grouped > 1) & (grouped <= _LARGEST_GROUP)
     streams = np.where(shared, rows.kv_heads, rows.heads)
     keys = np.where(rows.window > 0, np.minimum(rows.window, rows.keys), rows.keys)
     bytes_per_key = (rows.size + rows.value_size) * rows.element_bytes
+    memory = np.maximum(memory, keys * streams * bytes_per_key / (c.l2_bytes_per_clock * chip.clock * chip.sm))
     fill = c.decode_cycles * np.where(shared, 1.0, c.lone_query_share) / chip.clock
-    best, extra = np.full_like(keys, np.inf), np.zeros_like(keys)
-    for split in _SPLITS:
-        part = np.ceil(keys / split / _KEY_STEP) * _KEY_STEP
+    best = waited = np.full_like(keys, np.inf)
+    for most in _PARTS:
+        part = np.minimum(np.ceil(keys / _KEY_STEP) * _KEY_STEP, most)
         parts = np.ceil(keys / part)
         busy = np.ceil(streams * parts / chip.sm) * (fill + part * bytes_per_key / (c.decode_bytes * chip.clock))
         merge = np.where(parts > 1, c.split_us + fill / 2, 0.0)
-        better = busy + merge < best + extra
-        best, extra = np.where(better, busy, best), np.where(better, merge, extra)
-    from_l2 = keys * streams * bytes_per_key / (c.l2_bytes_per_clock * chip.clock * chip.sm)
-    return best, extra, np.maximum(memory, from_l2)
+        time = (busy**c.norm + memory**c.norm) ** (1 / c.norm) + merge
+        waited = np.where(time < best, busy, waited)
+        best = np.minimum(time, best)
+    return best, waited, memory

@@ -92,10 +92,13 @@ def alignment(subject: Subject) -> Iterator[Proposal]:
     found: dict[tuple[int, Precision], list[tuple[Layer, Work, _Free]]] = defaultdict(list)
     recent = _compute_capability(subject) >= (8, 0)
     for layer, work in subject.products():
-        if work.dtype not in TENSOR_CORE_TYPES:
+        tiers = _TIERS if recent else _TIERS[:2]
+        if work.dtype not in TENSOR_CORE_TYPES or not any(
+            size % multiple_for(tier, work.dtype) for tier, _ in tiers for size in channels(work)
+        ):
             continue
         free = _free_sizes(subject, layer, work)
-        for tier, _ in _TIERS if recent else _TIERS[:2]:
+        for tier, _ in tiers:
             if free.missed(tier, multiple_for(tier, work.dtype)):
                 if tier < 128 or subject.row[layer.name].limiter == "math":
                     found[tier, work.dtype].append((layer, work, free))
