@@ -205,7 +205,8 @@ def _bfloat(plan: PrecisionPlan, with_bf16: PrecisionPlan, job: Lowering, clock:
     if not job.saved or not with_bf16.bfloat:
         return with_bf16
     nodes = ", ".join(list(with_bf16.bfloat)[:3]) + (", ..." if len(with_bf16.bfloat) > 3 else "")
-    text = f"{count(len(with_bf16.bfloat), 'product')} stay FP32, though BF16 would hold what FP16 does not ({nodes})"
+    stay = "stays" if len(with_bf16.bfloat) == 1 else "stay"
+    text = f"{count(len(with_bf16.bfloat), 'product')} {stay} FP32, though BF16 would hold what FP16 does not ({nodes})"
     clock.warn("precision", f"{text}: the saved model is to run in ONNX Runtime, which has no BF16 products on CPUs")
     return plan
 
@@ -243,7 +244,8 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         records = with_blocked([guard_record(verdict) for verdict in guarded.verdicts], every, blocked)
         refused = candidates.refused + _taken_back(candidates, guarded.choice, records)
         plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
-        improved = improve(problem, plan, observer, form_price(guard, job.target))
+        holds = None if job.gauge is None else job.gauge.holds_clearly
+        improved = improve(problem, plan, observer, form_price(guard, job.target), holds)
         chosen = _Chosen(improved.problem.model, improved.plan, improved.steps, records, guarded.before)
         chosen = replace(chosen, judge=guard.judge.name, judged=guarded.after)
         if job.gauge is None or not (guarded.choice or job.precision == Precision.AUTO):
