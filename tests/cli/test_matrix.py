@@ -99,5 +99,6 @@ def test_a_build_that_crashes_costs_no_other(trtopt: Run, folder: Path) -> None:
     assert done.returncode == 2
     first, second = json.loads(done.stdout)["builds"]
     assert (first["exit_code"], first["error"], first["report"]) == (2, "A script crashed (SIGABRT)", None)
-    assert second["exit_code"] == 0 and second["report"]["config"]["metric"] == "metric.py:one"
-    assert [path.name for path in (folder / "out").iterdir()] == ["metric.py-one.onnx"]
+    assert second["exit_code"] == 0 and second["report"]["config"]["metric"].endswith("metric.py:one")
+    (made,) = (folder / "out").iterdir()
+    assert made.name.endswith("one.onnx")
