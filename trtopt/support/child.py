@@ -30,7 +30,10 @@ from trtopt.support.version import IMPORT_ROOT
 Tell = Callable[[dict[str, Any]], None]
 """Sends a message to the caller."""
 
-_MAIN = "import sys; sys.path[:] = {path!r}; from trtopt.support.child import main; main(*sys.argv[1:])"
+_MAIN = (
+    "import os, sys; sys.path[:] = {path!r}; os.environ['TMPDIR'] = os.path.dirname(sys.argv[2]); "
+    "from trtopt.support.child import main; main(*sys.argv[1:])"
+)
 
 
 def call_in_child(function: str, arguments: Mapping[str, Any], on_message: Tell, where: str) -> None:
@@ -57,7 +60,6 @@ def call_in_child(function: str, arguments: Mapping[str, Any], on_message: Tell,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 encoding="utf-8",
-                env={**os.environ, "TMPDIR": folder},
                 start_new_session=True,
             )
         except OSError as error:
