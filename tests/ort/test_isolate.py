@@ -20,6 +20,7 @@ from trtopt.errors import GateError, ResourceError, UsageError
 from trtopt.events import Event
 
 pytest.importorskip("onnxruntime", reason="verifies on the CPU")
+pytest.importorskip("tensorrt_rtx", reason="asks what the compiler takes")
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="reads the signal that ended a process")
 
 NET = onnx.parser.parse_model(
