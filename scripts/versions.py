@@ -24,9 +24,13 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("rtx", "cpu", "report", "sign", "serve", "images")
-TESTS = ("tests/unit", "tests/ort/test_serve.py", "tests/ort/test_run_limit.py", "tests/ort/test_isolate.py")
-TESTS += ("tests/ort/test_contributed.py", "tests/rtx/test_build.py", "tests/cli/test_build.py")
+EXTRAS = ("rtx", "cpu", "report", "sign", "serve")
+_UNIT = ("existing_blocked", "graph_edit", "graph_dims", "keywords", "fleet_plan", "fleet_schedule", "temporary")
+TESTS = (
+    *(f"tests/unit/test_{name}.py" for name in _UNIT),
+    *(f"tests/ort/test_{name}.py" for name in ("serve", "run_limit", "isolate")),
+    "tests/cli/test_matrix.py",
+)
 TOOLS = ("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6", "pyyaml>=6")
 _BOUND = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)")
 
