@@ -87,3 +87,18 @@ def test_a_wrong_matrix_ends_before_the_first_build(
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr and remedy in done.stderr.partition("remedy: ")[2]
     assert "build 1 of" not in done.stderr and list((folder / "out").iterdir()) == []
+
+
+def test_a_build_that_crashes_costs_no_other(trtopt: Run, folder: Path) -> None:
+    (folder / "metric.py").write_text("import os\ndef dies(run):\n    os.abort()\ndef one(run):\n    return 1.0\n")
+    (folder / "trtopt.toml").write_text(
+        '[optimize]\noutput = "out/{metric}.onnx"\nrecipes = "none"\ncalib = "calib.npz"\neval = "calib.npz"\n'
+        '[matrix]\nmetric = ["metric.py:dies", "metric.py:one"]\n'
+    )
+    done = trtopt("optimize", "model.onnx", "--config", "trtopt.toml", "--json")
+    assert done.returncode == 2
+    first, second = json.loads(done.stdout)["builds"]
+    assert (first["exit_code"], first["error"], first["report"]) == (2, "A script crashed (SIGABRT)", None)
+    assert second["exit_code"] == 0 and second["report"]["config"]["metric"].endswith("metric.py:one")
+    (made,) = (folder / "out").iterdir()
+    assert made.name.endswith("one.onnx")

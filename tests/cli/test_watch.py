@@ -24,6 +24,7 @@ from small_models import save_small
 
 from trtopt.cli import watch
 from trtopt.errors import EngineBuildError, InvalidModelError, ResourceError, TrtoptError, UsageError
+from trtopt.support.crash import CrashedError, death
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the command runs directly")
 
@@ -378,19 +379,19 @@ Thread 0x3 (most recent call first):
         (signal.SIGSEGV, _frames((LIBRARY + "onnxruntime/capi/s.py", "run"), (OWN, "run")), InvalidModelError, "ONNX "),
         (signal.SIGSEGV, _frames((LIBRARY + "onnx/checker.py", "check"), (OWN, "run")), InvalidModelError, "checks"),
         (signal.SIGABRT, _frames((LIBRARY + "tensorrt/x.py", "f"), (OWN, "run")), EngineBuildError, "TensorRT"),
-        (signal.SIGBUS, _frames((OWN, "run"), ("/home/me/metric.py", "f")), watch.CrashedError, "trtopt crashed"),
+        (signal.SIGBUS, _frames((OWN, "run"), ("/home/me/metric.py", "f")), CrashedError, "trtopt crashed"),
         (signal.SIGBUS, _frames((LIBRARY + "numpy/x.py", "f"), ("/me/m.py", "f"), (OWN, "run")), UsageError, "script"),
         (signal.SIGBUS, _frames((os.__file__, "f"), ("/me/m.py", "f"), (OWN, "run")), UsageError, "script"),
         (signal.SIGSEGV, _THREADS, InvalidModelError, "ONNX Runtime"),
-        (signal.SIGILL, "", watch.CrashedError, "SIGILL"),
+        (signal.SIGILL, "", CrashedError, "SIGILL"),
         (signal.SIGKILL, "", ResourceError, "memory"),
-        (64, "", watch.CrashedError, "signal 64" if 64 not in set(signal.Signals) else "SIGRTMAX"),
+        (64, "", CrashedError, "signal 64" if 64 not in set(signal.Signals) else "SIGRTMAX"),
     ],
 )
 def test_what_was_running_decides_the_error(number: int, trace: str, kind: type[TrtoptError], word: str) -> None:
-    error = watch.death(number, trace, ["build", "model.onnx"])
+    error = death(number, trace, "trtopt build model.onnx")
     assert type(error) is kind and word in error.what and error.where and error.remedy
 
 
 def test_the_command_of_an_error_fits_a_screen() -> None:
-    assert len(watch.death(signal.SIGKILL, "", ["build", "x" * 5000]).where) < 400
+    assert len(watch.shorten_command(["build", "x" * 5000])) < 400

@@ -13,8 +13,9 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+import trtopt
 import trtopt.support.ort_session
-from trtopt.errors import ResourceError
+from trtopt.errors import ResourceError, UsageError
 from trtopt.support.ort_session import OrtSession
 
 LOOP = ir.serde.deserialize_model(
@@ -33,7 +34,7 @@ X = np.ones(1, np.float32)
 
 
 def test_a_loop_that_does_not_end_is_stopped_and_the_session_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trtopt.support.ort_session, "RUN_LIMIT_S", 0.3)
+    monkeypatch.setattr(trtopt.support.ort_session, "_limit_s", [0.3])
     with OrtSession(LOOP) as session:
         assert session.run({"x": X, "n": np.array(3)})[0] == 8
         with pytest.raises(ResourceError, match="did not end within"):
@@ -58,7 +59,7 @@ def test_the_limit_holds_in_a_process_that_was_forked_after_a_run() -> None:
         "if child:\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "signal.alarm(20)\n"
-        "runtime.RUN_LIMIT_S = 0.3\n"
+        "runtime.limit_runs(0.3)\n"
         "with runtime.OrtSession(model, threads=1) as session:\n"
         "    try:\n"
         "        session.run({'x': x, 'n': np.array(2**60)})\n"
@@ -78,3 +79,31 @@ def test_a_failure_is_no_timeout() -> None:
         pytest.raises(trtopt.support.ort_session.InvalidModelError, match="fails on an input"),
     ):
         session.run({"x": np.ones(2, np.float32), "n": np.array(3)})
+
+
+COUNTS = """<ir_version: 8, opset_import: ["" : 17]>
+    counts (float[N, 1] x) => (float[1] y) {
+        most = Constant <value: tensor = int64 {4611686018427387904}> ()
+        zero = Constant <value: tensor = float {0}> ()
+        sum = ReduceSum <keepdims = 0> (x)
+        go = Greater (sum, zero)
+        start = Constant <value: tensor = float[1] {1}> ()
+        y = Loop (most, go, start) <body: graph = body (int64 i, bool on, float[1] v) => (bool out, float[1] w) {
+            w = Mul (v, v)
+            zeros = Constant <value: tensor = float[1] {0}> ()
+            more = Greater (w, zeros)
+            out = Squeeze (more)
+        }>
+    }"""
+
+
+def test_a_loop_whose_condition_is_computed_is_stopped_in_verification(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="asks what the compiler takes")
+    path, samples = tmp_path / "counts.onnx", {"x": np.ones((2, 1), np.float32)}
+    ir.save(ir.serde.deserialize_model(onnx.parser.parse_model(COUNTS)), path)
+    options = {"output": tmp_path / "out.onnx", "precision": "fp16", "calib": samples, "no_cache": True}
+    with pytest.raises(ResourceError, match=r"did not end within 0\.5 seconds") as error:
+        trtopt.optimize(path, **options, run_limit=0.5)
+    assert "--run-limit" in error.value.remedy and not (tmp_path / "out.onnx").exists()
+    with pytest.raises(UsageError, match="0 seconds"):
+        trtopt.optimize(path, **options, run_limit=0)

@@ -79,6 +79,7 @@ ROWS = (
     Row("calib_cache", None, "statistics.calib", False, INT8),
     Row("eval", None, OTHERS, False),
     Row("steps", None, 8.0, False),
+    Row("run_limit", None, 600.0, False),
     Row("reference", None, "outputs.json", False, {**FAST, "eval": OTHERS}),
     Row("metric", None, "sqnr", False),
     Row("preprocess", None, "imagenet", False),  # of pictures, and these samples are none

@@ -114,3 +114,40 @@ def test_early_squeeze_and_excitation_costs_the_time_of_its_kernels() -> None:
 def test_late_squeeze_and_excitation_and_other_uses_of_a_pool_are_no_finding() -> None:
     assert not findings("squeeze-excite", excited(14))
     assert not findings("squeeze-excite", excited(112, gated=False))
+
+
+def normalized(size: int, *, axis: int = -1) -> Net:
+    """The stem of ConvNeXt on a 224x224 image: a convolution and a layer normalization of its channels."""
+    net = Net()
+    x = net.conv(net.input("x", 32, 4, 224, 224), 4, 96, stride=224 // size, name="conv")
+    x = net.op("Transpose", x, perm=[0, 2, 3, 1], name="last")
+    scale = net.weight(96) if axis == -1 else net.weight(size, size, 96)
+    x = net.op("LayerNormalization", x, scale, axis=axis, name="norm")
+    return net.output(net.op("Transpose", x, perm=[0, 3, 1, 2], name="first"))
+
+
+def test_a_layer_normalization_of_a_large_map_costs_its_kernel() -> None:
+    net = normalized(56)
+    (found,) = findings("early-normalization", net)
+    assert "norm" in found.nodes and "conv" not in found.nodes and "56x56x96" in found.message
+    (row,) = (row for row in subject_of(net).rows if "norm" in row.onnx_nodes)
+    assert found.gain_us == pytest.approx(row.predicted_us, rel=1e-4)
+
+
+def test_a_late_layer_normalization_and_one_of_the_whole_map_are_no_finding() -> None:
+    assert not findings("early-normalization", normalized(14))
+    assert not findings("early-normalization", normalized(56, axis=1))
+
+
+def shuffled(op: str, size: int) -> Net:
+    net = Net()
+    x = net.conv(net.input("x", 8, 4, 224, 224), 4, 64, kernel=3, stride=224 // size, name="conv")
+    x = net.op(op, x, blocksize=2, name="shuffle")
+    return net.output(net.conv(x, 16 if op == "DepthToSpace" else 256, 32, name="next"))
+
+
+@pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
+def test_a_pixel_shuffle_of_a_large_map_costs_its_kernel_and_one_of_a_small_map_is_no_finding(op: str) -> None:
+    (found,) = findings("pixel-shuffle", shuffled(op, 112))
+    assert found.nodes == ("shuffle",) and found.gain_us == pytest.approx(us(shuffled(op, 112), "shuffle"), rel=1e-4)
+    assert not findings("pixel-shuffle", shuffled(op, 14))

@@ -229,7 +229,7 @@ def _run(make: Callable[..., BuildReport], build: _Build, args: argparse.Namespa
 
     try:
         with Listener.of(args) as listener, own_stdout(quiet=args.json):
-            report = make(build.model, build.config, on_event=listener)
+            report = make(build.model, build.config, on_event=listener, isolate=True)
     except TrtoptError as error:
         print_error(error)
         return MatrixBuild(build.varied, error.exit_code, error.what.partition("\n")[0])

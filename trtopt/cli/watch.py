@@ -15,7 +15,6 @@ import ctypes
 import faulthandler
 import gc
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -26,35 +25,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trtopt.cli.streams import STOPPED
-from trtopt.errors import EngineBuildError, InvalidModelError, ResourceError, TrtoptError, UsageError
+from trtopt.errors import ResourceError
+from trtopt.support.crash import death
 from trtopt.support.limits import limit_memory
 from trtopt.support.temporary import TEMPORARY
 
 GRACE_S = 10.0
 """From a request to stop to the end by force: native code that does not return cannot be asked."""
 
-_NATIVE = {
-    "onnxruntime": ("ONNX Runtime", InvalidModelError),
-    "onnx": ("ONNX's checks and shape inference", InvalidModelError),
-    "google": ("Protobuf", InvalidModelError),
-    "torch": ("PyTorch", InvalidModelError),
-    "tensorrt": ("TensorRT", EngineBuildError),
-    "tensorrt_rtx": ("TensorRT for RTX", EngineBuildError),
-    "cuda": ("CUDA", EngineBuildError),
-}
-"""Packages that run native code on a model: what they are called, and which error their crash is."""
-
-_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _FROM_KERNEL = 0x80
 """``si_code`` of a signal that the terminal sent, to all processes of its foreground group (sigaction(2))."""
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_COMMAND = 300
 _SHOW_CURSOR = "\x1b[?25h"
-
-
-class CrashedError(TrtoptError):
-    """trtopt's own code died in native code: a bug."""
 
 
 def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
@@ -101,64 +85,13 @@ def watched(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
         return exit_code
     os.lseek(trace, 0, os.SEEK_SET)
     with open(trace, encoding="utf-8", errors="replace") as file:
-        raise death(-code, file.read(), arguments)
+        raise death(-code, file.read(), shorten_command(arguments))
 
 
-def death(number: int, trace: str, arguments: Sequence[str]) -> TrtoptError:
-    """The error for a process that a signal ended.
-
-    ``trace`` is what ``faulthandler`` wrote, which knows more than the signal; it may be empty.
-    """
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+def shorten_command(arguments: Sequence[str]) -> str:
+    """The command as an error shows it."""
     command = shlex.join(["trtopt", *arguments])
-    where = command if len(command) <= _LONGEST_COMMAND else command[:_LONGEST_COMMAND] + " ..."
-    if number == signal.SIGKILL:
-        return ResourceError(
-            "The process was killed (SIGKILL), which is what the system does when memory runs out",
-            where=where,
-            remedy="free memory, or give smaller shapes or fewer samples",
-        )
-    memory = ", or memory ran out" if number == signal.SIGABRT else ""
-    found = _running(trace)
-    if found is None or found[0] == "trtopt":
-        return CrashedError(
-            f"trtopt crashed ({name})", where=where, remedy=f"report it with the model and `trtopt doctor`{memory}"
-        )
-    package, place = found
-    if package not in _NATIVE:
-        return UsageError(f"A script crashed ({name})", where=place, remedy="mend the script")
-    what, error = _NATIVE[package]
-    remedy = f"the file is damaged or meets a fault of that library{memory}: check it with its own tools, or export it "
-    return error(f"{what} crashed ({name}) on this model", where=where, remedy=f"{remedy}again")
-
-
-def _running(trace: str) -> tuple[str, str] | None:
-    """The package that ran, empty for a script of the user's, and the line of its caller; None where nothing tells.
-
-    A thread of a library's own has no line of Python; then the call tells that some thread has under way.
-    """
-    parts = trace.split("\n\n")
-    current = [frame for part in parts if "Current thread" in part for frame in _FRAME.findall(part)]
-    for path, line, function in current or _FRAME.findall(trace):
-        package = _package(path)
-        if package in _NATIVE or (package == "trtopt" and current):
-            return package, ""
-        if package is None:
-            return "", f"{path}, line {line}, in {function}"
-    return None
-
-
-def _package(path: str) -> str | None:
-    """The package a source file belongs to, empty for the standard library; None for a file of the user's."""
-    parts = Path(path).parts
-    for folder in ("site-packages", "dist-packages"):
-        if folder in parts:
-            return parts[parts.index(folder) + 1]
-    for name, file in (("trtopt", __file__), ("", os.__file__)):
-        root = Path(file).parents[1] if name else Path(file).parent
-        if Path(path).is_relative_to(root):
-            return name
-    return "" if path.startswith("<frozen") else None
+    return command if len(command) <= _LONGEST_COMMAND else command[:_LONGEST_COMMAND] + " ..."
 
 
 def _wait(child: int, numbers: set[signal.Signals]) -> tuple[int, int]:

@@ -68,6 +68,9 @@ class BuildConfig(Config):
     steps: float | None = option_field(
         None, "tokens to decode of each prompt of decode:prompts.npz (default: 64)", SAMPLES, metavar="N"
     )
+    run_limit: float | None = option_field(
+        None, "seconds that one run of the model in ONNX Runtime may take (default: 1800)", SAMPLES, metavar="SECONDS"
+    )
     reference: str | None = file_field(
         "outputs that `polygraphy run --save-outputs` wrote for the inputs of --eval, to compare with in place of FP32",
         group=SAMPLES,
@@ -270,6 +273,12 @@ class BuildConfig(Config):
                 f"There are no {self.steps:g} steps to decode",
                 where=flag("steps"),
                 remedy="give a whole number from 1 on",
+            )
+        if self.run_limit is not None and self.run_limit <= 0:
+            raise UsageError(
+                f"The limit of a run is {self.run_limit:g} seconds",
+                where=flag("run_limit"),
+                remedy="give seconds above 0",
             )
         if self.cache_gb is not None and self.cache_gb < 0:
             raise UsageError(

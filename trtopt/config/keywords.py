@@ -61,6 +61,7 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     precision: BuildPrecision | None
     calib_cache: Path | None
     steps: float | None
+    run_limit: float | None
     reference: Path | None
     metric: str | Callable[..., Any] | None
     preprocess: str | None

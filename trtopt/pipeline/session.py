@@ -91,6 +91,7 @@ from trtopt.rewrite.sweeps import Verdict
 from trtopt.roofline.layer import predict
 from trtopt.support.clock import Clock
 from trtopt.support.files import check_outputs
+from trtopt.support.ort_session import limit_runs
 from trtopt.support.precision import Precision
 
 
@@ -116,6 +117,7 @@ def run_build(
     Raises:
         TrtoptError: See the subclasses in :mod:`trtopt.errors`.
     """
+    limit_runs(config.run_limit)
     settings = settle(path, config, sources.calib, clock, make_engine=make_engine)
     inputs = read_inputs(settings, sources, clock)
     return _Run(settings.checked_on(inputs.check), inputs, clock, target).run()

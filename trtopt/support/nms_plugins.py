@@ -363,8 +363,12 @@ def _text(number: float) -> str:
 
 
 def _before(number: float) -> str:
-    """The largest float below: NonMaxSuppression wants scores above its threshold, the plugins take those at theirs."""
-    return _text(float(np.nextafter(np.float32(number), np.float32(-np.inf))))
+    """The largest float below: NonMaxSuppression wants scores above its threshold, the plugins take those at theirs.
+
+    Not a denormal one, which onnx before 1.23 cannot read.
+    """
+    below, tiny = float(np.nextafter(np.float32(number), np.float32(-np.inf))), float(np.finfo(np.float32).tiny)
+    return _text(-tiny if abs(below) < tiny else below)
 
 
 def _check_inputs(node: ir.Node, allowed: Sequence[int]) -> None:

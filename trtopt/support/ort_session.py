@@ -52,6 +52,15 @@ _BY_REFERENCE = frozenset(
 _COPIES_WEIGHTS = ("ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer")
 """They store a large weight that is cast or transposed a second time."""
 
+_limit_s = [RUN_LIMIT_S]
+"""Seconds that runs of this process may take, but those of sessions that serve."""
+
+
+def limit_runs(seconds: float | None) -> None:
+    """Stop runs of the models that are worked on after ``seconds``; None for :data:`RUN_LIMIT_S`."""
+    _limit_s[0] = seconds or RUN_LIMIT_S
+
+
 _share = [0]
 """Threads of each session of this process; 0 lets ONNX Runtime choose, which takes one for each core of the machine."""
 
@@ -147,7 +156,7 @@ class OrtSession:
 
         Raises:
             InvalidModelError: The model fails on these inputs.
-            ResourceError: It does not end within :data:`RUN_LIMIT_S`.
+            ResourceError: It does not end within the seconds of :func:`limit_runs`.
         """
         return self.run_exactly(
             {name: _without_bf16(array) for name, array in feeds.items() if name in self._input_names}
@@ -156,7 +165,8 @@ class OrtSession:
     def run_exactly(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """:meth:`run` of the graph's inputs and nothing else, none of them BF16."""
         run = self._idle.pop() if self._idle else _LimitedRun(self._new_run_options())
-        run.deadline = time.monotonic() + RUN_LIMIT_S
+        limit_s = self._run_limit_s()
+        run.deadline = time.monotonic() + limit_s
         if not _LIMIT.is_watching:
             _LIMIT.start()
         try:
@@ -168,9 +178,10 @@ class OrtSession:
         except Exception as error:
             if run.options.terminate:
                 raise ResourceError(
-                    f"The model did not end within {RUN_LIMIT_S:g} seconds and was stopped",
+                    f"The model did not end within {limit_s:g} seconds and was stopped",
                     where="ONNX Runtime",
-                    remedy="check the conditions and trip counts of its loops; or give smaller shapes",
+                    remedy="check the conditions and trip counts of its loops; or give smaller shapes, or more time "
+                    "(--run-limit)",
                 ) from error
             shapes = ", ".join(f"{name}:{value.dtype}{list(value.shape)}" for name, value in feeds.items())
             raise InvalidModelError(
@@ -184,6 +195,9 @@ class OrtSession:
         """Set the options in which kinds of sessions differ."""
         # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+    def _run_limit_s(self) -> float:
+        return _limit_s[0]
 
     def _runner(self) -> Any:
         """What runs the graph."""
@@ -258,6 +272,9 @@ class ServingSession(OrtSession):
 
     def _adjust(self, options: Any) -> None:
         """Keep ONNX Runtime's defaults."""
+
+    def _run_limit_s(self) -> float:
+        return RUN_LIMIT_S
 
     def _runner(self) -> Any:
         """Without the second check of the names, in Python: 3 of 28 us of a network of 25 us."""

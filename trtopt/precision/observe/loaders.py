@@ -112,10 +112,7 @@ def take(src: Any, inputs: Sequence[InputSpec], where: str, most: int | None = N
 
 def _kept(arrays: Mapping[str, np.ndarray], inputs: Sequence[InputSpec], path: Path, where: str) -> SampleGroup:
     try:
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    npy_format.write_array(file, array, version=(1, 0), allow_pickle=False)
+        write_arrays(path, arrays)
     except OSError as error:
         raise UsageError(
             f"The samples cannot be kept for the run: {error.strerror}",
@@ -125,6 +122,14 @@ def _kept(arrays: Mapping[str, np.ndarray], inputs: Sequence[InputSpec], path: P
     readers = open_arrays(path)
     labels = readers.pop(LABELS, None)
     return group(readers, inputs, where, None if labels is None else labels.read())
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an ``.npz`` of arrays by input name; ``numpy.savez`` takes none that is called ``file``."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                npy_format.write_array(file, array, version=(1, 0), allow_pickle=False)
 
 
 def _group(item: _Item, inputs: Sequence[InputSpec], where: str) -> SampleGroup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
@@ -267,6 +267,85 @@ def _excitation(subject: Subject, product: ir.Node) -> list[ir.Node] | None:
                 small = sum(is_op(item, "Conv", "Gemm", "MatMul") for item in path)
                 return path if pooled and small and value is input_of(product, data) else None
     return None
+
+
+def early_normalization(subject: Subject) -> Iterator[Proposal]:
+    """Layer normalization of large maps.
+
+    What:
+        A layer normalization over the channels of a map of an image that is down-sampled by eight
+        at the most, in a kernel of its own that is bound by memory.
+    Why:
+        It reads the map for the mean and the variance of each pixel and writes it again for a few
+        operations: it costs what it moves, and a large map moves the most. It depends on the data,
+        so that no compiler folds it into the convolution before it.
+    Example:
+        ConvNeXt normalizes 56x56x96 behind its stem and in each block of its first stage.
+    Remedy:
+        Batch normalization in these stages, which folds into the convolution before it
+        (retraining); layer normalization in the late ones. The gain is the predicted time of the
+        kernels, which vanish.
+    """
+    yield from _on_large_maps(
+        subject,
+        lambda node: node.op_type == "LayerNormalization" and last_axes(subject, node) == 1,
+        "layer normalization",
+        "batch normalization there, which folds into a convolution (retraining)",
+    )
+
+
+def last_axes(subject: Subject, node: ir.Node) -> int:
+    """How many of the last axes a normalization goes over."""
+    axis = node.attributes.get_int("axis", -1)
+    return -axis if axis < 0 else len(subject.shape(node.outputs[0]) or ()) - axis
+
+
+def pixel_shuffle(subject: Subject) -> Iterator[Proposal]:
+    """Pixels and channels that change places on large maps.
+
+    What:
+        A DepthToSpace or SpaceToDepth (pixel shuffle and unshuffle) on a map of an image that is
+        down-sampled by eight at the most, in a kernel of its own that is bound by memory.
+    Why:
+        It computes nothing: it reads the map and writes it in another order, and neighbours in
+        memory come apart, so that it reaches less than the bandwidth.
+    Example:
+        The Focus layer of YOLOv5 turns 640x640x3 into 320x320x12; a super-resolution network ends
+        in a pixel shuffle of its largest map.
+    Remedy:
+        SpaceToDepth before a convolution: a convolution with that stride, whose window covers the
+        same pixels, computes the same. DepthToSpace after one: shuffle behind fewer channels, or
+        on the host. The gain is the predicted time of the kernels.
+    """
+    yield from _on_large_maps(
+        subject,
+        lambda node: node.op_type in ("DepthToSpace", "SpaceToDepth"),
+        "pixels and channels change places",
+        "a convolution with that stride in place of SpaceToDepth; DepthToSpace on fewer channels, or on the host",
+    )
+
+
+def _on_large_maps(subject: Subject, is_meant: Callable[[ir.Node], bool], what: str, remedy: str) -> Iterator[Proposal]:
+    """What there is of layers around such nodes on large maps that do nothing else and are bound by memory."""
+    area = _input_area(subject)
+    layers, sizes = [], []
+    for layer, work in subject.costed():
+        node = next((item for name in layer.onnx_nodes if (item := subject.node.get(name)) and is_meant(item)), None)
+        shape = None if node is None else subject.shape(node.inputs[0])
+        if shape is None or work.kind != "memory" or subject.row[layer.name].limiter != "memory":
+            continue
+        pixels = math.prod(shape[1:-1] if node is not None and is_op(node, "LayerNormalization") else shape[2:])
+        if len(shape) > 2 and pixels * _EARLY >= area > 0:
+            layers.append(layer)
+            sizes.append("x".join(str(size) for size in shape[1:]))
+    if layers:
+        yield Proposal(
+            severity="warning",
+            message=f"{what} on large maps: {', '.join(dict.fromkeys(sizes))}",
+            remedy=remedy,
+            nodes=subject.names(layers),
+            gains=subject.us(layers),
+        )
 
 
 def _input_area(subject: Subject) -> int:
