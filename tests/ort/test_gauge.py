@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from trtopt.accuracy import reference
 from trtopt.config.budget import AccuracyBudget, Floor
 from trtopt.graph.artifact import InputSpec
 from trtopt.pipeline import verify as verification
@@ -42,7 +43,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(len(feeds["x"]))
             return super().run(feeds)
 
-    monkeypatch.setattr(verification, "OrtSession", Counted)
+    for module in (verification, reference):
+        monkeypatch.setattr(module, "OrtSession", Counted)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -18,7 +18,6 @@ from trtopt.accuracy.batches import BatchRunner, RowsRunner
 from trtopt.accuracy.compare import (
     ConvertingRunner,
     HostPart,
-    MemoizedRunner,
     Runner,
     SelectedOutputs,
     as_whole,
@@ -31,6 +30,7 @@ from trtopt.accuracy.compare import (
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric, drop_of
 from trtopt.accuracy.recorded import Recorded, RecordedRunner
+from trtopt.accuracy.reference import Reference
 from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig, Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
@@ -61,41 +61,6 @@ FEW_SAMPLES = 32
 
 CLEAR_DB = 10.0
 """How far above its bound an output is without a doubt: a tenth of the noise allowed."""
-
-
-class Reference:
-    """The FP32 outputs of the model as loaded, which all stages of a run share: a sample is run once.
-
-    The session is made for the first sample that is not known, and closed where the last ``with`` ends.
-
-    Args:
-        model: The model as loaded.
-        watched: Names of the values to return; None for the model's outputs.
-    """
-
-    def __init__(self, model: ir.Model, watched: Sequence[str] | None = None) -> None:
-        self._model, self._watched = model, watched
-        self.output_names = tuple(watched or (str(value.name) for value in model.graph.outputs))
-        self._session: OrtSession | None = None
-        self._known, self._users = MemoizedRunner(self), 0
-
-    def __enter__(self) -> Runner:
-        self._users += 1
-        return self._known
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._users -= 1
-        if self._session is not None and not self._users:
-            self._session.close()
-            self._session = None
-
-    def run(self, feeds: Feeds) -> list[np.ndarray]:
-        """Run a sample, known or not; see :meth:`~trtopt.support.ort_session.OrtSession.run`."""
-        if self._session is None:
-            self._session = OrtSession(to_fp32(self._model), self._watched)
-        return self._session.run(feeds)
 
 
 @dataclass(frozen=True)

@@ -302,6 +302,7 @@ def _uncalibrated_share(gpu: GpuSpec) -> float:
     return min(1.0, sustained / (gpu.sm * gpu.clock_tensor_mhz))
 
 
+@functools.cache
 def _sustained_per_watt(entry: LowPower) -> float:
     """SMs x MHz that a measured card sustains per watt."""
     gpu = find_gpu(entry.name)
