@@ -14,7 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
 
-TORCHSCRIPT = "tv_ssdlite tv_retinanet tv_fcos tv_fasterrcnn yolo5 yolo5_nms yolo8 yolo8_nms yolo10 yolo11".split()
+TORCHSCRIPT = (
+    "tv_ssdlite tv_retinanet tv_fcos tv_fasterrcnn "
+    "yolo5 yolo5_nms yolo7_rows yolo8 yolo8_nms yolo8_indices yolo10 yolo11"
+).split()
 DYNAMO = "yolo8 yolo8_nms yolo10 detr rtdetr yolos".split()
 WITH_PLUGIN = {"yolo8_efficient": "EfficientNMS_TRT", "yolo8_batched": "BatchedNMSDynamic_TRT"}
 

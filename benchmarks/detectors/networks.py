@@ -202,3 +202,47 @@ def yolo8_nms() -> Subject:
         return _selected(found[:, :4], found[:, 4:])
 
     return Subject(YoloV8(), {"image": image(SIZE, 1)}, {"image": {2: "height", 3: "width"}}, call)
+
+
+class OnnxNms(torch.autograd.Function):
+    """ONNX's NonMaxSuppression, as YOLOv7 exports it: indices of picture, class and box; in PyTorch some of them."""
+
+    @staticmethod
+    def forward(ctx: Any, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(7) * 13
+        return torch.stack((torch.zeros(7, dtype=torch.int64), places % scores.shape[1], places), 1)
+
+    @staticmethod
+    def symbolic(graph: Any, boxes: Any, scores: Any) -> Any:
+        numbers = (torch.tensor([MOST]), torch.tensor([0.45]), torch.tensor([0.25]))
+        return graph.op("NonMaxSuppression", boxes, scores, *(graph.op("Constant", value_t=each) for each in numbers))
+
+
+def _corners(coded: torch.Tensor) -> torch.Tensor:
+    return torch.cat((coded[..., :2] - coded[..., 2:] / 2, coded[..., :2] + coded[..., 2:] / 2), 2)
+
+
+@network
+def yolo7_rows() -> Subject:
+    """The head of version 7 is that of version 5; behind it its end for ONNX Runtime: picture, box, class, score."""
+
+    def call(model: nn.Module, pixels: torch.Tensor) -> torch.Tensor:
+        found = model(pixels)
+        boxes, (best, labels) = _corners(found[..., :4]), (found[..., 5:] * found[..., 4:5]).max(2, keepdim=True)
+        chosen = OnnxNms.apply(boxes + labels.float() * 640.0, best.transpose(1, 2).contiguous())
+        row, place = chosen[:, 0], chosen[:, 2]
+        return torch.cat((row[:, None].float(), boxes[row, place], labels[row, place].float(), best[row, place]), 1)
+
+    return _moving(YoloV5(), call)
+
+
+@network
+def yolo8_indices() -> Subject:
+    """Boxes, scores and what was selected of them, as TensorFlow's YOLOv3 has its outputs."""
+
+    def call(model: nn.Module, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        found = model(pixels)
+        boxes, scores = _corners(found[:, :4].transpose(1, 2)), found[:, 4:]
+        return boxes, scores, OnnxNms.apply(boxes, scores)
+
+    return _moving(YoloV8(), call)

@@ -1,6 +1,6 @@
 """Build every detector of a folder in FP16 and INT8, and compare engine part and host part with the original.
 
-    python benchmarks/detectors/run.py --folder FOLDER --work WORK [--only NAME,...] [--table]
+    python benchmarks/detectors/run.py --folder FOLDER --work WORK [--only NAME,...] [--fixed] [--table]
 
 ``WORK/results.json`` has what came of each; ``--table`` writes it into README.md. TensorRT for RTX compiles for an L4.
 What is compared runs in ONNX Runtime: the model as exported, and in its place the part for the engine, rewritten
@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 START, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
-def shapes_of(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Profiles for dynamic axes: batch 1 to 2, height and width half to twice the example's."""
+def shapes_of(path: Path, feeds: dict[str, np.ndarray], *, is_fixed: bool) -> dict[str, Any]:
+    """Profiles for dynamic axes: batch 1 to 2, height and width half to twice the example's; or the example alone."""
     ranges: tuple[dict[str, tuple[int, ...]], ...] = ({}, {}, {})
     for item in load(path).inputs:
         if item.is_static:
@@ -41,6 +41,8 @@ def shapes_of(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, Any]:
                 for axis, (dim, each) in enumerate(zip(item.shape, example, strict=True))
             )
     low, best, high = ranges
+    if is_fixed:
+        return {"opt_shapes": [best]} if best else {}
     return {"min_shapes": [low], "opt_shapes": [best], "max_shapes": [high]} if best else {}
 
 
@@ -75,12 +77,12 @@ def largest_difference(path: Path, main: Path, shapes: list[dict[str, tuple[int,
     return worst
 
 
-def tried(path: Path, work: Path) -> dict[str, Any]:
+def tried(path: Path, work: Path, *, is_fixed: bool) -> dict[str, Any]:
     """What comes of a model."""
     with np.load(path.with_suffix(".npz")) as archive:
-        feeds = dict(archive)
+        feeds = {name: value[:1] for name, value in archive.items()}
     found: dict[str, Any] = {}
-    shapes = shapes_of(path, feeds)
+    shapes = shapes_of(path, feeds, is_fixed=is_fixed)
     main = work / f"{path.stem}.onnx"
     for mode in ("fp32", "fp16", "int8"):
         began = time.process_time()
@@ -143,6 +145,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="what exports.py wrote")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--fixed", action="store_true", help="the example's size alone, one image")
     parser.add_argument("--table", action="store_true", help="write the table into README.md")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -154,7 +157,7 @@ def main() -> None:
         else sorted(p.stem for p in (options.folder or options.work).glob("*.onnx"))
     )
     for name in names if options.folder else ():
-        results[name] = tried(options.folder / f"{name}.onnx", options.work)
+        results[name] = tried(options.folder / f"{name}.onnx", options.work, is_fixed=options.fixed)
         print(name, json.dumps(results[name]), flush=True)
         record.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
     if options.table:

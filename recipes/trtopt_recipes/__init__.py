@@ -19,12 +19,14 @@ from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
 from trtopt_recipes.division_after_product import DivisionAfterProduct
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.expand_operand import ExpandedOperand
+from trtopt_recipes.gated_conv import GatedConv
 from trtopt_recipes.global_average_pool import GlobalAveragePool
 from trtopt_recipes.group_norm import GroupNorm
 from trtopt_recipes.identity import Identity
 from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.linear_as_conv import LinearAsConv
+from trtopt_recipes.low_rank_weight import LowRankWeight
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
 from trtopt_recipes.merged_projection import MergedProjection
@@ -52,6 +54,7 @@ from trtopt_recipes.settled_selection import SettledSelection
 from trtopt_recipes.sigmoid_after_product import SigmoidAfterProduct
 from trtopt_recipes.softplus import Softplus
 from trtopt_recipes.split_after_conv import SplitAfterConv
+from trtopt_recipes.strided_stem import StridedStem
 from trtopt_recipes.transpose_pair import TransposePair
 from trtopt_recipes.transpose_push import TransposePush
 from trtopt_recipes.transposed_conv import TransposedConv
@@ -80,6 +83,7 @@ PACK = (
     DecomposedLayerNorm(),
     GroupNorm(),
     MaskConstant(),
+    LowRankWeight(),
     MergedProjection(),
     AlignedHeads(),
     Prelu(),
@@ -107,7 +111,9 @@ PACK = (
     GlobalAveragePool(),
     RepvggBranches(),
     Conv1x1Chain(),
+    GatedConv(),
     SplitAfterConv(),
+    StridedStem(),
     OddRecurrence(),
     Conv1d(),
     ResidualActivation(),

@@ -21,18 +21,20 @@ class GlobalAveragePool:
 
     Rewrite:
         mean over H and W of x [N, C, H, W] = AveragePool(x) with an H x W window; without kept dimensions, Flatten
-        follows.
+        follows. A map of more than ``largest_window`` positions is pooled twice: H x W = (a b) x (c d) by a x c, then
+        by b x d.
     Requires:
-        FP32 or FP16; H and W known, not zero, and at most ``largest_window`` positions: a kernel for pooling sums each
-        window by itself, and what that costs for larger ones was not measured.
+        FP32 or FP16; H and W known, not zero, and windows of at most ``largest_window`` positions: a kernel for pooling
+        sums each window by itself, and what that costs for larger ones was not measured.
     Why faster:
         TensorRT for RTX turns the map to [N, C, H, W] in a kernel of its own before it reduces, and pools
         channels-last maps as they are: pooling and classifier take 3 kernels instead of 4, a squeeze-and-excitation
-        block one less.
+        block one less. Pooled twice: such a block on 32 channels at 112x112 (batch 8, FP16) moves 64.4 MB instead of
+        77.1.
     Numerics:
         The same mean, summed in another order.
     Refuses when:
-        The size of the map is not known, zero, or above ``largest_window``.
+        The size of the map is not known or zero, or no two windows of at most ``largest_window`` positions cover it.
     """
 
     largest_window: int = 1024
@@ -49,7 +51,7 @@ class GlobalAveragePool:
             size = _map_size(node)
             if size is None or 0 in size:
                 refusals.append(Refusal(str(node.name), "the size of its map is not known, or zero"))
-            elif math.prod(size) > self.largest_window:
+            elif not _windows(size, self.largest_window):
                 refusals.append(Refusal(str(node.name), f"its map has {math.prod(size)} positions"))
             else:
                 matches.append(Match((node, *_context(node))))
@@ -63,22 +65,27 @@ class GlobalAveragePool:
             return Refusal(match.label, "it was changed by a rewrite before")
         names = edit.Names(model)
         flat = edit.is_op(node, "ReduceMean") and edit.int_attribute(node, "keepdims", 1) == 0
-        base = str(output.name)
-        pool = edit.new_node(
-            "AveragePool",
-            [node.inputs[0]],
-            name=names.node(f"{node.name}_pool"),
-            output=names.value(f"{base}_pool"),
-            attributes={"kernel_shape": size},
-            like=None if flat else output,
-        )
-        made = [pool]
-        if flat:
+        base, windows = str(output.name), _windows(size, self.largest_window)
+        made: list[ir.Node] = []
+        for window in windows:
+            pool = edit.new_node(
+                "AveragePool",
+                [made[-1].outputs[0] if made else node.inputs[0]],
+                name=names.node(f"{node.name}_pool"),
+                output=names.value(f"{base}_pool"),
+                attributes={"kernel_shape": window}
+                if window is windows[-1]
+                else {"kernel_shape": window, "strides": window},
+            )
             pool.outputs[0].type = output.type
+            made.append(pool)
+        if not flat and output.shape is not None:
+            made[-1].outputs[0].shape = output.shape.copy()
+        if flat:
             made.append(
                 edit.new_node(
                     "Flatten",
-                    [pool.outputs[0]],
+                    [made[-1].outputs[0]],
                     name=names.node(f"{node.name}_flat"),
                     output=names.value(f"{base}_flat"),
                     attributes={"axis": 1},
@@ -118,3 +125,13 @@ def _map_size(node: ir.Node) -> tuple[int, int] | None:
         return None
     height, width = value.shape[2], value.shape[3]
     return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+
+
+def _windows(size: tuple[int, int], largest: int) -> list[tuple[int, int]]:
+    """One window, or two of about the same size, that pool a whole map one after the other; none where none do."""
+    if math.prod(size) <= largest:
+        return [size]
+    parts = [[part for part in range(1, min(each, largest) + 1) if each % part == 0] for each in size]
+    first = [min(part, key=lambda one: abs(one - math.isqrt(each))) for part, each in zip(parts, size, strict=True)]
+    windows = [(first[0], first[1]), (size[0] // first[0], size[1] // first[1])]
+    return windows if all(math.prod(window) <= largest for window in windows) else []

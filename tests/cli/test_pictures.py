@@ -112,7 +112,7 @@ PAGE = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.long
-def test_the_tutorial_runs_line_by_line(trtopt: Run, tmp_path: Path) -> None:
+def test_every_command_of_the_page_runs(trtopt: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the tutorial trains a network: pip install 'trtopt[torch]'")
     pytest.importorskip("jinja2", reason="the tutorial writes a page: pip install 'trtopt[report]'")
     section = PAGE.partition("## From a network to an engine")[2].partition("\n## ")[0]
@@ -129,3 +129,10 @@ def test_the_tutorial_runs_line_by_line(trtopt: Run, tmp_path: Path) -> None:
     assert metric["baseline"] > 0.95 and metric["optimized"] > 0.94
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "square", done.stderr
+    own = tmp_path / "own"
+    own.mkdir()
+    for source, target in (("shapes.onnx", "model.onnx"), ("pictures/train", "pictures"), ("pictures/val", "val")):
+        (tmp_path / source).rename(own / target)
+    (first,) = re.findall(r"^trtopt (build .*)$", PAGE.partition("\n## ")[0], flags=re.MULTILINE)
+    done = trtopt(*first.split(), cwd=own)
+    assert done.returncode == 0 and (own / "model.rtx.engine").is_file(), done.stderr

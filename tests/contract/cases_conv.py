@@ -206,9 +206,14 @@ POOLS: tuple[Case, ...] = (
         changes=0,
         refusals=1,
     ),
+    pool("large", "g (float[N, 2, 40, 36] x) => (float[N, 2, 1, 1] y) { y = GlobalAveragePool(x) }"),
     pool(
-        "large",
-        "g (float[N, 1, 40, 40] x) => (float[N, 1, 1, 1] y) { y = GlobalAveragePool(x) }",
+        "large-without-dimensions",
+        "g (float[N, 2, 112, 16] x) => (float[N, 2] y) { y = ReduceMean <axes = [2, 3], keepdims = 0> (x) }",
+    ),
+    pool(
+        "large-and-indivisible",
+        "g (float[N, 1, 2, 1031] x) => (float[N, 1, 1, 1] y) { y = GlobalAveragePool(x) }",
         changes=0,
         refusals=1,
     ),

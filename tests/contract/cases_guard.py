@@ -236,6 +236,25 @@ CASES: tuple[Case, ...] = (
         "{ a = GatherElements <axis = 1> (d, i) b = Cast <to = 1> (a) y = Mul(x, b) }",
         changes=2,
     ),
+    Case(
+        "constant-expression",
+        "gather-rows",
+        "g (float[N, 3] x) => (float[N, 3] y) <float[2, 3] d = {1, 2, 3, 4, 5, 6}, int64[1, 1] i = {-1}> "
+        "{ a = GatherND(d, i) y = Mul(x, a) }",
+    ),
+    Case(
+        "constant-expression",
+        "gather-elements-by-pairs",
+        "g (float[N, 2] x) => (float[N, 2] y) <float[2, 3] d = {1, 2, 3, 4, 5, 6}, int64[2, 2] i = {-1, 0, 1, 2}> "
+        "{ a = GatherND(d, i) y = Mul(x, a) }",
+    ),
+    Case(
+        "constant-expression",
+        "gather-a-table-of-positions",
+        "g (float[N, 4096, 72] x) => (float[N, 4096, 72] y) { a = GatherND(d, i) y = Add(x, a) }",
+        {"d": (60, 72)},
+        {"i": np.arange(4096, dtype=np.int64)[:, None] * 7 % 60},
+    ),
     merged("computed", f"k = Relu(x) {SHAPES}", K, ENDS),
     merged("computed-dynamic", f"k = Relu(x) {SHAPES}", KD, ENDS),
     turned("constant", "-1, 5, 4", "2, 3, 4, 5", K),

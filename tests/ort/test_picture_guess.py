@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("PIL", reason="pictures are read by Pillow: pip install 'trtopt[images]'")
 from PIL import Image
 
+from trtopt.config import BuildConfig
 from trtopt.events import Event
 from trtopt.graph.artifact import input_spec
 from trtopt.pipeline.pictures import with_preprocess
+from trtopt.pipeline.settings import DataSources, read_inputs, settle
 from trtopt.precision.observe.pictures import PictureOptions, PictureSamples
 from trtopt.precision.observe.samples import open_samples
 from trtopt.support.clock import Clock
@@ -73,3 +75,21 @@ def test_without_labels_it_is_guessed_and_said(folder: Path) -> None:
 def test_what_is_said_is_done_without_a_word(folder: Path) -> None:
     found, said = settled(folder, "top1", "scale=255")
     assert found.how.scale == 255 and said == []
+
+
+def test_what_is_assumed_is_said_once_where_the_engine_takes_pixels(folder: Path) -> None:
+    """And found by the labels, as without. One picture has none; they are opened to find that out, then as pixels."""
+    said: list[str] = []
+    rows = [f"{place.relative_to(folder)},{place.parent.name}" for place in sorted(folder.rglob("*.png"))[1:]]
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    model = folder / "m.onnx"
+    ir.save(ir.from_onnx_text(NET), model)
+    options: dict[str, Any] = {"metric": "top1", "eval": str(folder), "preprocess_in_engine": True}
+    config = BuildConfig(output=str(folder / "x"), **options)
+    clock = Clock(lambda event: said.append(event.text) if event.kind == "warning" else None)
+    settings = settle(model, config, None, clock, make_engine=False)
+    read_inputs(settings, DataSources(None, str(folder), "top1"), clock)
+    assert any("1 of 24 pictures have no label" in text for text in said)
+    assert any("feed x uint8" in text for text in said)
+    assert any("color=bgr" in text and "top1 1.000" in text for text in said)
+    assert len(said) == len(set(said))

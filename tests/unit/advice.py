@@ -15,7 +15,7 @@ from trtopt.hardware.spec import find_gpu
 from trtopt.report.schema.analysis import Finding
 from trtopt.roofline.layer import predict
 from trtopt.roofline.node_work import GraphTypes
-from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.onnx_layers import FusedModel
 from trtopt.roofline.rules.registry import advise
 from trtopt.roofline.rules.subject import Subject
 from trtopt.support.precision import Precision
@@ -88,10 +88,11 @@ def subject_of(
     model = net.model()
     shapes = static_shapes(model, {})
     types = GraphTypes(Precision(base), frozenset(quantized))
-    layers = layers_of_graph(model, shapes, types)
+    fused = FusedModel(model, shapes, types)
+    layers = fused.layers()
     spec = find_gpu(gpu)
     rows, _ = predict(layers, spec)
-    return Subject(model, shapes, tuple(layers), rows, spec, batch, int8_times(model, shapes, types, spec))
+    return Subject(model, shapes, layers, rows, spec, batch, int8_times(fused, spec))
 
 
 def findings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("pycocotools", reason="metrics of boxes are computed by it: pip install 'trtopt[images]'")
 
-from trtopt.accuracy.boxes import BoxForm, parse_boxes, read_boxes
+from trtopt.accuracy.box_forms import BoxForm, parse_boxes
+from trtopt.accuracy.boxes import read_boxes
 from trtopt.accuracy.detection import Detection, coco, fitted
 from trtopt.errors import UsageError
 from trtopt.images.labels import Labels
@@ -90,6 +91,62 @@ def ssd_yxyx() -> list[np.ndarray]:
     return [boxes, (TRUTH[..., 0] + 1).astype(np.float32), np.full((2, 5), 0.8, np.float32), np.array([5.0, 5.0])]
 
 
+def ssd_of_tensorflow() -> list[np.ndarray]:
+    """In the order of their names: places of the anchors, boxes, classes, scores, the number of detections."""
+    anchors = np.arange(10, dtype=np.float32).reshape(2, 5) + 100
+    boxes, classes, scores, count = ssd_yxyx()
+    return [anchors, boxes, classes, scores, count]
+
+
+def scores_as_fifth() -> list[np.ndarray]:
+    return [np.concatenate([TRUTH[..., 1:], np.full((2, 5, 1), 0.8)], axis=-1), TRUTH[..., 0].astype(np.int64)]
+
+
+def one_class_as_floats() -> list[np.ndarray]:
+    """Scores above the classes, which are all 0."""
+    return [TRUTH[..., 1:], np.full((2, 5), 0.8, np.float32), np.zeros((2, 5), np.float32)]
+
+
+def yolov7() -> list[np.ndarray]:
+    picture = np.repeat([[[0.0]], [[1.0]]], 5, axis=1)
+    rows = np.concatenate([picture, TRUTH[..., 1:], TRUTH[..., :1], np.full((2, 5, 1), 0.9)], axis=-1)
+    return [rows.reshape(10, 7)]
+
+
+def nms() -> list[np.ndarray]:
+    """As YOLOv3 of the ONNX model zoo: the indices select the boxes of the pictures among others of high scores."""
+    chosen = [(row, int(label), place) for row in range(2) for place, label in enumerate(TRUTH[row, :, 0])]
+    boxes = placed(TRUTH[..., [2, 1, 4, 3]])
+    return [boxes, scored(0.95, 0.9).transpose(0, 2, 1), np.array([*chosen, (-1, -1, -1)], np.int32)[None]]
+
+
+def yolox() -> list[np.ndarray]:
+    """84 cells for 64 x 64 pixels; boxes of cells 1 (stride 8), 70 (stride 16) and 80 (stride 32), and two more."""
+    found, cells = np.zeros((2, 84, 5 + CLASSES)), np.array([1, 70, 80, 8, 83])
+    columns, rows, strides = (np.array(each) for each in ([1, 2, 0, 0, 1], [0, 1, 0, 1, 1], [8, 16, 32, 8, 32]))
+    boxes = middle(TRUTH[..., 1:])
+    found[:, cells, 0] = boxes[..., 0] / strides - columns
+    found[:, cells, 1] = boxes[..., 1] / strides - rows
+    found[:, cells, 2:4] = np.log(boxes[..., 2:] / strides[:, None])
+    found[:, cells, 4] = 0.9
+    for row, column in np.ndindex(2, 5):
+        found[row, cells[column], 5 + int(TRUTH[row, column, 0])] = 0.9
+    return [found]
+
+
+def yolo_nas() -> list[np.ndarray]:
+    """Boxes twice: overlaps are left to the caller."""
+    boxes, scores = placed(TRUTH[..., 1:]), scored(0, 0.9)
+    boxes[:, 5:10], scores[:, 5:10] = boxes[:, :5], scores[:, :5] * 0.999
+    return [boxes, scores]
+
+
+def ssd_without_its_end() -> list[np.ndarray]:
+    """The class of nothing is the first."""
+    nothing = np.concatenate([np.full((2, BOXES, 1), 0.97), scored(0, 0.9)], axis=-1)
+    return [nothing, placed(TRUTH[..., 1:]) / SIZE]
+
+
 def detr() -> list[np.ndarray]:
     logits = scored(-9, 9, CLASSES + 1)
     logits[:, 5:, -1] = 9
@@ -124,6 +181,13 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
         (yolov5, "yolov5", "cxcywh", "pixels", "index"),
         (yolov8, "yolov8", "cxcywh", "pixels", "index"),
         (yolov10, "yolov10", "xyxy", "pixels", "index"),
+        (yolov7, "yolov7", "xyxy", "pixels", "index"),
+        (nms, "nms", "yxyx", "pixels", "index"),
+        (yolox, "yolox", "cxcywh", "pixels", "index"),
+        (yolo_nas, "rtdetr", "xyxy", "pixels", "index"),
+        (ssd_without_its_end, "rtdetr", "xyxy", "shares", "one"),
+        (scores_as_fifth, "ssd", "xyxy", "pixels", "index"),
+        (ssd_of_tensorflow, "ssd", "yxyx", "shares", "one"),
         (ssd, "ssd", "xyxy", "shares", "id"),
         (ssd_yxyx, "ssd", "yxyx", "shares", "one"),
         (detr, "detr", "cxcywh", "shares", "index"),
@@ -142,6 +206,33 @@ def test_the_form_is_the_one_whose_boxes_agree_with_the_labels(
     assert measure(network, [FEEDS], labels) == pytest.approx(1.0)
     said, silence = fitted("map50", form.describe(), network, [FEEDS], labels)
     assert said.form == form and silence == ""
+
+
+@pytest.mark.parametrize("head", ["yolov8", "yolov5"])
+def test_masks_and_keypoints_behind_the_scores_are_none_of_them(labels: Labels, head: str) -> None:
+    """As of YOLO v8's and v5's networks for segmentation and poses: the labels name the classes."""
+    axis = 1 if head == "yolov8" else 2
+    (output,) = yolov8() if head == "yolov8" else yolov5()
+    shape = list(output.shape)
+    shape[axis] = 32
+    more = [np.concatenate([output, np.random.default_rng(0).normal(0, 9, shape)], axis=axis)]
+    named = replace(labels, classes=("a", "b", "c", "d", "e", "f"))
+    measure, note = fitted("map50", None, Fixed(more), [FEEDS], named)
+    assert measure.form.head == head and measure.form.count == CLASSES and "count=6" in note
+    assert measure(Fixed(more), [FEEDS], named) == pytest.approx(1.0)
+    assert fitted("map50", f"{head},count=6", Fixed(more), [FEEDS], named)[0].form == measure.form
+
+
+def test_classes_of_floats_are_told_from_scores() -> None:
+    found = read_boxes(parse_boxes("ssd"), one_class_as_floats(), (SIZE, SIZE), 0)
+    np.testing.assert_allclose(found[:, 4:], [[0.8, 0]] * 5, rtol=1e-6)
+
+
+def test_a_picture_without_rows_or_indices_has_no_box() -> None:
+    assert len(read_boxes(parse_boxes("yolov7"), [np.zeros((0, 7), np.float32)], (SIZE, SIZE), 0)) == 0
+    boxes, scores, _ = nms()
+    assert len(read_boxes(parse_boxes("nms"), [boxes, scores, np.zeros((0, 3), np.int64)], (SIZE, SIZE), 1)) == 0
+    assert len(read_boxes(parse_boxes("nms"), [boxes, scores, np.array([[0, 99, 0]])], (SIZE, SIZE), 0)) == 0
 
 
 def test_boxes_may_come_with_arrays_of_labels() -> None:
@@ -204,7 +295,10 @@ def test_numbers_that_are_not_finite_are_no_boxes() -> None:
         read_boxes(parse_boxes(make.__name__), outputs, (64, 64), 0)
 
 
-@pytest.mark.parametrize("text", ["", "yolo", "yolov8,iou=2", "yolov8,unit=metres", "yolov8,conf", "yolov8,size=3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "yolo", "yolov8,iou=2", "yolov8,unit=metres", "yolov8,conf", "yolov8,size=3", "ssd,count=3", "yolov8,count=x"],
+)
 def test_a_form_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_boxes(text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
 import onnx.parser
 import onnx_ir as ir
 import pytest
@@ -49,6 +52,27 @@ def test_stale_shapes_inside_the_graph_are_replaced() -> None:
 def test_a_failure_raises(graph: str) -> None:
     with pytest.raises(InvalidModelError):
         infer_shapes(parse(graph))
+
+
+@pytest.mark.parametrize("place", ["initializer", "node", "branch"])
+def test_a_long_vector_of_integers_is_no_size(place: str) -> None:
+    """ONNX reads such constants where sizes may be computed: those that an attention bias is gathered by, too."""
+    rows = "a = Unsqueeze(table, one) b = GatherND(x, a)"
+    graph = f"g (float[9, 3] x) => (float[K, 3] y) <int64[1] one = {{1}}> {{ {rows} y = Neg(b) }}"
+    if place == "branch":
+        branches = f"then_branch = t () => (float[4000, 3] p) {{ {rows} p = Neg(b) }}"
+        branches += ", else_branch = e () => (float[4000, 3] q) { q = Expand(x, size) }"
+        constants = "int64[1] one = {1}, int64[2] size = {4000, 3}"
+        graph = f"g (bool c, float[1, 3] x) => (float[K, 3] y) <{constants}> {{ y = If (c) <{branches}> }}"
+    proto = onnx.parser.parse_model(HEADER + graph)
+    table = onnx.numpy_helper.from_array(np.zeros(4000, np.int64), "table")
+    if place == "node":
+        proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["table"], value=table))
+    else:
+        (proto.graph.node[0].attribute[0].g if place == "branch" else proto.graph).initializer.append(table)
+    inferred = infer_shapes(ir.from_proto(proto))
+    assert value(inferred, "b").dtype == ir.DataType.FLOAT
+    assert [each.name for each in inferred.graph.inputs] == [each.name for each in proto.graph.input]
 
 
 def test_declared_names_of_output_dimensions_fill_what_inference_does_not_know() -> None:
@@ -123,3 +147,12 @@ def test_normalisations_that_onnx_cannot_infer_keep_the_shape_of_their_input(nod
     assert static_shapes(model, {"x": (3, 4, 8, 8)})["y"] == (3, 4, 8, 8)
     assert str(value(infer_shapes(model), "a").shape) == "[N,4,8,8]"
     assert [each.op_type for each in model.graph] == [node.partition("<")[0].partition("(")[0], "Relu"]
+
+
+def test_sums_of_integers_that_broadcast_over_two_axes_are_inferred() -> None:
+    rows, columns = ", ".join(map(str, range(3))), ", ".join(map(str, range(5)))
+    model = parse(
+        f"g (float[N, 3] x) => (int64[3, 5] y) <int64[3] r = {{{rows}}}, int64[5] c = {{{columns}}},"
+        " int64[1] one = {1}, int64[1] zero = {0}> { p = Unsqueeze(r, one) q = Unsqueeze(c, zero) y = Add(p, q) }"
+    )
+    assert static_shapes(model, {"x": (2, 3)})["y"] == (3, 5)

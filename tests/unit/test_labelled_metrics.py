@@ -80,6 +80,22 @@ def test_miou_is_the_mean_over_the_classes_that_are_there() -> None:
         measured("miou", [answer], wanted[:, :1])
 
 
+def test_miou_of_one_class_takes_black_and_white_masks(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pictures are read by Pillow: pip install 'trtopt[images]'")
+    white = np.zeros((4, 6), np.uint8)
+    white[:2] = 255
+    image.fromarray(white).save(tmp_path / "mask.png")
+    labels = Labels("picture", (Path("a"),), [tmp_path / "mask.png"], "here", how=Preprocess((6, 6), letterbox=True))
+    share = np.full((1, 1, 6, 6), 0.9, np.float32)  # in a letterbox: a row above, and one below
+    share[0, 0, 2:] = 0.2
+    assert measured("miou", [share], labels) == pytest.approx((1 / 2 + 2 / 3) / 2)
+    logits = np.where(share > 0.5, 3, -3).astype(np.float32)
+    assert measured("miou", [logits], labels) == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert measured("miou", [logits[..., 1:5, :]], white[None]) == pytest.approx((1 / 2 + 2 / 3) / 2)
+    marked = np.where(white[None] == 255, 1, 255).astype(np.uint8)  # 255 beside a 1: no class
+    assert measured("miou", [logits[..., 1:5, :]], marked) == pytest.approx((0 + 1 / 2) / 2)
+
+
 def test_psnr_is_of_the_range_of_the_pixels() -> None:
     wanted = np.full((2, 3, 4, 4), 0.5)
     assert measured("psnr", [(wanted + 0.1).astype(np.float32)], wanted) == pytest.approx(20.0, abs=1e-3)

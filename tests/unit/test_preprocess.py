@@ -106,6 +106,13 @@ def test_what_contradicts_itself_or_the_input_is_refused(text: str) -> None:
     assert caught.value.where == "--preprocess" and caught.value.remedy
 
 
+@pytest.mark.parametrize("text", ["nv12", "layout=NV12", "yolo,color=yuv420"])
+def test_brightness_and_colour_of_video_are_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(UsageError, match="codes them as brightness and colour") as caught:
+        parse_preprocess(text, IMAGENET)
+    assert "before the network" in caught.value.remedy and "BT.601" in caught.value.remedy
+
+
 @pytest.mark.parametrize("shape", [(1, 10), (1, 4, 224, 224), (3, 224, 224), (1, "C", 224, 224)])
 def test_an_input_that_takes_no_pictures_is_named(shape: tuple[int | str, ...]) -> None:
     with pytest.raises(UsageError, match="'x' takes no pictures"):

@@ -127,6 +127,22 @@ def test_a_command_for_the_model_has_the_model_s_shapes_whatever_io_made_of_the_
     assert "x:8x3x32x32" in shlex.split(line)
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"), [(["n", 3, 32, 40], "x:8x3x32x40"), (["n", "h", "w", 3], "x:8x32x40x3")]
+)
+def test_a_command_for_a_model_whose_engine_takes_pixels_has_the_shape_of_the_file(
+    shape: list[int | str], expected: str
+) -> None:
+    """The build takes pixels, channels last; analyze reads the file."""
+    engine = dataclasses.replace(ENGINE, profiles=({"x": {"opt": [8, 32, 40, 3]}},))
+    image = {"name": "x", "dtype": "float32", "shape": shape}
+    config = {**full_report().config, "preprocess": "imagenet", "preprocess_in_engine": True}
+    report = full_report(engine=engine, config=config)
+    report = dataclasses.replace(report, model={"path": "m.onnx", "inputs": [image]})
+    line = next(block.text for block in advice(report) if isinstance(block, Command) and "analyze" in block.text)
+    assert expected in shlex.split(line)
+
+
 def test_after_a_failed_gate_it_says_that_nothing_was_made() -> None:
     report = full_report(engine=None, gate_failures=("SQNR 1.0 dB, less than 20",))
     lines = _text(report).splitlines()

@@ -15,7 +15,7 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.spec import find_gpu
 from trtopt.roofline.layer import layer_time
 from trtopt.roofline.node_work import GraphTypes
-from trtopt.roofline.onnx_layers import layers_of_graph
+from trtopt.roofline.onnx_layers import FusedModel, layers_of_graph
 from trtopt.roofline.work import Gemm, Layer
 from trtopt.support.precision import Precision
 
@@ -207,6 +207,17 @@ def test_between_quantized_products_a_tensor_takes_one_byte() -> None:
         (TENSOR // 2, TENSOR // 2),
         (TENSOR // 2, TENSOR),
     ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_kernels_of_a_fused_model_in_8_bits_are_those_of_one_fused_in_8_bits(seed: int) -> None:
+    model, shapes = random_model(random.Random(seed), 60)
+    weighted = (node for node in model.graph if node.op_type in ("Conv", "MatMul"))
+    names = [str(node.name) for node in weighted if node.inputs[1] is not None and node.inputs[1].is_initializer()]
+    eight = GraphTypes(Precision.FP16, frozenset(names[::2]))
+    fused = FusedModel(model, shapes, GraphTypes(Precision.FP16))
+    before = fused.layers()
+    assert fused.in_types(eight).layers() == layers_of_graph(model, shapes, eight) != before == fused.layers()
 
 
 def test_concat_is_free_where_its_producers_can_write_in_place() -> None:

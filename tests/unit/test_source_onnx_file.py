@@ -362,6 +362,18 @@ def test_dynamic_axes_keep_their_symbols(tmp_path: Path) -> None:
     assert str(artifact.model.graph.outputs[0].shape) == "[N,4]"
 
 
+def test_dimensions_of_minus_one_are_open(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 7, opset_import: ["" : 11]> g (float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Relu(x) }'
+    )
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = value.type.tensor_type.shape.dim[2].dim_value = -1
+    onnx.save(model, tmp_path / "m.onnx")
+    (found,) = load(tmp_path / "m.onnx").model.graph.inputs
+    assert found.shape is not None
+    assert [isinstance(dim, int) for dim in found.shape] == [False, True, False]
+
+
 def test_a_stale_declared_batch_gives_way_to_the_symbol(tmp_path: Path) -> None:
     artifact = load(saved(tmp_path, HEADER + "g (float[N, 4] x) => (float[1, 4] y) { y = Relu(x) }"))
     assert str(artifact.model.graph.outputs[0].shape) == "[N,4]"

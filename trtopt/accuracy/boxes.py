@@ -1,145 +1,69 @@
-"""How detectors write their boxes, and the boxes read from their outputs."""
+"""The boxes read from the outputs of a detector."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
+from trtopt.accuracy.box_forms import COUNTED, FORMS, OVERLAP, BoxForm, Classes, Corners, Head, Unit
 from trtopt.errors import UsageError
-from trtopt.support.words import did_you_mean
 
-Head = Literal["yolov5", "yolov8", "yolov10", "ssd", "detr", "rtdetr", "fastestdet"]
-Corners = Literal["xyxy", "cxcywh", "yxyx"]
-Unit = Literal["pixels", "shares"]
-Classes = Literal["index", "id", "one"]
-
-HEADS: tuple[str, ...] = get_args(Head)
 MOST_DETECTIONS = 100
 """Of a picture, the highest scores: COCO's ``maxDets``."""
 
 _MOST_CANDIDATES = 3000
 """Of a picture before overlaps are taken out; those of lower scores hardly ever end among the first hundred."""
 
+_STRIDES = (8, 16, 32)
+"""Of YOLOX's cells, in pixels (github.com/Megvii-BaseDetection/YOLOX, yolox/models/yolo_head.py)."""
 
-@dataclass(frozen=True)
-class BoxForm:
-    """How the outputs of a detector hold boxes.
-
-    Attributes:
-        head: ``yolov5``: ``[batch, boxes, 5 + classes]`` of a box, whether it holds an object, and a score for each
-            class. ``yolov8`` (also 9, 11): ``[batch, 4 + classes, boxes]``. ``yolov10``: ``[batch, boxes, 6]`` of a
-            box, its score and its class. ``ssd``: boxes ``[batch, boxes, 4]``, and scores and classes
-            ``[batch, boxes]``, or without a batch. ``detr``: boxes and a softmax over the classes and none, in outputs
-            of their own; ``rtdetr``: boxes and a sigmoid for each class, in two outputs or in one. ``fastestdet``:
-            ``[batch, 5 + classes, height, width]`` of a cell each.
-        corners: Of a box: left, upper, right and lower edge; or middle, width and height.
-        unit: Pixels of the network's input, or shares of it.
-        classes: What the classes are: indices of the labels, ids of COCO's categories, or indices counted from 1.
-        conf: The least score of a box.
-        iou: Boxes of one class that overlap by more are the same object; None where the network took them out.
-    """
-
-    head: Head
-    corners: Corners
-    unit: Unit = "pixels"
-    classes: Classes = "index"
-    conf: float = 0.001
-    iou: float | None = None
-
-    def describe(self) -> str:
-        """The form in one line, as ``--boxes`` takes it."""
-        iou = "none" if self.iou is None else f"{self.iou:g}"
-        return (
-            f"{self.head},corners={self.corners},unit={self.unit},classes={self.classes},conf={self.conf:g},iou={iou}"
-        )
-
-
-_NMS = 0.65
-"""Ultralytics and YOLOX evaluate with 0.6 to 0.7."""
-
-FORMS: Mapping[str, BoxForm] = {
-    "yolov5": BoxForm("yolov5", "cxcywh", iou=_NMS),
-    "yolov8": BoxForm("yolov8", "cxcywh", iou=_NMS),
-    "yolov10": BoxForm("yolov10", "xyxy"),
-    "ssd": BoxForm("ssd", "xyxy"),
-    "detr": BoxForm("detr", "cxcywh", "shares"),
-    "rtdetr": BoxForm("rtdetr", "cxcywh", "shares"),
-    # Its own evaluation (github.com/dog-qiuqiu/FastestDet, utils/evaluation.py) has such thresholds.
-    "fastestdet": BoxForm("fastestdet", "cxcywh", "shares", conf=0.01, iou=0.45),
-}
-
-
-def parse_boxes(text: str) -> BoxForm:
-    """Read ``--boxes``: a head, and what differs from its stock form, such as ``yolov5,unit=shares,iou=0.5``.
-
-    Raises:
-        UsageError: The text has another form.
-    """
-    head, *keys = (word.strip() for word in text.split(","))
-    choices: dict[str, tuple[str, ...]] = {
-        "corners": get_args(Corners),
-        "unit": get_args(Unit),
-        "classes": get_args(Classes),
-    }
-    if head not in FORMS:
-        raise _wrong(f"{head!r} is no form of boxes", did_you_mean(head, FORMS))
-    form = FORMS[head]
-    for part in keys:
-        key, _, value = (word.strip() for word in part.partition("="))
-        if value in choices.get(key, ()):
-            form = replace(form, **{key: value})  # type: ignore[arg-type]
-        elif key == "iou" and value == "none":
-            form = replace(form, iou=None)
-        elif key in ("conf", "iou") and (number := _share(value)) is not None:
-            form = replace(form, **{key: number})  # type: ignore[arg-type]
-        else:
-            share = ("a number from 0 to 1",)
-            known = {**choices, "conf": share, "iou": (*share, "none")}
-            near = f"{key} is {' or '.join(known[key])};" if key in known else did_you_mean(key, known)
-            raise _wrong(f"{part!r} is no part of a form of boxes", near)
-    return form
-
-
-def _share(word: str) -> float | None:
-    try:
-        number = float(word)
-    except ValueError:
-        return None
-    return number if 0 <= number <= 1 else None
-
-
-def _wrong(what: str, near: str) -> UsageError:
-    remedy = f"write one of {', '.join(FORMS)}; behind it corners=, unit=, classes=, conf= and iou= (docs/detectors.md)"
-    return UsageError(f"--boxes: {what}", where="--boxes", remedy=f"{near} {remedy}".strip())
-
-
-def forms_of(outputs: Sequence[np.ndarray]) -> Iterator[BoxForm]:
-    """The forms that outputs of such shapes may have, the most common first."""
-    every = itertools.product(("cxcywh", "xyxy"), ("pixels", "shares"), ("index", "id", "one"))
-    ways: list[tuple[Corners, Unit, Classes]] = list(every)  # type: ignore[arg-type]
-    for form in FORMS.values():
-        if _parts(form.head, outputs) is None:
-            continue
-        if form.head == "fastestdet":
-            yield form
-            continue
-        stock = (form.corners, form.unit)
-        for corners, unit, classes in sorted(ways, key=lambda way: (way[2] != "index", way[:2] != stock)):
-            yield replace(form, corners=corners, unit=unit, classes=classes)
-        if form.head == "ssd":
-            for unit, classes in itertools.product(get_args(Unit), get_args(Classes)):
-                yield replace(form, corners="yxyx", unit=unit, classes=classes)
-
+Size = tuple[int, int]
+"""Height and width of the network's input, in pixels."""
 
 Raw = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Boxes ``[boxes, 4]`` as the network writes them, scores ``[boxes]`` and classes ``[boxes]`` of one picture."""
 
 
-def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: tuple[int, int], row: int) -> np.ndarray:
+def forms_of(outputs: Sequence[np.ndarray], size: Size, count: int = 0) -> Iterator[BoxForm]:
+    """The forms that outputs of such shapes may have, the most common first.
+
+    Indices that NonMaxSuppression selected leave no other. Edges in two outputs are those of networks that leave
+    overlaps to the caller (YOLO-NAS, SSD without its end), other than RT-DETR.
+
+    Args:
+        outputs: Of the network, in graph order.
+        size: Height and width of its input, in pixels.
+        count: How many classes the labels name; 0 where they name none.
+    """
+    every = itertools.product(("cxcywh", "xyxy"), ("pixels", "shares"), ("index", "id", "one"))
+    ways: list[tuple[Corners, Unit, Classes]] = list(every)  # type: ignore[arg-type]
+    found = {form: parts for form in FORMS.values() if (parts := _parts(form.head, outputs, size)) is not None}
+    for form in [form for form in found if form.head == "nms"] or found:
+        if count and form.head in COUNTED and _classes_of(form.head, found[form][0]) > count:
+            yield replace(form, count=count)
+        if form.head in ("fastestdet", "yolox"):
+            yield form
+            continue
+        stock = (form.corners, form.unit)
+        for corners, unit, classes in sorted(ways, key=lambda way: (way[2] != "index", way[:2] != stock)):
+            iou = OVERLAP if form.head == "rtdetr" and corners == "xyxy" else form.iou
+            yield replace(form, corners=corners, unit=unit, classes=classes, iou=iou)
+        if form.head in ("ssd", "nms"):
+            for unit, classes in itertools.product(get_args(Unit), get_args(Classes)):
+                yield replace(form, corners="yxyx", unit=unit, classes=classes)
+
+
+def _classes_of(head: Head, output: np.ndarray) -> int:
+    """How many scores a box has in an output, if all behind the box are."""
+    return int(output.shape[1 if head == "yolov8" else 2]) - COUNTED[head]
+
+
+def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: Size, row: int) -> np.ndarray:
     """The boxes of one picture of a batch.
 
     Args:
@@ -155,7 +79,7 @@ def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: tuple[int, in
     Raises:
         UsageError: The outputs are not of that form.
     """
-    parts = _parts(form.head, outputs)
+    parts = _parts(form.head, outputs, size)
     if parts is None:
         shapes = ", ".join(str(list(output.shape)) for output in outputs)
         raise UsageError(
@@ -163,7 +87,10 @@ def read_boxes(form: BoxForm, outputs: Sequence[np.ndarray], size: tuple[int, in
             where=f"outputs {shapes}",
             remedy="name the form they have with --boxes, or leave it out to have all tried",
         )
-    boxes, scores, classes = _READERS[form.head](parts, row)
+    if form.count is not None:
+        last = COUNTED[form.head] + form.count
+        parts = [parts[0][:, :last] if form.head == "yolov8" else parts[0][:, :, :last]]
+    boxes, scores, classes = _READERS[form.head](parts, row, size)
     kept = np.flatnonzero((scores > form.conf) & np.isfinite(boxes).all(axis=1))
     kept = kept[np.argsort(-scores[kept], kind="stable")[:_MOST_CANDIDATES]]
     found = np.empty((len(kept), 6))
@@ -199,8 +126,10 @@ def _apart(found: np.ndarray, most: float) -> np.ndarray:
     return found[kept]
 
 
-def _parts(head: Head, outputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+def _parts(head: Head, outputs: Sequence[np.ndarray], size: Size) -> list[np.ndarray] | None:
     """The outputs that hold the boxes of a head, in its order; None where there are none of its shapes."""
+    if head == "nms":
+        return _selected(outputs)
     if head in ("ssd", "detr"):
         return _apart_outputs(outputs, with_classes=head == "ssd")
     if head == "rtdetr" and len(outputs) > 1 and (found := _apart_outputs(outputs, with_classes=False)):
@@ -210,12 +139,17 @@ def _parts(head: Head, outputs: Sequence[np.ndarray]) -> list[np.ndarray] | None
         if head == "fastestdet":
             if rank == 4 and shape[1] > 5:
                 return [output]
+        elif head == "yolov7":
+            if rank == 2 and shape[1] == 7:
+                return [output]
         elif rank == 3:
             is_wide = shape[1] < shape[2]
+            is_tall = shape[2] > 5 and not is_wide
             fits = {
-                "yolov5": shape[2] > 5 and not is_wide,
+                "yolov5": is_tall,
                 "yolov8": shape[1] > 4 and is_wide,
                 "yolov10": shape[2] == 6,
+                "yolox": is_tall and shape[1] == len(_cells(size)),
                 "rtdetr": shape[2] > 4 and not is_wide,
             }
             if fits[head]:
@@ -223,11 +157,25 @@ def _parts(head: Head, outputs: Sequence[np.ndarray]) -> list[np.ndarray] | None
     return None
 
 
+def _selected(outputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """Boxes, scores and the indices that NonMaxSuppression selected."""
+    indices = next((item for item in outputs if item.dtype.kind in "iu" and item.shape[-1:] == (3,)), None)
+    rest = [output for output in outputs if output.ndim == 3 and output.dtype.kind == "f"]
+    boxes = next((output for output in rest if output.shape[-1] == 4), None)
+    if indices is None or boxes is None:
+        return None
+    wanted = (boxes.shape[0], boxes.shape[1])
+    scores = next((item for item in rest if item is not boxes and (item.shape[0], item.shape[2]) == wanted), None)
+    return None if scores is None else [boxes, scores, indices.reshape(-1, 3)]
+
+
 def _apart_outputs(outputs: Sequence[np.ndarray], *, with_classes: bool) -> list[np.ndarray] | None:
     """Boxes, scores, and with them classes of outputs of their own, each with a batch as first axis."""
-    boxes = next((output for output in outputs if output.ndim in (2, 3) and output.shape[-1] == 4), None)
-    if boxes is None:
+    sides = (4, 5) if with_classes else (4,)
+    holding = [output for output in outputs if output.ndim in (2, 3) and output.shape[-1] in sides]
+    if not holding:
         return None
+    boxes = max(holding, key=lambda output: output.ndim)
     places = boxes.shape[:-1]
     rest = [output for output in outputs if output is not boxes]
     if not with_classes:
@@ -235,14 +183,29 @@ def _apart_outputs(outputs: Sequence[np.ndarray], *, with_classes: bool) -> list
         found = [boxes, scores] if scores is not None and len(places) == 2 else None
         return found
     flat = [item for item in rest if item.shape == places]
-    classes = next((item for item in flat if item.dtype.kind in "iu"), None)
-    if classes is None and len(flat) == 2:
-        # Classes as floats are whole numbers, and mostly above 1.
-        classes = max(flat, key=lambda item: float(np.abs(item).max(initial=0)))
-    scores = next((item for item in flat if item is not classes and item.dtype.kind == "f"), None)
-    if classes is None or scores is None:
+    if boxes.shape[-1] == 5:
+        boxes, flat = boxes[..., :4], [boxes[..., 4], *flat]
+    # Of floats, scores are no whole numbers; of whole ones, classes are below the places of anchors (TensorFlow's).
+    floats = sorted((item for item in flat if item.dtype.kind == "f"), key=_as_scores)
+    classes = [item for item in flat if item.dtype.kind in "iu"] or floats[1:]
+    if not classes or not floats:
         return None
-    return [boxes, scores, classes] if len(places) == 2 else [boxes[None], scores[None], classes[None]]
+    parts = [boxes, floats[0], classes[0]]
+    return parts if len(places) == 2 else [item[None] for item in parts]
+
+
+def _as_scores(values: np.ndarray) -> tuple[bool, float]:
+    return bool((values == np.floor(values)).all()), float(np.abs(values).max(initial=0))
+
+
+@functools.cache
+def _cells(size: Size) -> np.ndarray:
+    """Column, row and stride of each of YOLOX's cells, FP32 ``[cells, 3]``, for an input of ``size``."""
+    found = []
+    for stride in _STRIDES:
+        rows, columns = np.mgrid[: size[0] // stride, : size[1] // stride]
+        found.append(np.stack([columns.ravel(), rows.ravel(), np.full(rows.size, stride)], axis=1))
+    return np.concatenate(found).astype(np.float32)
 
 
 def _each_class(boxes: np.ndarray, scores: np.ndarray) -> Raw:
@@ -253,33 +216,53 @@ def _each_class(boxes: np.ndarray, scores: np.ndarray) -> Raw:
     return boxes[place], scores[place, label], label
 
 
-def _yolov5(parts: list[np.ndarray], row: int) -> Raw:
+def _nms(parts: list[np.ndarray], row: int, _: Size) -> Raw:
+    boxes, scores, indices = parts
+    most = (scores.shape[0], scores.shape[1], boxes.shape[1])
+    kept = indices[((indices >= 0) & (indices < most)).all(axis=1) & (indices[:, 0] == row)]
+    label, place = kept[:, 1], kept[:, 2]
+    return boxes[row, place], scores[row, label, place].astype(np.float32), label
+
+
+def _yolov5(parts: list[np.ndarray], row: int, _: Size) -> Raw:
     found = parts[0][row].astype(np.float32)
     return _each_class(found[:, :4], found[:, 4:5] * found[:, 5:])
 
 
-def _yolov8(parts: list[np.ndarray], row: int) -> Raw:
+def _yolov7(parts: list[np.ndarray], row: int, _: Size) -> Raw:
+    found = parts[0][parts[0][:, 0] == row].astype(np.float32)
+    return found[:, 1:5], found[:, 6], found[:, 5]
+
+
+def _yolox(parts: list[np.ndarray], row: int, size: Size) -> Raw:
+    found, cells = parts[0][row].astype(np.float32), _cells(size)
+    found[:, :2] = (found[:, :2] + cells[:, :2]) * cells[:, 2:]
+    found[:, 2:4] = np.exp(np.minimum(found[:, 2:4], 60)) * cells[:, 2:]
+    return _each_class(found[:, :4], found[:, 4:5] * found[:, 5:])
+
+
+def _yolov8(parts: list[np.ndarray], row: int, _: Size) -> Raw:
     found = parts[0][row].astype(np.float32)
     return _each_class(found[:4].T, found[4:].T)
 
 
-def _yolov10(parts: list[np.ndarray], row: int) -> Raw:
+def _yolov10(parts: list[np.ndarray], row: int, _: Size) -> Raw:
     found = parts[0][row].astype(np.float32)
     return found[:, :4], found[:, 4], found[:, 5]
 
 
-def _ssd(parts: list[np.ndarray], row: int) -> Raw:
+def _ssd(parts: list[np.ndarray], row: int, _: Size) -> Raw:
     boxes, scores, classes = (part[row] for part in parts)
     return boxes, scores.astype(np.float32), classes
 
 
-def _detr(parts: list[np.ndarray], row: int) -> Raw:
+def _detr(parts: list[np.ndarray], row: int, _: Size) -> Raw:
     logits = np.nan_to_num(parts[1][row].astype(np.float64))
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return _each_class(parts[0][row], (powers / powers.sum(axis=-1, keepdims=True))[:, :-1])
 
 
-def _rtdetr(parts: list[np.ndarray], row: int) -> Raw:
+def _rtdetr(parts: list[np.ndarray], row: int, _: Size) -> Raw:
     boxes, scores = (parts[0][row], parts[1][row]) if len(parts) == 2 else (parts[0][row][:, :4], parts[0][row][:, 4:])
     scores = np.nan_to_num(scores.astype(np.float64))
     if scores.min(initial=0) < 0 or scores.max(initial=0) > 1:
@@ -287,7 +270,7 @@ def _rtdetr(parts: list[np.ndarray], row: int) -> Raw:
     return _each_class(boxes, scores)
 
 
-def _fastestdet(parts: list[np.ndarray], row: int) -> Raw:
+def _fastestdet(parts: list[np.ndarray], row: int, _: Size) -> Raw:
     """Its own decoding: the middle is off its cell by a tanh, the sides are sigmoids, and the score is
     ``object^0.6 class^0.4`` (github.com/dog-qiuqiu/FastestDet, utils/tool.py, ``handle_preds``)."""
     found = parts[0][row].astype(np.float64)
@@ -300,10 +283,13 @@ def _fastestdet(parts: list[np.ndarray], row: int) -> Raw:
     return boxes.reshape(-1, 4), scores.ravel(), best.ravel()
 
 
-_READERS: Mapping[str, Callable[[list[np.ndarray], int], Raw]] = {
+_READERS: Mapping[str, Callable[[list[np.ndarray], int, Size], Raw]] = {
+    "nms": _nms,
     "yolov5": _yolov5,
+    "yolov7": _yolov7,
     "yolov8": _yolov8,
     "yolov10": _yolov10,
+    "yolox": _yolox,
     "ssd": _ssd,
     "detr": _detr,
     "rtdetr": _rtdetr,

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.accuracy.boxes import BoxForm, forms_of, parse_boxes, read_boxes
+from trtopt.accuracy.box_forms import BoxForm, parse_boxes
+from trtopt.accuracy.boxes import forms_of, read_boxes
 from trtopt.accuracy.compare import Runner
 from trtopt.accuracy.labelled import LABELS, Labels, needs
 from trtopt.errors import UsageError
@@ -86,7 +87,8 @@ def fitted(
             break
     wanted = _wanted(name, labels, len(runs))
     tried = []
-    for form in forms_of(runs[0][0]):
+    named = len(labels.classes) if isinstance(labels, PictureLabels) else 0
+    for form in forms_of(*runs[0][:2], named):
         boxes = [read_boxes(form, outputs, size, row) for outputs, size, row in runs]
         tried.append((coco("map", [_mapped(item, labels, form) for item in boxes], wanted), form))
     shapes = ", ".join(str(list(output.shape)) for output in runs[0][0])

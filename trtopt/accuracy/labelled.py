@@ -11,6 +11,7 @@ import numpy as np
 from trtopt.accuracy.compare import Runner, is_class_like, is_float, top1
 from trtopt.errors import UsageError
 from trtopt.images import placed
+from trtopt.images.decode import black_and_white
 from trtopt.images.labels import Labels as PictureLabels
 from trtopt.support.ort_session import Feeds
 
@@ -130,10 +131,15 @@ def mean_iou(runner: Runner, samples: Iterable[Feeds], labels: Labels) -> float:
     """Mean over the classes of intersection over union of the pixels of all samples; 255 is left out.
 
     The first output holds scores ``[batch, classes, height, width]``, which are interpolated to the labels' size, or
-    integers ``[batch, height, width]``. Classes that neither labels nor answers have do not count.
+    integers ``[batch, height, width]``. Scores of one class are those of 1 against 0, from 0.5 on where all are from 0
+    to 1, from 0 on else; their masks may be black and white. Classes that neither labels nor answers have do not count.
     """
     table = np.zeros((0, 0), np.int64)
     for output, index in _rows(runner, samples):
+        is_binary = output.ndim == 3 and output.shape[0] == 1 and is_float(output)
+        if is_binary:
+            least = 0.5 if output.min(initial=0) >= 0 and output.max(initial=0) <= 1 else 0.0
+            output = np.concatenate([np.full_like(output, least), output])
         if output.ndim == 3 and output.shape[0] > 1 and is_float(output):
             classes, size = output.shape[0], output.shape[1:]
         elif not is_float(output) and output.ndim in (2, 3):
@@ -142,7 +148,7 @@ def mean_iou(runner: Runner, samples: Iterable[Feeds], labels: Labels) -> float:
         else:
             shape = [1, *output.shape]
             raise needs("miou", f"scores [batch, classes, height, width], and the output is {shape}", "see FILE.py")
-        wanted = _picture(labels, index, size, "miou")
+        wanted = _picture(labels, index, size, "miou", is_binary=is_binary)
         answer = _at_size(output, wanted.shape).argmax(0) if classes else output
         if wanted.shape != answer.shape or wanted.dtype.kind not in "biu":
             raise needs("miou", f"masks of {list(answer.shape)} with a class for each pixel", "see docs/pictures.md")
@@ -206,7 +212,7 @@ def _rows(runner: Runner, samples: Iterable[Feeds]) -> Iterator[tuple[np.ndarray
             index += 1
 
 
-def _picture(labels: Labels, index: int, size: tuple[int, ...], name: str) -> np.ndarray:
+def _picture(labels: Labels, index: int, size: tuple[int, ...], name: str, *, is_binary: bool = False) -> np.ndarray:
     """The label of a row: a mask, or a target."""
     if isinstance(labels, PictureLabels):
         if labels.kind != "picture":
@@ -214,11 +220,17 @@ def _picture(labels: Labels, index: int, size: tuple[int, ...], name: str) -> np
         if index >= len(labels):
             raise needs(name, "one label per sample", "give as many labels as pictures")
         height, width = size[0], size[1]
-        return placed.mask(labels, index) if name == "miou" else placed.target(labels, index, (height, width))[0]
-    flat = labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
+        if name == "miou":
+            return placed.mask(labels, index, is_binary=is_binary)
+        target: np.ndarray = placed.target(labels, index, (height, width))[0]
+        return target
+    flat: np.ndarray = (
+        labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
+    )
     if index >= len(flat) or flat.ndim < 3:
         raise needs(name, "a mask or a picture for each sample", f"save them in the .npz under {LABELS}")
-    return np.asarray(flat[index])
+    found = np.asarray(flat[index])
+    return black_and_white(found) if is_binary else found
 
 
 MEASURES: Mapping[str, Measure] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +22,12 @@ from trtopt.pipeline.compile import Compilation, compile_engine
 from trtopt.pipeline.guard import rewrite
 from trtopt.pipeline.host import cut
 from trtopt.precision.fp16.states import with_states
+from trtopt.report.html.predicted import as_layers
+from trtopt.report.html.profile_graph import links
+from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.report.schema.steps import StepRecord
+from trtopt.report.text.names import Labels
 from trtopt.roofline.work import Layer
 from trtopt.support.clock import Clock
 from trtopt.support.precision import Precision
@@ -107,6 +111,11 @@ def compile_level(
 def _static(shapes: Mapping[str, tuple[int, ...]]) -> ShapeProfile:
     """The profile of these shapes alone."""
     return ShapeProfile({name: (shape, shape, shape) for name, shape in shapes.items()})
+
+
+def links_of_engine(rows: Sequence[LayerRow], listed: Sequence[LayerInfo]) -> tuple[tuple[int, int], ...]:
+    """Which layers of an engine read from which, by their tensors: pairs of indices (writer, reader)."""
+    return tuple(links(as_layers(rows, Labels({}), listed)))
 
 
 def lower_unobserved(

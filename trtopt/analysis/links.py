@@ -6,16 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from trtopt.report.html.predicted import as_layers
-from trtopt.report.html.profile_graph import links
 from trtopt.report.schema.analysis import LayerRow
-from trtopt.report.schema.layers import LayerInfo
-from trtopt.report.text.names import Labels
-
-
-def links_of_engine(rows: Sequence[LayerRow], listed: Sequence[LayerInfo]) -> tuple[tuple[int, int], ...]:
-    """By the tensors of an engine's layers: pairs of indices (writer, reader)."""
-    return tuple(links(as_layers(rows, Labels({}), listed)))
 
 
 def links_of_graph(rows: Sequence[LayerRow], model: ir.Model) -> tuple[tuple[int, int], ...]:

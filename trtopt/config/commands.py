@@ -102,8 +102,8 @@ class BuildConfig(Config):
     skip_bad: bool = switch_field("leave out pictures that cannot be decoded, and count them", SAMPLES)
     boxes: str | None = option_field(
         None,
-        "how the outputs hold boxes, for map50, map and recall: yolov5, yolov8, yolov10, ssd, detr, rtdetr, fastestdet "
-        "(default: found by the labels)",
+        "how the outputs hold boxes, for map50, map and recall: yolov5, yolov7, yolov8, yolov10, yolox, ssd, nms, "
+        "detr, rtdetr, fastestdet (default: found by the labels)",
         SAMPLES,
         metavar="FORM",
     )
@@ -313,6 +313,7 @@ class AnalyzeConfig(Config):
     )
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
+    markdown: str | None = file_field(MARKDOWN_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -349,6 +350,7 @@ class SensitivityConfig(Config):
     backend: str = option_field("auto", "compiler whose placement rules choose the regions", TARGET, choices=BACKENDS)
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
+    markdown: str | None = file_field(MARKDOWN_HELP)
 
 
 ONNXRUNTIME = "onnxruntime"

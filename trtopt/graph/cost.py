@@ -106,9 +106,13 @@ def has_cost(node: ir.Node) -> bool:
 
 def is_host_arithmetic(node: ir.Node, shapes: Shapes) -> bool:
     """Whether everything a node reads and writes is a small integer: see :data:`HOST_ELEMENTS`."""
-    values = [value for value in (*node.outputs, *node.inputs) if value is not None and value.name]
-    integers = all(value.dtype is not None and value.dtype.is_integer() for value in values)
-    return bool(values) and integers and all(_is_small(shapes.get(str(value.name))) for value in values)
+    found = False
+    for value in (*node.outputs, *node.inputs):
+        if value is not None and value.name:
+            dtype, found = value.dtype, True
+            if dtype is None or not dtype.is_integer() or not _is_small(shapes.get(value.name)):
+                return False
+    return found
 
 
 def _is_small(shape: tuple[int, ...] | None) -> bool:

@@ -27,14 +27,20 @@ def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     """``graph`` and every graph nested in its nodes, outer graphs first."""
     yield graph
     for node in graph:
-        for subgraph in subgraphs_of(node):
-            yield from all_graphs(subgraph)
+        if node.attributes.data:
+            for subgraph in subgraphs_of(node):
+                yield from all_graphs(subgraph)
 
 
 def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     """Every node of ``graph`` and of the graphs nested in it."""
-    for item in all_graphs(graph):
-        yield from item
+    nested: list[ir.Graph] = []
+    for node in graph:
+        yield node
+        if node.attributes.data:
+            nested += subgraphs_of(node)
+    for item in nested:
+        yield from all_nodes(item)
 
 
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:

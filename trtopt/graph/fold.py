@@ -91,6 +91,8 @@ def evaluate(node: ir.Node, opset: int, limit_bytes: int = MAX_GROWTH_BYTES) -> 
         return [_shape_or_size(node)]
     if edit.is_op(node, "GatherElements"):
         return [_gathered_elements(node)]
+    if edit.is_op(node, "GatherND") and not edit.int_attribute(node, "batch_dims", 0):
+        return [_gathered_nd(node, limit_bytes)]
     tensors = [edit.constant_tensor_of(value) for value in node.inputs]
     allowed = max(limit_bytes, 2 * sum(tensor.nbytes for tensor in tensors if tensor is not None))
     if node.op_type in _PER_ELEMENT:
@@ -124,6 +126,22 @@ def _gathered_elements(node: ir.Node) -> np.ndarray:
     if ((indices < -size) | (indices >= size)).any():
         raise FoldError("an index is out of range")
     return np.take_along_axis(part, indices % size, axis)
+
+
+def _gathered_nd(node: ir.Node, limit_bytes: int) -> np.ndarray:
+    """What a GatherND without batch dimensions gives; the reference implementation takes 1 to 3 s for a million."""
+    data, indices = (constant_of(value) for value in node.inputs)
+    if data is None or indices is None:
+        raise FoldError("an input is not a constant")
+    depth = indices.shape[-1]
+    size = math.prod(indices.shape[:-1]) * math.prod(data.shape[depth:]) * data.itemsize
+    if size > max(limit_bytes, 2 * (data.nbytes + indices.nbytes)):
+        raise FoldError(f"the constant would be of {size} bytes, the limit is {limit_bytes}")
+    sizes = np.asarray(data.shape[:depth])
+    if ((indices < -sizes) | (indices >= sizes)).any():
+        raise FoldError("an index is out of range")
+    found: np.ndarray = data[tuple(np.moveaxis(indices, -1, 0))]
+    return found
 
 
 def excess(node: ir.Node, limit_bytes: int) -> str:

@@ -90,6 +90,8 @@ def _parent(path: str) -> str:
 
 def _scopes(text: str) -> list[str]:
     """The list of texts that a metadata property holds in Python's notation; empty if it does not."""
+    if not text:
+        return []
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

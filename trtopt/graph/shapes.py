@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from functools import partial
 
 import onnx
 import onnx.checker
+import onnx.helper
 import onnx.shape_inference
 import onnx_ir as ir
 
@@ -47,7 +49,7 @@ def infer_in_place(model: ir.Model) -> None:
     """As :func:`infer_shapes`, on a model that the caller owns, which an error leaves half done."""
     declared = {value: dims_of_value(value) for value in model.graph.outputs}
     _forget(model)
-    _infer(model)
+    _infer(model, flat_skeleton(model, _custom(model)) if _is_flat(model) else skeleton(model))
     for value, dims in declared.items():
         _merge_declared(value, dims)
     name_dimensions(model)
@@ -123,7 +125,7 @@ def _fixed(model: ir.Model, shapes: Mapping[str, _Dims]) -> ir.Model:
     _forget(clone)
     known = -1
     for _ in range(_SWEEPS):
-        _infer(clone)
+        _infer(clone, skeleton(clone))
         count = len(_collect(clone))
         if count == known:
             break
@@ -138,10 +140,9 @@ def _fixed(model: ir.Model, shapes: Mapping[str, _Dims]) -> ir.Model:
 
 def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]] | None:
     """Every shape from one inference on a protobuf; None where that does not find all, or graphs are nested."""
-    if model.functions or any(subgraphs_of(node) for node in model.graph):
+    if not _is_flat(model):
         return None
-    custom = [value for node in model.graph if node.domain not in _INFERABLE for value in node.outputs if value.name]
-    proto = flat_skeleton(model, custom)
+    proto = flat_skeleton(model, _custom(model))
     for info in proto.graph.input:
         info.type.tensor_type.shape.Clear()
         info.type.tensor_type.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=n) for n in inputs[info.name])
@@ -158,6 +159,15 @@ def _quick_shapes(model: ir.Model, inputs: Mapping[str, tuple[int, ...]]) -> dic
         if info.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
             shapes[info.name] = tuple(dim.dim_value for dim in dims)
     return shapes if all(name in shapes for node in proto.graph.node for name in node.output if name) else None
+
+
+def _is_flat(model: ir.Model) -> bool:
+    return not model.functions and not any(subgraphs_of(node) for node in model.graph)
+
+
+def _custom(model: ir.Model) -> list[ir.Value]:
+    """The outputs of operators that ONNX has no inference for."""
+    return [value for node in model.graph if node.domain not in _INFERABLE for value in node.outputs if value.name]
 
 
 def _checked_inputs(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -203,8 +213,9 @@ def _forget(model: ir.Model) -> None:
         value.type = type_
 
 
-def _infer(model: ir.Model) -> None:
-    inferred = _inferred(skeleton(model))
+def _infer(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Give ``model`` what ONNX infers on its skeleton."""
+    inferred = _inferred(proto)
     known = {dim for value in model.graph.inputs for dim in dims_of_value(value) or ()}
     _merge(model.graph, inferred.graph, known)
 
@@ -220,11 +231,47 @@ def _stand_in(graph: onnx.GraphProto) -> None:
                 _stand_in(subgraph)
 
 
+def _hide_unread(graph: onnx.GraphProto, main: onnx.GraphProto) -> None:
+    """Make inputs of long integer vectors without data: ONNX reads such constants for their numbers, and fails."""
+    for index in reversed(range(len(graph.initializer))):
+        if _is_unread(graph.initializer[index]):
+            _add_input(main, graph.initializer[index])
+            del graph.initializer[index]
+    for node in graph.node:
+        tensor = node.attribute[0].t if node.op_type == "Constant" and len(node.attribute) == 1 else None
+        if tensor is not None and _is_unread(tensor):
+            tensor.name = f"{node.output[0]}__unread"
+            _add_input(main, tensor)
+            node.op_type, node.input[:] = "Identity", [tensor.name]
+            del node.attribute[:]
+        for attribute in node.attribute:
+            for subgraph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _hide_unread(subgraph, main)
+
+
+def _is_unread(tensor: onnx.TensorProto) -> bool:
+    is_vector = len(tensor.dims) < 2 and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+    return is_vector and tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def _add_input(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> None:
+    graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+
+
 def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """What ONNX infers; ``proto`` is changed."""
+    """What ONNX infers; ``proto`` is changed.
+
+    ONNX follows the values of integer tensors as if they had one axis, and then refuses sums that broadcast
+    (``[320, 1] + [1, 459]``). What fails so is inferred from shapes alone.
+    """
     _stand_in(proto.graph)
+    _hide_unread(proto.graph, proto.graph)
+    infer = partial(onnx.shape_inference.infer_shapes, proto, check_type=True, strict_mode=True)
     try:
-        return onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        try:
+            return infer(data_prop=True)
+        except onnx.shape_inference.InferenceError:
+            return infer(data_prop=False)
     except (
         onnx.shape_inference.InferenceError,
         onnx.checker.ValidationError,

@@ -15,6 +15,9 @@ KEPT_BYTES = 4096
 
 _OMITTED = "omitted"
 
+_INITIALIZERS_ALONE = 4
+"""The first IR version whose initializers need not be inputs too."""
+
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
     """``model`` as a protobuf whose large constants have their type and shape and no data.
@@ -31,13 +34,14 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
 
 
 def flat_skeleton(model: ir.Model, described: Iterable[ir.Value]) -> onnx.ModelProto:
-    """As :func:`skeleton`, of a model without functions, with types and shapes of ``described`` values only.
+    """As :func:`skeleton`, of a model without functions and nested graphs, with types and shapes of ``described``
+    values only.
 
-    A third of the time of :func:`skeleton` goes to values whose shapes are about to be inferred. ``model`` stays as it
-    is, so that other threads may read it.
+    Most of the time of :func:`skeleton` goes to values whose shapes are about to be inferred, and to what inference
+    does not read. ``model`` stays as it is, so that other threads may read it.
     """
     graph = model.graph
-    proto = onnx.ModelProto(ir_version=model.ir_version)
+    proto = onnx.ModelProto(ir_version=max(model.ir_version, _INITIALIZERS_ALONE))
     for domain, version in graph.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
     proto.graph.name = graph.name or ""
@@ -48,18 +52,33 @@ def flat_skeleton(model: ir.Model, described: Iterable[ir.Value]) -> onnx.ModelP
     ):
         for value in values:
             ir.serde.serialize_value_into(made.add(), value)
-    light = {owner: _without_data(owner, tensor) for owner, tensor in _large_constants(model)}
     for value in graph.initializers.values():
-        if value.const_value is not None:
-            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), light.get(value, value.const_value))
-    for node in graph:
-        if node in light:
-            made_node = proto.graph.node.add(
-                op_type=node.op_type, name=node.name or "", output=[str(node.outputs[0].name)]
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes > KEPT_BYTES:
+            held = proto.graph.initializer.add(
+                name=value.name,
+                data_type=tensor.dtype,
+                dims=dims_of(tensor),
+                data_location=onnx.TensorProto.EXTERNAL,
             )
-            ir.serde.serialize_attribute_into(made_node.attribute.add(), ir.AttrTensor("value", light[node]))
-        else:
-            ir.serde.serialize_node_into(proto.graph.node.add(), node)
+            held.external_data.add(key="location", value=_OMITTED)
+        elif tensor is not None:
+            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
+    light = {
+        node: ir.AttrTensor("value", _without_data(node, tensor))
+        for node, tensor in _constant_nodes(graph)
+        if tensor.nbytes > KEPT_BYTES
+    }
+    for node in graph:
+        made_node = proto.graph.node.add(
+            op_type=node.op_type,
+            domain=node.domain,
+            name=node.name or "",
+            input=["" if value is None else value.name or "" for value in node.inputs],
+            output=[value.name or "" for value in node.outputs],
+        )
+        for attribute in node.attributes.data.values():
+            ir.serde.serialize_attribute_into(made_node.attribute.add(), light.get(node, attribute))
     return proto
 
 
@@ -108,6 +127,10 @@ def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value | ir.Node, ir.TensorP
     for value in list(graph.initializers.values()):
         if value.const_value is not None:
             yield value, value.const_value
+    yield from _constant_nodes(graph)
+
+
+def _constant_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.TensorProtocol]]:
     for node in graph:
         attribute = node.attributes.get("value") if is_op(node, "Constant") else None
         if attribute is not None and not attribute.is_ref():

@@ -163,8 +163,13 @@ def _turned(image: Any, size: tuple[int, int]) -> Size:
     return (width, height) if image.getexif().get(274, 1) in (5, 6, 7, 8) else (height, width)
 
 
-def read_mask(path: Path, how: Preprocess) -> np.ndarray:
+def read_mask(path: Path, how: Preprocess, *, is_binary: bool = False) -> np.ndarray:
     """The class of each pixel, integers of ``how.size``, without interpolation; 255 around the picture.
+
+    Args:
+        path: A picture of indices.
+        how: What is done to the picture that it belongs to.
+        is_binary: Whether black and white (0 and 255 alone) stand for 0 and 1.
 
     Raises:
         UsageError: As of :func:`read_picture`; or it has colours: the pixels of a mask are indices (gray, or of a
@@ -175,7 +180,14 @@ def read_mask(path: Path, how: Preprocess) -> np.ndarray:
         image.load()
         if image.mode not in ("P", "L", "1", *_DEEP):
             raise ValueError(f"its mode is {image.mode}, and a mask has one index for each pixel")
-        found = pillow().fromarray(np.asarray(image).astype(np.int32), mode="I")
+        values = np.asarray(image).astype(np.int32)
+        values = black_and_white(values) if is_binary else values
+        found = pillow().fromarray(values, mode="I")
         return placed(found, how, nearest=True)
 
     return np.asarray(_opened(path, indices))
+
+
+def black_and_white(mask: np.ndarray) -> np.ndarray:
+    """A mask of 0 and 255 alone as one of 0 and 1; others as they are."""
+    return np.asarray(mask // 255) if np.isin(mask, (0, 255)).all() else mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -36,6 +37,9 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "yolo": {"letterbox": True},
 }
+_CODED = frozenset("nv12 nv21 i420 yuv yuv420 yuv444 yuyv uyvy ycbcr".split())
+"""How video decoders and cameras code pictures."""
+
 _KEYS = ("resize", "crop", "letterbox", "scale", "mean", "std", "layout", "color", "resample", "fill")
 
 
@@ -54,6 +58,14 @@ def parse_preprocess(text: str, spec: InputSpec) -> Preprocess:
     layout, channels, size = picture_axes(spec)
     if is_script(text):
         return Preprocess(size or (0, 0), layout=layout, dtype=str(spec.dtype), function=text)
+    coded = next((word for word in re.split("[,= ]", text) if word.lower() in _CODED), None)
+    if coded is not None:
+        raise UsageError(
+            f"--preprocess: pixels are red, green and blue, and {coded} codes them as brightness and colour",
+            where=_WHERE,
+            remedy="convert frames before the network (NPP, CV-CUDA, OpenCV): decoders differ in roundings and weights "
+            "(BT.601 or BT.709, full or limited range), and an engine would give other numbers than your samples",
+        )
     name, keys = _split(text)
     said = {key: _value(key, words) for key, words in keys.items()}
     preset = _PRESETS[name] if name else {}

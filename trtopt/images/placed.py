@@ -28,13 +28,18 @@ def boxes(labels: Labels, index: int) -> np.ndarray:
     return found
 
 
-def mask(labels: Labels, index: int) -> np.ndarray:
+def mask(labels: Labels, index: int, *, is_binary: bool = False) -> np.ndarray:
     """The class of each pixel, int32 ``[height, width]`` of the input; 255 around the picture.
+
+    Args:
+        labels: Masks.
+        index: The picture.
+        is_binary: Whether black and white stand for 0 and 1.
 
     Raises:
         UsageError: The label is no mask.
     """
-    return read_mask(Path(str(labels.values[index])), _how(labels))
+    return read_mask(Path(str(labels.values[index])), _how(labels), is_binary=is_binary)
 
 
 def target(labels: Labels, index: int, size: Size) -> np.ndarray:

@@ -205,7 +205,8 @@ def _bfloat(plan: PrecisionPlan, with_bf16: PrecisionPlan, job: Lowering, clock:
     if not job.saved or not with_bf16.bfloat:
         return with_bf16
     nodes = ", ".join(list(with_bf16.bfloat)[:3]) + (", ..." if len(with_bf16.bfloat) > 3 else "")
-    text = f"{count(len(with_bf16.bfloat), 'product')} stay FP32, though BF16 would hold what FP16 does not ({nodes})"
+    stay = "stays" if len(with_bf16.bfloat) == 1 else "stay"
+    text = f"{count(len(with_bf16.bfloat), 'product')} {stay} FP32, though BF16 would hold what FP16 does not ({nodes})"
     clock.warn("precision", f"{text}: the saved model is to run in ONNX Runtime, which has no BF16 products on CPUs")
     return plan
 

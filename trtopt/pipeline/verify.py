@@ -26,6 +26,7 @@ from trtopt.accuracy.compare import (
     first_bad,
     is_class_like,
     is_float,
+    sums_of,
 )
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric, drop_of
@@ -40,6 +41,7 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.skeleton import content_hash
+from trtopt.graph.states import find_states
 from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
@@ -214,7 +216,7 @@ def _compared(
         advance=lambda: clock.listen(Event("advance", task)),
         varying=sizes_vary(job.reference),
         enough=samples.are_enough,
-        tolerances=job.tolerances,
+        sums=sums_of(job.tolerances, {str(state.output.name) for state in find_states(job.reference)}),
     )
 
 
@@ -295,6 +297,12 @@ def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccurac
             notes.append(f"{ran.count} of {total} synthetic {unit} were run: they may take {job.most_seconds:g} s")
     elif ran.rows < FEW_SAMPLES and any(found.top1_agreement is not None for found in outputs.values()):
         notes.append(f"{ran.rows} sample{'s' if ran.rows > 1 else ''}: one that disagrees is {100 / ran.rows:.0f} %")
+    for name, found in outputs.items():
+        if found.ties:
+            notes.append(
+                f"{name}: {found.ties} tokens whose two best scores differ by less than 1 % of their range do "
+                "not count in its agreement"
+            )
     return tuple(notes)
 
 

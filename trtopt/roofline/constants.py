@@ -297,13 +297,13 @@ def sustained_share(gpu: GpuSpec) -> float:
 def _uncalibrated_share(gpu: GpuSpec) -> float:
     if gpu.tdp_w > SLOT_POWER_W or gpu.compute_capability in _MODULES:
         return 1.0
-    per_watt = {entry.compute_capability: _sustained_per_watt(entry) for entry in low_power()}
+    per_watt = _sustained_per_watt()
     sustained = per_watt.get(gpu.compute_capability, statistics.fmean(per_watt.values())) * gpu.tdp_w
     return min(1.0, sustained / (gpu.sm * gpu.clock_tensor_mhz))
 
 
 @functools.cache
-def _sustained_per_watt(entry: LowPower) -> float:
-    """SMs x MHz that a measured card sustains per watt."""
-    gpu = find_gpu(entry.name)
-    return entry.sustained_share * gpu.sm * gpu.clock_tensor_mhz / gpu.tdp_w
+def _sustained_per_watt() -> dict[str, float]:
+    """SMs x MHz that the measured card of an architecture sustains per watt, by its compute capability."""
+    cards = [(entry.sustained_share, find_gpu(entry.name)) for entry in low_power()]
+    return {gpu.compute_capability: share * gpu.sm * gpu.clock_tensor_mhz / gpu.tdp_w for share, gpu in cards}

@@ -6,6 +6,7 @@ reads one reads the tensor behind it.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -64,6 +65,12 @@ class Flow:
             self._add(node)
         self.position = {node: index for index, node in enumerate(self.nodes)}
         self.kept.update(self.behind(value) for value in graph.outputs)
+
+    def in_types(self, precision: GraphTypes) -> Flow:
+        """The same flow in other types."""
+        other = copy.copy(self)
+        other.precision, other._quantized = precision, {}
+        return other
 
     def behind(self, value: ir.Value) -> ir.Value:
         """The tensor a view shows; the value itself when it is none."""

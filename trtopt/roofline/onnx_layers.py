@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -50,8 +51,19 @@ class FusedModel:
         """One of its graphs."""
         if graph not in self._fused:
             flow = Flow(graph, self.shapes, self.precision)
-            self._fused[graph] = FusedGraph(flow, tuple(kernels_of(flow)), KernelTraffic(flow))
+            kernels = tuple(kernels_of(flow))
+            self._fused[graph] = FusedGraph(flow, kernels, tuple(_flop(each, flow) for each in kernels))
         return self._fused[graph]
+
+    def in_types(self, precision: GraphTypes) -> FusedModel:
+        """The same kernels in other types, for those that change no fusion: products with a constant weight, of a model
+        without quantizers, in 8 bits."""
+        other = FusedModel(self.model, self.shapes, precision)
+        other._fused = {
+            graph: FusedGraph(found.flow.in_types(precision), found.kernels, found.flop)
+            for graph, found in self._fused.items()
+        }
+        return other
 
     def layers(self) -> tuple[Layer, ...]:
         """See :func:`layers_of_graph`."""
@@ -66,20 +78,35 @@ class FusedModel:
 
 @dataclass(frozen=True)
 class FusedGraph:
-    """A graph, its kernels in an order in which they can run, and what crosses their borders."""
+    """A graph, its kernels in an order in which they can run, the arithmetic of each (None where it is not known), and
+    what crosses their borders."""
 
     flow: Flow
     kernels: tuple[FusedKernel, ...]
-    traffic: KernelTraffic
+    flop: tuple[int | None, ...]
+
+    @functools.cached_property
+    def traffic(self) -> KernelTraffic:
+        return KernelTraffic(self.flow)
+
+
+def _flop(kernel: FusedKernel, flow: Flow) -> int | None:
+    total = 0
+    for node in kernel.nodes:
+        flop = cost.flop_of(node, flow.shapes)
+        if flop is None:
+            return None
+        total += flop
+    return total
 
 
 def _layers(graph: FusedGraph, times: int) -> Iterator[Layer]:
-    for kernel in graph.kernels:
+    for kernel, flop in zip(graph.kernels, graph.flop, strict=True):
         if kernel.main in graph.flow.free:
             continue
         names = tuple(str(node.name) for node in kernel.nodes)
         op = "Attention" if kernel.is_attention else kernel.main.op_type
-        work = _work(graph.flow, kernel, graph.traffic)
+        work = None if flop is None else _work(graph.flow, kernel, graph.traffic, flop)
         if work is None:
             yield Layer(str(kernel.main.name), op, names, None)
         elif work.write_bytes:
@@ -100,12 +127,10 @@ def repeated(work: Work, times: int) -> Work:
     )
 
 
-def _work(flow: Flow, kernel: FusedKernel, traffic: KernelTraffic) -> Work | None:
-    flops = [cost.flop_of(node, flow.shapes) for node in kernel.nodes]
+def _work(flow: Flow, kernel: FusedKernel, traffic: KernelTraffic, flop: int) -> Work | None:
     moved = traffic.moved(kernel)
-    if moved is None or any(flop is None for flop in flops):
+    if moved is None:
         return None
-    flop = sum(flop for flop in flops if flop is not None)
     work = shaped(kernel.main, flow.shapes, flow.precision, flop, moved[:3])
     work = replace(work, network_share=moved[3] / max(moved[0] + moved[2], 1))
     if work.kind == "memory":

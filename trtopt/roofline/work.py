@@ -206,8 +206,9 @@ def in_network(layers: Sequence[Layer], constants: int) -> tuple[Layer, ...]:
     between = max(((work.read_bytes + work.write_bytes - work.network_bytes) / work.steps for work in works), default=0)
     outside = sum(work.network_bytes / work.steps for work in works)
     touched = round(between + outside) + min(constants, sum(work.distinct_weight_bytes for work in works))
+    placed = {work: replace(work, inference_bytes=touched) for work in dict.fromkeys(works)}
     return tuple(
-        layer if layer.work is None else replace(layer, work=replace(layer.work, inference_bytes=touched))
+        layer if layer.work is None else Layer(layer.name, layer.op, layer.onnx_nodes, placed[layer.work])
         for layer in layers
     )
 

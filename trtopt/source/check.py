@@ -306,12 +306,6 @@ def _check_inputs(graph: onnx.GraphProto) -> None:
                 where=f"input {value.name}",
                 remedy="export the model with example inputs; dimensions may be dynamic, their number may not",
             )
-        if any(dim.HasField("dim_value") and dim.dim_value < 0 for dim in tensor.shape.dim):
-            raise InvalidModelError(
-                "A graph input has a negative dimension",
-                where=f"input {value.name}",
-                remedy="give dynamic dimensions a name (dim_param) instead of a negative number",
-            )
 
 
 def _check_tensor(tensor: onnx.TensorProto, owner: str) -> None:

@@ -22,9 +22,9 @@ from trtopt.graph.shapes import infer_in_place, infer_shapes
 from trtopt.report.schema.steps import StepRecord
 from trtopt.source.check import check_external_data, check_loops, check_model, graphs_of, sha256_of
 from trtopt.source.opset import TARGET, convert
-from trtopt.source.rewriting import give_domains, write_out
+from trtopt.source.rewriting import mend_spelling, write_out
 from trtopt.source.torch_target import check_no_pytorch
-from trtopt.support.files import TEMPORARY
+from trtopt.support.temporary import TEMPORARY
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""
@@ -63,7 +63,7 @@ def load(path: str | os.PathLike[str], *, hash_weights: bool = True) -> ModelArt
     file = Path(os.path.abspath(os.fspath(path)))
     proto = _parse(file)
     try:
-        give_domains(proto)
+        mend_spelling(proto)
         check_model(proto, str(file))
         external = check_external_data(proto, file.parent)
         model = _deserialize(proto, file.parent)
@@ -215,13 +215,25 @@ def _drop_constant_inputs(model: ir.Model) -> list[str]:
 
 def _sort(model: ir.Model, where: str) -> None:
     try:
-        model.graph.sort()
+        if not _is_sorted(model.graph):
+            model.graph.sort()
         for function in model.functions.values():
             function.sort()
     except ValueError as error:
         raise InvalidModelError(
             "The graph has a cycle", where=_cycle(model) or where, remedy="export the model again"
         ) from error
+
+
+def _is_sorted(graph: ir.Graph) -> bool:
+    """Whether every node comes after those it reads; not asked of a graph with others nested in it."""
+    before: set[ir.Node] = set()
+    for node in graph:
+        makers = (value.producer() for value in node.inputs if value is not None)
+        if subgraphs_of(node) or not all(maker is None or maker in before for maker in makers):
+            return False
+        before.add(node)
+    return True
 
 
 def _cycle(model: ir.Model) -> str:
@@ -334,9 +346,10 @@ def name_everything(model: ir.Model) -> int:
     """
     changed = 0
     fixed = {str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)}
-    wanted = {str(value.name) for value in _values(model) if value.name}
+    values = _values(model)
+    wanted = {str(value.name) for value in values if value.name}
     taken = set(fixed)
-    for value in _values(model):
+    for value in values:
         is_border = value.graph is model.graph and (value.is_graph_input() or value.is_graph_output())
         if value.name in fixed and is_border:
             continue
@@ -344,15 +357,15 @@ def name_everything(model: ir.Model) -> int:
         if name != value.name:
             value.name = name
             changed += 1
-    wanted = {str(node.name) for graph in all_graphs(model.graph) for node in graph if node.name}
+    nodes = list(all_nodes(model.graph))
+    wanted = {str(node.name) for node in nodes if node.name}
     taken = set()
-    for graph in all_graphs(model.graph):
-        for node in graph:
-            first = next((str(value.name) for value in node.outputs if value.name), node.op_type)
-            name = free_name(_UNSAFE.sub("_", node.name or f"node_of_{first}"), taken, wanted)
-            if name != node.name:
-                node.name = name
-                changed += 1
+    for node in nodes:
+        first = next((str(value.name) for value in node.outputs if value.name), node.op_type)
+        name = free_name(_UNSAFE.sub("_", node.name or f"node_of_{first}"), taken, wanted)
+        if name != node.name:
+            node.name = name
+            changed += 1
     return changed
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
-from trtopt.source import attention, contributed
+from trtopt.source import attention, contributed, fourier
 from trtopt.source.written import Writer
 
 _Rule = Callable[[Writer], None]
@@ -18,6 +18,7 @@ _MICROSOFT = "com.microsoft"
 
 _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Attention"): attention.standard,
+    ("", "DFT"): fourier.dft,
     **{
         (_MICROSOFT, name): rule
         for name, rule in {
@@ -39,13 +40,28 @@ _RULES: dict[tuple[str, str], _Rule] = {
 """By domain and operator."""
 
 
-def give_domains(proto: onnx.ModelProto) -> None:
-    """Give operators of ONNX Runtime that it writes without a domain theirs, in place."""
+def mend_spelling(proto: onnx.ModelProto) -> None:
+    """What exporters write and ONNX does not define, or does not infer, as ONNX has it; in place."""
+    fourier.say_one_sided(proto)
+    _give_domains(proto)
+    _open_negative_dimensions(proto)
+
+
+def _give_domains(proto: onnx.ModelProto) -> None:
+    """Operators of ONNX Runtime that it writes without a domain get theirs."""
     found = [node for node in proto.graph.node if node.op_type == "SimplifiedLayerNormalization" and not node.domain]
     for node in found:
         node.domain = _MICROSOFT
     if found and all(item.domain != _MICROSOFT for item in proto.opset_import):
         proto.opset_import.add(domain=_MICROSOFT, version=1)
+
+
+def _open_negative_dimensions(proto: onnx.ModelProto) -> None:
+    """Dimensions of -1 (paddle2onnx, old exporters) are open, as ONNX Runtime takes them."""
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
 
 
 def write_out(model: ir.Model) -> list[str]:

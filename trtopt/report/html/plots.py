@@ -14,7 +14,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trtopt.report.schema.analysis import BatchSweep, LayerRow, Limiter
-from trtopt.report.schema.profile import ProfileLayer
 from trtopt.report.text.format import (
     bytes_text,
     count,
@@ -29,6 +28,7 @@ from trtopt.report.text.words import LIMITERS, product_text, rate_of, slowest, t
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
+    from trtopt.report.schema.profile import ProfileLayer
 
 Figure = dict[str, Any]
 

@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from trtopt.report.html.page import as_script
-from trtopt.report.html.profile_graph import graph, without_tensors
+from trtopt.report.html.profile_graph import graph
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.layers import NodeName, TensorInfo
 from trtopt.report.schema.profile import ProfileLayer
@@ -355,14 +355,3 @@ def _reason_groups(layers: Sequence[ProfileLayer]) -> Callable[[ProfileLayer], _
         return place, order[place], _REASONS[place % len(_REASONS)]
 
     return group
-
-
-def graph_note(layers: Sequence[ProfileLayer], *, linked: bool = False) -> str:
-    """How to read the graph; ``linked`` where its lines are known without tensors."""
-    bare = 0 if linked else sum(without_tensors(layer) for layer in layers)
-    lines = "A line leads from the layer that writes a tensor to one that reads it."
-    if layers and bare == len(layers):
-        lines = "The file names no tensors: the layers are linked in the order they run."
-    elif bare:
-        lines += f" {count(bare, 'layer')} without tensors: linked to the one that runs before."
-    return f"{lines} Long graphs go on at the top of the next column. Drag to move; after a click, the wheel zooms."

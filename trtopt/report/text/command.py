@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtopt.config.base import checked, field_kinds, options
 from trtopt.config.commands import BuildConfig
 from trtopt.config.words import command_words
 from trtopt.errors import UsageError
-from trtopt.report.schema.build import BuildReport
 from trtopt.report.text.format import visible
+
+if TYPE_CHECKING:
+    from trtopt.report.schema.build import BuildReport
 
 _CHECKED = ("report", "html", "markdown", "polygraphy", "export_layer_info", "sign")
 """Options that a line to try leaves out: what they write is of the build that was done."""

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trtopt.report.html import plots
 from trtopt.report.schema.analysis import LayerRow, range_of_rows
-from trtopt.report.text.blocks import Cell, Column, Inline, Name, Table, numbers, sum_of
-from trtopt.report.text.format import bytes_text, flop_text, percent, range_text, time_text, visible
+from trtopt.report.text.blocks import Block, Cell, Column, Inline, Name, Note, Plot, Table, numbers, sum_of
+from trtopt.report.text.format import bytes_text, count, flop_text, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
 from trtopt.report.text.words import product_text, tile_text
 
 _MOST_ROWS = 12
 _TIME = 3
 """The column that the rows are sorted by."""
+
+
+def layers_blocks(
+    rows: Sequence[LayerRow], total_us: float, labels: Labels, most: int = _MOST_ROWS
+) -> tuple[Block, ...]:
+    """The layers as a plot in their order, and as :func:`layer_table`; nothing without layers."""
+    if not rows:
+        return ()
+    size = plots.group_size(len(rows))
+    note = [] if size == 1 else [Note(f"Each bar is {size} layers.")]
+    plot = Plot("order", lambda: plots.in_order(labels.rows(rows)))
+    return *note, plot, layer_table(rows, total_us, labels, most)
 
 
 def layer_table(rows: Sequence[LayerRow], total_us: float, labels: Labels, most: int = _MOST_ROWS) -> Table:
@@ -84,3 +97,13 @@ def _named(group: Equal, labels: Labels) -> Name:
         (f"{name.text} ({name.own})" if name.own else name.text, time_text(row.predicted_us)) for name, row in found
     )
     return Name(group.name.text, parts=parts)
+
+
+def graph_note(layers: int, bare: int) -> str:
+    """How to read the graph of so many layers, of which ``bare`` are linked neither by tensors nor by a graph."""
+    lines = "A line leads from the layer that writes a tensor to one that reads it."
+    if layers and bare == layers:
+        lines = "The file names no tensors: the layers are linked in the order they run."
+    elif bare:
+        lines += f" {count(bare, 'layer')} without tensors: linked to the one that runs before."
+    return f"{lines} Long graphs go on at the top of the next column. Drag to move; after a click, the wheel zooms."

@@ -297,7 +297,11 @@ def _advice(report: BuildReport) -> Iterator[tuple[str, str]]:
         where = "a GPU" if report.gpu is None else visible(str(report.gpu.get("name")))
         yield f"measure it, on a machine with {where}", shell("trtopt", "profile", report.engine.path)
     kind = [] if asked in (AS_IS, Precision.AUTO) else ["--precision", asked]
-    shapes = [f"{name}:{'x'.join(map(str, dims))}" for item in _optimum(report) for name, dims in item.items()]
+    shapes = [
+        f"{name}:{'x'.join(map(str, _of_file(report, name, dims)))}"
+        for item in _optimum(report)
+        for name, dims in item.items()
+    ]
     at = ["--shapes", ",".join(shapes)] if shapes else []
     if report.gpu is not None:
         line_ = shell("trtopt", "analyze", *model, *gpu, *kind, *at, "--compile", "--html", "analysis.html")
@@ -322,6 +326,17 @@ def _optimum(report: BuildReport) -> list[Mapping[str, list[int]]]:
         {name: _of_model(sizes["opt"], fixed.get(name, ())) for name, sizes in profile.items() if "opt" in sizes}
         for profile in profiles[:1]
     ]
+
+
+def _of_file(report: BuildReport, name: str, sizes: list[int]) -> list[int]:
+    """The sizes of an input as the model's file has it, where the engine takes pixels with the channels last."""
+    axes: list[int | str | None] = next(
+        (item["shape"] for item in report.model.get("inputs", ()) if item["name"] == name), []
+    )
+    is_turned = len(axes) == len(sizes) == 4 and axes[1] == sizes[3] != axes[3]
+    if options_of(report).get("preprocess_in_engine") and is_turned:
+        return [sizes[0], sizes[3], sizes[1], sizes[2]]
+    return sizes
 
 
 def _of_model(sizes: Sequence[int], axes: Sequence[int | str | None]) -> list[int]:

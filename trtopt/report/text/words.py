@@ -8,12 +8,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from trtopt.report.schema.analysis import Analysis, LayerRow
-from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.text.format import shorten, visible
 from trtopt.support.precision import Precision
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
+    from trtopt.report.schema.sensitivity import Sensitivity
 
 LIMITERS = {"math": "arithmetic", "memory": "memory traffic", "latency": "latency"}
 FLOP_NOTE = (
