@@ -464,7 +464,7 @@ class _Run:
             self._open_judge,
             self._inputs.ranges,
             way.own.ranges,
-            gauge_for(self._check, way.config, self._budget) if way.precision.is_quantized else None,
+            gauge_for(self._check, way.config, self._budget, way.precision, self._clock),
             saved=not self._settings.make_engine or self._config.save_onnx is not None,
         )
 
