@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from trtopt.accuracy import reference
 from trtopt.accuracy.metric import Run, gate, load_metric, python_metric
 from trtopt.config.budget import AccuracyBudget
 from trtopt.engine.backend import TENSORRT_RTX, RuntimeOptions
@@ -141,7 +142,8 @@ def test_forms_of_one_verification_share_one_run_of_the_fp32_model(monkeypatch: 
     model, negated = ir.from_onnx_text(PLAIN), ir.from_onnx_text(NEGATED)
     samples = open_samples({"x": SCORES}, [InputSpec("x", np.dtype(np.float32), ("N", 3))])
     job = verification.Verification(model, model, samples, "eval", None, tensors=False)
-    monkeypatch.setattr(verification, "OrtSession", Counted)
+    for module in (verification, reference):
+        monkeypatch.setattr(module, "OrtSession", Counted)
     first = verification.verify(job, Clock(ignore))
     assert len(runs) == 2 * len(SCORES) and first.outputs["y"].max_abs == 0
     second = verification.verify(replace(job, optimized=negated), Clock(ignore))

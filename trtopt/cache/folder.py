@@ -33,7 +33,7 @@ from trtopt.events import Event, OnEvent
 from trtopt.support.files import atomic_write, check_writable, open_shared, read_shared
 
 ENGINES, TIMING, TIMES, KERNELS, CALIBRATION = "engines", "timing", "times", "kernels", "calibration"
-PRICES, SEARCH, SENSITIVITY = "prices", "search", "sensitivity"
+PRICES, SEARCH, SENSITIVITY, OUTPUTS = "prices", "search", "sensitivity", "outputs"
 LOCKS = "locks"
 
 KINDS = {
@@ -45,6 +45,7 @@ KINDS = {
     PRICES: ".jsonl",
     SEARCH: ".jsonl",
     SENSITIVITY: ".json",
+    OUTPUTS: ".jsonl",
 }
 """The subfolders, and the suffix of their files."""
 

@@ -381,7 +381,7 @@ def improve(
     with observer.clock.stage("improve"):
         began = time.perf_counter()
         if holds is not None and holds(apply_plan(problem.model, plan)):
-            text = "nothing is tried: the budget holds on all samples, and on a few with ten times the noise"
+            text = "nothing is tried: half of the drop allowed is left, and ten times the noise would hold"
             return Improved(
                 problem, plan, (StepRecord(ENOUGH, _STAGE, 0, time.perf_counter() - began, details=(text,)),)
             )

@@ -73,7 +73,8 @@ class Lowering:
         open_judge: Opens the target's judge.
         given: INT8 ranges of a calibration cache of TensorRT, if any.
         own: INT8 ranges of the model's own Q/DQ, where that was taken out: largest magnitude by tensor name.
-        gauge: The accuracy budget to choose regions by; None to take all that pay.
+        gauge: The accuracy budget to choose regions by; None to take all that pay. Of 16 bits, which need none: what
+            measures graphs as the product is verified, where a few samples may be enough.
         blocked: Nodes that the compiler could not build in 8-bit, with the reason.
         failed: Whether the compiler could not build the engine and did not say why: regions are built one by one.
         saved: Whether the model is written for others too: BF16 is then only where it was asked for.
@@ -128,7 +129,7 @@ def lower(artifact: ModelArtifact, job: Lowering, clock: Clock) -> Lowered:
         base, plan, stats = moved.base, moved.plan, moved.stats
         if job.target.takes_bfloat:
             plan = _bfloat(plan, with_bfloat(base, plan, ValueRanges(stats, shapes)), job, clock)
-        mended = put_back.mend(base, plan)
+        mended = put_back.mend(base, plan, *(() if job.gauge is None else (job.gauge.is_clear,)))
         chosen = _Chosen(base, mended.plan, (*moved.steps, *mended.steps))
     flop = cost.flop_by_node(base, shapes)
     warn_of_fp32(chosen.plan, flop, clock)

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtopt.accuracy.metric import gate
+from trtopt.accuracy.reference import KeptOutputs, Reference
 from trtopt.config import BuildConfig
 from trtopt.engine.achieved import achieved_precision
 from trtopt.engine.backend import TENSORRT_RTX
@@ -295,19 +296,25 @@ class _Run:
         is_open = is_open or self._config.tolerances is not None
         is_rounded = precision is not None and not precision.is_quantized and budget.floor is None
         bound = bound_of(precision, budget.sqnr_db) if precision is not None and is_rounded and not is_open else None
+        loaded, host = inputs.loaded.model, self._parts.host
+        names = [str(value.name) for value in loaded.graph.outputs] if host is None else host.watched
+        kept = None
+        if inputs.source != "synthetic":
+            kept = KeptOutputs(loaded, names, self._config.cache_dir, self._clock.listen)
         return Verification(
-            inputs.loaded.model,
+            loaded,
             own.rewritten.artifact.model,
             inputs.check,
             inputs.source,
             inputs.metric,
             tensors,
-            self._parts.host,
+            host,
             inputs.axes,
             floor=budget.floor,
             bound_db=bound,
             tolerances=self._config.tolerances,
             recorded=inputs.recorded,
+            fp32=Reference(loaded, None if host is None else host.watched, kept),
         )
 
     def _as_shipped(self, artifact: ModelArtifact) -> FinalModel:
@@ -459,7 +466,7 @@ class _Run:
             self._open_judge,
             self._inputs.ranges,
             way.own.ranges,
-            gauge_for(self._check, way.config, self._budget) if way.precision.is_quantized else None,
+            gauge_for(self._check, way.config, self._budget, way.precision, self._clock),
             saved=not self._settings.make_engine or self._config.save_onnx is not None,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -18,7 +18,6 @@ from trtopt.accuracy.batches import BatchRunner, RowsRunner
 from trtopt.accuracy.compare import (
     ConvertingRunner,
     HostPart,
-    MemoizedRunner,
     Runner,
     SelectedOutputs,
     as_whole,
@@ -32,6 +31,7 @@ from trtopt.accuracy.compare import (
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric, drop_of
 from trtopt.accuracy.recorded import Recorded, RecordedRunner
+from trtopt.accuracy.reference import Reference
 from trtopt.accuracy.scores import held_by
 from trtopt.config import AccuracyBudget, BuildConfig, Floor, Tolerances
 from trtopt.engine.backend import Backend, RuntimeOptions
@@ -53,6 +53,7 @@ from trtopt.rewrite.host_part import sizes_vary
 from trtopt.support._script import script_hash
 from trtopt.support.clock import Clock
 from trtopt.support.ort_session import Feeds, OrtSession
+from trtopt.support.precision import Precision
 
 SYNTHETIC_SECONDS = 20.0
 """What the samples of a verification may take where nobody gave them: random data says little of accuracy."""
@@ -63,41 +64,6 @@ FEW_SAMPLES = 32
 
 CLEAR_DB = 10.0
 """How far above its bound an output is without a doubt: a tenth of the noise allowed."""
-
-
-class Reference:
-    """The FP32 outputs of the model as loaded, which all stages of a run share: a sample is run once.
-
-    The session is made for the first sample that is not known, and closed where the last ``with`` ends.
-
-    Args:
-        model: The model as loaded.
-        watched: Names of the values to return; None for the model's outputs.
-    """
-
-    def __init__(self, model: ir.Model, watched: Sequence[str] | None = None) -> None:
-        self._model, self._watched = model, watched
-        self.output_names = tuple(watched or (str(value.name) for value in model.graph.outputs))
-        self._session: OrtSession | None = None
-        self._known, self._users = MemoizedRunner(self), 0
-
-    def __enter__(self) -> Runner:
-        self._users += 1
-        return self._known
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._users -= 1
-        if self._session is not None and not self._users:
-            self._session.close()
-            self._session = None
-
-    def run(self, feeds: Feeds) -> list[np.ndarray]:
-        """Run a sample, known or not; see :meth:`~trtopt.support.ort_session.OrtSession.run`."""
-        if self._session is None:
-            self._session = OrtSession(to_fp32(self._model), self._watched)
-        return self._session.run(feeds)
 
 
 @dataclass(frozen=True)
@@ -150,6 +116,13 @@ class Verification:
     def watched(self) -> tuple[str, ...] | None:
         """The values of the reference that are compared; None for its outputs."""
         return None if self.host is None else self.host.watched
+
+    def is_clear(self, outputs: Mapping[str, OutputAccuracy]) -> bool:
+        """Whether every output is far above ``bound_db``, with the same answers throughout."""
+        if self.bound_db is None:
+            return False
+        clear = self.bound_db + CLEAR_DB
+        return all(item.sqnr_db >= clear and item.top1_agreement in (None, 1.0) for item in outputs.values())
 
     def batched(self, runner: Runner) -> Runner:
         """A runner that takes any number of rows."""
@@ -279,7 +252,7 @@ class _Counted:
     over, those of 16 bits where few leave no doubt."""
 
     def __init__(self, job: Verification) -> None:
-        self._samples, self._bound_db, self._settles = job.samples, job.bound_db, job.settles
+        self._samples, self._is_clear, self._settles = job.samples, job.is_clear, job.settles
         self._seconds = job.most_seconds if job.samples.source == "synthetic" else math.inf
         self.count = self.rows = 0
 
@@ -300,10 +273,7 @@ class _Counted:
             return False
         if self._settles is not None and self._samples.count:
             return self._settles(outputs, self.count / self._samples.count)
-        if self._bound_db is None:
-            return False
-        clear = self._bound_db + CLEAR_DB
-        return all(item.sqnr_db >= clear and item.top1_agreement in (None, 1.0) for item in outputs.values())
+        return self._is_clear(outputs)
 
 
 def _floor_record(job: Verification, outputs: Mapping[str, OutputAccuracy]) -> FloorRecord | None:
@@ -422,11 +392,10 @@ class Gauge:
     """Measures the accuracy of a graph as ``job`` verifies it (its optimized graph is exchanged); ``allowed`` may be
     lost."""
 
-    def __init__(self, job: Verification, allowed: AccuracyBudget) -> None:
-        self._job, self._allowed = replace(job, tensors=False), allowed
+    def __init__(self, job: Verification, allowed: AccuracyBudget, clock: Clock | None = None) -> None:
+        self._job, self._allowed, self._clock = replace(job, tensors=False), allowed, clock or Clock(ignore)
         self._records: dict[str, AccuracyRecord] = {}
         self._budget: Budget | None = None
-        self._searched = SomeSamples(job.samples, FEW_ROWS) if job.source == "synthetic" else job.samples
 
     def __enter__(self) -> Gauge:
         """Keep the reference open, which is run once for all comparisons."""
@@ -457,12 +426,12 @@ class Gauge:
         """The accuracy of an optimized graph. Raises UsageError where the metric's function fails."""
         key = content_hash(model)
         if key not in self._records:
-            self._records[key] = verify(replace(self._job, optimized=model), Clock(ignore))
+            self._records[key] = verify(replace(self._job, optimized=model), self._clock)
         return self._records[key]
 
     def evaluate(self, model: ir.Model) -> Evaluation:
-        """What a point of a search costs: by :meth:`measure`, but on a few samples where these settle whether it holds,
-        and where they are synthetic. Raises UsageError where the metric's function fails."""
+        """What a point of a search costs: by :meth:`measure`, but on a few samples where these settle whether it holds.
+        Raises UsageError where the metric's function fails."""
         known = self.known(model)
         if known is not None:
             return accuracy_drop(known)
@@ -473,10 +442,10 @@ class Gauge:
             shares.extend([share] * is_settled)
             return is_settled
 
-        job = replace(self._job, optimized=model, samples=self._searched)
+        job = replace(self._job, optimized=model)
         record = verify(job if job.metric is not None else replace(job, settles=settles), Clock(ignore))
         is_partial = any(share < 1 for share in shares)
-        if not is_partial and self._searched is self._job.samples:
+        if not is_partial:
             self._records[content_hash(model)] = record
         return replace(accuracy_drop(record), is_partial=is_partial)
 
@@ -510,11 +479,18 @@ class Gauge:
         return budget.holds(most)
 
     def holds_clearly(self, model: ir.Model) -> bool:
-        """Whether an optimized graph holds the budget on all samples, and on a few with ten times its noise."""
+        """Whether an optimized graph holds the budget with ten times its noise on a few samples, and on all with twice
+        its drop and twice as many answers that differ."""
         few, noise = SomeSamples(self._job.samples, FEW_ROWS), 10 ** (CLEAR_DB / 20)
         loud = verify(replace(self._job, optimized=model, samples=few, metric=None, noise=noise), Clock(ignore))
-        budget = self.budget()
-        return budget.holds(accuracy_drop(loud)) and budget.holds(accuracy_drop(self.measure(model)))
+        if not self.budget().holds(accuracy_drop(loud)):
+            return False
+        found = accuracy_drop(self.measure(model))
+        return self.budget().holds(replace(found, drop=2 * found.drop, disagreement=2 * found.disagreement))
+
+    def is_clear(self, model: ir.Model) -> bool:
+        """Whether a 16-bit graph is far above its bound, with the same answers throughout."""
+        return self._job.is_clear(self.measure(model).outputs)
 
     def known(self, model: ir.Model) -> AccuracyRecord | None:
         """What :meth:`measure` found for an equal graph; None where it was not asked."""
@@ -559,8 +535,13 @@ class Gauge:
         )
 
 
-def gauge_for(job: Verification, config: BuildConfig, allowed: AccuracyBudget) -> Gauge | None:
-    """The gauge of a build that has a budget and 8-bit regions to choose; None for others."""
+def gauge_for(
+    job: Verification, config: BuildConfig, allowed: AccuracyBudget, precision: Precision, clock: Clock
+) -> Gauge | None:
+    """The gauge of a build that has a budget and 8-bit regions to choose, or of 16 bits where a few samples may be
+    enough; None for others."""
+    if not precision.is_quantized:
+        return Gauge(job, allowed, clock) if job.bound_db is not None and not job.tensors else None
     chooses = config.precision is not None and config.precision.is_quantized and not config.keep_all_int8
     return Gauge(job, allowed) if chooses and (allowed.is_given or allowed.floor is not None) else None
 
