@@ -1,4 +1,7 @@
-"""Builds the decoders of export.py and decodes 64 steps with them: ``python run.py FOLDER [NAME:PRECISION...]``."""
+"""Builds the decoders of export.py and decodes 64 steps with them: ``python run.py FOLDER NAME:PRECISION...``.
+
+Prints a row of the table in docs/decoders.md for each, and keeps its figures and the report beside the models.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import trtopt
+from trtopt.accuracy.compare import is_tie
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.graph.artifact import input_spec
 from trtopt.precision.observe.decode import Decoder
@@ -17,8 +22,8 @@ from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 
 STEPS, PAST, PROMPT = 64, 127, 8
-CLOSE = 0.01
-"""Scores that differ by less than this share of their range do not count."""
+HEAD = """| | kernels | plain FP16 | predicted | plain FP16 | bytes of a step | weights read + caches | top-1 |
+|---|---|---|---|---|---|---|---|"""
 
 
 def shapes(model: object, tokens: int, past: int) -> dict[str, tuple[int, ...]]:
@@ -48,17 +53,15 @@ def agreement(model: Path, saved: Path, prompts: Path) -> tuple[int, int, int]:
                 if session is rounded:
                     feeds = {name: array.astype(types[name]) for name, array in feeds.items()}
                 outputs.append(dict(zip(session.output_names, session.run(feeds), strict=True)))
-            scores = outputs[0][decoder.scores][0, -1]
-            first, second = np.sort(scores)[-1:-3:-1]
             found = [int(decoder.chosen(item)[0, 0]) for item in outputs]
-            if first - second >= CLOSE * (scores.max() - scores.min()):
+            if not is_tie(outputs[0][decoder.scores][:, -1])[0]:
                 counted, same = counted + 1, same + (found[0] == found[1])
             past, tokens, steps = past + tokens.shape[1], np.array([[found[0]]]), steps + 1
             states, own = decoder.after(outputs[0]), decoder.after(outputs[1])
     return same, counted, steps
 
 
-def row(folder: Path, name: str, precision: str) -> dict[str, object]:
+def measured(folder: Path, name: str, precision: str) -> dict[str, Any]:
     """One network in one precision."""
     model, prompts, saved = folder / f"{name}.onnx", folder / f"{name}.npz", folder / f"{name}.{precision}.onnx"
     graph = load(model).model
@@ -73,6 +76,7 @@ def row(folder: Path, name: str, precision: str) -> dict[str, object]:
         min_shapes=[shapes(graph, 1, 1), shapes(graph, 1, 0)],
         opt_shapes=[shapes(graph, 1, PAST // 2), shapes(graph, PROMPT, 0)],
         max_shapes=[shapes(graph, 1, PAST), shapes(graph, 64, 0)],
+        report=folder / f"{name}.{precision}.json",
         no_cache=True,
     )
     same, counted, steps = agreement(model, saved, prompts)
@@ -86,7 +90,7 @@ def row(folder: Path, name: str, precision: str) -> dict[str, object]:
     caches = sum(
         math.prod(shape) * widths[name] for name, shape in shapes(final, 1, PAST // 2).items() if len(shape) == 4
     )
-    plain, shipped = report.plain, report.shipped
+    plain, shipped = next(iter(report.plain_forms), None), report.shipped
     return {
         "name": name,
         "precision": precision,
@@ -106,6 +110,25 @@ def row(folder: Path, name: str, precision: str) -> dict[str, object]:
     }
 
 
+def table_row(found: dict[str, Any]) -> str:
+    """A row of :data:`HEAD`."""
+    read = found["weights"] + found["caches"]
+    figures = (
+        f"{found['name']}, {found['precision'].upper()}",
+        found["kernels"],
+        found["plain_kernels"],
+        f"{found['us']:.0f} us",
+        f"{found['plain_us']:.0f} us",
+        f"{found['bytes'] / 1e6:.1f} MB",
+        f"{read / 1e6:.1f} MB",
+        f"{found['same']} of {found['counted']}",
+    )
+    return f"| {' | '.join(map(str, figures))} |"
+
+
 if __name__ == "__main__":
+    print(HEAD, flush=True)
     for item in sys.argv[2:]:
-        print(json.dumps(row(Path(sys.argv[1]), *item.split(":"))), flush=True)
+        row = measured(Path(sys.argv[1]), *item.split(":"))
+        (Path(sys.argv[1]) / f"{item.replace(':', '.')}.row.json").write_text(json.dumps(row))
+        print(table_row(row), flush=True)

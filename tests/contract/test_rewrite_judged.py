@@ -142,6 +142,30 @@ def test_a_piece_reaches_to_the_next_products_only(chain: ModelArtifact) -> None
     assert set(judge.inner) == {3, 5}, "MatMul, Relu, MatMul; and with two Neg more"
 
 
+@dataclass(frozen=True)
+class OfMany(Replace):
+    """Finds nothing where there is one row, as in the step of a decoder."""
+
+    def find(self, model: ir.Model, target: Target) -> Findings:
+        shape = model.graph.inputs[0].shape
+        return Findings() if shape is not None and shape[0] == 1 else super().find(model, target)
+
+
+@pytest.mark.parametrize(("rows", "operators"), [((1, 64), 9), ((1, 1), 3), ((1, 1, 64), 3)])
+def test_a_place_that_the_first_profile_does_not_have_is_judged_by_the_second(
+    chain: ModelArtifact, rows: tuple[int, ...], operators: int
+) -> None:
+    profiles = tuple(ShapeProfile({"x": ((size, 8),) * 3}) for size in rows)
+
+    def cost(node: ir.Node) -> float:
+        behind = node.inputs[0].producer() if node.inputs[0] is not None else None
+        return 0.1 if node.op_type == "Neg" or (behind is not None and behind.op_type == "Neg") else 1.0
+
+    recipe = OfMany((("Neg", "Neg", "Relu"),))
+    result = apply(chain, (recipe,), target=Target(), judging=Judging(Judge(cost), profiles))
+    assert len(ops(result)) == operators
+
+
 def test_what_a_piece_does_not_show_is_judged_on_the_whole(chain: ModelArtifact) -> None:
     judge = Judge(price())
     result = judged(chain, judge, Replace((("Neg", "Neg", "Relu"),), only_in=6))

@@ -55,6 +55,15 @@ def test_a_cache_in_place_decodes_what_one_that_grows_decodes(tmp_path: Path) ->
         assert not other["past_k"][:, :, past:].any()
 
 
+def test_caches_of_a_prompt_are_the_tokens_before_it(tmp_path: Path) -> None:
+    model = concat_decoder(tmp_path / "decoder.onnx")
+    whole = list(samples(tmp_path, model, 3, input_ids=PROMPTS[:1]))
+    caches = {name: whole[1][name] for name in ("past_k", "past_v")}
+    found = list(samples(tmp_path, model, 2, input_ids=whole[1]["input_ids"], **caches))
+    for one, other in zip(whole[1:], found, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
 def test_more_steps_than_the_cache_has_places_for(tmp_path: Path) -> None:
     model = scatter_decoder(tmp_path / "decoder.onnx")
     with pytest.raises(UsageError, match=f"need 68 places, and the caches have {PLACES}") as caught:

@@ -143,6 +143,18 @@ def test_what_was_kept_goes_with_the_samples(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_many_items_share_is_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of a decoder are all fed what its encoder says."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    encoded = np.arange(1 << 16, dtype=np.float32).reshape(1, 256, 256)
+    inputs = [InputSpec("token", np.dtype(np.int64), (1, 1)), InputSpec("encoded", np.dtype(np.float32), (1, 256, 256))]
+    samples = open_samples([{"token": np.array([[at]]), "encoded": encoded} for at in range(8)], inputs)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.npz")) < 1.1 * encoded.nbytes
+    found = list(samples)
+    assert [int(feeds["token"][0, 0]) for feeds in found] == list(range(8))
+    assert all(np.array_equal(feeds["encoded"], encoded) for feeds in found)
+
+
 def test_what_never_ends_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(loaders, "MOST_BYTES", 10 * BATCHES[0].nbytes)

@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from trtopt.cache.code import code_hash
-from trtopt.cache.folder import CALIBRATION, PRICES, SEARCH, SENSITIVITY
+from trtopt.cache.folder import CALIBRATION, OUTPUTS, PRICES, SEARCH, SENSITIVITY
 from trtopt.engine.backend import BACKENDS, installed_version
 from trtopt.hardware.probe import present_gpu
 from trtopt.report.schema.sweep import Failure
@@ -30,7 +30,7 @@ REPORT, PROFILE = "report.json", "profile.json"
 CACHE = "cache"
 """The folder of what was prepared, in that of the job."""
 
-KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
+KINDS = (CALIBRATION, OUTPUTS, PRICES, SEARCH, SENSITIVITY)
 """The kinds of cached files that a job may take from another machine."""
 
 EXECUTE, PREPARE = "trtopt.fleet.run:execute", "trtopt.fleet.run:prepare"

@@ -177,7 +177,7 @@ class Judging:
     Attributes:
         profiles: The shapes the engine takes; none for a model whose inputs are all static. The first one judges; a
             rewrite that is none at its sizes, or costs the same (the last token, where there is one), is judged by the
-            next.
+            second.
         verdicts: What was found of places by then, and is found now, for runs with other recipes on the same model.
     """
 
@@ -319,9 +319,9 @@ class Sweeper:
         )
 
     def _verdict(self, judge: PlaceJudge, recipe: Recipe, matches: Sequence[Match], model: ir.Model) -> Verdict:
-        """The verdict on one place, by the first profile at whose sizes the rewrite changes something."""
+        """The verdict on one place by the first profile; by the second one where the rewrite changes nothing there."""
         count = len(self.judging.profiles) if self.judging is not None else 0
-        for at in range(max(count, 1)):
+        for at in range(min(max(count, 1), 2)):
             verdict = judge.verdict(recipe, matches, *self.judged_form(model, at))
             if verdict.reason != _UNSEEN and (verdict.after is None or verdict.after != verdict.before):
                 break

@@ -104,6 +104,11 @@ class Decoder:
             for name in (str(state.input.name),)
         }
 
+    def filled(self, states: Mapping[str, np.ndarray]) -> int:
+        """How many tokens caches that grow hold: those of a prompt that says them."""
+        grown = [state for state in self.states if state.axis is not None and not state.in_place]
+        return max((states[str(state.input.name)].shape[state.axis or 0] for state in grown), default=0)
+
     def _empty(self, state: State) -> list[int]:
         shape = [dim if isinstance(dim, int) else None for dim in self._specs[str(state.input.name)].shape]
         shape[0] = self.batch
@@ -197,7 +202,8 @@ def decoded(
             where=f"--steps {steps}",
             remedy=f"give --steps {max(decoder.places - tokens.shape[1], 0)}, or shorter prompts",
         )
-    states, past, waiting = decoder.first(prompt), 0, decoder.parts(tokens)
+    states, waiting = decoder.first(prompt), decoder.parts(tokens)
+    past = decoder.filled(states)
     while waiting:
         new = waiting.pop(0)
         feeds = decoder.feeds(new, past, states, prompt)

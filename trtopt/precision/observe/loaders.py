@@ -19,7 +19,7 @@ from numpy.lib import format as npy_format
 
 from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
-from trtopt.precision.observe.feeds import LABELS, SampleGroup, group, in_memory, open_arrays
+from trtopt.precision.observe.feeds import LABELS, ArrayReader, SampleGroup, group, in_memory, open_arrays
 from trtopt.precision.observe.stream import hash_arrays
 from trtopt.support.temporary import TemporaryFolder
 
@@ -88,6 +88,7 @@ def take(src: Any, inputs: Sequence[InputSpec], where: str, most: int | None = N
     """
     folder = TemporaryFolder("samples-")
     digest, groups, size, how = hashlib.sha256(), [], 0, ""
+    known: dict[bytes, ArrayReader] = {}
     for index, given in enumerate(itertools.islice(_items(src, where), most)):
         place = f"{where}, item {index}"
         item = _one(_item(given, inputs, place), inputs)
@@ -100,7 +101,7 @@ def take(src: Any, inputs: Sequence[InputSpec], where: str, most: int | None = N
                 where=place,
                 remedy="give fewer: some hundred are enough to calibrate, itertools.islice(loader, 64)",
             )
-        groups.append(_kept(arrays, inputs, Path(folder.name) / f"{index}.npz", place))
+        groups.append(_kept(arrays, inputs, Path(folder.name) / f"{index}.npz", place, known))
         how = how or item.how
     if not groups:
         raise UsageError("There are no samples", where=where, remedy="give at least one sample")
@@ -110,18 +111,39 @@ def take(src: Any, inputs: Sequence[InputSpec], where: str, most: int | None = N
     return Taken(tuple(groups), digest.hexdigest(), text, folder)
 
 
-def _kept(arrays: Mapping[str, np.ndarray], inputs: Sequence[InputSpec], path: Path, where: str) -> SampleGroup:
+_LARGE = 1 << 16
+"""Bytes of an array that is worth a look whether it is there already."""
+
+
+def _kept(
+    arrays: Mapping[str, np.ndarray],
+    inputs: Sequence[InputSpec],
+    path: Path,
+    where: str,
+    known: dict[bytes, ArrayReader],
+) -> SampleGroup:
+    """An item on disk, without the large arrays that an item before it had: what an encoder says is the same in all
+    steps of a decoder."""
+    digests = {name: _digest(array) for name, array in arrays.items() if array.nbytes >= _LARGE}
     try:
-        write_arrays(path, arrays)
+        write_arrays(path, {name: array for name, array in arrays.items() if digests.get(name) not in known})
     except OSError as error:
         raise UsageError(
             f"The samples cannot be kept for the run: {error.strerror}",
             where=str(path.parent),
             remedy="give fewer, or name a folder with room in TMPDIR",
         ) from error
-    readers = open_arrays(path)
+    written = open_arrays(path)
+    known.update({digests[name]: reader for name, reader in written.items() if name in digests})
+    readers = {name: known[digests[name]] if name in digests else written[name] for name in arrays}
     labels = readers.pop(LABELS, None)
     return group(readers, inputs, where, None if labels is None else labels.read())
+
+
+def _digest(array: np.ndarray) -> bytes:
+    found = hashlib.sha256()
+    hash_arrays(found, {"": array})
+    return found.digest()
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
