@@ -43,7 +43,7 @@ def expand_cast_weights(work: QdqEditor) -> None:
     A scale behind the product (INT8 weights of torchao) joins the others. FP8 weights, which not every GPU reads, and
     scales that fit neither form become wide constants of the same values.
     """
-    narrow, wide = [], []
+    narrow, wide = list[str](), list[str]()
     for node in work.nodes("MatMul"):
         value = edit.input_of(node, 1)
         found = _stored(value)
