@@ -73,49 +73,48 @@ def _remove(value: ir.Value) -> None:
             _remove(source)
 
 
-def _stored(value: ir.Value | None) -> _Stored | None:
-    """What stands behind a value that is computed from one narrow constant; None where something else does."""
+def _stored(value: ir.Value | None, depth: int = 8) -> _Stored | None:
+    """What stands behind a value that is computed from one narrow constant in few steps; None where something else
+    does."""
     node = None if value is None else value.producer()
-    if node is None or value is None:
+    if node is None or not depth or not edit.is_op(node, "Cast", "Identity", "Mul", "Reshape", "Sub", "Transpose"):
         return None
-    source = edit.input_of(node, 0)
-    if (
-        edit.is_op(node, "Cast", "Identity", "Reshape")
-        and source is not None
-        and source.dtype in (*_INTEGERS, *_FLOATS)
-    ):
-        array = edit.constant_of(source)
-        found = _stored(source)
-        if array is not None:
-            found = _Stored(array.astype(np.float32), np.ones(array.shape, np.float32), source.dtype in _INTEGERS)
+    source, *others = node.inputs
+    other = edit.constant_of(others[0]) if others else None
+    if edit.is_op(node, "Mul") and other is None:
+        source, other = others[0], edit.constant_of(source)
+    array = edit.constant_of(source) if source is not None and source.dtype in (*_INTEGERS, *_FLOATS) else None
+    if source is not None and array is not None:
+        found: _Stored | None = _Stored(
+            array.astype(np.float32), np.ones(array.shape, np.float32), source.dtype in _INTEGERS
+        )
     else:
-        found = _stored(source)
-    if found is None and edit.is_op(node, "Mul"):
-        source, found = node.inputs[1], _stored(edit.input_of(node, 1))
-    if found is None:
-        return None
+        found = _stored(source, depth - 1)
+    return None if found is None else _moved(found, node, other)
+
+
+def _moved(found: _Stored, node: ir.Node, other: np.ndarray | None) -> _Stored | None:
+    """The same behind ``node``, whose other operand is ``other``; None where that is no such form."""
+    numbers, scale = found.numbers, found.scale
     if edit.is_op(node, "Cast", "Identity"):
         return found
-    if edit.is_op(node, "Reshape") and (shape := edit.static_shape(node.outputs[0])) is not None:
-        return _Stored(found.numbers.reshape(shape), found.scale.reshape(shape), found.is_integer)
+    if edit.is_op(node, "Reshape"):
+        shape = edit.static_shape(node.outputs[0])
+        return None if shape is None else _Stored(numbers.reshape(shape), scale.reshape(shape), found.is_integer)
     if edit.is_op(node, "Transpose"):
         perm = edit.ints_attribute(node, "perm")
-        return _Stored(found.numbers.transpose(perm), found.scale.transpose(perm), found.is_integer)
-    other = (
-        edit.constant_of(node.inputs[1] if source is node.inputs[0] else node.inputs[0])
-        if len(node.inputs) > 1
-        else None
-    )
+        return _Stored(numbers.transpose(perm), scale.transpose(perm), found.is_integer)
+    fits = other is not None and other.dtype.kind == "f" and other.ndim <= scale.ndim
     if (
         other is None
-        or other.dtype.kind != "f"
-        or np.broadcast_shapes(other.shape, found.scale.shape) != found.scale.shape
+        or not fits
+        or any(a not in (1, b) for a, b in zip(other.shape[::-1], scale.shape[::-1], strict=False))
     ):
         return None
     if edit.is_op(node, "Mul"):
-        return _Stored(found.numbers, found.scale * other.astype(np.float32), found.is_integer)
-    if edit.is_op(node, "Sub") and np.all(found.scale == 1) and np.all(other == np.rint(other)):
-        return _Stored(found.numbers - other.astype(np.float32), found.scale, found.is_integer)
+        return _Stored(numbers, scale * other.astype(np.float32), found.is_integer)
+    if edit.is_op(node, "Sub") and np.all(scale == 1) and np.all(other == np.rint(other)):
+        return _Stored(numbers - other.astype(np.float32), scale, found.is_integer)
     return None
 
 
