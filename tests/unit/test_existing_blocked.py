@@ -22,7 +22,9 @@ DEPTH, COLUMNS, BLOCK = 64, 24, 32
 SCALES = RNG.uniform(0.5, 1, (COLUMNS, DEPTH // BLOCK)).astype(np.float32)
 
 
-def nbits(path: Path, *, bits: int = 4, zero: bool = False, depth: int = DEPTH) -> np.ndarray:
+def nbits(
+    path: Path, *, bits: int = 4, zero: bool = False, depth: int = DEPTH, scales: np.ndarray = SCALES
+) -> np.ndarray:
     """x [3, 64] -> MatMulNBits with a bias -> y; the weight ``[K, N]`` that it stands for."""
     numbers = RNG.integers(0, 1 << bits, (COLUMNS, DEPTH // BLOCK, BLOCK)).astype(np.uint8)
     points = RNG.integers(0, 1 << bits, (COLUMNS, DEPTH // BLOCK)).astype(np.uint8)
@@ -30,7 +32,7 @@ def nbits(path: Path, *, bits: int = 4, zero: bool = False, depth: int = DEPTH) 
     def packed(array: np.ndarray) -> np.ndarray:
         return array if bits == 8 else (array[..., ::2] | array[..., 1::2] << 4).astype(np.uint8)
 
-    tensors = {"w": packed(numbers), "s": SCALES.reshape(-1), "b": np.ones(COLUMNS, np.float32)}
+    tensors = {"w": packed(numbers), "s": scales.reshape(-1), "b": np.ones(COLUMNS, np.float32)}
     if zero:
         tensors["z"] = packed(points).reshape(-1)
     node = helper.make_node(
@@ -46,7 +48,7 @@ def nbits(path: Path, *, bits: int = 4, zero: bool = False, depth: int = DEPTH) 
     )
     save(path, node, tensors, [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
     centre = points[..., None].astype(np.float32) if zero else float(1 << (bits - 1))
-    exact: np.ndarray = ((numbers - centre) * SCALES[..., None]).reshape(COLUMNS, DEPTH).T
+    exact: np.ndarray = ((numbers - centre) * scales[..., None]).reshape(COLUMNS, DEPTH).T
     return exact
 
 
@@ -97,6 +99,16 @@ def test_matmulnbits_is_a_product_of_a_dequantized_weight(
     assert np.allclose(run(model, x), x @ exact + 1, atol=1e-3)
     assert weight_of(model) is dtype and [node.name for node in model.graph if node.op_type == "MatMul"] == ["product"]
     assert not any(node.domain for node in edit.all_nodes(model.graph))
+
+
+def test_signed_scales_of_eight_bits_become_a_wide_weight(tmp_path: Path) -> None:
+    """ONNX Runtime's default quantizer gives a block the sign of its largest number; TensorRT for RTX reads no negative
+    scale of INT8."""
+    exact = nbits(tmp_path / "net.onnx", bits=8, scales=-SCALES)
+    model = mended(tmp_path / "net.onnx")
+    x = RNG.standard_normal((3, DEPTH)).astype(np.float32)
+    assert np.allclose(run(model, x), x @ exact + 1, atol=1e-3)
+    assert not any(node.op_type == "DequantizeLinear" for node in model.graph)
 
 
 def test_sizes_that_do_not_fit_are_one_clear_error(tmp_path: Path) -> None:

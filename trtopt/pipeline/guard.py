@@ -23,6 +23,7 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.precision.fp16.network_io import parse_io
 from trtopt.precision.plan import PrecisionPlan
 from trtopt.precision.qdq.existing import canonicalize_qdq, existing_nodes, existing_ranges, existing_types, without_qdq
+from trtopt.precision.qdq.wide_weights import with_wide_weights
 from trtopt.precision.regions import Candidates, Problem
 from trtopt.report.schema.decisions import GuardRecord, SearchRecord
 from trtopt.report.schema.steps import Cost, StepRecord
@@ -70,6 +71,9 @@ def rewrite(
 
 OWN = "Q/DQ of the model"
 """The region of a model's own Q/DQ in reports."""
+
+STORED = "weights of the model"
+"""The region of the narrow weights that it brings along."""
 
 OUT = "existing-qdq-out"
 """Name of the step that takes it out."""
@@ -123,9 +127,10 @@ def own_qdq(
     """
     kept = rewrite(artifact)
     nodes = existing_nodes(artifact.model)
-    if not nodes:
+    other, stored = (without_qdq(artifact.model), ()) if nodes else with_wide_weights(artifact.model)
+    if not nodes and not stored:
         return OwnQdq(kept)
-    plain = rewrite(replace(artifact, model=without_qdq(artifact.model)))
+    plain = rewrite(replace(artifact, model=other))
     eight_bit = precision is not None and precision.is_quantized
     try:
         judged_in = Precision.FP16 if eight_bit else precision
@@ -140,6 +145,8 @@ def own_qdq(
     except TrtoptError as error:
         clock.warn("judge Q/DQ", f"the model's own Q/DQ stays as it is, since nobody can judge it: {error.what}")
         return OwnQdq(kept)
+    if stored:
+        return OwnQdq(kept, guard=(_stored_verdict(stored, before, after, clock),))
     sixteen_bit = before if precision is not None and precision.base == Precision.FP16 else None
     found = f"{after.predicted_us:.1f} us predicted with it, {before.predicted_us:.1f} us without"
     if eight_bit and not config.keep_all_int8 and after.predicted_us > before.predicted_us:
@@ -152,6 +159,19 @@ def own_qdq(
         remedy = "--int8 without --keep-all-int8" if eight_bit else "--int8"
         clock.warn("judge Q/DQ", f"the model's own Q/DQ makes it slower: {found}. {remedy} keeps what pays of it only")
     return OwnQdq(kept, guard=(_verdict(artifact.model, nodes, before, after),), sixteen_bit=sixteen_bit)
+
+
+def _stored_verdict(nodes: tuple[str, ...], before: Cost, after: Cost, clock: Clock) -> GuardRecord:
+    """The record of narrow weights that a model brings along: they stay, with a warning where wide ones are faster."""
+    if after.predicted_us > before.predicted_us * (1 + LEAST_GAIN):
+        clock.warn(
+            "judge Q/DQ",
+            f"the model's narrow weights make it slower: {after.predicted_us:.1f} us predicted with them, "
+            f"{before.predicted_us:.1f} us with wide ones. --weights, given the model before it was quantized, keeps "
+            "those that pay",
+        )
+    reason = "the model's own, judged as one on the whole network"
+    return GuardRecord(STORED, nodes, True, "narrow weights", reason, before.predicted_us, after.predicted_us)
 
 
 def _verdict(model: ir.Model, nodes: Collection[str], before: Cost, after: Cost) -> GuardRecord:

@@ -55,18 +55,31 @@ def _expand(work: QdqEditor, node: ir.Node) -> None:
     zero = _zero_points(node, bits, columns, count)
     numbers = _unpacked(packed.reshape(columns, -1), bits).reshape(columns, count, block)
     signed = (numbers - zero[:, :, None]).reshape(columns, depth).T
-    weight = work.constant(f"{node.name}_weight", _stored(signed))
-    scale = work.constant(f"{node.name}_scale", np.ascontiguousarray(scales.reshape(columns, count).T))
-    dequantize = work.node("DequantizeLinear", [weight, scale], f"{node.name}_dequantized", weight, scale.dtype)
-    _in_blocks(dequantize, 0, block)
-    made = [dequantize, work.node("MatMul", [data, dequantize.outputs[0]], f"{result.name}_product", result)]
+    of_block = np.ascontiguousarray(scales.reshape(columns, count).T)
+    made = _weight(work, str(node.name), signed, of_block)
+    exact = np.float32(signed) * np.repeat(of_block, block, axis=0)
+    read = made[0].outputs[0] if made else work.constant(f"{node.name}_wide", exact.astype(scales.dtype))
+    made.append(work.node("MatMul", [data, read], f"{result.name}_product", result))
     if bias is not None:
         made.append(work.node("Add", [made[-1].outputs[0], bias], f"{result.name}_biased", result))
     for item in made[:-1]:
         work.graph.insert_before(node, item)
-    name = node.name
+    name, product = node.name, next(item for item in made if item.op_type == "MatMul")
     work.replace(node, made[-1])
-    made[1].name = name
+    product.name = name
+
+
+def _weight(work: QdqEditor, name: str, signed: np.ndarray, scales: np.ndarray) -> list[ir.Node]:
+    """The DequantizeLinear of numbers ``[K, N]``; none where the compilers read no such scales: TensorRT for RTX 1.7.1
+    wants those of INT8 positive, and ONNX Runtime gives a block the sign of its largest number, -128, whose opposite is
+    no INT8."""
+    stored = _stored(signed)
+    if stored.dtype == np.int8 and np.any(scales <= 0):
+        return []
+    weight, scale = work.constant(f"{name}_weight", stored), work.constant(f"{name}_scale", scales)
+    made = work.node("DequantizeLinear", [weight, scale], f"{name}_dequantized", weight, scale.dtype)
+    _in_blocks(made, 0, len(signed) // len(scales))
+    return [made]
 
 
 def _zero_points(node: ir.Node, bits: int, columns: int, count: int) -> np.ndarray:

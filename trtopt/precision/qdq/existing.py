@@ -24,6 +24,7 @@ from trtopt.precision.plan import FP16, WEIGHTED
 from trtopt.precision.qdq import forms
 from trtopt.precision.qdq.blocked import NBITS, expand_blocked
 from trtopt.precision.qdq.canonicalize import INTEGERS, QdqEditor, Quantizer, dequantized, quantizer_of
+from trtopt.precision.qdq.cast_weights import expand_cast_weights, has_cast_weights
 from trtopt.report.schema.steps import StepRecord
 from trtopt.support.dequantize import MXFP8
 from trtopt.support.precision import Precision
@@ -334,8 +335,8 @@ class CanonicalQdq:
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Whether a model holds Q/DQ or operators on quantized tensors."""
-    return any(
+    """Whether a model holds Q/DQ, operators on quantized tensors, or weights stored narrow."""
+    return has_cast_weights(model) or any(
         node.op_type in _OPS or node.op_type.startswith("QLinear") or node.op_type in ("QGemm", NBITS, MXFP8)
         for node in edit.all_nodes(model.graph)
     )
@@ -368,6 +369,7 @@ def canonicalize_qdq(model: ir.Model, backend: str) -> CanonicalQdq | None:
     forms.standard_domain(work)
     forms.expand(work)
     expand_blocked(work)
+    expand_cast_weights(work)
     if work.changes:
         infer_in_place(clone)
     for mend_form in forms.PASSES:
