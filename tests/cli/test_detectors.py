@@ -122,6 +122,7 @@ def test_the_command_of_the_page_finds_the_form_and_keeps_the_figure(
     assert report["accuracy"]["metric"]["optimized"] == pytest.approx(1.0)
     between = None if report["host"] is None else [item["name"] for item in report["host"]["between"]]
     assert between == host
+    assert report["accuracy"]["selections"] == {"nms": ["chosen"], "yolov10": ["rows_found"]}.get(form, [])
     assert (tmp_path / "model.rtx.engine").is_file()
 
 
