@@ -16,21 +16,29 @@ import trtopt
 
 def decode(engine: trtopt.Engine, prompt: list[int], steps: int) -> Iterator[int]:
     """The likeliest token after a prompt, then after that, ``steps`` times."""
-    names = {spec.name for spec in engine.inputs}
-    states, past, tokens = engine.first_states(), 0, np.array([prompt])
-    for _ in range(steps):
+    shapes = {spec.name: spec.shape for spec in engine.inputs}
+    takes_one = (shapes["input_ids"] or (1, "any"))[1] == 1
+    waiting = [[token] for token in prompt] if takes_one else [prompt]
+    states, past = engine.first_states(), 0
+    while steps:
+        tokens = np.array([waiting.pop(0)])
         total = past + tokens.shape[1]
         feeds = {
             "input_ids": tokens,
             "position_ids": np.arange(past, total)[None],
             "attention_mask": np.ones((1, total)),
         }
-        feeds = {name: array.astype(np.int64) for name, array in feeds.items() if name in names}
+        feeds = {name: array.astype(np.int64) for name, array in feeds.items() if name in shapes}
         reply = engine.run({**feeds, **states})
-        states, past, tokens = engine.next_states(reply), total, reply["logits"][:, -1:].argmax(-1)
-        yield int(tokens[0, 0])
+        states, past = engine.next_states(reply), total
+        if not waiting:
+            waiting, steps = [[int(reply["logits"][0, -1].argmax())]], steps - 1
+            yield waiting[0][0]
 
 
 if __name__ == "__main__":
-    with trtopt.Engine.load(sys.argv[1], fallback=sys.argv[2]) as engine:
-        print(engine.runtime, *decode(engine, [int(token) for token in sys.argv[3:]], 64))
+    try:
+        with trtopt.Engine.load(sys.argv[1], fallback=sys.argv[2]) as engine:
+            print(engine.runtime, *decode(engine, [int(token) for token in sys.argv[3:]], 64))
+    except trtopt.TrtoptError as error:
+        sys.exit(str(error))

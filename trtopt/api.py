@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from trtopt.config import BuildConfig
 from trtopt.errors import UsageError
 from trtopt.events import OnEvent, ignore
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +132,7 @@ def _run(
         options["eval"] = options.pop("evaluation")
     given = {name: options.pop(name) for name in _OBJECTS if name in options and not _is_text(options[name])}
     config = BuildConfig.given(config, options, "build(m, precision=...)")
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with TemporaryFolder() as folder:
         if not isinstance(model, (str, Path)) and config.output is None:
             raise UsageError("A model in memory needs an output file", where="output", remedy="give output=FILE")
         path = as_file(model, Path(folder), config, example_inputs, on_event)

@@ -13,7 +13,7 @@ class Event:
 
     Attributes:
         kind: ``start`` and ``end`` of a task, ``advance`` by one unit of it, a ``detail`` of what it is at, a ``note``
-            of how something was understood, or a ``warning``.
+            of how something was understood or what was decided, or a ``warning``.
         task: The task's name, for example ``calibrate``; for a warning, the stage it comes from.
         total: Units of work of the task, if known (``start`` only).
         text: The text of the warning or note, or a detail of the task: what it is at, or what the unit was.

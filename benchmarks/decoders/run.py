@@ -67,7 +67,7 @@ def row(folder: Path, name: str, precision: str) -> dict[str, object]:
         precision=precision,
         gpu="L4",
         calib=f"decode:{prompts}",
-        steps=16,
+        steps=STEPS,
         output=folder / f"{name}.{precision}.engine",
         save_onnx=saved,
         min_shapes=[shapes(graph, 1, 1), shapes(graph, 1, 0)],

@@ -26,6 +26,7 @@ from trtopt_recipes.identity import Identity
 from trtopt_recipes.late_selection import LateSelection
 from trtopt_recipes.layer_scale import LayerScale
 from trtopt_recipes.linear_as_conv import LinearAsConv
+from trtopt_recipes.low_rank_weight import LowRankWeight
 from trtopt_recipes.mask_constant import MaskConstant
 from trtopt_recipes.masked_rows import MaskedRows
 from trtopt_recipes.merged_projection import MergedProjection
@@ -82,6 +83,7 @@ PACK = (
     DecomposedLayerNorm(),
     GroupNorm(),
     MaskConstant(),
+    LowRankWeight(),
     MergedProjection(),
     AlignedHeads(),
     Prelu(),

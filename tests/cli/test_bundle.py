@@ -26,7 +26,18 @@ pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 BUILD = ("build", "model.onnx", "--int8", "--keep-all-int8", "--calib", "calib.npz", "--recipes", "none")
-MORE = ("--epcontext", "ctx.onnx", "--save-onnx", "o.onnx", "--report", "r.json")
+MORE = (
+    "--epcontext",
+    "ctx.onnx",
+    "--save-onnx",
+    "o.onnx",
+    "--report",
+    "r.json",
+    "--html",
+    "p.html",
+    "--markdown",
+    "p.md",
+)
 BUNDLE = ("bundle", "model.rtx.engine", "--report", "r.json", "-o", "b")
 
 

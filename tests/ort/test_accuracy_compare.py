@@ -10,7 +10,7 @@ import pytest
 from naive_fp16 import naive_fp16
 from onnx_ir.passes import common as passes
 
-from trtopt.accuracy.compare import compare, compare_tensors, first_bad
+from trtopt.accuracy.compare import compare, compare_tensors, first_bad, is_tie, sums_of, top1
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.errors import InvalidModelError
 from trtopt.support.ort_session import Feeds, OrtSession
@@ -55,6 +55,22 @@ def test_order_and_batching_of_the_samples_do_not_matter() -> None:
     batched = compared(IDENTITY, rounded, [{"x": np.concatenate([sample["x"] for sample in reversed(samples)])}])["y"]
     assert batched.sqnr_db == pytest.approx(one.sqnr_db, abs=1e-9)
     assert (batched.top1_agreement, batched.max_abs) == (one.top1_agreement, one.max_abs)
+
+
+def test_tokens_that_are_as_good_as_each_other_are_no_answers_of_a_decoder() -> None:
+    """The two best scores of every other row are 0.05 apart, of a range of 9: less than 1 %."""
+    scores = np.tile(np.arange(10, dtype=np.float32), (2, 4, 1))
+    scores[:, ::2, 0], scores[:, 1::2, 0] = 9.05, 9.5
+    assert is_tie(scores).tolist() == [[True, False, True, False]] * 2
+    scores[0, 0, 3] = np.nan
+    assert is_tie(scores)[0].tolist() == [False, False, True, False] and top1(scores)[0, 0] == -1
+    flip = "g (float[N,S,C] x) => (float[N,S,C] y) { a = Constant<value_float = 9.2>() y = Min(x, a) }"
+    kept = "g (float[N,S,C] x) => (float[N,S,C] y) { y = Identity(x) }"
+    feeds = [{"x": scores[1:]}]
+    with OrtSession(model(kept)) as first, OrtSession(model(flip)) as second:
+        found, of_state = (compare(first, second, feeds, sums=sums_of(None, states))["y"] for states in ({"k"}, {"y"}))
+    assert (found.top1_agreement, found.ties) == (1.0, 2)
+    assert (of_state.top1_agreement, of_state.ties) == (None, 0)
 
 
 def test_equal_outputs_have_infinite_sqnr() -> None:

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 from decoder_nets import PLACES, concat_decoder, scatter_decoder
 
-from trtopt.errors import UsageError
+from trtopt.errors import InvalidModelError, UsageError
 from trtopt.precision.observe.decode import decoder_samples
 from trtopt.precision.observe.stream import Samples
 from trtopt.source.onnx_file import load
@@ -60,6 +60,29 @@ def test_more_steps_than_the_cache_has_places_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"need 68 places, and the caches have {PLACES}") as caught:
         list(samples(tmp_path, model, 64, input_ids=PROMPTS))
     assert "--steps 28" in str(caught.value.remedy)
+
+
+def test_a_model_without_places_for_the_steps_says_how_far_it_came(tmp_path: Path) -> None:
+    """Its table of positions has 64 rows, and nothing else bounds a cache that grows."""
+    with pytest.raises(InvalidModelError) as caught:
+        list(samples(tmp_path, concat_decoder(tmp_path / "decoder.onnx"), 64, input_ids=PROMPTS))
+    assert "it decodes 64 tokens: fewer --steps" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "what"),
+    [
+        ("past_k", np.zeros((2, 2, 8), np.float32), "past_k' has the shape"),
+        ("past_k", np.zeros((2, 2, 0, 8), np.int64), "past_k' is float32, the samples are int64"),
+        ("input_ids", PROMPTS.astype(np.float32), "input_ids' is int64"),
+    ],
+)
+def test_prompts_of_a_wrong_rank_or_type_are_refused_by_file_and_name(
+    tmp_path: Path, name: str, prompt: np.ndarray, what: str
+) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        samples(tmp_path, concat_decoder(tmp_path / "decoder.onnx"), 2, **{"input_ids": PROMPTS, name: prompt})
+    assert str(caught.value.where).startswith(f"decode:{tmp_path / 'prompts.npz'}")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from trtopt.errors import (
 )
 from trtopt.hardware.probe import probe
 from trtopt.report.schema.manifest import EngineTensor, ShapeRange
-from trtopt.serve.pool import Turn
+from trtopt.serve.pool import Pool, Turn
 from trtopt.support.ort_session import _LIMIT
 
 NET = """
@@ -151,6 +151,58 @@ def test_a_full_queue_refuses_at_once_and_a_cancelled_call_leaves_it(net: Path) 
         assert 'trtopt_errors_total{kind="queue-full",model="net.onnx"} 2.0' in text
         assert 'trtopt_errors_total{kind="cancelled",model="net.onnx"} 1.0' in text
         assert 'trtopt_latency_seconds_count{model="net.onnx"} 3.0' in text
+
+
+def waiter(pool: Pool, order: list[str], name: str) -> threading.Thread:
+    """A thread that waits in the queue, and notes when it has its context."""
+
+    def wait() -> None:
+        turn = Turn()
+        pool.acquire(turn)
+        order.append(name)
+        pool.end(turn)
+
+    thread = threading.Thread(target=wait)
+    before = pool.state[1]
+    thread.start()
+    while pool.state[1] == before:
+        time.sleep(1e-3)
+    return thread
+
+
+def test_who_has_waited_is_served_in_order_and_not_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trtopt.serve.pool, "OVERTAKEN_S", 0.0)
+    pool, order = Pool(1, 8), list[str]()
+    running, late = Turn(), Turn()
+    pool.acquire(running)
+    threads = [waiter(pool, order, name) for name in "abc"]
+    pool.end(running)
+    pool.acquire(late)
+    assert order == ["a", "b", "c"]
+    pool.end(late)
+    for thread in threads:
+        thread.join()
+    assert pool.is_idle
+
+
+def test_a_free_context_does_not_wait_for_a_thread_to_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trtopt.serve.pool, "OVERTAKEN_S", 60.0)
+    pool, order = Pool(1, 8), list[str]()
+    running, late = Turn(), Turn()
+    pool.acquire(running)
+    threads = [waiter(pool, order, name) for name in "abc"]
+    with pool._lock:  # the one that is woken cannot take the context yet
+        pool._free.append(0)
+        running.context = None
+        assert pool._has_context()
+        pool._offer(running)
+        late.context = pool._free.pop()
+    pool.end(running)
+    assert order == []
+    pool.end(late)
+    for thread in threads:
+        thread.join()
+    assert order == ["a", "b", "c"] and pool.is_idle
 
 
 def test_cancelling_at_any_moment_loses_no_context(net: Path) -> None:
@@ -469,10 +521,11 @@ def test_a_forked_process_can_load_its_own_and_is_not_held_up_by_its_parents(net
 END_OF_MAIN = """
 import asyncio, sys, threading, time
 import numpy as np, trtopt
+from trtopt.serve.pool import Turn
 
 engine = trtopt.Engine.load(sys.argv[1], contexts=1, queue=2000)
 given = {"x": np.ones((1, 1), np.float32), "mask": np.ones((1, 1), np.float32)}
-context = engine._pool.request()
+context = engine._pool.acquire(Turn())
 
 async def serve():
     waiting = [asyncio.create_task(engine.run_async(given)) for _ in range(2000)]

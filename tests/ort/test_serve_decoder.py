@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from decoder_nets import concat_decoder, scatter_decoder
 
@@ -36,6 +37,19 @@ def test_the_example_decodes_what_the_model_finds_likeliest(tmp_path: Path, exam
     with trtopt.Engine.load(model) as engine:
         tokens = list(example.decode(engine, PROMPT, 16))
     assert tokens == [int(item["input_ids"][0, 0]) for item in feeds[1:]]
+
+
+def test_the_example_feeds_a_decoder_of_one_token_its_prompt_token_by_token(
+    tmp_path: Path, example: ModuleType
+) -> None:
+    model = load(concat_decoder(tmp_path / "decoder.onnx")).model
+    with trtopt.Engine.load(tmp_path / "decoder.onnx") as engine:
+        whole = list(example.decode(engine, PROMPT, 8))
+    for value in model.graph.inputs[:2]:
+        value.shape = ir.Shape([value.shape[0], 1])
+    ir.save(model, tmp_path / "step.onnx")
+    with trtopt.Engine.load(tmp_path / "step.onnx") as engine:
+        assert list(example.decode(engine, PROMPT, 8)) == whole
 
 
 def test_states_begin_empty_or_with_zeros_and_are_handed_on_as_they_are(tmp_path: Path) -> None:

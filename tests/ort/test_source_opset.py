@@ -59,6 +59,13 @@ def test_softmax_over_one_axis_stays_one_node(tmp_path: Path) -> None:
     assert kinds(converted(tmp_path, 7, graph, x=floats(2, 5, 1, 1))) == ["Softmax"]
 
 
+def test_softmax_of_a_rank_that_nothing_tells(tmp_path: Path) -> None:
+    nodes = "s = Shape(x) i = Cast<to = 6>(s) h = Slice(i, from, to) b = Cast<to = 7>(h) n = Concat<axis = 0>(b, rest)"
+    given = "int64[1] from = {0}, int64[1] to = {1}, int64[1] rest = {-1}"
+    text = f"g (float[N, 5, W] x) => (float[a, b] y) <{given}> {{ {nodes} z = Reshape(x, n) y = Softmax<axis = 1>(z) }}"
+    assert "Softmax" in kinds(converted(tmp_path, 11, text, x=floats(2, 5, 3)))
+
+
 def test_softmax_with_a_dynamic_trailing_axis(tmp_path: Path) -> None:
     graph = "g (float[N, 5, W] x) => (float[N, 5, W] y) { y = Softmax <axis = 1> (x) }"
     converted(tmp_path, 9, graph, x=floats(2, 5, 3))

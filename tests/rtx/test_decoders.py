@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import decoder_nets
 import numpy as np
 import onnx
 import pytest
@@ -131,3 +132,31 @@ def test_analyze_compiles_a_cache_in_place(tmp_path: Path) -> None:
     model = scatter_decoder(tmp_path / "decoder.onnx")
     found = trtopt.analyze(model, compile=True, precision="fp16", gpu="L4", shapes=scatter_shapes(1, 1))
     assert any("TensorScatter" in layer.op for layer in found.layers)
+
+
+def test_the_last_token_is_taken_early_where_prefill_has_more_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step, which judges, has one token, of which the last one is all."""
+    monkeypatch.setattr(decoder_nets, "VOCABULARY", 4000)
+    path = concat_decoder(tmp_path / "decoder.onnx")
+    model = onnx.load(path)
+    model.graph.node.append(onnx.helper.make_node("Gather", ["logits", "last"], ["scores"], axis=1))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(-1), "last"))
+    scores = onnx.helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, ["B", 4000])
+    model.graph.output[0].CopyFrom(scores)
+    onnx.save(model, path)
+    np.savez(tmp_path / "prompts.npz", input_ids=np.array([[3, 14, 15, 9]]))
+    report = build(
+        path,
+        output=tmp_path / "decoder.engine",
+        recipes="late-selection",
+        calib=f"decode:{tmp_path / 'prompts.npz'}",
+        steps=4,
+        min_shapes=[concat_shapes(1, 1, 1), concat_shapes(1, 1, 0)],
+        opt_shapes=[concat_shapes(1, 1, 16), concat_shapes(1, 64, 0)],
+        max_shapes=[concat_shapes(1, 1, 31), concat_shapes(1, 64, 0)],
+    )
+    assert [step.changes for step in report.steps if step.name == "late-selection"] in ([1], [2])
+    assert report.shipped is not None and report.plain is not None
+    assert report.shipped.predicted_us <= report.plain.predicted_us

@@ -16,8 +16,10 @@ import trtopt
 from trtopt.accuracy.compare import Accumulator
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.errors import UsageError
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.stream import FilledSamples
 from trtopt.report.schema.build import BuildReport
-from trtopt.source.lora import lora_inputs
+from trtopt.source.lora import adapter_feeds, lora_inputs
 from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 
@@ -100,6 +102,38 @@ def test_three_adapters_of_one_engine_equal_merged_weights(tmp_path: Path) -> No
             total.update(session.run({"x": x})[0], result)
         assert 10 * np.log10(total.signal / total.noise) >= 60
     assert not np.allclose(results[0], results[1], atol=1e-2)
+
+
+def transposing(report: BuildReport) -> int:
+    assert report.engine is not None and report.engine.layers is not None
+    return sum("Tran" in layer.name for layer in report.engine.layers)
+
+
+def test_many_rows_change_the_weights_and_no_kernel_transposes_for_it(tmp_path: Path) -> None:
+    """Two factors a layer make a new weight in one kernel; those of queries, keys and values are joined by another."""
+    proto, adapter = attention(256, 4, 4, 512), save_adapter(tmp_path / "a.safetensors", 256)
+    merged = built(tmp_path, proto, lora=adapter)
+    as_inputs = built(tmp_path, proto, lora=adapter, lora_inputs=RANK)
+    assert {step.name: step.changes for step in as_inputs.steps}["low-rank-weight"] == 2
+    assert merged.engine is not None and as_inputs.engine is not None
+    assert int(as_inputs.engine.kernels or 0) <= int(merged.engine.kernels or 0) + len(LAYERS) + 1
+    assert transposing(as_inputs) <= transposing(merged)
+
+
+def test_samples_are_fed_the_adapters_in_turn(tmp_path: Path) -> None:
+    """Samples of the model's own inputs are enough; a layer that an adapter leaves out gets zeros."""
+    first, other = (save_adapter(tmp_path / f"{name}.safetensors", 128) for name in "ab")
+    x = RNG.standard_normal((4, 32, 128)).astype(np.float32)
+    proto = attention(128, 4, 2, 32)
+    report = built(tmp_path, proto, lora=[first, other], lora_inputs=RANK, calib={"x": x})
+    assert report.calibration is not None and report.calibration.source == "user"
+    assert report.accuracy is not None and report.accuracy.samples == 2
+    specs = load(tmp_path / "m.onnx").inputs
+    feeds = adapter_feeds(specs, [first, other], RANK)
+    whole = open_samples({"x": x}, [spec for spec in specs if spec.name == "x"])
+    filled = list(FilledSamples(whole, feeds))
+    assert all(np.array_equal(filled[index]["attn.q.lora_A"], feeds[index]["attn.q.lora_A"]) for index in (0, 1))
+    assert not np.array_equal(filled[0]["attn.q.lora_A"], filled[1]["attn.q.lora_A"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from sweep_nets import write_sweep
 
 from trtopt.fleet.plan import load_plan
-from trtopt.fleet.ray_executor import receive
-from trtopt.fleet.run import execute, prepare
+from trtopt.fleet.ray_executor import prepared_files, receive
+from trtopt.fleet.run import execute
+from trtopt.fleet.run import prepare as prepare_in
 from trtopt.fleet.task import REPORT, Task
 
 pytest.importorskip("tensorrt_rtx", reason="builds engines")
@@ -25,6 +27,13 @@ def _task(folder: Path, precision: str, model: str = "net1", **options: Any) -> 
     jobs = load_plan(write_sweep(folder / "sweep.toml", store="store")).jobs
     task = next(job for job in jobs if job.precision == precision and job.model == model).task()
     return Task(task.model, {**task.options, "cache_dir": str(folder / "cache"), **options})
+
+
+def prepare(task: Task) -> dict[str, bytes]:
+    """What is prepared, in a folder that goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        assert prepare_in(task, Path(folder)).failure is None
+        return prepared_files(Path(folder))
 
 
 def _built(task: Task, folder: Path) -> tuple[dict[str, Any], bytes]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from analysis_samples import HOSTILE
 from rich.console import Console
 
-from trtopt.report.files import junit_xml
+from trtopt.report.files import junit_xml, write_forms
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.check import Checked, CheckReport, Gate, LayerChange
 from trtopt.report.text.check import view
 from trtopt.report.text.markdown import as_markdown
@@ -66,6 +68,14 @@ def test_the_markdown_says_where_to_look() -> None:
     assert r"| layer1/conv, layer1/relu | 1 \-\> 2 | int8 \-\> fp16 | 10.0 us \-\> 21.5 us |" in what
     assert "### Not judged: kernels\n\nthe report has no engine" in text
     assert "- the model changed" in text.partition("### Notes")[2]
+
+
+def test_a_check_has_a_page(tmp_path: Path) -> None:
+    write_forms(FOUND, html=tmp_path / "check.html")
+    page = (tmp_path / "check.html").read_text(encoding="utf-8")
+    assert "<h1>2 of 5 gates failed</h1>" in page and "Content-Security-Policy" in page
+    assert "<title>model.onnx, int8, on L4, tensorrt-rtx 1.7.1: check</title>" in page
+    assert "<script><b>" not in html_page(view(hostile()))
 
 
 def test_many_layers_are_cut_and_counted() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trtopt.gates.diff import changes_of
 from trtopt.report.schema.analysis import LayerRow
 from trtopt.report.schema.diff import DiffReport, DiffSide, RegionDiff
+from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.sweep import Failure
 from trtopt.report.text.diff import headline, view
 from trtopt.report.text.markdown import as_markdown
@@ -93,4 +94,6 @@ def test_what_changed_is_shown_by_node() -> None:
     text = as_markdown(view(report(*changes, limit=0.05)))
     assert "new against old: 10.0 % slower by prediction, more than 5.0 %" in text
     assert "Fuses no more" in text and "relu" in text and "Other bytes, types or times" in text
+    named = replace(report(*changes), names={"conv": NodeName("layer1.0.conv1", "Conv")})
+    assert "layer1.0.conv1" in as_markdown(view(named)) and "layer1" not in text
     assert "nothing differs" in as_markdown(view(report(us=(100, 100))))

@@ -15,9 +15,18 @@ import pytest
 
 from trtopt.config import BuildConfig
 from trtopt.errors import TargetError
-from trtopt.fleet.executor import Ended, Finished, LocalExecutor, Lost, Order, Scheduler
+from trtopt.fleet.executor import Ended, Finished, LocalExecutor, Order, Scheduler
+from trtopt.fleet.job_process import Lost
 from trtopt.fleet.plan import Hashes, Job, inputs_of
 from trtopt.fleet.task import Outcome, Survey
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _job(place: str = "", **varied: str) -> Job:
@@ -164,6 +173,47 @@ def test_a_process_that_is_killed_costs_one_attempt_of_one_job(tmp_path: Path, m
     assert {item.number: item.attempts for item in log.ended} == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 1}
     assert log.lost[0][1] == "its process ended with exit code -9: no answer out of memory, says the library"
     assert 2 <= len(set(log.read.values())) <= 3, "workers run one job after the other"
+
+
+HANGS = """
+import subprocess, time
+def execute(task, folder):
+    if task.options["gpu"] == "hangs":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (folder / "child").write_text(str(child.pid))
+        print("asking the server", file=sys.stderr, flush=True)
+        time.sleep(600)
+    return Outcome(0.1, "here")
+"""
+
+
+def test_a_job_that_hangs_is_stopped_with_what_it_started_and_the_worker_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = LocalExecutor(1, function=_tasks(tmp_path, HANGS, monkeypatch), limit_s=4)
+    (tmp_path / "scratch").mkdir()
+    log = Log(tmp_path / "scratch")
+    child = ""
+
+    def end(finished: Finished) -> None:
+        nonlocal child
+        log.ended.append(finished)
+        if finished.outcome.failure is not None:
+            child = (finished.folder / "child").read_text()
+
+    monkeypatch.setattr(log, "end", end)
+    jobs = {
+        number: Job({}, "net", BuildConfig(gpu=gpu), (), gpu, "", False) for number, gpu in enumerate(["hangs", "L4"])
+    }
+    try:
+        log.run(executor, jobs)
+    finally:
+        executor.close()
+    stopped, done = (item.outcome.failure for item in log.ended)
+    assert done is None and stopped is not None and not log.lost, "it would hang again"
+    assert stopped.what == "The job did not end within 4 s and was stopped"
+    assert stopped.where.endswith("which said last: asking the server") and "time_limit" in stopped.remedy
+    assert not is_alive(int(child))
 
 
 def test_closing_ends_workers_in_the_middle_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,8 +134,9 @@ def test_shapes_that_do_not_fit_the_inputs_are_usage_errors(shapes: dict[str, tu
 
 def test_shapes_the_model_cannot_run_at_are_invalid() -> None:
     model = parse("g (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }")
-    with pytest.raises(InvalidModelError):
+    with pytest.raises(InvalidModelError, match=r"x:2, z:3") as caught:
         static_shapes(model, {"x": (2,), "z": (3,)})
+    assert "choose shapes" in str(caught.value)
 
 
 @pytest.mark.parametrize(

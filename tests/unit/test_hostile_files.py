@@ -20,7 +20,6 @@ from engine_files import manifest, rtx_engine, save
 from profile_samples import small_profile
 
 from trtopt.accuracy.sensitivity import Errors
-from trtopt.analysis.analyze import view_of
 from trtopt.analysis.sensitivity import KeptErrors
 from trtopt.cache.checksummed import MOST_LINE_BYTES, lines_of
 from trtopt.cache.folder import PRICES, SENSITIVITY, Blobs, damage, files
@@ -35,7 +34,7 @@ from trtopt.judge.protocol import Priced, PriceFile
 from trtopt.precision.observe.calibrate import check_own
 from trtopt.precision.observe.feeds import in_memory, open_arrays
 from trtopt.precision.observe.trt_cache import is_trt_cache, read_trt_cache
-from trtopt.report.files import write_view
+from trtopt.report.files import write_forms
 from trtopt.report.schema.analysis import Analysis
 from trtopt.report.schema.manifest import has_digest, with_digest
 from trtopt.report.schema.read import read_report
@@ -294,7 +293,7 @@ def test_the_smallest_figures_can_be_drawn(tmp_path: Path) -> None:
 
     found = read_report(edited(tmp_path / "r.json", full_analysis(), edit))
     assert isinstance(found, Analysis)
-    write_view(view_of(found), html=tmp_path / "r.html", markdown=tmp_path / "r.md")
+    write_forms(found, html=tmp_path / "r.html", markdown=tmp_path / "r.md")
     assert (tmp_path / "r.html").stat().st_size > 0
 
 

@@ -40,6 +40,15 @@ def test_the_default_batch_is_said_once_per_symbol() -> None:
     assert input_shapes([spec("a", "N", 2)], [{"a": (1, 2)}]).notes == ()
 
 
+def test_bounds_of_an_export_are_kept() -> None:
+    inputs = [spec("x", "N", "T"), spec("y", "N")]
+    found = input_shapes(inputs, [], {("x", 0): (1, 4), ("x", 1): (16, 128)})
+    assert found.shapes == {"x": (4, 128), "y": (4,)}
+    assert found.notes[0] == "x axis 0 (N) is taken as 4, from --dynamic; --shapes sets another"
+    assert input_shapes(inputs, [], {("x", 0): (1, 64), ("x", 1): (1, 2)}).shapes["x"] == (8, 2)
+    assert input_shapes(inputs, [{"x": (2, 7)}], {("x", 0): (1, 4)}).shapes["x"] == (2, 7)
+
+
 @pytest.mark.parametrize(
     ("inputs", "given", "what", "remedy"),
     [

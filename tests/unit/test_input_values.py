@@ -1,4 +1,4 @@
-"""What synthetic integers and booleans hold: what the graph does with them tells."""
+"""What synthetic inputs hold: what the graph does with them tells."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ IDS = "int64[N, S] ids"
     ("inputs", "body", "weights", "expected"),
     [
         (IDS, "y = Gather(t, ids)", {"t": table(300)}, {"ids": InputValues("ids", 300)}),
+        ("float[A, B, 8] x, float[8, 4] w", "y = MatMul(x, w)", {}, {"w": InputValues("weight", 8)}),
+        ("float[A, B, 8] x, float[8, 4] w", "z = MatMul(x, w) y = Mul(z, w)", {}, {}),
         (
             "int32[N, S] ids",
             "a = Cast <to=7> (ids) f = Reshape(a, s) y = Gather(t, f)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,19 @@ def test_a_search_goes_on_when_its_file_is_gone(tmp_path: Path) -> None:
     again.time_us(MIX)
     again.evaluate(MIX)
     assert [question for question, _ in oracle.asked] == ["evaluate"] and not events
+
+
+def test_what_a_few_samples_settle_is_asked_again_by_a_later_run(tmp_path: Path) -> None:
+    """It depends on the budget, which the file of answers does not."""
+
+    class Partial(Numbers):
+        def evaluate(self, mix: Mix) -> Evaluation:
+            return replace(super().evaluate(mix), is_partial=bool(mix.quantized))
+
+    oracle = Partial(one_type([0.1], [50]).space, {("r0", "int8"): 0.1})
+    asked = Mix("fp16"), Mix("fp16", (("r0", "int8"),))
+    first = checkpoint(oracle, tmp_path)
+    found = [first.evaluate(mix) for mix in asked]
+    second = checkpoint(oracle, tmp_path)
+    assert [second.evaluate(mix) for mix in asked] == found
+    assert oracle.count("evaluate") == 3 and second.reused == 1

@@ -265,6 +265,14 @@ def test_it_stops_at_the_most_evaluations_it_may_make() -> None:
     assert found.reached and oracle.count("evaluate") == 5 and found.record.stopped_early
 
 
+def test_it_ends_within_the_budget_when_its_time_is_over() -> None:
+    """What brings the budget within reach is tried; nothing is won back, and no step is halved."""
+    oracle = random_network(100, 0, 0.1)
+    found = search_budget(oracle.space, BUDGET, oracle, seconds=0.0)
+    assert found.reached and found.record.stopped_early
+    assert set(actions(found.record)) == {"start", "16-bit", "take back"}
+
+
 def test_nothing_to_quantize_is_sixteen_bit() -> None:
     oracle = one_type([], [])
     found = search_budget(oracle.space, BUDGET, oracle)

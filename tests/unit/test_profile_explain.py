@@ -10,7 +10,8 @@ import pytest
 from trtopt.engine.achieved import is_sparse, uses_tensor_cores
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import find_gpu
-from trtopt.profiling.explain import FAR, PAGES, REASONS, LayerInNetwork, Network, deviations, findings_of
+from trtopt.profiling.explain import FAR, PAGES, REASONS, LayerInNetwork, Network, deviations
+from trtopt.profiling.findings import findings_of
 from trtopt.profiling.join import Device, join
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.report.schema.layers import LayerInfo, TensorInfo
@@ -194,7 +195,18 @@ def test_findings_gather_layers_by_reason_and_rank_them_by_time() -> None:
     assert (first.rule, second.rule) == ("no-tensor-core", "reformat-copy")
     assert second.gain_us == 35.0 and second.nodes == ("Reformat 30.0", "Reformat 5.0")
     assert [item.gain_us for item in report.findings] == sorted((f.gain_us for f in report.findings), reverse=True)
-    assert findings_of(()) == ()
+    assert findings_of((), Network(A100)) == ()
+
+
+def test_findings_end_in_a_line_to_type() -> None:
+    copy = Work("layout", 0, 1 << 20, 0, 1 << 20, "fp32")
+    image = LayerInfo("Reformat", "Reformat", (), (TensorInfo("image", (1, 3, 8, 8), "Float"),), ())
+    layers = [MeasuredLayer(image, "Reformat", copy, 30.0)]
+    layers.append(MeasuredLayer(info("fp32", tactic=SGEMM), "MatMul", gemm_work(), 900.0))
+    found = {item.rule: item.command for item in join(measurement(*layers), Device(A100)).findings}
+    assert found["no-tensor-core"] == "build --fp16"
+    assert found["reformat-copy"] == "build --fp16 --io image:fp16:hwc4"
+    assert all(found.values())
 
 
 def test_totals_add_up_and_say_what_profiling_adds() -> None:

@@ -12,6 +12,8 @@ from report_samples import full_report
 from rich.console import Console
 from sweep_samples import report as sweep_report
 from sweep_samples import row
+from test_report_sensitivity import region
+from test_report_sensitivity import report as sensitivity
 
 from trtopt.analysis.against import compare_reports
 from trtopt.errors import UsageError
@@ -67,6 +69,22 @@ def test_two_analyses_and_two_sweeps_are_compared(tmp_path: Path) -> None:
         found = compare_reports(tmp_path / "new.json", tmp_path / "old.json")
         assert found.of == kind and found.figures
         assert _shown(found).startswith(f"Two {kind} compared")
+
+
+def test_two_sensitivity_reports_are_compared_region_by_region(tmp_path: Path) -> None:
+    old = sensitivity(region("a", 0.3), region("b", 0.1))
+    new = dataclasses.replace(sensitivity(region("c", 0.3), region("b", 0.1)), precision="fp8")
+    for name, item in (("old.json", old), ("new.json", new), ("other.json", sensitivity(region("z", 0.3)))):
+        write_report(item, tmp_path / name)
+    page, text = tmp_path / "c.html", tmp_path / "c.md"
+    found = compare_reports(tmp_path / "new.json", tmp_path / "old.json", html=page, markdown=text)
+    figures = {item.name: (item.before, item.after) for item in found.figures}
+    assert figures["precision"] == ("int8", "fp8")
+    assert figures["net/c/conv"] == ("none", "5.2 dB ± 0.3, 75.0 % of the noise")
+    assert "net/b/conv" not in figures  # it is as it was
+    assert all("75.0 %" in form.read_text(encoding="utf-8") for form in (page, text))
+    with pytest.raises(UsageError, match="no region in common"):
+        compare_reports(tmp_path / "new.json", tmp_path / "other.json")
 
 
 def test_reports_of_different_kinds_are_refused(tmp_path: Path) -> None:

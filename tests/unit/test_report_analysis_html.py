@@ -294,7 +294,7 @@ def test_the_file_is_written_whole_and_a_folder_that_is_missing_is_a_usage_error
 def test_without_jinja_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingDependencyError):
-        check_html()
+        check_html("page.html")
     with pytest.raises(MissingDependencyError) as caught:
         html_page(view(analysis_of(small_layers), GPU))
     assert caught.value.exit_code == 4

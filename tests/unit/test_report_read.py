@@ -15,17 +15,24 @@ from hypothesis import strategies as st
 from profile_samples import small_profile
 from report_samples import full_report
 from rich.console import Console
+from test_report_sensitivity import region
+from test_report_sensitivity import report as sensitivity_of
 
+import trtopt
 from trtopt.errors import UsageError
 from trtopt.gates.check import Limits, evaluate
 from trtopt.gates.facts import facts_of
 from trtopt.report.files import junit_xml
+from trtopt.report.html.page import html_page
 from trtopt.report.schema.analysis import Analysis, EngineAnalysis
 from trtopt.report.schema.build import BuildReport, MetricRecord
 from trtopt.report.schema.decisions import BuilderTrial, ParetoPoint, SearchRecord
+from trtopt.report.schema.diff import DiffReport, DiffSide, RegionDiff
 from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_report
+from trtopt.report.schema.sensitivity import GrowthStep, Sensitivity
 from trtopt.report.schema.steps import Cost
+from trtopt.report.schema.sweep import Failure
 from trtopt.report.schema.write import write_report
 from trtopt.report.text.check import view
 from trtopt.report.text.markdown import as_markdown
@@ -48,7 +55,21 @@ def build() -> BuildReport:
     return dataclasses.replace(report, model=report.model | INPUTS, engine=engine)
 
 
-SAMPLES: dict[type, Any] = {BuildReport: build, Analysis: analysis, ProfileReport: small_profile}
+def sensitivity() -> Sensitivity:
+    broken = region("b", math.inf)
+    growth = (GrowthStep("a", "a/conv", math.inf, 20.0, 0.01), GrowthStep("b", "b/conv", 20.0, -math.inf, math.inf))
+    return sensitivity_of(broken, region("c", 0.0), region("d", 0.1), growth=growth)
+
+
+def diff() -> DiffReport:
+    sides = DiffSide("a.json", "tensorrt-rtx 1.6", 3, 10, 5.0), DiffSide("b.json", failure=Failure("no", "x", "y", 6))
+    changed = RegionDiff(("n",), ((("n",),), ()), ("n",), (), (0, 1), (("fp16",), ()), (10, 0), (5.0, 0.0))
+    return DiffReport({"path": "m.onnx", "sha256": "ab"}, "L4", "fp16", *sides, (changed,), 0.05, ("note",))
+
+
+GATED: dict[type, Any] = {BuildReport: build, Analysis: analysis, ProfileReport: small_profile}
+OTHERS: dict[type, Any] = {Sensitivity: sensitivity, DiffReport: diff}
+SAMPLES = GATED | OTHERS
 
 
 @pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
@@ -58,6 +79,33 @@ def test_a_report_is_read_back_as_it_was_written(kind: type, tmp_path: Path) -> 
     found = read_report(tmp_path / "r.json")
     assert type(found) is kind
     assert found.to_json_dict() == report.to_json_dict()
+    assert as_markdown(found.view()) == as_markdown(report.view())
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
+def test_a_report_without_gates_is_refused_by_them(kind: type, tmp_path: Path) -> None:
+    write_report(SAMPLES[kind](), tmp_path / "r.json")
+    with pytest.raises(UsageError, match="has no gates"):
+        trtopt.check(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found["regions"][0].update(outputs={}), "no output - at `$.regions[0]`"),
+        (lambda found: found["regions"][1].update(nodes=[]), "no node"),
+        (lambda found: found["together"]["outputs"]["y"].update(noise_to_signal=-1.0), "negative - at `$.together`"),
+        (lambda found: found["growth"][0].update(output_sqnr_db=-1e300), "too large - at `$.growth[0]`"),
+        (lambda found: found["model"].update(path=[1]), "Expected `str"),
+    ],
+)
+def test_a_sensitivity_that_cannot_be_is_refused(change: Any, words: str, tmp_path: Path) -> None:
+    found = sensitivity().to_json_dict()
+    change(found)
+    (tmp_path / "r.json").write_text(json.dumps(found))
+    with pytest.raises(UsageError) as caught:
+        read_report(tmp_path / "r.json")
+    assert words in str(caught.value)
 
 
 def test_a_build_is_read_back_into_its_records(tmp_path: Path) -> None:
@@ -94,7 +142,7 @@ def test_null_is_read_as_what_is_not_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schema": "trtopt.sensitivity/1"}, "another kind: its schema is 'trtopt.sensitivity/1'"),
+        ({"schema": "trtopt.check/1"}, "another kind: its schema is 'trtopt.check/1'"),
         ({"schema": ["trtopt.build/1"]}, "another kind"),
         ({"schema": None}, "not a trtopt report"),
         ({"engine": {"kernels": 3}}, "missing required field"),
@@ -119,7 +167,7 @@ _JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", GATED, ids=lambda kind: kind.__name__)
 def test_each_kind_of_report_is_gated(kind: type, tmp_path: Path) -> None:
     write_report(SAMPLES[kind](), tmp_path / "r.json")
     facts = facts_of(read_report(tmp_path / "r.json"), tmp_path / "r.json")
@@ -127,15 +175,8 @@ def test_each_kind_of_report_is_gated(kind: type, tmp_path: Path) -> None:
     assert {"latency", "kernels", "share"} <= names
 
 
-@given(data=st.data(), many=60)
-def test_a_mutated_report_is_gated_and_shown_or_refused(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Any value in any place of a report or of its baseline: a verdict in every form, or one error."""
-    value = SAMPLES[data.draw(st.sampled_from(list(SAMPLES)))]().to_json_dict()
-    layers = value if "layers" in value else value["analysis"]
-    layers["layers"] = layers["layers"][:3]
-    sound = json.dumps(value)
+def _mutate(value: dict[str, Any], data: st.DataObject) -> None:
+    """Put any value in any place of a report."""
     place: Any = value
     for _ in range(data.draw(st.integers(1, 6))):
         keys = list(place) if isinstance(place, dict) else list(range(len(place))) if isinstance(place, list) else []
@@ -146,6 +187,36 @@ def test_a_mutated_report_is_gated_and_shown_or_refused(
             place[key] = data.draw(_JSON)
             break
         place = place[key]
+
+
+@given(data=st.data(), many=60)
+def test_a_mutated_report_without_gates_is_shown_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    value = OTHERS[data.draw(st.sampled_from(list(OTHERS)))]().to_json_dict()
+    _mutate(value, data)
+    path = tmp_path_factory.mktemp("mutated") / "r.json"
+    path.write_text(json.dumps(value))
+    try:
+        found = read_report(path)
+    except UsageError:
+        return
+    console = Console(width=100, record=True, file=path.with_suffix(".txt").open("w"))
+    console.print(found.view())
+    assert console.export_text() and as_markdown(found.view()).encode() and html_page(found.view()).encode()
+    json.dumps(found.to_json_dict(), allow_nan=False)
+
+
+@given(data=st.data(), many=60)
+def test_a_mutated_report_is_gated_and_shown_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any value in any place of a report or of its baseline: a verdict in every form, or one error."""
+    value = GATED[data.draw(st.sampled_from(list(GATED)))]().to_json_dict()
+    layers = value if "layers" in value else value["analysis"]
+    layers["layers"] = layers["layers"][:3]
+    sound = json.dumps(value)
+    _mutate(value, data)
     folder = tmp_path_factory.mktemp("mutated")
     sides = [sound, json.dumps(value)]
     for name, text in zip(("a", "b"), sides if data.draw(st.booleans()) else sides[::-1], strict=True):

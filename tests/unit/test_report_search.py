@@ -111,7 +111,7 @@ def test_steps_beyond_the_first_are_counted_and_the_aim_is_said() -> None:
     text = shown(section(found), width=140)
     assert f"and {len(found.steps) - 24} more, in the JSON report" in text
     assert "; the search aims at 0.0056, for samples it has not seen" in text
-    assert "7 answers from an earlier run; stopped at the most evaluations it makes" in text
+    assert "7 answers from an earlier run; stopped at the most evaluations or seconds that it takes" in text
 
 
 def test_names_of_the_model_cannot_change_the_terminal() -> None:

@@ -36,8 +36,8 @@ def region(name: str, ratio: float, nodes: tuple[str, ...] = ()) -> RegionError:
 def report(*regions: RegionError, **changes: Any) -> Sensitivity:
     growth = tuple(GrowthStep(item.region, item.nodes[0], math.inf, 20.0, 0.01) for item in regions)
     together = RegionError("", ("a",), {"y": error(0.1), "z": error(0.2)}, 16)
-    given: dict[str, Any] = {"refused": (Refusal("n", "why"),), **changes}
-    return Sensitivity({"path": "/m/net.onnx"}, "int8", "tensorrt", 64, regions, together, growth, **given)
+    given: dict[str, Any] = {"refused": (Refusal("n", "why"),), "growth": growth, **changes}
+    return Sensitivity({"path": "/m/net.onnx"}, "int8", "tensorrt", 64, regions, together, **given)
 
 
 def shown(found: Sensitivity, width: int = 100) -> str:

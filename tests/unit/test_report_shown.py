@@ -12,8 +12,12 @@ from report_samples import full_report
 from sweep_samples import report as sweep_report
 from sweep_samples import row
 from test_check_forms import FOUND
+from test_report_sensitivity import region
+from test_report_sensitivity import report as sensitivity_report
 
 from trtopt.errors import GateError, UsageError
+from trtopt.report.schema.analysis import EngineAnalysis
+from trtopt.report.schema.diff import DiffReport, DiffSide
 from trtopt.report.schema.shown import Shown
 
 REPORTS = {
@@ -22,6 +26,8 @@ REPORTS = {
     "profile": small_profile(),
     "sweep": sweep_report(row("a"), row("b", gpu="A10")),
     "check": FOUND,
+    "sensitivity": sensitivity_report(region("a", 0.1), region("b", 0.2)),
+    "diff": DiffReport({"path": "m.onnx"}, "L4", "fp16", DiffSide("a.json"), DiffSide("b.json")),
 }
 every = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
 
@@ -86,6 +92,8 @@ def test_a_plot_is_one_of_the_pages() -> None:
     assert "roofline" in caught.value.remedy
     with pytest.raises(UsageError, match="no plot"):
         FOUND.plot()
+    engine = EngineAnalysis("L4", found.layers, found.totals)
+    assert full_report(analysis=engine).plot().to_dict() == found.plot("order").to_dict()
 
 
 def test_a_failed_gate_may_be_an_exception() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from trtopt.accuracy.compare import compare
+from trtopt.accuracy.compare import compare, sums_of
 from trtopt.accuracy.metric import gate
 from trtopt.config import AccuracyBudget, BuildConfig, Tolerances
 from trtopt.errors import UsageError
@@ -29,7 +29,7 @@ class Fixed:
 
 def judged(references: Sequence[np.ndarray], outputs: Sequence[np.ndarray], tolerances: Tolerances) -> OutputAccuracy:
     feeds = [{"index": np.array(index)} for index in range(len(references))]
-    return compare(Fixed(references), Fixed(outputs), feeds, varying=["y"], tolerances=tolerances)["y"]
+    return compare(Fixed(references), Fixed(outputs), feeds, varying=["y"], sums=sums_of(tolerances))["y"]
 
 
 def failures(accuracy: OutputAccuracy) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ CLEAN_DB = 40.0
 """Error below this level does not count as damage: 40 dB is the noise that rounding to INT8 with a well-chosen range
 leaves in one tensor (6.02 dB per bit, less about 8 dB for the headroom of a bell-shaped distribution)."""
 
+CLOSE = 0.01
+"""Share of a row's range of scores: two best scores that are nearer make a decoder's two tokens equally good."""
+
 _TENSORS_PER_PASS = 48
 
 _CHUNK = 8192
@@ -48,7 +51,8 @@ class Runner(Protocol):
 class Accumulator:
     """Sums over the samples of one tensor, in FP64. Elements whose reference is not finite are left out.
 
-    Where ``tolerance`` says how far off an element may be, it counts those beyond.
+    Where ``tolerance`` says how far off an element may be, it counts those beyond. Of the answers it counts those whose
+    two best reference scores differ by ``close`` of their range and more; the others are ``ties``.
     """
 
     signal: float = 0.0
@@ -62,6 +66,8 @@ class Accumulator:
     positions: int = 0
     has_top1: bool | None = None
     tolerance: ToleranceRecord | None = None
+    close: float = 0.0
+    ties: int = 0
 
     def update(self, reference: np.ndarray, output: np.ndarray) -> None:
         """Add one sample; the arrays have any numeric or boolean dtype.
@@ -77,6 +83,9 @@ class Accumulator:
             self.has_top1 = discrete or is_class_like(reference)
         if self.has_top1:
             same = reference == output if discrete else top1(reference) == top1(output)
+            if self.close and not discrete:
+                clear = ~is_tie(reference, self.close)
+                same, self.ties = same[clear], self.ties + same.size - int(np.count_nonzero(clear))
             self.agree += int(np.count_nonzero(same))
             self.positions += same.size
         first, second = reference.ravel(), output.ravel()
@@ -118,10 +127,28 @@ class Accumulator:
         if self.nonfinite:
             return OutputAccuracy(math.nan, math.nan, math.inf, agreement, self.nonfinite)
         if self.noise == 0.0:
-            return OutputAccuracy(math.inf, 1.0, 0.0, agreement)
+            return OutputAccuracy(math.inf, 1.0, 0.0, agreement, ties=self.ties)
         sqnr = 10.0 * math.log10(self.signal / self.noise) if self.signal else -math.inf
         norm = math.sqrt(self.signal) * math.sqrt(self.power)
-        return OutputAccuracy(sqnr, self.dot / norm if norm else 0.0, self.max_abs, agreement)
+        return OutputAccuracy(sqnr, self.dot / norm if norm else 0.0, self.max_abs, agreement, ties=self.ties)
+
+
+def sums_of(tolerances: Tolerances | None, states: Collection[str] = ()) -> Callable[[str], Accumulator]:
+    """What adds up each output of a network for :func:`compare`.
+
+    Args:
+        tolerances: How far values may be off; None judges none of them by itself.
+        states: Outputs that are states. They hold no answers, and where there are some, answers are those of steps:
+            ties do not count.
+    """
+
+    def made(name: str) -> Accumulator:
+        sums = Accumulator(close=CLOSE if states else 0.0, has_top1=False if name in states else None)
+        if tolerances is not None:
+            sums.tolerance = ToleranceRecord(*tolerances.of(name), beyond=0, values=0)
+        return sums
+
+    return made
 
 
 def decibels(error: float) -> float:
@@ -146,10 +173,25 @@ def is_class_like(array: np.ndarray) -> bool:
 
 def top1(scores: np.ndarray) -> np.ndarray:
     """Index of the largest of the last axis of size other than 1; NaN counts as no class (-1)."""
-    shape = (scores.shape[0], *(dim for dim in scores.shape[1:] if dim != 1))
-    flat = scores.reshape(shape)
+    flat = _rows(scores)
     best = flat.argmax(axis=-1)
     return np.where(np.isnan(flat).any(axis=-1), -1, best)
+
+
+def is_tie(scores: np.ndarray, close: float = CLOSE) -> np.ndarray:
+    """Whether the two best scores of a row differ by less than ``close`` of the row's range; the shape of :func:`top1`.
+
+    Rows with NaN or infinities are none.
+    """
+    flat = _rows(scores).astype(np.float64)
+    first, second = flat.max(axis=-1), np.partition(flat, -2, axis=-1)[..., -2]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(first - second < close * (first - flat.min(axis=-1)))
+
+
+def _rows(scores: np.ndarray) -> np.ndarray:
+    """Scores without axes of size 1 after the first."""
+    return scores.reshape((scores.shape[0], *(dim for dim in scores.shape[1:] if dim != 1)))
 
 
 def compare(
@@ -160,7 +202,7 @@ def compare(
     advance: Callable[[], object] = lambda: None,
     varying: Collection[str] = (),
     enough: Callable[[Mapping[str, OutputAccuracy]], bool] | None = None,
-    tolerances: Tolerances | None = None,
+    sums: Callable[[str], Accumulator] = lambda _: Accumulator(),
 ) -> dict[str, OutputAccuracy]:
     """Compare the outputs of two runners over ``samples``; memory does not grow with their number.
 
@@ -175,16 +217,12 @@ def compare(
         advance: Called after each sample.
         varying: Outputs whose shape depends on the values (boxes found): a rounding may change it.
         enough: Asked after each sample whether what was found so far is enough; None runs all of them.
-        tolerances: How far values may be off; None judges none of them by itself.
+        sums: What adds up an output of some name.
 
     Raises:
         InvalidModelError: The outputs differ in name or shape, are not tensors of numbers, or there is no sample.
     """
-    accumulators = {name: Accumulator() for name in reference.output_names}
-    if tolerances is not None:
-        for name, accumulator in accumulators.items():
-            atol, rtol = tolerances.of(name)
-            accumulator.tolerance = ToleranceRecord(atol, rtol, beyond=0, values=0)
+    accumulators = {name: sums(name) for name in reference.output_names}
     missing = [name for name in accumulators if name not in optimized.output_names]
     if missing:
         raise InvalidModelError(

@@ -9,27 +9,36 @@ from typing import Any
 
 from trtopt.errors import UsageError
 from trtopt.profiling.compare import compare
-from trtopt.report.files import write_view
+from trtopt.report.files import write_forms
 from trtopt.report.html.predicted import as_layers
 from trtopt.report.schema.analysis import Analysis, LayerRow
 from trtopt.report.schema.build import BuildReport
+from trtopt.report.schema.diff import DiffReport
 from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.profile import Comparison, Figure, ProfileReport, ProfileSource, ProfileTotals
 from trtopt.report.schema.read import Report, read_report
+from trtopt.report.schema.sensitivity import Sensitivity, noise_shares
 from trtopt.report.schema.sweep import SweepReport, SweepRow
-from trtopt.report.text.format import bytes_text, time_text
+from trtopt.report.text.format import bytes_text, percent, time_text
 from trtopt.report.text.names import Labels
-from trtopt.report.text.profile import comparison_view
+from trtopt.report.text.sensitivity import agreement_text, sqnr_text
 from trtopt.report.text.sweep_rows import drop_text, latency_text
 from trtopt.report.text.verdict import accuracy_texts, speed_of
 
-_KINDS = {BuildReport: "builds", Analysis: "analyses", ProfileReport: "profiles", SweepReport: "sweeps"}
+_KINDS = {
+    BuildReport: "builds",
+    Analysis: "analyses",
+    ProfileReport: "profiles",
+    SweepReport: "sweeps",
+    Sensitivity: "sensitivity reports",
+    DiffReport: "comparisons",
+}
 
 
 def compare_reports(
     after: str | Path, before: str | Path, *, html: str | Path | None = None, markdown: str | Path | None = None
 ) -> Comparison:
-    """Compare two reports of one kind that ``--report`` wrote: builds, analyses, profiles or sweeps.
+    """Compare two reports of one kind that ``--report`` wrote: builds, analyses, profiles, sweeps, sensitivity.
 
     Args:
         after: The newer one.
@@ -48,12 +57,17 @@ def compare_reports(
             where=f"{after}, against {before}",
             remedy="give two reports of one command",
         )
+    if isinstance(new, DiffReport):
+        what = "Reports of `trtopt diff` compare two builds already"
+        raise UsageError(what, where=str(after), remedy="show each by itself, or give the reports of two builds")
     found = _compared(old, new, (str(before), str(after)))
-    write_view(comparison_view(found), html=html, markdown=markdown)
+    write_forms(found, html=html, markdown=markdown)
     return found
 
 
 def _compared(old: Report, new: Report, files: tuple[str, str]) -> Comparison:
+    if isinstance(old, Sensitivity) and isinstance(new, Sensitivity):
+        _check_regions(old, new, files)
     kind, figures = _KINDS[type(new)], tuple(_changed(dict(_figures(old)), dict(_figures(new))))
     found = compare(_as_profile(old), _as_profile(new), files)
     return replace(found, of=kind, figures=figures, names={**_names(old), **_names(new)})
@@ -65,6 +79,8 @@ def _as_profile(report: Report) -> ProfileReport:
         return report
     if isinstance(report, SweepReport):
         return _predicted({"name": report.name}, (), ())
+    if isinstance(report, (Sensitivity, DiffReport)):
+        return _predicted({"name": ""}, (), ())
     if isinstance(report, Analysis):
         return _predicted(report.gpu, report.layers, ())
     rows = () if report.analysis is None else report.analysis.layers
@@ -80,7 +96,7 @@ def _predicted(gpu: Mapping[str, Any], rows: tuple[LayerRow, ...], listed: tuple
 
 
 def _names(report: Report) -> dict[str, NodeName]:
-    return dict(report.names) if isinstance(report, (BuildReport, Analysis)) else {}
+    return dict(report.names) if isinstance(report, (BuildReport, Analysis, Sensitivity)) else {}
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
@@ -89,6 +105,12 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         yield from (
             (", ".join(f"{axis} {value}" for axis, value in row.varied.items()), _job(row)) for row in report.rows
         )
+    elif isinstance(report, Sensitivity):
+        yield "precision", report.precision
+        yield "samples", str(report.samples)
+        for name, error in report.together.outputs.items():
+            yield f"all regions, {name}", ", ".join(filter(None, (sqnr_text(error), agreement_text(error))))
+        yield from _regions(report)
     elif isinstance(report, Analysis):
         yield "precision", report.precision
         yield "memory", bytes_text(report.memory.weight_bytes + report.memory.activation_bytes)
@@ -106,6 +128,21 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         yield "gates", "; ".join(report.gate_failures) or "held"
 
 
+def _regions(report: Sensitivity) -> Iterator[tuple[str, str]]:
+    """Each region by what the user calls it, by its first node where several have that name."""
+    names = [Labels(report.names).of(region.nodes).text for region in report.regions]
+    for region, name, share in zip(report.regions, names, noise_shares(report.regions), strict=True):
+        called = name if names.count(name) == 1 else region.nodes[0]
+        yield called, f"{sqnr_text(region.outputs[region.worst])}, {percent(share)} of the noise"
+
+
+def _check_regions(old: Sensitivity, new: Sensitivity, files: tuple[str, str]) -> None:
+    nodes = [{node for region in report.regions for node in region.nodes} for report in (old, new)]
+    if nodes[0].isdisjoint(nodes[1]):
+        what = "The two reports have no region in common"
+        raise UsageError(what, where=" and ".join(files), remedy="compare reports of one network")
+
+
 def _job(row: SweepRow) -> str:
     if row.result is None:
         return "failed"
@@ -117,6 +154,6 @@ def _job(row: SweepRow) -> str:
 
 def _changed(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Figure]:
     """The figures that differ."""
-    for name in {**old, **new}:
+    for name in {**new, **old}:
         if old.get(name) != new.get(name):
             yield Figure(name, old.get(name, "none"), new.get(name, "none"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,11 +13,10 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from trtopt.analysis.advice import IN_MEMORY, int8_times, with_line
+from trtopt.analysis.advice import Target, int8_times, model_words, with_line
 from trtopt.analysis.links import links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
-from trtopt.config.words import command_words
 from trtopt.engine.backend import TENSORRT, TENSORRT_RTX, backend_of_rules
 from trtopt.engine.request import input_shapes
 from trtopt.errors import UsageError
@@ -30,6 +28,7 @@ from trtopt.graph.shapes import static_shapes
 from trtopt.hardware.probe import present_gpu
 from trtopt.hardware.spec import GpuSpec, choose_gpu, gpu_of, precisions_of
 from trtopt.hardware.user import gpu_table
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.analysis import (
     Analysis,
     BatchSweep,
@@ -44,7 +43,6 @@ from trtopt.report.schema.analysis import (
 )
 from trtopt.report.text.analysis import view
 from trtopt.report.text.blocks import View
-from trtopt.report.text.command import shell
 from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory
@@ -58,9 +56,11 @@ from trtopt.roofline.work import Layer
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
+from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.precision import ONNX_TYPES, Precision
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -107,26 +107,16 @@ def analyze(
     given = {**options}
     example_inputs = given.pop("example_inputs", None)
     config = AnalyzeConfig.given(config, given, "analyze(m, gpu=...)")
-    if config.html is not None:
-        from trtopt.report.html.page import check_html
-
-        check_html()
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    check_html(config.html)
+    with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
-        analysis = _Run(config, Clock(on_event)).run(path)
+        analysis = _Run(config, Clock(on_event), model_words(model, path, config)).run(path)
         if path.parent == Path(folder):
-            made = [name for name in ("inputs", "dynamic") if getattr(config, name)]
-            line = shell(model, *command_words(vars(config), made)) if isinstance(model, str) else IN_MEMORY
-            found = (replace(item, command=item.command.replace(str(path), line)) for item in analysis.findings)
-            analysis = replace(analysis, model={**analysis.model, "path": None}, findings=tuple(found))
-    if config.html is not None:
-        from trtopt.report.files import write_view
+            analysis = replace(analysis, model={**analysis.model, "path": None})
+    if config.html is not None or config.markdown is not None or config.report is not None:
+        from trtopt.report.files import write_forms
 
-        write_view(view_of(analysis), html=config.html)
-    if config.report is not None:
-        from trtopt.report.schema.write import write_report
-
-        write_report(analysis, Path(config.report))
+        write_forms(analysis, html=config.html, markdown=config.markdown, report=config.report)
     return analysis
 
 
@@ -152,9 +142,10 @@ class _Level:
 class _Run:
     """One analysis."""
 
-    def __init__(self, config: AnalyzeConfig, clock: Clock) -> None:
+    def __init__(self, config: AnalyzeConfig, clock: Clock, words: tuple[str, ...]) -> None:
         self.config = config
         self.clock = clock
+        self.words = words
         table = gpu_table(config.gpus)
         gpu = choose_gpu(config.gpu, table, present_gpu())
         if gpu is None:
@@ -172,23 +163,22 @@ class _Run:
         check_files(str(path), config, None)
         with self._stage("load"):
             loaded = load(path, hash_weights=False)
-        outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}
+        outputs = {
+            f"the output {name}": Path(name)
+            for name in (config.report, config.html, config.markdown)
+            if name is not None
+        }
         weights = weight_files(loaded.model)
         check_outputs(outputs, weights)
-        decided = input_shapes(loaded.inputs, config.shapes)
+        decided = input_shapes(loaded.inputs, config.shapes, bounds_of(config.dynamic))
         for note in decided.notes:
-            clock.warn("shapes", note)
+            clock.note("shapes", note)
         with self._stage("shapes"):
             values = static_shapes(loaded.model, decided.shapes)
         job = _Job(loaded, decided.shapes, values, self._precision(loaded.model))
         level = self._onnx_level(job)
-        shown, rewritten, links, levels, limit = (
-            level,
-            None,
-            None,
-            [LevelSummary("onnx", len(level.rows), level.totals)],
-            None,
-        )
+        levels = [LevelSummary("onnx", len(level.rows), level.totals)]
+        shown, rewritten, links, limit = level, None, None, None
         if config.compile:
             # What compiles is not loaded for a prediction from the graph alone: it doubles the time of a small model.
             from trtopt.analysis.compiled import compile_level, links_of_engine
@@ -205,6 +195,7 @@ class _Run:
         self._warn_uncosted(shown)
         sparsity = self._sparsity(job, level)
         sweep = self._sweep(job)
+        target = Target(self.words, gpu.name, config.precision, job.open_shapes)
         model = {**loaded.to_json_dict(), "input_shapes": {name: list(dims) for name, dims in decided.shapes.items()}}
         return Analysis(
             model={**model, "weights_hashed": not weights},
@@ -212,7 +203,7 @@ class _Run:
             precision=config.precision or (AS_IS if job.precision.base == Precision.FP32 else job.precision.base),
             layers=shown.rows,
             totals=shown.totals,
-            findings=tuple(with_line(item, loaded.path or path, config, gpu, job.open_shapes) for item in findings),
+            findings=tuple(with_line(item, target) for item in findings),
             levels=tuple(levels),
             memory=peak_memory(job.fused, gpu),
             uncosted=shown.uncosted,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from trtopt.analysis.advice import IN_MEMORY, Target, model_words, with_line
 from trtopt.config import ONNXRUNTIME, TIMING, BuildConfig, ProfileConfig, ShapeMap, flag, options
 from trtopt.config.paths import check_files
 from trtopt.engine.backend import is_engine
@@ -33,16 +33,17 @@ from trtopt.precision.observe.samples import random_feeds
 from trtopt.profiling.inputs import read_values
 from trtopt.profiling.join import Device, ModuleOf, join
 from trtopt.profiling.measured import Measurement
-from trtopt.report.files import profile_trace, write_view
+from trtopt.report.files import write_forms
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.profile import ProfileReport
-from trtopt.report.schema.write import write_report
-from trtopt.report.text.profile import view
 from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
+from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, atomic_write, check_outputs
+from trtopt.support.files import atomic_write, check_outputs
 from trtopt.support.ort_session import Feeds, OrtSession
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -92,37 +93,18 @@ def profile(
     given = {**options}
     example_inputs = given.pop("example_inputs", None)
     config = ProfileConfig.given(config, given, "profile(m, backend=...)")
-    if config.html is not None:
-        from trtopt.report.html.page import check_html
-
-        check_html()
+    check_html(config.html)
     clock = Clock(on_event)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with TemporaryFolder() as folder:
         path = None if target is None else as_file(target, Path(folder), config, example_inputs, on_event)
         found = _Run(config, clock).run(path)
-    found = dataclasses.replace(found, warnings=(*found.warnings, *clock.warnings))
-    write_profile(found, html=config.html, markdown=config.markdown, trace=config.trace)
-    if config.report is not None:
-        write_report(found, Path(config.report))
+    words = (IN_MEMORY,) if path is None or _is_engine(path) else model_words(target, path, config)
+    gpu = "" if config.backend == ONNXRUNTIME else str(found.gpu["name"])
+    lines = Target(words, gpu, profile=config.report or "profile.json")
+    findings = tuple(with_line(item, lines) for item in found.findings)
+    found = dataclasses.replace(found, findings=findings, warnings=(*found.warnings, *clock.warnings))
+    write_forms(found, html=config.html, markdown=config.markdown, trace=config.trace, report=config.report)
     return found
-
-
-def write_profile(
-    found: ProfileReport,
-    *,
-    html: str | Path | None = None,
-    markdown: str | Path | None = None,
-    trace: str | Path | None = None,
-) -> None:
-    """Write a profile in every form that is asked for, each file whole or not at all.
-
-    Raises:
-        UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs Jinja2.
-    """
-    write_view(view(found), html=html, markdown=markdown)
-    if trace is not None:
-        atomic_write(Path(trace), profile_trace(found))
 
 
 def timing_options(config: ProfileConfig) -> TimingOptions:
@@ -244,9 +226,9 @@ class _Run:
             raise UsageError("ONNX Runtime measures this machine's CPU", where="--gpu", remedy=remedy)
         loaded = self._load(path)
         given, shapes = self._given(loaded)
-        decided = input_shapes(loaded.inputs, [shapes])
+        decided = input_shapes(loaded.inputs, [shapes], bounds_of(self.config.dynamic))
         for note in decided.notes:
-            self.clock.warn("shapes", note)
+            self.clock.note("shapes", note)
         threads = available_threads()
         with self.clock.stage("probe"):
             cpu = probe_cpu(threads)
@@ -339,7 +321,7 @@ class _Run:
         shapes |= split_values(loaded.inputs, numbers)[1]
         opt_shapes = (shapes,) if shapes else ()
         config = BuildConfig(gpu=self.config.gpu, backend=self.config.backend, opt_shapes=opt_shapes)
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        with TemporaryFolder() as folder:
             built = Path(folder) / "model.engine"
             run_build(path, dataclasses.replace(config, output=str(built)), DataSources(), self.clock, make_engine=True)
             with self.clock.stage("measure"), OrtSession(to_fp32(loaded.model)) as reference:

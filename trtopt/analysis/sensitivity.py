@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +40,9 @@ from trtopt.precision.plan import FP16, PrecisionPlan
 from trtopt.precision.qdq.existing import is_quantized
 from trtopt.precision.regions import Candidates, Problem, find_candidates
 from trtopt.precision.write import apply_plan
-from trtopt.report.files import write_view
+from trtopt.report.files import write_forms
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.sensitivity import GrowthStep, Sensitivity
-from trtopt.report.schema.write import write_report
-from trtopt.report.text.sensitivity import view
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Stage, Target
 from trtopt.rewrite.registry import select
@@ -52,8 +50,9 @@ from trtopt.source.check import weight_files
 from trtopt.source.onnx_file import load
 from trtopt.source.pytorch import as_file
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.json_text import converted
+from trtopt.support.temporary import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -201,17 +200,11 @@ def sensitivity(
     evaluation = given.pop("evaluation", None)
     eval_samples = given.pop("eval", evaluation)
     config = SensitivityConfig.given(config, given, "sensitivity(m, precision=...)")
-    if config.html is not None:
-        from trtopt.report.html.page import check_html
-
-        check_html()
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    check_html(config.html)
+    with TemporaryFolder() as folder:
         path = as_file(model, Path(folder), config, example_inputs, on_event)
         found = _run(path, config, calib, eval_samples, Clock(on_event))
-    if config.html is not None:
-        write_view(view(found), html=config.html)
-    if config.report is not None:
-        write_report(found, Path(config.report))
+    write_forms(found, html=config.html, markdown=config.markdown, report=config.report)
     return found
 
 
@@ -223,7 +216,9 @@ def _run(path: Path, config: SensitivityConfig, calib: Any, eval_samples: Any, c
     backend = backend_of_rules(config.backend, gpu).name
     with clock.stage("load"):
         loaded = load(path)
-    outputs = {f"the output {name}": Path(name) for name in (config.report, config.html) if name is not None}
+    outputs = {
+        f"the output {name}": Path(name) for name in (config.report, config.html, config.markdown) if name is not None
+    }
     check_outputs(outputs, weight_files(loaded.model))
     given = config.calib if calib is None else calib
     if given is None or (isinstance(given, str) and given == SYNTHETIC):

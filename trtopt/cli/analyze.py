@@ -41,10 +41,10 @@ def run(argv: Sequence[str]) -> int:
     # Graphs are many small objects that live until the end: collecting at every 700 of them takes a fifth of the time.
     gc.set_threshold(_COLLECT_EVERY)
 
-    from trtopt.analysis.analyze import analyze, view_of
+    from trtopt.analysis.analyze import analyze
 
     with Listener.of(args) as listener, own_stdout(quiet=args.json):
         analysis = analyze(args.model, config, on_event=listener)
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
-    show(analysis, view_of, as_json=args.json, warned=True, quiet=args.quiet)
+    show(analysis, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

@@ -28,7 +28,7 @@ examples:
 
 _OF_REPORTS = (
     *("baseline", "max_accuracy_drop", "max_latency_regress", "min_share", "max_bytes", "max_kernels"),
-    *("allow_synthetic", "markdown", "junit"),
+    *("allow_synthetic", "html", "markdown", "junit"),
 )
 """What an engine by itself cannot be asked."""
 
@@ -49,7 +49,6 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
 
     from trtopt.gates.check import Limits, check
-    from trtopt.report.text.check import view
 
     limits = Limits(
         max_accuracy_drop=args.max_accuracy_drop,
@@ -59,8 +58,9 @@ def run(argv: Sequence[str]) -> int:
         max_kernels=args.max_kernels,
         allow_synthetic=args.allow_synthetic,
     )
-    found = check(args.report, baseline=args.baseline, limits=limits, markdown=args.markdown, junit=args.junit)
-    show(found, view, as_json=args.json)
+    forms = {name: getattr(args, name) for name in ("html", "markdown", "junit")}
+    found = check(args.report, baseline=args.baseline, limits=limits, **forms)
+    show(found, as_json=args.json)
     return GateError.exit_code if found.failed else 0
 
 
@@ -139,6 +139,7 @@ def make_parser() -> Parser:
     gates.add_argument("--max-kernels", metavar="N", type=int, help="most kernels")
     gates.add_argument("--allow-synthetic", action="store_true", help="accept 8-bit ranges from random data")
     files = parser.add_argument_group("files")
+    files.add_argument("--html", metavar="FILE", help="write the result as one HTML file")
     files.add_argument("--markdown", metavar="FILE", help="write the result as Markdown, for a pull request")
     files.add_argument("--junit", metavar="FILE", help="write the result as JUnit XML")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout, and nothing else")

@@ -27,14 +27,14 @@ examples:
   trtopt diff model.onnx --int8 --calib samples.npz --compiler tensorrt-rtx==1.6 --compiler installed
   trtopt diff --compiler before.json --compiler after.json --markdown diff.md
 """
-_FORMS = ("html", "markdown")
+_FORMS = ("report", "html", "markdown")
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns 0, or 7 where the second compiler is slower than may be."""
     args = make_parser().parse(argv)
-    outputs = {name: Path(value) for name in ("report", *_FORMS) if (value := getattr(args, name, None)) is not None}
-    for name in ("report", *_FORMS):
+    outputs = {name: Path(value) for name in _FORMS if (value := getattr(args, name, None)) is not None}
+    for name in _FORMS:
         args.__dict__.pop(name, None)
     builds = [] if args.config is None else load_matrix(Path(args.config), "build")
     if builds:
@@ -42,22 +42,16 @@ def run(argv: Sequence[str]) -> int:
     config = _config(args)
     inputs = {"the model": Path(args.model)} if args.model is not None else {}
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
-    if "html" in outputs:
-        from trtopt.report.html.page import check_html
-
-        check_html()
 
     from trtopt.fleet.diff import diff
-    from trtopt.report.files import write_view
-    from trtopt.report.schema.write import write_report
-    from trtopt.report.text.diff import view
+    from trtopt.report.files import write_forms
+    from trtopt.report.html.page import check_html
 
+    check_html(outputs.get("html"))
     with Listener.of(args) as listener, own_stdout(quiet=args.json):
         found = diff(args.model, args.compiler, config, max_slowdown=args.max_slowdown, on_event=listener)
-    if "report" in outputs:
-        write_report(found, outputs["report"])
-    write_view(view(found), **{name: outputs[name] for name in _FORMS if name in outputs})
-    show(found, view, as_json=args.json, quiet=args.quiet)
+    write_forms(found, **outputs)
+    show(found, as_json=args.json, quiet=args.quiet)
     return GateError.exit_code if found.is_failed else 0
 
 

@@ -54,9 +54,8 @@ def run(argv: Sequence[str]) -> int:
     check_files(args.target, config, args.config)
 
     from trtopt.analysis.profile import profile
-    from trtopt.report.text.profile import view
 
     with Listener.of(args) as listener, own_stdout(quiet=args.json):
         found = profile(args.target, config, on_event=listener)
-    show(found, view, as_json=args.json, warned=True, quiet=args.quiet)
+    show(found, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

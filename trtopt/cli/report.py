@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ def make_parser() -> Parser:
         prog="trtopt report", usage="trtopt report REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
     )
     parser.add_argument(
-        "report", metavar="REPORT", help="what build, optimize, analyze, profile or sweep wrote with --report"
+        "report", metavar="REPORT", help="what build, analyze, profile, sensitivity, sweep, ... wrote with --report"
     )
     parser.add_argument(
         "--against", metavar="FILE", help="an older report of the same kind and network, to compare with"
@@ -69,10 +70,8 @@ def run(argv: Sequence[str]) -> int:
     check_outputs({f"--{name}": path for name, path in outputs.items()}, inputs)
     if args.against is not None:
         from trtopt.analysis.against import compare_reports
-        from trtopt.report.text.profile import comparison_view
 
-        compared = compare_reports(args.report, args.against, **outputs)
-        show(compared, comparison_view, as_json=args.json)
+        show(compare_reports(args.report, args.against, **outputs), as_json=args.json)
     else:
         _one(args, outputs)
     return 0
@@ -87,9 +86,8 @@ def _number(text: str) -> float:
 
 def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
     """Write one report in the forms that are asked for, and show it."""
-    from trtopt.analysis.analyze import view_of
-    from trtopt.report.files import write_view
-    from trtopt.report.schema.analysis import Analysis
+    from trtopt.report.files import write_forms
+    from trtopt.report.schema.build import BuildReport
     from trtopt.report.schema.profile import ProfileReport
     from trtopt.report.schema.read import read_report
     from trtopt.report.schema.sweep import SweepReport
@@ -102,29 +100,19 @@ def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
         raise UsageError(what, where=args.report, remedy="leave them out")
     if not isinstance(found, ProfileReport) and "trace" in outputs:
         raise UsageError("A report of this kind has no such form", where="--trace", remedy="leave it out")
-    if isinstance(found, SweepReport):
-        _sweep(found, outputs, args, asked=asked)
-    elif isinstance(found, ProfileReport):
-        from trtopt.analysis.profile import write_profile
-        from trtopt.report.text import profile
-
-        write_profile(found, **outputs)
-        show(found, profile.view, as_json=args.json)
+    write_forms(found, **outputs)
+    if isinstance(found, SweepReport) and asked:
+        _choose(found, args)
+    elif isinstance(found, BuildReport):
+        show(found, functools.partial(build.view, verbose=args.verbose, page=args.html), as_json=args.json)
     else:
-        shown = view_of(found) if isinstance(found, Analysis) else build.view(found, verbose=args.verbose)
-        write_view(shown, **outputs)
-        show(found, lambda report: shown, as_json=args.json)
+        show(found, as_json=args.json)
 
 
-def _sweep(found: SweepReport, outputs: dict[str, Path], args: argparse.Namespace, *, asked: bool) -> None:
-    """Write a sweep's report; show it, or which engines to take where that is asked."""
-    from trtopt.fleet.sweep import write_sweep
+def _choose(found: SweepReport, args: argparse.Namespace) -> None:
+    """Show which engines of a sweep to take."""
     from trtopt.report.text import sweep
 
-    write_sweep(found, **outputs)
-    if not asked:
-        show(found, sweep.view, as_json=args.json)
-        return
     choices = sweep.choose(found, sweep.EngineLimits(args.max_latency_ms, args.max_drop), args.model)
     if not choices:
         names = dict.fromkeys(row.model for row in found.rows)

@@ -34,9 +34,8 @@ def run(argv: Sequence[str]) -> int:
     check_files(args.model, config, args.config)
 
     from trtopt.analysis.sensitivity import sensitivity
-    from trtopt.report.text.sensitivity import view
 
     with Listener.of(args) as listener, own_stdout(quiet=args.json):
         found = sensitivity(args.model, config, on_event=listener)
-    show(found, view, as_json=args.json, warned=True, quiet=args.quiet)
+    show(found, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from trtopt.config import BuildConfig
 from trtopt.errors import GateError, TrtoptError, UsageError
 from trtopt.events import Event
+from trtopt.report.schema.shown import Shown
 from trtopt.report.text.format import shorten, visible
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ direction of writing or have no width, halves of surrogate pairs."""
 class _Report(Protocol):
     def to_json_dict(self) -> dict[str, Any]: ...
 
-
-_T = TypeVar("_T", bound=_Report)
 
 _PIPE_WIDTH = 100
 _DETAIL_WIDTH = 100
@@ -173,7 +172,14 @@ def print_notes(args: argparse.Namespace) -> None:
         say(f"note: {note}", sys.stderr)
 
 
-def show(report: _T, render: Callable[[_T], View], *, as_json: bool, warned: bool = False, quiet: bool = False) -> None:
+def show(
+    report: _Report,
+    render: Callable[[Any], View] = Shown.view,
+    *,
+    as_json: bool,
+    warned: bool = False,
+    quiet: bool = False,
+) -> None:
     """Print a report on stdout: as JSON and nothing else, or as ``render`` shows it, without the warnings that a
     :class:`Listener` has printed (``warned``); with ``quiet`` as JSON only."""
     if as_json:

@@ -45,16 +45,13 @@ def run(argv: Sequence[str]) -> int:
     outputs = {name: Path(value) for name in ("report", "html", "markdown", "csv") if (value := getattr(args, name))}
     named = {f"--{name}": path for name, path in outputs.items()}
     check_outputs(named, {"the sweep's file": Path(args.sweep)})
-    if "html" in outputs:
-        from trtopt.report.html.page import check_html
-
-        check_html()
     # Ray sends statistics home unless this says otherwise; whoever set it knows better.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from trtopt.fleet import sweep
-    from trtopt.report.schema.write import write_report
-    from trtopt.report.text.sweep import view
+    from trtopt.report.files import write_forms
+    from trtopt.report.html.page import check_html
 
+    check_html(outputs.get("html"))
     where = {"executor": args.executor, "address": args.address, "workers": args.workers}
     if args.dry_run:
         with own_stdout(quiet=True):
@@ -74,10 +71,8 @@ def run(argv: Sequence[str]) -> int:
             shown.plan(plan)
 
         report = sweep.sweep(args.sweep, **where, yes=args.yes, on_plan=on_plan, on_progress=shown.progress)
-    if "report" in outputs:
-        write_report(report, outputs.pop("report"))
-    sweep.write_sweep(report, **outputs)
-    show(report, view, as_json=args.json)
+    write_forms(report, **outputs)
+    show(report, as_json=args.json)
     failed = (row.failure.exit_code if row.failure else 0 for row in report.rows if row.status != "gate")
     return max([0, *failed, *(GateError.exit_code for row in report.rows if row.status == "gate")])
 

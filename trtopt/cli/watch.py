@@ -27,8 +27,8 @@ from pathlib import Path
 
 from trtopt.cli.streams import STOPPED
 from trtopt.errors import EngineBuildError, InvalidModelError, ResourceError, TrtoptError, UsageError
-from trtopt.support.files import TEMPORARY
 from trtopt.support.limits import limit_memory
+from trtopt.support.temporary import TEMPORARY
 
 GRACE_S = 10.0
 """From a request to stop to the end by force: native code that does not return cannot be asked."""

@@ -313,6 +313,7 @@ class AnalyzeConfig(Config):
     )
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
+    markdown: str | None = file_field(MARKDOWN_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -349,6 +350,7 @@ class SensitivityConfig(Config):
     backend: str = option_field("auto", "compiler whose placement rules choose the regions", TARGET, choices=BACKENDS)
     report: str | None = file_field(REPORT_HELP)
     html: str | None = file_field(HTML_HELP)
+    markdown: str | None = file_field(MARKDOWN_HELP)
 
 
 ONNXRUNTIME = "onnxruntime"

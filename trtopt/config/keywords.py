@@ -122,6 +122,7 @@ class AnalyzeOptions(ModelOptions, total=False):
     latency_budget_ms: float | None
     report: Path | None
     html: Path | None
+    markdown: Path | None
 
 
 class SensitivityOptions(ModelOptions, SampleOptions, total=False):
@@ -132,6 +133,7 @@ class SensitivityOptions(ModelOptions, SampleOptions, total=False):
     backend: Backend
     report: Path | None
     html: Path | None
+    markdown: Path | None
 
 
 class ProfileOptions(ModelOptions, total=False):

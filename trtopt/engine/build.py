@@ -40,7 +40,8 @@ from trtopt.hardware.probe import present_gpu, probe
 from trtopt.report.schema.build import EngineRecord
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.support._lazy import is_available
-from trtopt.support.files import TEMPORARY, atomic_write
+from trtopt.support.files import atomic_write
+from trtopt.support.temporary import TemporaryFolder
 from trtopt.support.version import IMPORT_ROOT
 
 TASK = "build engine"
@@ -251,7 +252,7 @@ def _builds(request: BuildRequest) -> tuple[BuildRequest, ...]:
 
 
 def _run(request: BuildRequest, settings: BuilderSettings, timing: TimingCache, on_event: OnEvent) -> Compiled:
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}build-", ignore_cleanup_errors=True) as name:
+    with TemporaryFolder("build-") as name:
         folder = Path(name)
         asked = worker_request(request, settings)
         cache = folder / worker.TIMING_CACHE
@@ -347,7 +348,7 @@ def parse_onnx(request: BuildRequest) -> None:
         return
     settings = check_options(request.builder, request.plugins, request.backend)
     asked = worker_request(request, settings) | {"parse_only": True}
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}parse-", ignore_cleanup_errors=True) as name:
+    with TemporaryFolder("parse-") as name:
         _ask(Path(name), asked, ignore, request.name)
 
 
@@ -375,7 +376,7 @@ class Compiler:
             MissingDependencyError: TensorRT for RTX is not installed.
         """
         settings = check_options(request.builder, request.plugins, request.backend)
-        with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}look-", ignore_cleanup_errors=True) as name:
+        with TemporaryFolder("look-") as name:
             folder = Path(name)
             content = worker_request(request, settings, keep_engine=False)
             (folder / worker.REQUEST).write_text(json.dumps(content), encoding="utf-8")

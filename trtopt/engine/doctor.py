@@ -23,9 +23,9 @@ from trtopt.errors import TrtoptError
 from trtopt.hardware.probe import present_gpu, probe
 from trtopt.hardware.spec import DEFAULT_GPU, PORTABLE, GpuSpec, find_gpu
 from trtopt.support._lazy import is_available, require
-from trtopt.support.files import TEMPORARY
 from trtopt.support.ort_session import Feeds, OrtSession
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TemporaryFolder
 
 PACKAGES = (
     *("numpy", "onnx", "onnx_ir", "ml_dtypes", "rich", "onnxruntime", "onnxruntime-gpu"),
@@ -113,7 +113,7 @@ def selftest() -> dict[str, Any]:
 def _check(backend: Backend, precision: Precision) -> dict[str, Any]:
     check: dict[str, Any] = {"backend": backend.name, "precision": precision, "ok": False}
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}selftest-") as name:
+    with TemporaryFolder("selftest-") as name:
         folder = Path(name)
         try:
             model = _network(precision)

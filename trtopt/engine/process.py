@@ -221,6 +221,9 @@ def _build_error(messages: Sequence[tuple[str, str]], model: str) -> EngineBuild
     elif "Assertion" in text:
         remedy = "an internal check of the compiler failed; control flow (If, Loop) is the usual cause: make the input "
         remedy += "that decides it a constant, or take the branch out of the model"
+    elif "inherently false" in text:  # what the compiler says of sizes that contradict each other within a profile
+        remedy = "the model does not run at all shapes of the profile: narrow --min-shapes and --max-shapes, or take "
+        remedy += "one size by --opt-shapes alone; an input or a constant of a fixed size may not follow the others"
     elif "profile" in text.lower():
         remedy = "check --min-shapes, --opt-shapes and --max-shapes"
     return EngineBuildError(f"The builder failed: {text[:1500]}", where=model, remedy=remedy)

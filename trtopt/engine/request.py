@@ -396,7 +396,7 @@ class _AxisRanges:
         if key in self._bounds:
             low, high = self._bounds[key]
             if key in self._first:
-                return low, min(max(low, BATCH_RANGE[1]), high), high
+                return low, _best_batch(low, high), high
             optimum = max(seen or {high: 1}, key=lambda dim: (seen[dim], dim))
             return min(low, *seen, low), optimum, max(high, *seen, high)
         if key in self._first:
@@ -415,6 +415,11 @@ def fixed_sizes(inputs: Sequence[InputSpec], profiles: Sequence[ShapeProfile]) -
             if not isinstance(dim, int) and len(sizes) == 1:
                 found.setdefault(item.name, {})[axis] = sizes.pop()
     return found
+
+
+def _best_batch(low: int, high: int) -> int:
+    """The optimum of a first axis, within its bounds."""
+    return min(max(low, BATCH_RANGE[1]), high)
 
 
 def axis_key(item: InputSpec, axis: int) -> str:
@@ -451,11 +456,16 @@ class InputShapes:
     notes: tuple[str, ...]
 
 
-def input_shapes(inputs: Sequence[InputSpec], given: Sequence[ShapeMap]) -> InputShapes:
+def input_shapes(
+    inputs: Sequence[InputSpec],
+    given: Sequence[ShapeMap],
+    bounds: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+) -> InputShapes:
     """Decide every input's shape.
 
-    A dynamic axis takes the size the user gave it, or gave another axis of the same symbol; else a first axis takes the
-    optimum that a build takes without samples, and so does every axis of its symbol.
+    A dynamic axis takes the size the user gave it, or gave another axis of the same symbol; else a first axis, and one
+    with ``bounds`` by input and axis, takes the optimum that a build takes without samples, and so does every axis of
+    its symbol.
 
     Raises:
         UsageError: A shape is given for an unknown input, twice, or does not fit; or an axis has no size.
@@ -473,6 +483,15 @@ def input_shapes(inputs: Sequence[InputSpec], given: Sequence[ShapeMap]) -> Inpu
                     remedy="give it the same size in every input",
                 )
     notes = []
+    for (name, axis), (low, high) in (bounds or {}).items():
+        for item in inputs:
+            if item.name != name or isinstance(item.shape[axis], int) or axis_key(item, axis) in sizes:
+                continue
+            best = _best_batch(low, high) if axis == 0 else high
+            sizes[axis_key(item, axis)] = best
+            notes.append(
+                f"{name} axis {axis} ({item.shape[axis]}) is taken as {best}, from --dynamic; {_OPTION} sets another"
+            )
     for item in inputs:
         if item.shape and not isinstance(item.shape[0], int) and axis_key(item, 0) not in sizes:
             sizes[axis_key(item, 0)] = BATCH_RANGE[1]

@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +28,8 @@ from trtopt.fleet.task import EXECUTE, REPORT, Outcome, Task
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.sweep import Failure
-from trtopt.support.files import TEMPORARY, staged_folder
+from trtopt.support.files import staged_folder
+from trtopt.support.temporary import TemporaryFolder
 from trtopt.support.version import IMPORT_ROOT
 
 INSTALLED = "installed"
@@ -114,7 +114,7 @@ def _run(command: list[str], spec: str) -> None:
 
 def build_in(python: Path, task: Task) -> BuildReport | Failure:
     """Build a model in another Python, and give the report, or why there is none; nothing else stays of it."""
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True) as name:
+    with TemporaryFolder() as name:
         folder, temporary = Path(name, "out"), Path(name, "tmp")
         folder.mkdir()
         temporary.mkdir()

@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
-import subprocess
-import sys
-import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
-import msgspec
-
-from trtopt.engine.process import START
 from trtopt.errors import TargetError, UsageError
+from trtopt.fleet.job_process import JobProcess, Lost
 from trtopt.fleet.plan import Job, check_unchanged
 from trtopt.fleet.task import EXECUTE, Outcome, Survey, survey
 from trtopt.report.schema.sweep import Failure
-from trtopt.support.files import TEMPORARY
-from trtopt.support.version import IMPORT_ROOT
-
-_START = (
-    START
-    + "os.environ.update(OMP_NUM_THREADS='{threads}', OPENBLAS_NUM_THREADS='{threads}', TMPDIR=sys.argv[3]); "
-    + "from trtopt.fleet.task import main; main(sys.argv[2], {threads}, sys.argv[3])"
-)
-"""Threads of matrix products are read from the environment when numpy is loaded."""
-
-_LAST_CHARACTERS = 400
-_ENDS_S = 5.0
-"""For a process that answers no more to end by itself, so that its exit code is known."""
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The process or the machine of a job went away before it was done."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -100,18 +74,20 @@ class LocalExecutor(Executor):
         workers: Processes; 0 for one on each core.
         threads: Threads of each; 0 for its share of the cores.
         function: What runs a job, ``module:function``.
+        limit_s: Seconds that a job may take; 0 for no limit.
     """
 
     name = "local"
 
-    def __init__(self, workers: int = 0, threads: int = 0, function: str = EXECUTE) -> None:
+    def __init__(self, workers: int = 0, threads: int = 0, function: str = EXECUTE, limit_s: float = 0) -> None:
         cores = available_cores()
         self._count = workers or cores
         self._threads = threads or max(cores // self._count, 1)
         self._function = function
+        self._limit_s = limit_s
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
-        self._processes: set[subprocess.Popen[str]] = set()
+        self._processes: set[JobProcess] = set()
         self._closed = threading.Event()
         self._loops: list[threading.Thread] = []
 
@@ -157,67 +133,40 @@ class LocalExecutor(Executor):
 
     def _loop(self) -> None:
         """One worker: the jobs it gets, by one process until that is lost."""
+        process: JobProcess | None = None
         while (order := self._orders.get()) is not None and not self._closed.is_set():
+            ended: Outcome | Lost
             try:
-                with self._process() as (process, stderr):
-                    while isinstance(ended := self._run(process, order, stderr), Outcome):
-                        self._ended.put((order.number, ended))
-                        following = self._orders.get()
-                        if following is None or self._closed.is_set():
-                            return
-                        order = following
+                process = process or self._started()
+                ended = self._run(process, order)
             except OSError as error:
                 ended = Lost(f"its process cannot be started: {error}")
+            if process is not None and process.is_over:
+                self._end(process)
+                process = None
             self._ended.put((order.number, ended))
+        if process is not None:
+            self._end(process)
 
-    @contextlib.contextmanager
-    def _process(self) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-        """A process for jobs and what it says on standard error; its temporary files go with it."""
-        root, pipe = IMPORT_ROOT, subprocess.PIPE
-        with (
-            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
-            tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True) as folder,
-        ):
-            command = [sys.executable, "-c", _START.format(threads=self._threads), str(root), self._function, folder]
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, encoding="utf-8")
-            self._processes.add(process)
-            try:
-                if self._closed.is_set():  # too late for close to see it
-                    process.kill()
-                yield process, stderr
-            finally:
-                self._processes.discard(process)
-                process.kill()
-                process.wait()
-                for end in (process.stdin, process.stdout):
-                    if end is not None:
-                        with contextlib.suppress(BrokenPipeError):  # an order that it did not live to read
-                            end.close()
+    def _started(self) -> JobProcess:
+        process = JobProcess(self._function, self._threads, self._limit_s)
+        self._processes.add(process)
+        if self._closed.is_set():  # too late for close to see it
+            process.kill()
+        return process
 
-    def _run(self, process: subprocess.Popen[str], order: Order, stderr: IO[str]) -> Outcome | Lost:
-        stderr.seek(0)  # for the process too: the offset is shared
-        stderr.truncate()
+    def _end(self, process: JobProcess) -> None:
+        self._processes.discard(process)
+        process.close()
+
+    def _run(self, process: JobProcess, order: Order) -> Outcome | Lost:
         try:
             check_unchanged(order.job.inputs)
-            if process.stdin is None or process.stdout is None:
-                raise OSError("it has no pipes")
-            task = {"folder": str(order.folder), "task": asdict(order.job.task())}
-            process.stdin.write(json.dumps(task) + "\n")
-            process.stdin.flush()
-            # Not by msgspec alone, which refuses names of files that are no UTF-8.
-            outcome = msgspec.convert(json.loads(process.stdout.readline()), Outcome)
+            ended = process.run(order.job.task(), order.folder)
             check_unchanged(order.job.inputs)
-            return outcome
+            return ended
         except UsageError as error:
             return Outcome(0.0, "", Failure(error.what, error.where, error.remedy, error.exit_code))
-        except (OSError, ValueError):  # its pipe is closed, or what it wrote last is not whole
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_ENDS_S)
-            process.kill()
-            code = process.wait()
-            stderr.seek(0)
-            said = " ".join(stderr.read()[-_LAST_CHARACTERS:].split())
-            return Lost(f"its process ended with exit code {code}{f': {said}' if said else ''}")
 
 
 def available_cores() -> int:

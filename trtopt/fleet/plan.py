@@ -191,6 +191,7 @@ class Settings:
         workers: Builds at once in processes of this machine; 0 for one on each core.
         limit: Jobs from which ``--yes`` is needed.
         retries: How often a job whose worker was lost is started again.
+        time_limit: Seconds that a job may take; 0 for no limit.
         on_gpu: Whether every job runs on a machine that has its GPU.
         measure: Whether engines are timed there; implies ``on_gpu``.
         currency: What prices are in.
@@ -201,6 +202,7 @@ class Settings:
     workers: int = 0
     limit: int = 200
     retries: int = 2
+    time_limit: int = 6 * 3600
     on_gpu: bool = False
     measure: bool = False
     currency: str = "USD"

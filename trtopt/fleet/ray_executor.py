@@ -25,21 +25,21 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import filelock
 
-from trtopt.cache.folder import PRICES, SEARCH, Lines, make_cache_folder
+from trtopt.cache.folder import PRICES, SEARCH, Lines, files, make_cache_folder
 from trtopt.errors import MissingDependencyError, TargetError, UsageError
 from trtopt.events import ignore
-from trtopt.fleet.executor import Ended, Executor, Lost, Order, available_cores
+from trtopt.fleet.executor import Ended, Executor, Order, available_cores
+from trtopt.fleet.job_process import JobProcess, Lost
 from trtopt.fleet.plan import Input, check_unchanged
-from trtopt.fleet.task import EXECUTE, KINDS, PREPARE, Outcome, Survey, Task, survey
+from trtopt.fleet.task import CACHE, EXECUTE, KINDS, PREPARE, Outcome, Survey, Task, survey
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._lazy import require
-from trtopt.support.files import TEMPORARY, atomic_path, atomic_write, open_file
-from trtopt.support.ort_session import share_cores
+from trtopt.support.files import atomic_path, atomic_write, open_file
+from trtopt.support.temporary import TemporaryFolder
 from trtopt.support.version import VERSION
 
 
@@ -66,22 +66,35 @@ Parts = Mapping[str, list[tuple[str, list[Any]]]]
 """The files of each input by its hash: name, and references to the parts of the content."""
 
 
-def prepare(task: Task, inputs: Parts, folder: str) -> dict[str, bytes]:
-    """Do what of a job needs no GPU: arguments as of :func:`run`, result as of ``trtopt.fleet.run.prepare``."""
-    share_cores(1)
+def prepare(task: Task, inputs: Parts, folder: str, limit_s: float) -> dict[str, bytes]:
+    """Do what of a job needs no GPU; returns what that left in the cache, by ``KIND/NAME``. Arguments: :func:`run`."""
     try:
         root = _received(inputs, folder)
     except (UsageError, OSError):
         return {}
-    with _temporary_files_in(root):
-        prepared: dict[str, bytes] = resolve_name(PREPARE)(_placed(task, root))
-        return prepared
+    with _done_alone(PREPARE, _placed(task, root), root, limit_s) as (_, results):
+        return prepared_files(results)
+
+
+def prepared_files(folder: Path) -> dict[str, bytes]:
+    """What :func:`trtopt.fleet.run.prepare` left in ``folder``, for :func:`receive`."""
+    found = [file.path for file in files(folder / CACHE) if file.kind in KINDS]
+    return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in found}
+
+
+@contextlib.contextmanager
+def _done_alone(function: str, task: Task, root: Path, limit_s: float) -> Iterator[tuple[Outcome | Lost, Path]]:
+    """What came of a job in a process of its own, and the folder of its files; temporary files are in ``root``."""
+    with _temporary_files_in(root), TemporaryFolder() as results:
+        with contextlib.closing(JobProcess(function, 1, limit_s)) as process:
+            outcome = process.run(task, Path(results))
+        yield outcome, Path(results)
 
 
 def run(
-    function: str, task: Task, inputs: Parts, folder: str, prepared: Mapping[str, bytes]
-) -> tuple[Outcome, dict[str, bytes]]:
-    """Run a job; returns what came of it, and the contents of its files by name.
+    function: str, task: Task, inputs: Parts, folder: str, prepared: Mapping[str, bytes], limit_s: float
+) -> tuple[Outcome | Lost, dict[str, bytes]]:
+    """Run a job, in a process of its own; returns what came of it, and the contents of its files by name.
 
     Args:
         function: What runs it, ``module:function``.
@@ -89,19 +102,17 @@ def run(
         inputs: What it reads.
         folder: The name of the sweep's folder for inputs, on every machine.
         prepared: What :func:`prepare` gave; empty where it was not called.
+        limit_s: Seconds that it may take; 0 for no limit.
     """
-    share_cores(1)
-    execute = resolve_name(function)
     try:
         root = _received(inputs, folder)
     except (UsageError, OSError) as error:
         failure = Failure(f"The inputs cannot be written: {error}", tempfile.gettempdir(), "make room there", 2)
         return Outcome(0.0, "", failure), {}
     receive(prepared, task)
-    with _temporary_files_in(root), tempfile.TemporaryDirectory(prefix=TEMPORARY) as results:
-        outcome = execute(_placed(task, root), Path(results))
-        files = sorted(path for path in Path(results).iterdir() if path.is_file())
-        return outcome, {path.name: path.read_bytes() for path in files}
+    with _done_alone(function, _placed(task, root), root, limit_s) as (outcome, results):
+        found = sorted(path for path in results.iterdir() if path.is_file())
+        return outcome, {path.name: path.read_bytes() for path in found}
 
 
 def clean(folder: str) -> None:
@@ -138,11 +149,11 @@ def _received(inputs: Parts, folder: str) -> Path:
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
         raise UsageError("The folder is somebody else's", where=str(root), remedy="start the sweep again")
-    for key, files in inputs.items():
+    for key, parts in inputs.items():
         target = root / key
         with filelock.FileLock(root / f"{key}.lock"):
             if not target.exists():
-                _fetch(files, target)
+                _fetch(parts, target)
     return root
 
 
@@ -195,6 +206,7 @@ class RayExecutor(Executor):
             sweep.
         workers: CPUs of a cluster that is started; 0 for the cores of this machine.
         function: What runs a job, ``module:function``.
+        limit_s: Seconds that a job may take where it runs, what prepares it apart; 0 for no limit.
 
     Raises:
         MissingDependencyError: Ray is not installed, or the cluster cannot be reached.
@@ -202,7 +214,8 @@ class RayExecutor(Executor):
 
     name = "ray"
 
-    def __init__(self, address: str | None, workers: int = 0, function: str = EXECUTE) -> None:
+    def __init__(self, address: str | None, workers: int = 0, function: str = EXECUTE, limit_s: float = 0) -> None:
+        self._limit_s = limit_s
         self._ray = require("ray", "ray", "run a sweep on a Ray cluster")
         self._function = function
         self._folder = f"trtopt-{secrets.token_hex(16)}"
@@ -275,9 +288,9 @@ class RayExecutor(Executor):
         prepared = None
         if job.place and task.is_worth_preparing:
             # On any node, while the GPU is at other jobs.
-            prepared = self._prepare.options(**options).remote(task, inputs, self._folder)
+            prepared = self._prepare.options(**options).remote(task, inputs, self._folder, self._limit_s)
         run = self._run.options(**self._needs(job.place), **options)
-        reference = run.remote(self._function, task, inputs, self._folder, prepared or {})
+        reference = run.remote(self._function, task, inputs, self._folder, prepared or {}, self._limit_s)
         self._given[reference] = _Given(order.number, order.folder, job.place, prepared)
 
     def wait(self) -> Sequence[Ended]:
@@ -319,6 +332,8 @@ class RayExecutor(Executor):
         except exceptions.RayError as error:
             self._count()
             return given.number, Lost(f"{type(error).__name__}: {_first_line(error)}")
+        if isinstance(outcome, Lost):
+            return given.number, outcome
         try:
             for name, content in files.items():
                 (given.folder / Path(name).name).write_bytes(content)

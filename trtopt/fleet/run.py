@@ -7,7 +7,6 @@ import dataclasses
 import os
 import platform
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,16 +14,14 @@ from pathlib import Path
 
 from trtopt import api
 from trtopt.analysis.profile import profile
-from trtopt.cache.folder import files
 from trtopt.config import BuildConfig, ProfileConfig
 from trtopt.config.paths import source_file
 from trtopt.engine.backend import BACKENDS, TENSORRT_RTX
 from trtopt.errors import TrtoptError
-from trtopt.fleet.task import KINDS, PROFILE, REPORT, Outcome, Task
+from trtopt.fleet.task import CACHE, PROFILE, REPORT, Outcome, Task
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.sweep import Failure
 from trtopt.support._script import is_script
-from trtopt.support.files import TEMPORARY
 
 _BUG = 1
 
@@ -47,23 +44,20 @@ def execute(task: Task, folder: Path) -> Outcome:
     return Outcome(time.perf_counter() - began, platform.node(), failure)
 
 
-def prepare(task: Task) -> dict[str, bytes]:
+def prepare(task: Task, folder: Path) -> Outcome:
     """Do what of a job needs no GPU: calibration, and the search for a precision.
 
     What these leave in the cache is found by its content, so the machine with the GPU takes it from there, and a job
     comes to the same whether it was prepared or not.
 
-    Returns:
-        The files it left in the cache, by ``KIND/NAME``. Of a job that fails those up to there: it fails again, and is
-        reported, where it is built.
+    The cache is ``folder / CACHE``. Of a job that fails it holds what was done up to there: it fails again, and is
+    reported, where it is built.
     """
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
-        cache = Path(name, "cache")
-        config = BuildConfig(**{**task.options, "cache_dir": str(cache), "cache_gb": None})  # none is evicted
-        with contextlib.suppress(Exception), _inside(Path(name), task):
-            api.optimize(task.model, dataclasses.replace(config, output=str(Path(name, "model.onnx"))))
-        found = [file.path for file in files(cache) if file.kind in KINDS]
-        return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in found}
+    began = time.perf_counter()
+    config = BuildConfig(**{**task.options, "cache_dir": str(folder / CACHE), "cache_gb": None})  # none is evicted
+    with contextlib.suppress(Exception), _inside(folder, task):
+        api.optimize(task.model, dataclasses.replace(config, output=str(folder / "model.onnx")))
+    return Outcome(time.perf_counter() - began, platform.node())
 
 
 def _forget(task: Task, before: set[str]) -> None:

@@ -24,8 +24,9 @@ from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.report.schema.sweep import Result
 from trtopt.source.check import sha256_of
 from trtopt.support._lazy import require
-from trtopt.support.files import TEMPORARY, check_writable
+from trtopt.support.files import check_writable
 from trtopt.support.json_text import converted
+from trtopt.support.temporary import TemporaryFolder
 
 ENTRY = "entry.sealed"
 _FORM = "trtopt.sweep-entry/1"
@@ -211,7 +212,7 @@ class RemoteStore(Store):
         try:
             if self._fs.size(place) > _MOST_ENTRY_BYTES:
                 return None
-            with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            with TemporaryFolder() as folder:
                 Path(folder, ENTRY).write_bytes(self._fs.cat_file(place))
                 found = _entry(Path(folder, ENTRY), key)
             sizes = {name: self._fs.size(self._place(key, name)) for name in found.files}
@@ -226,7 +227,7 @@ class RemoteStore(Store):
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         try:
-            folder = tempfile.TemporaryDirectory(prefix=TEMPORARY)
+            folder = TemporaryFolder()
         except OSError as error:
             raise _refused(tempfile.gettempdir(), error.strerror or str(error)) from error
         with folder as name:

@@ -25,7 +25,6 @@ from trtopt.report.schema.profile import ProfileReport
 from trtopt.report.schema.read import read_profile, read_report
 from trtopt.report.schema.sweep import Failure, Result, Status, SweepReport, SweepRow, cost_per_million, with_front
 from trtopt.report.schema.write import environment
-from trtopt.support.files import atomic_write, check_outputs
 
 
 def result_of(folder: Path, seconds: float) -> Result:
@@ -347,33 +346,10 @@ def _executor(name: ExecutorName, address: str | None, settings: Settings, worke
     if name == "ray":
         from trtopt.fleet.ray_executor import RayExecutor
 
-        executor = RayExecutor(address, count)
+        executor = RayExecutor(address, count, limit_s=settings.time_limit)
     else:
-        executor = LocalExecutor(count)
+        executor = LocalExecutor(count, limit_s=settings.time_limit)
     try:
         yield executor
     finally:
         executor.close()
-
-
-def write_sweep(
-    report: SweepReport,
-    *,
-    html: str | Path | None = None,
-    markdown: str | Path | None = None,
-    csv: str | Path | None = None,
-) -> None:
-    """Write a sweep's report in every form that is asked for, each file whole or not at all.
-
-    Raises:
-        UsageError: A file cannot be written.
-        MissingDependencyError: ``html`` needs Jinja2.
-    """
-    from trtopt.report.files import sweep_csv, write_view
-    from trtopt.report.text.sweep import view
-
-    named = {"html": html, "markdown": markdown, "csv": csv}
-    check_outputs({f"--{name}": Path(value) for name, value in named.items() if value is not None}, {})
-    write_view(view(report), html=html, markdown=markdown)
-    if csv is not None:
-        atomic_write(Path(csv), sweep_csv(report))

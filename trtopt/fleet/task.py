@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -26,11 +27,18 @@ from trtopt.support.version import VERSION
 REPORT, PROFILE = "report.json", "profile.json"
 """Files of a result, beside the engine and its manifest."""
 
+CACHE = "cache"
+"""The folder of what was prepared, in that of the job."""
+
 KINDS = (CALIBRATION, PRICES, SEARCH, SENSITIVITY)
 """The kinds of cached files that a job may take from another machine."""
 
 EXECUTE, PREPARE = "trtopt.fleet.run:execute", "trtopt.fleet.run:prepare"
 """What runs a job, and what does the part of it that needs no GPU: ``module:function``, loaded where it runs."""
+
+
+READY = "ready"
+"""The first line that a process for jobs writes, once all is loaded."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,8 @@ def main(function: str, threads: int, temporary: str) -> NoReturn:
         os.dup2(nothing.fileno(), 0)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(orders, lines, temporary), daemon=True).start()
+    answers.write(f"{READY}\n")
+    answers.flush()
     while True:
         order = json.loads(lines.get())
         outcome = execute(Task(**order["task"]), Path(order["folder"]))
@@ -104,4 +114,6 @@ def _read(orders: Iterable[str], lines: queue.SimpleQueue[str], temporary: str) 
     for line in orders:
         lines.put(line)
     shutil.rmtree(temporary, ignore_errors=True)
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():  # with what its scripts have started
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)  # whoever asked is gone, also in the middle of a build

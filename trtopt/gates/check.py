@@ -13,13 +13,12 @@ from trtopt.config.budget import DEFAULT_ACCURACY_DROP, ROUNDING
 from trtopt.errors import UsageError
 from trtopt.gates.facts import EIGHT_BIT, Facts, KernelFacts, ModelIdentity, facts_of
 from trtopt.profiling.compare import aligned
-from trtopt.report.files import junit_xml
+from trtopt.report.files import write_forms
+from trtopt.report.html.page import check_html
 from trtopt.report.schema.check import CheckReport, Gate, LayerChange, Unit
 from trtopt.report.schema.read import read_report
-from trtopt.report.text.check import view
 from trtopt.report.text.format import count, some
-from trtopt.report.text.markdown import as_markdown
-from trtopt.support.files import atomic_write, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.precision import ELEMENT_BYTES
 from trtopt.support.words import did_you_mean
 
@@ -454,6 +453,7 @@ def check(
     *,
     baseline: str | Path | None = None,
     limits: Limits | None = None,
+    html: str | Path | None = None,
     markdown: str | Path | None = None,
     junit: str | Path | None = None,
     **options: Unpack[LimitOptions],
@@ -464,6 +464,7 @@ def check(
         report: The JSON file that ``--report`` wrote.
         baseline: One of the same kind, for the same model, GPU and compiler, to compare with.
         limits: The thresholds; ``options`` override its fields by name.
+        html: Write the result as one HTML file.
         markdown: Write the result as Markdown.
         junit: Write the result as JUnit XML.
         **options: Fields of :class:`~trtopt.gates.check.Limits`.
@@ -474,6 +475,7 @@ def check(
     Raises:
         UsageError: A file cannot be read or written or has a wrong field, a threshold is wrong, or the two reports
             cannot be compared.
+        MissingDependencyError: ``html`` needs Jinja2.
 
     Example:
         >>> result = trtopt.check("report.json", max_kernels=100, allow_synthetic=True)
@@ -481,9 +483,9 @@ def check(
         []
     """
     inputs = {"the report": Path(report)} | ({"the baseline": Path(baseline)} if baseline is not None else {})
-    outputs: Mapping[str, str | Path | None] = {"--markdown": markdown, "--junit": junit}
-    written = {name: Path(path) for name, path in outputs.items() if path is not None}
-    check_outputs(written, inputs)
+    forms = {"html": html, "markdown": markdown, "junit": junit}
+    check_outputs({f"--{name}": Path(path) for name, path in forms.items() if path is not None}, inputs)
+    check_html(html)
     known = [item.name for item in fields(Limits)]
     for name in options:
         if name not in known:
@@ -491,10 +493,7 @@ def check(
             raise UsageError(f"There is no threshold {name!r}", where=name, remedy=remedy)
     limits = replace(limits or Limits(), **options)
     found = evaluate(_facts(report), None if baseline is None else _facts(baseline), limits)
-    if "--markdown" in written:
-        atomic_write(written["--markdown"], as_markdown(view(found)))
-    if "--junit" in written:
-        atomic_write(written["--junit"], junit_xml(found))
+    write_forms(found, **forms)
     return found
 
 

@@ -55,6 +55,7 @@ def diff_of(
         changes_of(old, new),
         max_slowdown,
         tuple(notes),
+        {**before.names, **after.names},
     )
 
 

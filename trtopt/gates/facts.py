@@ -12,9 +12,11 @@ from trtopt.errors import UsageError
 from trtopt.report.schema.analysis import WITHOUT_KERNEL, Analysis, LayerRow
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord, MetricRecord, OutputAccuracy
 from trtopt.report.schema.check import Checked
+from trtopt.report.schema.diff import DiffReport
 from trtopt.report.schema.layers import LayerInfo, NodeName
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport, precision_of
 from trtopt.report.schema.read import Report, converted
+from trtopt.report.schema.sensitivity import Sensitivity
 from trtopt.report.schema.sweep import SweepReport
 from trtopt.support.precision import EIGHT_BIT_TYPES, PRECISIONS, Precision
 
@@ -126,6 +128,9 @@ def facts_of(report: Report, path: Path) -> Facts:
     if isinstance(report, SweepReport):
         remedy = "give the report.json of one of its jobs, which is beside the engine in the store"
         raise UsageError("A sweep is not judged as a whole", where=str(path), remedy=remedy)
+    if isinstance(report, (Sensitivity, DiffReport)):
+        remedy = "give the report of a build, an analysis or a profile"
+        raise UsageError("A report of this kind has no gates", where=f"{path}, {report.schema}", remedy=remedy)
     model = converted(dict(report.model), ModelIdentity, path)
     return _of_build(report, model, path) if isinstance(report, BuildReport) else _of_analysis(report, model, path)
 

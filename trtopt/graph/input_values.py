@@ -1,4 +1,4 @@
-"""What integer and boolean inputs may hold, as far as the graph tells by what it does with them."""
+"""What inputs may hold, as far as the graph tells by what it does with them."""
 
 from __future__ import annotations
 
@@ -25,27 +25,34 @@ class InputValues:
 
     Attributes:
         kind: ``ids`` are drawn from 0 to below ``size``; ``positions`` count along the last axis, below ``size``;
-            ``mask`` is 1, or true, everywhere; ``given`` are the ``numbers``, of a shape tensor.
-        size: Entries of the smallest table or axis that the input indexes; None where it indexes none.
+            ``mask`` is 1, or true, everywhere; ``given`` are the ``numbers``, of a shape tensor; ``weight`` is a matrix
+            that products read as others read their weights.
+        size: Entries of the smallest table or axis that the input indexes; rows of a weight; else None.
     """
 
-    kind: Literal["ids", "positions", "mask", "given"]
+    kind: Literal["ids", "positions", "mask", "given", "weight"]
     size: int | None = None
     numbers: tuple[int, ...] = ()
 
 
 def input_values(model: ir.Model) -> dict[str, InputValues]:
-    """The values of the integer and boolean inputs that the graph says something of, by name.
+    """The values of the inputs that the graph says something of, by name.
 
     An input that indexes a table (Gather of an embedding, also behind a constant that is added) holds ids of it. One
     that is only compared, multiplied, subtracted or used as a condition is a mask. The graph cannot tell positions from
-    ids: an input named after positions counts. The others are in nobody's table here.
+    ids: an input named after positions counts. The others are in nobody's table here. Of floating inputs, matrices that
+    only stand on the right of products are weights: adapters.
     """
     found: dict[str, InputValues] = {}
     for value in model.graph.inputs:
-        if value.dtype is None or value.dtype.is_floating_point() or value.shape is None:
+        if value.dtype is None or value.shape is None:
             continue
         name, uses = str(value.name), list(_uses_of(value))
+        if value.dtype.is_floating_point():
+            shape = edit.static_shape(value)
+            if shape and len(shape) == 2 and uses and all(edit.is_op(n, "MatMul") and i == 1 for n, i, _ in uses):
+                found[name] = InputValues("weight", max(shape[0], 1))
+            continue
         sizes = [size - offset for node, index, offset in uses for size in _sizes_indexed(node, index)]
         size = max(min(sizes), 1) if sizes else None
         counts = "position" in name.lower()

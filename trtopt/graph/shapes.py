@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import contextlib
+from collections.abc import Container, Iterator, Mapping
 from functools import partial
 
 import onnx
@@ -73,10 +74,9 @@ def static_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) 
         InvalidModelError: The model cannot run at these shapes.
     """
     fixed = _checked_inputs(model, input_shapes)
-    quick = _quick_shapes(model, fixed)
-    if quick is not None:
-        return quick
-    return _collect(_fixed(model, fixed))
+    with _named(fixed):
+        quick = _quick_shapes(model, fixed)
+        return _collect(_fixed(model, fixed)) if quick is None else quick
 
 
 def at_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
@@ -84,7 +84,24 @@ def at_shapes(model: ir.Model, input_shapes: Mapping[str, tuple[int, ...]]) -> i
 
     Every value's shape is static, but for what depends on data, and shape computations are constants.
     """
-    return _fixed(model, _checked_inputs(model, input_shapes))
+    fixed = _checked_inputs(model, input_shapes)
+    with _named(fixed):
+        return _fixed(model, fixed)
+
+
+@contextlib.contextmanager
+def _named(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Let an error say at which shapes the model does not run."""
+    try:
+        yield
+    except InvalidModelError as error:
+        at = ", ".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape)
+        raise InvalidModelError(
+            error.what,
+            where=f"{error.where} at {at}",
+            remedy="choose shapes that the model runs at; what follows no input (a constant, an input of a fixed size) "
+            "may be in the way of others",
+        ) from error
 
 
 def with_sizes(model: ir.Model, sizes: Mapping[str, Mapping[int, int]]) -> ir.Model:

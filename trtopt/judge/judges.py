@@ -6,7 +6,6 @@ that its documentation names, and the performance model.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,8 +44,8 @@ from trtopt.roofline.node_work import GraphTypes
 from trtopt.roofline.onnx_layers import layers_of_graph
 from trtopt.roofline.work import Layer
 from trtopt.source.save import save_model
-from trtopt.support.files import TEMPORARY
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TemporaryFolder
 
 
 def timed_rows(layers: Sequence[Layer], gpu: GpuSpec) -> tuple[LayerRow, ...]:
@@ -174,7 +173,7 @@ class CompilerJudge:
         """See :class:`~trtopt.judge.protocol.Judge`; the kernels of a loop count as often as they run, once where
         nobody knows how often. Those of a model with open axes are compiled for its profile, as in the engine."""
         formats = dict.fromkeys(_maps(model), _CHANNELS_LAST) if inner else io_formats(self._io)
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        with TemporaryFolder() as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
             request = BuildRequest(

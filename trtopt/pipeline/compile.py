@@ -6,7 +6,6 @@ Building and timing engines of TensorRT was never run: both need the GPU. What i
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from trtopt.precision.fp16.network_io import formats, parse_io
 from trtopt.profiling.inference import time_engine
 from trtopt.source.save import save_model
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY
+from trtopt.support.temporary import TemporaryFolder
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def check_search(config: BuildConfig, backend: Backend) -> None:
 def compile_engine(artifact: ModelArtifact, job: Compilation, config: BuildConfig, clock: Clock) -> EngineArtifact:
     """The engine of an optimized model, cached or built; with ``--builder search=N`` the fastest of at most N."""
     builds = check_options(config.builder, config.plugins, job.target.backend).search.get(SEARCH)
-    with clock.stage("build engine"), tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+    with clock.stage("build engine"), TemporaryFolder() as folder:
         request = engine_request(artifact, job, config, Path(folder))
         if builds is None:
             return build_engine(request, clock.listen, job.cache)

@@ -326,6 +326,8 @@ SMALLEST_SAMPLES = 16
 """With fewer samples, what fits them need not fit others: channels that hardly show in them get scales of their own."""
 
 _STAGE = "PRECISION"
+ENOUGH = "better-numbers"
+"""The step that says why nothing was tried."""
 _METHODS = ("percentile", "max")
 """Calibration methods tried for all tensors alike."""
 _SLOWER = 1.001
@@ -345,10 +347,21 @@ class Improved:
     steps: tuple[StepRecord, ...] = ()
 
 
-def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Price | None = None) -> Improved:
+Holds = Callable[[ir.Model], bool]
+"""Whether an optimized graph holds what is asked of it, and more than that."""
+
+
+def improve(
+    problem: Problem,
+    plan: PrecisionPlan,
+    observer: Observer,
+    price: Price | None = None,
+    holds: Holds | None = None,
+) -> Improved:
     """Equalize channels, then round weights and correct biases, for the 8-bit nodes of ``plan``, which stay.
 
-    Nothing is tried on synthetic samples: they say nothing about errors. Scalings, roundings and biases are fitted to
+    Nothing is tried on synthetic samples, which say nothing about errors, nor where the plan is good enough by
+    ``holds``. Scalings, roundings and biases are fitted to
     other samples than those that judge them; ranges come from all. A form with more nodes that costs more by ``price``
     is not kept; None keeps it whatever it costs.
 
@@ -366,6 +379,12 @@ def improve(problem: Problem, plan: PrecisionPlan, observer: Observer, price: Pr
         observer.clock.warn("improve", text)
         return Improved(problem, plan)
     with observer.clock.stage("improve"):
+        began = time.perf_counter()
+        if holds is not None and holds(apply_plan(problem.model, plan)):
+            text = "nothing is tried: the budget holds on all samples, and on a few with ten times the noise"
+            return Improved(
+                problem, plan, (StepRecord(ENOUGH, _STAGE, 0, time.perf_counter() - began, details=(text,)),)
+            )
         judge = OutputErrorMeter(problem.model, judged(observer.samples))
         tried = _Trials(judge, observer, Improved(problem, plan), price)
         if not problem.imported:  # given ranges are those of the tensors as they are

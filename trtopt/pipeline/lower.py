@@ -244,7 +244,8 @@ def _choose(problem: Problem, observer: Observer, job: Lowering) -> _Chosen:
         records = with_blocked([guard_record(verdict) for verdict in guarded.verdicts], every, blocked)
         refused = candidates.refused + _taken_back(candidates, guarded.choice, records)
         plan = plan_for(problem, job.precision, tuple(guarded.choice.values()), refused)
-        improved = improve(problem, plan, observer, form_price(guard, job.target))
+        holds = None if job.gauge is None else job.gauge.holds_clearly
+        improved = improve(problem, plan, observer, form_price(guard, job.target), holds)
         chosen = _Chosen(improved.problem.model, improved.plan, improved.steps, records, guarded.before)
         chosen = replace(chosen, judge=guard.judge.name, judged=guarded.after)
         if job.gauge is None or not (guarded.choice or job.precision == Precision.AUTO):

@@ -24,7 +24,7 @@ from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
 from trtopt.precision.observe.stream import Samples
 from trtopt.precision.observe.trt_cache import statistics_file
-from trtopt.report.files import write_view
+from trtopt.report.files import write_forms
 from trtopt.report.schema.build import AccuracyRecord, BuildReport, EngineRecord
 from trtopt.report.schema.manifest import (
     EngineTensor,
@@ -37,7 +37,6 @@ from trtopt.report.schema.manifest import (
     content_hash,
 )
 from trtopt.report.schema.write import write_layers, write_report
-from trtopt.report.text.build import view
 from trtopt.source.check import sha256_of
 from trtopt.source.lora import adapter_file
 from trtopt.source.save import save_model
@@ -237,7 +236,7 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         if engine is not None:
             atomic_write(outputs["report"].with_suffix(".build.log"), engine.raw_log)
         write_report(report, outputs["report"])
-    write_view(view(report), html=outputs.get("html"), markdown=outputs.get("markdown"))
+    write_forms(report, html=outputs.get("html"), markdown=outputs.get("markdown"))
     return report
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,8 +28,8 @@ from trtopt.judge.target import BuildTarget, nearest_target
 from trtopt.pipeline.compile import Compilation, engine_request
 from trtopt.report.schema.steps import Cost
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TemporaryFolder
 
 STAGE = "price"
 
@@ -134,7 +133,7 @@ class _Compilations:
 
     def _price(self, model: ir.Model, profiles: tuple[ShapeProfile, ...]) -> Cost:
         job = replace(self._job, target=self._job.target.with_profiles(profiles))
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        with TemporaryFolder() as folder:
             request = engine_request(ModelArtifact(model, None, ""), job, self._config, Path(folder))
             shapes = static_shapes(model, job.target.shapes)
             layers = layers_of_profile(self._compiler.layers(request))

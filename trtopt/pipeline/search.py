@@ -20,6 +20,7 @@ from trtopt.pipeline.calibrate import Observer
 from trtopt.pipeline.improve import Improved, OutputErrorMeter, judged, transferred
 from trtopt.pipeline.verify import Gauge, accuracy_drop
 from trtopt.precision.decide import plan_for
+from trtopt.precision.observe.stream import FEW_ROWS
 from trtopt.precision.plan import BF16, PrecisionPlan, QuantizedOp
 from trtopt.precision.qdq.existing import existing_nodes
 from trtopt.precision.regions import Problem, find_candidates
@@ -120,8 +121,7 @@ class RegionOracle:
 
     def evaluate(self, mix: Mix) -> Evaluation:
         """See :class:`~trtopt.precision.search.space.Oracle`."""
-        model = apply_plan(self.base, self.plan(mix))
-        return accuracy_drop(self._gauge.measure(model))
+        return self._gauge.evaluate(apply_plan(self.base, self.plan(mix)))
 
     def time_us(self, mix: Mix) -> float:
         """See :class:`~trtopt.precision.search.space.Oracle`."""
@@ -139,9 +139,8 @@ class RegionOracle:
         nodes = [node for group in regions.values() for node in group]
         exact = replace(plan, narrow=None, wide={}, bfloat={}, fused_quantizers=False, rounded={})
         with SegmentedModel(base, apply_plan(base, exact), nodes) as model:
-            found = sensitivity(
-                model, regions, self._observer.samples, always=nodes, on_event=self._observer.clock.listen
-            )
+            some = self._observer.few(FEW_ROWS).samples
+            found = sensitivity(model, regions, some, always=nodes, on_event=self._observer.clock.listen)
         return {name: max(-item.change, 0.0) for name, item in found.regions.items()}
 
     def _nodes(self, name: str, dtype: Form) -> list[str]:

@@ -43,19 +43,20 @@ from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_ax
 from trtopt.precision.observe.decode import open_given
 from trtopt.precision.observe.pictures import PictureOptions, PictureSamples, find_pictures
 from trtopt.precision.observe.samples import SYNTHETIC, open_samples
-from trtopt.precision.observe.stream import Samples
+from trtopt.precision.observe.stream import FilledSamples, Samples
 from trtopt.precision.observe.trt_cache import ImportedCache, imported_cache
 from trtopt.report.html.page import check_html
 from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
-from trtopt.source.lora import as_inputs, merged, read_adapter
+from trtopt.source.lora import adapter_feeds, as_inputs, merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.source.torch_call import bounds_of
 from trtopt.support.clock import Clock
-from trtopt.support.files import TEMPORARY, check_outputs
+from trtopt.support.files import check_outputs
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TEMPORARY
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,7 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
     if config.gpu is None and probe().gpu is not None and probe().reason:
         clock.warn("gpu", probe().reason)
     outputs = _outputs(path, config, target.backend, make_engine)
-    if config.html is not None:
-        check_html()
+    check_html(config.html)
     check_files(str(path), config, None, engine=make_engine)
     signer = _signer(config, make_engine)
     _check_epcontext(config, outputs, make_engine)
@@ -505,20 +505,21 @@ def _samples(
 ) -> tuple[Samples, Samples, str]:
     """Calibration samples, verification samples, and where the latter come from."""
     config = settings.config
-    best = sample_shapes(config, loaded.inputs)
-    shapes, numbers = split_values(loaded.inputs, best)
+    rank = config.lora_inputs
+    adapters = [] if rank is None else adapter_feeds(loaded.inputs, config.lora, int(rank))
+    fed = [item for item in loaded.inputs if not adapters or item.name not in adapters[0]]
+    best = sample_shapes(config, fed)
+    shapes, numbers = split_values(fed, best)
     given = {name: InputValues("given", numbers=each) for name, each in numbers.items()}
     # Values that say a shape say it of the optimum, so that the samples have its shapes too.
-    inputs = (
-        [replace(item, shape=shapes.get(item.name, item.shape)) for item in loaded.inputs] if given else loaded.inputs
-    )
+    inputs = [replace(item, shape=shapes.get(item.name, item.shape)) for item in fed] if given else fed
     made = partial(open_samples, SYNTHETIC, inputs, shapes=shapes, values=input_values(loaded.model) | given)
 
     def read(source: Any) -> Samples:
         is_made = source is None or (isinstance(source, str) and source == SYNTHETIC)
         if is_made:
             return made()
-        return open_given(source, loaded.model, loaded.inputs, config.steps, pictures=pictures)
+        return open_given(source, loaded.model, fed, config.steps, pictures=pictures)
 
     labels = None if config.labels is None else Path(config.labels)
     pictures = PictureOptions(how, labels, skip_bad=config.skip_bad)
@@ -534,6 +535,9 @@ def _samples(
             if getattr(config, name) and not (name == "preprocess" and config.preprocess_in_engine):
                 clock.warn("samples", f"{flag(name)} has no effect: the samples are no pictures")
     samples = with_preprocess(samples, None if check is not None else sources.metric, config.boxes, loaded.model, clock)
+    if adapters:
+        samples = FilledSamples(samples, adapters)
+        check = None if check is None else FilledSamples(check, adapters)
     if check is not None:
         return samples, check, "eval"
     return samples, samples, "synthetic" if samples.source == "synthetic" else "calibration"
@@ -567,5 +571,5 @@ def _profiles(
         bounds=bounds_of(settings.config.dynamic or ()),
     )
     for note in plan.notes:
-        clock.warn("shapes", note)
+        clock.note("shapes", note)
     return plan.profiles

@@ -39,7 +39,7 @@ class GivenShapes:
 def given_shapes(
     config: BuildConfig, loaded: ModelArtifact, precision: Precision | None, gpu: GpuSpec | None, clock: Clock
 ) -> GivenShapes:
-    """The shapes that the options say; buckets are chosen in ``precision`` on ``gpu``, which a warning tells.
+    """The shapes that the options say; buckets are chosen in ``precision`` on ``gpu``, which a note tells.
 
     Raises:
         UsageError: The histogram or the batches do not fit the model.
@@ -48,7 +48,7 @@ def given_shapes(
         base = Precision.FP16 if precision in (None, Precision.AUTO) else precision.base
         times = _Times(loaded.model, base, gpu or find_gpu(_FOR_PORTABLE), config.shape_histogram)
         found = choose(_histogram(config.shape_histogram, loaded.inputs), times)
-        clock.warn("shapes", found.note)
+        clock.note("shapes", found.note)
         high = tuple(item.high for item in found.buckets)
         return GivenShapes(tuple(item.low for item in found.buckets), high, high)
     if config.batches:

@@ -26,6 +26,8 @@ from trtopt.accuracy.compare import (
     compare_tensors,
     first_bad,
     is_class_like,
+    is_float,
+    sums_of,
 )
 from trtopt.accuracy.emulation import fp32_emulation
 from trtopt.accuracy.metric import Metric, drop_of
@@ -39,9 +41,12 @@ from trtopt.errors import TargetError, UsageError
 from trtopt.events import Event, ignore
 from trtopt.graph.artifact import input_spec
 from trtopt.graph.skeleton import content_hash
+from trtopt.graph.states import find_states
+from trtopt.precision.fp16.repair import smallest_sqnr_db
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.observe.batches import BatchedSamples, FixedAxes, fixed_axes
-from trtopt.precision.observe.stream import FEW_ROWS, Samples
+from trtopt.precision.observe.stream import FEW_ROWS, Samples, SomeSamples
+from trtopt.precision.plan import FP16
 from trtopt.precision.search.space import Budget, Evaluation, aim_for
 from trtopt.report.schema.build import AccuracyRecord, FloorRecord, MetricRecord, OutputAccuracy
 from trtopt.rewrite.host_part import sizes_vary
@@ -115,6 +120,8 @@ class Verification:
         tolerances: How far single values may be off; None where nobody said.
         recorded: Outputs that take the place of the reference's own, if any.
         fp32: The FP32 outputs of ``reference``; forms of one verification (:func:`dataclasses.replace`) share them.
+        noise: How many times the optimized graph's errors are compared; 1 as they are.
+        settles: Told the outputs so far and the share of the samples that they are of; whether they are enough.
     """
 
     reference: ir.Model
@@ -132,6 +139,8 @@ class Verification:
     tolerances: Tolerances | None = None
     recorded: Recorded | None = None
     fp32: Reference = field(default=None, repr=False)  # type: ignore[assignment]
+    noise: float = 1.0
+    settles: Callable[[Mapping[str, OutputAccuracy], float], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.fp32 is None:
@@ -207,7 +216,8 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
     computed = () if job.host is None else job.host.own_outputs
     with clock.stage("verify"), reference_of(job) as first, emulation_of(job) as second:
         clock.listen(Event("start", "verify", total=total))
-        outputs = _compared(job, (first, second), samples, "verify", clock)
+        compared = second if job.noise == 1 else _Amplified(first, second, job.noise)
+        outputs = _compared(job, (first, compared), samples, "verify", clock)
         metric = None if job.metric is None else _measured(job.metric, job, second, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
@@ -242,8 +252,27 @@ def _compared(
         advance=lambda: clock.listen(Event("advance", task)),
         varying=sizes_vary(job.reference),
         enough=samples.are_enough,
-        tolerances=job.tolerances,
+        sums=sums_of(job.tolerances, {str(state.output.name) for state in find_states(job.reference)}),
     )
+
+
+class _Amplified:
+    """A runner whose float outputs are off by ``factor`` times as much as those of another."""
+
+    def __init__(self, reference: Runner, runner: Runner, factor: float) -> None:
+        self.output_names = runner.output_names
+        self._reference, self._runner, self._factor = reference, runner, factor
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        exact = dict(zip(self._reference.output_names, self._reference.run(feeds), strict=True))
+        outputs = zip(self.output_names, self._runner.run(feeds), strict=True)
+        return [self._amplified(exact.get(name), output) for name, output in outputs]
+
+    def _amplified(self, exact: np.ndarray | None, output: np.ndarray) -> np.ndarray:
+        if exact is None or not is_float(output) or exact.shape != output.shape:
+            return output
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(exact + self._factor * (output - exact), output.dtype)
 
 
 class _Counted:
@@ -251,7 +280,7 @@ class _Counted:
     over, those of 16 bits where few leave no doubt."""
 
     def __init__(self, job: Verification) -> None:
-        self._samples, self._bound_db = job.samples, job.bound_db
+        self._samples, self._bound_db, self._settles = job.samples, job.bound_db, job.settles
         self._seconds = job.most_seconds if job.samples.source == "synthetic" else math.inf
         self.count = self.rows = 0
 
@@ -266,8 +295,13 @@ class _Counted:
             yield feeds
 
     def are_enough(self, outputs: Mapping[str, OutputAccuracy]) -> bool:
-        """Whether those read so far show that every output is far above its bound, with the same answers throughout."""
-        if self._bound_db is None or self.rows < FEW_ROWS:
+        """Whether those read so far show that every output is far above its bound, with the same answers throughout,
+        or settle what is asked."""
+        if self.rows < FEW_ROWS:
+            return False
+        if self._settles is not None and self._samples.count:
+            return self._settles(outputs, self.count / self._samples.count)
+        if self._bound_db is None:
             return False
         clear = self._bound_db + CLEAR_DB
         return all(item.sqnr_db >= clear and item.top1_agreement in (None, 1.0) for item in outputs.values())
@@ -299,6 +333,12 @@ def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccurac
             notes.append(f"{ran.count} of {total} synthetic {unit} were run: they may take {job.most_seconds:g} s")
     elif ran.rows < FEW_SAMPLES and any(found.top1_agreement is not None for found in outputs.values()):
         notes.append(f"{ran.rows} sample{'s' if ran.rows > 1 else ''}: one that disagrees is {100 / ran.rows:.0f} %")
+    for name, found in outputs.items():
+        if found.ties:
+            notes.append(
+                f"{name}: {found.ties} tokens whose two best scores differ by less than 1 % of their range do "
+                "not count in its agreement"
+            )
     return tuple(notes)
 
 
@@ -386,6 +426,8 @@ class Gauge:
     def __init__(self, job: Verification, allowed: AccuracyBudget) -> None:
         self._job, self._allowed = replace(job, tensors=False), allowed
         self._records: dict[str, AccuracyRecord] = {}
+        self._budget: Budget | None = None
+        self._searched = SomeSamples(job.samples, FEW_ROWS) if job.source == "synthetic" else job.samples
 
     def __enter__(self) -> Gauge:
         """Keep the reference open, which is run once for all comparisons."""
@@ -419,6 +461,62 @@ class Gauge:
             self._records[key] = verify(replace(self._job, optimized=model), Clock(ignore))
         return self._records[key]
 
+    def evaluate(self, model: ir.Model) -> Evaluation:
+        """What a point of a search costs: by :meth:`measure`, but on a few samples where these settle whether it holds,
+        and where they are synthetic. Raises UsageError where the metric's function fails."""
+        known = self.known(model)
+        if known is not None:
+            return accuracy_drop(known)
+        shares: list[float] = []
+
+        def settles(outputs: Mapping[str, OutputAccuracy], share: float) -> bool:
+            is_settled = self._settles(outputs, share)
+            shares.extend([share] * is_settled)
+            return is_settled
+
+        job = replace(self._job, optimized=model, samples=self._searched)
+        record = verify(job if job.metric is not None else replace(job, settles=settles), Clock(ignore))
+        is_partial = any(share < 1 for share in shares)
+        if not is_partial and self._searched is self._job.samples:
+            self._records[content_hash(model)] = record
+        return replace(accuracy_drop(record), is_partial=is_partial)
+
+    def _settles(self, outputs: Mapping[str, OutputAccuracy], share: float) -> bool:
+        """Whether the samples so far show that a point holds the budget, or cannot hold it any more.
+
+        It cannot where its answers differ too often even if none of the others did, or its noise is twice what is
+        allowed. It does where a tenth of that is left over, and scores are as near as in FP16.
+        """
+        job = self._job
+        computed = () if job.host is None else job.host.own_outputs
+        record = AccuracyRecord(
+            0, job.source, "onnx-only", dict(outputs), host_outputs=computed, floor=_floor_record(job, outputs)
+        )
+        found, budget = accuracy_drop(record), self.budget()
+        least = replace(
+            found,
+            drop=found.drop * share,
+            disagreement=found.disagreement * share,
+            noise=found.noise / 2,
+            error=found.error / 2,
+        )
+        if not budget.holds(least):
+            return True
+        scores = [item for item in outputs.values() if item.top1_agreement is not None]
+        near = smallest_sqnr_db(FP16) + CLEAR_DB
+        if any(item.top1_agreement != 1.0 or not item.sqnr_db >= near for item in scores):
+            return False
+        ten = 10 ** (CLEAR_DB / 10)
+        most = replace(found, drop=found.drop * ten, noise=found.noise * ten, error=found.error * ten)
+        return budget.holds(most)
+
+    def holds_clearly(self, model: ir.Model) -> bool:
+        """Whether an optimized graph holds the budget on all samples, and on a few with ten times its noise."""
+        few, noise = SomeSamples(self._job.samples, FEW_ROWS), 10 ** (CLEAR_DB / 20)
+        loud = verify(replace(self._job, optimized=model, samples=few, metric=None, noise=noise), Clock(ignore))
+        budget = self.budget()
+        return budget.holds(accuracy_drop(loud)) and budget.holds(accuracy_drop(self.measure(model)))
+
     def known(self, model: ir.Model) -> AccuracyRecord | None:
         """What :meth:`measure` found for an equal graph; None where it was not asked."""
         return self._records.get(content_hash(model))
@@ -434,6 +532,11 @@ class Gauge:
 
     def budget(self) -> Budget:
         """What a point has to hold; the search aims lower by what chance may cost on samples it has not seen."""
+        if self._budget is None:
+            self._budget = self._made_budget()
+        return self._budget
+
+    def _made_budget(self) -> Budget:
         metric, drop = self._job.metric, self._allowed.largest_drop
         name = metric.name if metric is not None else "1 - top-1 agreement, else 1 - cosine"
         aim = aim_for(drop, self._answers()) if drop < 1 and self._is_share() else None

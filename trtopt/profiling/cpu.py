@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import platform
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,9 +23,9 @@ from trtopt.hardware.cpu import CpuSpec
 from trtopt.profiling.onnxruntime import Run, read_profile
 from trtopt.report.schema.analysis import LayerRow, limiter_of
 from trtopt.roofline.work import Layer, Work
-from trtopt.support.files import TEMPORARY
 from trtopt.support.ort_session import Feeds, TimedSession
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TemporaryFolder
 
 
 def predict_cpu(layers: Sequence[Layer], cpu: CpuSpec) -> tuple[LayerRow | None, ...]:
@@ -188,7 +187,7 @@ def _timed_us(model: ir.Model, arrays: Sequence[np.ndarray], threads: int) -> li
 
 
 def _profiled(model: ir.Model, arrays: Sequence[np.ndarray], threads: int) -> tuple[Run, ...]:
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}probe-") as folder:
+    with TemporaryFolder("probe-") as folder:
         with TimedSession(model, threads=threads, profile=Path(folder) / "runs") as session:
             for array in arrays:
                 session.run({"x": array})

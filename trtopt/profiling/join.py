@@ -16,7 +16,8 @@ from trtopt.graph.module_path import module_of
 from trtopt.hardware.cpu import CpuSpec
 from trtopt.hardware.spec import GpuSpec
 from trtopt.profiling.cpu import predict_cpu
-from trtopt.profiling.explain import LayerInNetwork, Network, deviations, findings_of, network_of
+from trtopt.profiling.explain import LayerInNetwork, Network, deviations, network_of
+from trtopt.profiling.findings import findings_of
 from trtopt.profiling.measured import MeasuredLayer, Measurement
 from trtopt.report.schema.analysis import LayerRow, range_of_rows
 from trtopt.report.schema.profile import Launching, ProfileLayer, ProfileReport, ProfileTotals
@@ -86,7 +87,7 @@ def join(measurement: Measurement, device: Device, module: ModuleOf = module_of)
         source=measurement.source,
         layers=layers,
         totals=_totals(measurement, layers, device),
-        findings=findings_of(layers),
+        findings=findings_of(layers, network),
         accuracy=measurement.accuracy,
         warnings=(*measurement.warnings, *_impossible(layers, device)),
         environment=environment(),

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,9 +38,9 @@ from trtopt.roofline.onnx_layers import repeated
 from trtopt.roofline.work import Work
 from trtopt.source.opset import convert
 from trtopt.support._lazy import require
-from trtopt.support.files import TEMPORARY
 from trtopt.support.ort_session import Feeds, TimedSession
 from trtopt.support.precision import Precision
+from trtopt.support.temporary import TemporaryFolder
 
 MOST_EVENTS = 1_000_000
 """Events that ONNX Runtime keeps; it drops the rest without a word."""
@@ -439,7 +438,7 @@ def _parts(profile: OrtProfile) -> list[str]:
 
 def _profiled(model: ir.Model, feeds: Feeds, threads: int, limits: RunLimits) -> tuple[OrtProfile, RunTimes]:
     """Run until stable, with profiling; the runs that count, and what they took."""
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}profile-") as folder:
+    with TemporaryFolder("profile-") as folder:
         with TimedSession(model, threads=threads, profile=Path(folder) / "runs") as session:
             samples = until_stable(timed(lambda: session.run(feeds)), limits)
             file = session.end_profiling()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,9 +13,11 @@ from xml.etree import ElementTree
 from trtopt.report.html.page import html_page
 from trtopt.report.schema.check import CheckReport, Gate
 from trtopt.report.schema.profile import ProfileLayer, ProfileReport
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.sweep import SweepReport
+from trtopt.report.schema.write import json_form
 from trtopt.report.text import check as words
-from trtopt.report.text.blocks import View, plain_text
+from trtopt.report.text.blocks import plain_text
 from trtopt.report.text.format import visible
 from trtopt.report.text.markdown import as_markdown
 from trtopt.report.text.names import Labels
@@ -25,17 +27,21 @@ _PROCESS = 1
 _LINES = {"measured": 1, "predicted": 2}
 
 
-def write_view(shown: View, *, html: str | Path | None = None, markdown: str | Path | None = None) -> None:
-    """Write a report as a page and as Markdown where that is asked for, each file whole or not at all.
+def write_forms(found: Shown, **files: str | Path | None) -> None:
+    """Write a report in every form that is asked for, each file whole or not at all.
+
+    Args:
+        found: The report.
+        **files: The file by the name of its form: ``html``, ``markdown`` and ``report`` (JSON); also ``trace`` of a
+            profile, ``csv`` of a sweep, ``junit`` of a check.
 
     Raises:
         UsageError: A file cannot be written.
         MissingDependencyError: ``html`` needs Jinja2.
     """
-    if html is not None:
-        atomic_write(Path(html), html_page(shown))
-    if markdown is not None:
-        atomic_write(Path(markdown), as_markdown(shown))
+    for name, path in files.items():
+        if path is not None:
+            atomic_write(Path(path), _FORMS[name](found))
 
 
 def profile_trace(report: ProfileReport) -> str:
@@ -142,3 +148,14 @@ def _result(case: ElementTree.Element, gate: Gate, labels: Labels) -> None:
     lines = [f"{name}: {value}" for name, value in (*figures, ("limit", words.limit(gate))) if value]
     lines += ["  ".join(plain_text(item, 80) for item in row) for row in words.layer_table(gate.layers, labels).rows]
     failure.text = "\n".join([message, *lines])
+
+
+_FORMS: dict[str, Callable[[Any], str]] = {
+    "html": lambda found: html_page(found.view()),
+    "markdown": lambda found: as_markdown(found.view()),
+    "report": lambda found: json_form(found.to_json_dict()),
+    "trace": profile_trace,
+    "csv": sweep_csv,
+    "junit": junit_xml,
+}
+"""How each form is made of a report."""

@@ -12,6 +12,7 @@ from trtopt.errors import InvalidModelError
 from trtopt.graph import edit
 from trtopt.graph.edit import static_shape
 from trtopt.graph.fold import RANDOM
+from trtopt.graph.input_values import input_values
 from trtopt.graph.shapes import infer_in_place
 from trtopt.support.ort_session import OrtSession
 
@@ -122,14 +123,17 @@ def _differs(first: np.ndarray, second: np.ndarray) -> str:
 
 def _random_feeds(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(_SEED)
-    feeds = {}
+    feeds, values = dict[str, np.ndarray](), input_values(model)
     for value in model.graph.inputs:
         dtype = np.dtype(value.dtype.numpy()) if value.dtype is not None else np.dtype(np.float32)
         shape = shapes[str(value.name)]
         if dtype.kind in "iub":
             feeds[str(value.name)] = _ones_and_zeros(rng, shape).astype(dtype)
         else:
-            feeds[str(value.name)] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+            made, known = rng.standard_normal(shape, dtype=np.float32), values.get(str(value.name))
+            # A weight of unit variance would drown in its sums what a rewrite gets wrong.
+            made = made if known is None else made / np.float32(math.sqrt(known.size or 1))
+            feeds[str(value.name)] = made.astype(dtype)
     return feeds
 
 

@@ -25,6 +25,8 @@ from trtopt.report.schema.steps import Cost, Refusal, RegionRecord
 from trtopt.rewrite.equal import difference
 from trtopt.rewrite.protocol import Findings, Match, Recipe, Stage, Target
 
+_UNSEEN = "it is not found as it is judged"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -87,7 +89,7 @@ class PlaceJudge:
                 verdict = self._judged(recipe, matches, self._priceable(subgraph), inner=True)
             if verdict is None:  # it is all, or the subgraph does not show enough of the graph for the recipe
                 verdict = self._judged(recipe, matches, model, inner=False)
-            self.verdicts[key] = verdict or Verdict(matches[0].choice, False, "it is not found as it is judged")
+            self.verdicts[key] = verdict or Verdict(matches[0].choice, False, _UNSEEN)
         return self.verdicts[key]
 
     def _priceable(self, subgraph: ir.Model) -> ir.Model:
@@ -173,7 +175,9 @@ class Judging:
     """Who judges, and where.
 
     Attributes:
-        profiles: The shapes the engine takes; none for a model whose inputs are all static.
+        profiles: The shapes the engine takes; none for a model whose inputs are all static. The first one judges; a
+            rewrite that is none at its sizes, or costs the same (the last token, where there is one), is judged by the
+            next.
         verdicts: What was found of places by then, and is found now, for runs with other recipes on the same model.
     """
 
@@ -224,7 +228,7 @@ class Sweeper:
     judging: Judging | None
     on_event: OnEvent
     place_judge: PlaceJudge | None = field(init=False, default=None)
-    _form: tuple[ir.Model, ir.Model, Cutter] | None = field(init=False, default=None)
+    _forms: tuple[ir.Model, dict[int, tuple[ir.Model, Cutter]]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.judging is not None:
@@ -304,10 +308,9 @@ class Sweeper:
             places.setdefault(match.label, []).append(match)
         if self.place_judge is None or recipe.stage < Stage.FUSE:
             return {(label, matches[0].choice) for label, matches in places.items()}, ()
-        form, cutter = self.judged_form(model)
         verdicts: dict[int, tuple[Verdict, list[str]]] = {}
         for label, matches in places.items():
-            verdict = self.place_judge.verdict(recipe, matches, form, cutter)
+            verdict = self._verdict(self.place_judge, recipe, matches, model)
             verdicts.setdefault(id(verdict), (verdict, []))[1].append(label)
         wanted = {(label, verdict.choice) for verdict, labels in verdicts.values() for label in labels if verdict.kept}
         return wanted, tuple(
@@ -315,9 +318,21 @@ class Sweeper:
             for verdict, labels in verdicts.values()
         )
 
-    def judged_form(self, model: ir.Model) -> tuple[ir.Model, Cutter]:
-        """``model`` as it is judged; remembered for the last model asked about."""
-        if self._form is None or self._form[0] is not model:
-            form = judged_form(model, self.judging.profiles if self.judging is not None else ())
-            self._form = model, form, Cutter(form)
-        return self._form[1], self._form[2]
+    def _verdict(self, judge: PlaceJudge, recipe: Recipe, matches: Sequence[Match], model: ir.Model) -> Verdict:
+        """The verdict on one place, by the first profile at whose sizes the rewrite changes something."""
+        count = len(self.judging.profiles) if self.judging is not None else 0
+        for at in range(max(count, 1)):
+            verdict = judge.verdict(recipe, matches, *self.judged_form(model, at))
+            if verdict.reason != _UNSEEN and (verdict.after is None or verdict.after != verdict.before):
+                break
+        return verdict
+
+    def judged_form(self, model: ir.Model, at: int = 0) -> tuple[ir.Model, Cutter]:
+        """``model`` as it is judged, by its profile number ``at``; remembered for the last model asked about."""
+        if self._forms is None or self._forms[0] is not model:
+            self._forms = model, {}
+        forms = self._forms[1]
+        if at not in forms:
+            form = judged_form(model, self.judging.profiles[at:] if self.judging is not None else ())
+            forms[at] = form, Cutter(form)
+        return forms[at]

@@ -44,7 +44,7 @@ INDEX, SIGNATURE = "bundle.json", "bundle.sig"
 REPORT, SBOM, PREPROCESSING, COMMAND = "report.json", "sbom.cdx.json", "preprocessing.json", "command.txt"
 
 _OF_THE_CACHE = ("cache_dir", "cache_gb", "no_cache")
-_OF_THE_RUN = (*_OF_THE_CACHE, "polygraphy", "sign", "report", "export_layer_info", "save_onnx")
+_OF_THE_RUN = (*_OF_THE_CACHE, "polygraphy", "sign", "report", "html", "markdown", "export_layer_info", "save_onnx")
 """Options that do not change what is delivered."""
 
 _ALSO_TIMES = ("peak_rss_bytes", "cached")

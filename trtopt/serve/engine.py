@@ -17,7 +17,7 @@ import numpy as np
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.serve.load import Loaded, LoadSettings, load
 from trtopt.serve.metrics import Counters, Family, Latency, exposition, histogram
-from trtopt.serve.pool import Pool, Turn
+from trtopt.serve.pool import Place, Pool, Turn
 from trtopt.serve.tensors import CallInput, InputChecker, TensorSpec, as_torch, check_nan, is_torch, zeros_like
 
 if TYPE_CHECKING:
@@ -119,18 +119,20 @@ class Engine:
             ResourceError: It runs for half an hour, or the process can start no thread.
         """
         began = time.perf_counter()
-        turn = Turn()
+        turn, pool = Turn(), self._pool
         try:
             feeds = self._taken(inputs)
-            outputs = self._computed(self._pool.acquire(turn), feeds)
+            context = pool.acquire(turn)
+            outputs = self._computed(context, feeds) if self._refuses_nan else self._runner.run(context, feeds)
         except BaseException as error:
             self._counters.failed(_kind(error))
             raise
         finally:
             try:
-                self._pool.end(turn)
-            finally:  # a signal handler may have raised in there
-                self._pool.end(turn)
+                pool.end(turn)
+            except BaseException:  # a signal handler has raised in there
+                pool.end(turn)
+                raise
         self._counters.replied(time.perf_counter() - began)
         return _like(inputs.get(self._first), outputs)
 
@@ -263,7 +265,8 @@ class Engine:
         self.close()
 
     def _taken(self, inputs: Mapping[str, Any]) -> dict[str, CallInput]:
-        self._check_process()
+        if os.getpid() != self._process:
+            self._check_process()
         return self._border.check(inputs)
 
     def _check_process(self) -> None:
@@ -277,26 +280,22 @@ class Engine:
     async def _reply(self, feeds: dict[str, CallInput]) -> dict[str, Any]:
         """The outputs, computed by a thread of the engine as soon as a context is free."""
         reply: Future[dict[str, Any]] = Future()
-        found = self._pool.request()
-        if isinstance(found, int):
-            self._submit(found, feeds, reply)
-            return await asyncio.wrap_future(reply)
         # The thread that gives the context back starts the call: by way of the event loop it would be idle meanwhile.
-        found.add_done_callback(functools.partial(self._start, feeds, reply))
+        place = Place(lambda: self._start(feeds, reply, place))
+        context = self._pool.request(place)
+        if context is not None:
+            self._submit(context, feeds, reply)
         try:
             return await asyncio.wrap_future(reply)
         except BaseException:
-            self._pool.leave(found)
+            self._pool.leave(place)
             raise
 
-    def _start(self, feeds: dict[str, CallInput], reply: Future[dict[str, Any]], found: Future[int]) -> None:
-        if found.cancelled():
-            return
-        error = found.exception()
-        if error is None:
-            self._submit(found.result(), feeds, reply)
+    def _start(self, feeds: dict[str, CallInput], reply: Future[dict[str, Any]], place: Place) -> None:
+        if place.context is not None:
+            self._submit(place.context, feeds, reply)
         elif reply.set_running_or_notify_cancel():
-            reply.set_exception(error)
+            reply.set_exception(place.error)
 
     def _submit(self, context: int, feeds: dict[str, CallInput], reply: Future[dict[str, Any]]) -> None:
         try:

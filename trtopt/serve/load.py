@@ -58,13 +58,18 @@ class CpuRunner:
         self.runtime = f"onnxruntime {require('onnxruntime', 'cpu', 'serve models on the CPU').__version__} on the CPU"
         threads = max(1, available_threads() - callers + 1)
         self._session = ServingSession(fp32_emulation(model) if _has_bf16(model) else model, threads=threads)
-        self._narrow = {spec.name for spec in self.outputs if spec.dtype == ml_dtypes.bfloat16}
+        self._bf16_inputs, self._bf16_outputs = (
+            tuple(spec.name for spec in specs if spec.dtype == ml_dtypes.bfloat16)
+            for specs in (self.inputs, self.outputs)
+        )
 
     def run(self, context: int, feeds: Arrays) -> Arrays:
         """Outputs by name; BF16 is computed from and to FP32 at the border, without loss."""
         session = self._session
-        found = dict(zip(session.output_names, session.run(feeds), strict=True))
-        for name in self._narrow:
+        if self._bf16_inputs:
+            feeds = {**feeds, **{name: feeds[name].astype(np.float32) for name in self._bf16_inputs}}
+        found = dict(zip(session.output_names, session.run_exactly(feeds)))  # noqa: B905 - as many as were asked for
+        for name in self._bf16_outputs:
             found[name] = found[name].astype(ml_dtypes.bfloat16)
         return found
 

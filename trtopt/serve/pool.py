@@ -6,42 +6,79 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
+from time import monotonic
 
 from trtopt.errors import ClosedError, QueueFullError
 
+OVERTAKEN_S = 5e-3
+"""How long a call in the queue may be overtaken by one that comes while a context is free: CPython's switch interval,
+for which threads wait for each other anyway. A context that is handed on is idle until its thread has woken, which
+takes longer than a small network."""
 
-@dataclass
+
+@dataclass(eq=False)
+class Place:
+    """A place in the queue.
+
+    Attributes:
+        wake: Called by the thread that gave ``context`` or ``error``, or that left a context free.
+        until: Up to when it may be overtaken, by the monotonic clock: then its thread is woken to take a context by
+            itself. From then on it is given one.
+        is_woken: Whether its thread was woken to take one.
+        context: The context that came.
+        error: What came instead.
+    """
+
+    wake: Callable[[], object]
+    until: float = 0.0
+    is_woken: bool = False
+    context: int | None = None
+    error: Exception | None = None
+
+
 class Turn:
-    """What a call of :meth:`Pool.acquire` has, a context or a place in the queue, for :meth:`Pool.end` to give back."""
+    """What a call of :meth:`Pool.acquire` has, for :meth:`Pool.end` to give back.
+
+    Attributes:
+        context: The context that it holds.
+        place: Its place in the queue.
+        next: Who is to be woken.
+    """
 
     context: int | None = None
-    place: Future[int] | None = None
+    place: Place | None = None
+    next: tuple[Place, ...] = ()
 
 
 class Pool:
-    """Execution contexts, by number, each of which one call holds at a time. Thread-safe; first come, first served."""
+    """Execution contexts, by number, each of which one call holds at a time. Thread-safe.
+
+    First come, first served, but for calls that come while a context is free and the first in the queue has waited for
+    less than :data:`OVERTAKEN_S`.
+    """
 
     def __init__(self, contexts: int, queue: int) -> None:
         self.contexts = contexts
         self._queue = queue
         self._free = list(range(contexts))
-        self._waiting: deque[Future[int]] = deque()
+        self._waiting: deque[Place] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
 
-    def request(self) -> int | Future[int]:
-        """A context, which goes back with :meth:`release`, or a future of one, which may :meth:`leave` until it comes.
-
-        The future's callbacks run in the thread that gives the context back.
+    def request(self, place: Place) -> int | None:
+        """A context, which goes back with :meth:`release`; None where ``place`` is in the queue, until it is woken.
 
         Raises:
             QueueFullError: As many calls as may wait do.
             ClosedError: The pool is closed.
         """
-        return self._request(Turn())
+        with self._lock:
+            if self._has_context():
+                return self._free.pop()
+            self._waiting.append(place)
+            return None
 
     def acquire(self, turn: Turn) -> int:
         """A context; waits for one. Whatever comes of it, :meth:`end` has to follow. Raises as :meth:`request`.
@@ -49,82 +86,117 @@ class Pool:
         In the main thread a signal handler may raise in here. CPython calls handlers after calls and jumps backwards:
         what is taken in one statement and noted in the next, with no call between, is not lost.
         """
-        found = self._request(turn)
-        if isinstance(found, int):
-            return found
-        context = turn.context = found.result()
-        turn.place = None
-        return context
-
-    def _request(self, turn: Turn) -> int | Future[int]:
         with self._lock:
-            if self._closed:
-                raise closed()
-            if self._free:
+            if self._has_context():
                 context = turn.context = self._free[-1]
                 del self._free[-1]
                 return context
-            if len(self._waiting) >= self._queue:
-                raise QueueFullError(
-                    f"{self.contexts} calls run and {self._queue} wait: the queue is full",
-                    where="queue",
-                    remedy="try again later, send fewer calls at once, or load with more contexts or a longer queue",
-                )
-            place: Future[int] = Future()
-            turn.place = place
+            came = threading.Lock()
+            came.acquire()
+            place = turn.place = Place(came.release, monotonic() + OVERTAKEN_S)
             self._waiting.append(place)
-            return place
+        while place.context is None and place.error is None:
+            came.acquire()
+            with self._lock:
+                place.is_woken = False
+                if place.context is None and place.error is None and self._free:
+                    place.context = self._free[-1]
+                    del self._free[-1]
+                    del self._waiting[0]
+                    self._offer(turn)
+        if turn.next:
+            self._wake(turn)
+        if place.context is None:
+            raise place.error or closed()
+        turn.context = place.context
+        turn.place = None
+        return place.context
+
+    def _has_context(self) -> bool:
+        """Whether a context may be taken, or else there is a place in the queue; raises as :meth:`request`."""
+        if self._closed:
+            raise closed()
+        if self._free and (not self._waiting or monotonic() < self._waiting[0].until):
+            return True
+        if len(self._waiting) >= self._queue:
+            raise QueueFullError(
+                f"{self.contexts} calls run and {self._queue} wait: the queue is full",
+                where="queue",
+                remedy="try again later, send fewer calls at once, or load with more contexts or a longer queue",
+            )
+        return False
+
+    def _offer(self, turn: Turn) -> None:
+        """Give free contexts to those that wait longest, or have the first of them take one; ``turn`` wakes them."""
+        while self._free and self._waiting:
+            first = self._waiting[0]
+            if monotonic() < first.until:
+                if not first.is_woken:
+                    first.is_woken = True
+                    turn.next = (*turn.next, first)
+                return
+            woken = () if first.is_woken else (first,)
+            first.context = self._free[-1]
+            del self._free[-1]
+            del self._waiting[0]
+            turn.next = (*turn.next, *woken)
+
+    @staticmethod
+    def _wake(turn: Turn) -> None:
+        """Wake who is to be woken; without the lock, which they may take."""
+        while turn.next:
+            first = turn.next[0]
+            turn.next = turn.next[1:]
+            first.wake()
 
     def end(self, turn: Turn) -> None:
         """Give back what a turn has; does nothing the second time."""
-        if turn.context is None and turn.place is None:
-            return
-        place = turn.place
-        if place is not None:
-            if not self.leave(place) and place.exception() is None:
-                turn.context = place.result()
+        if turn.place is not None:
+            self._leave(turn.place, turn)
+            turn.context = turn.place.context
             turn.place = None
-        with self._lock:
-            context = turn.context
-            if context is None:
-                return
-            first = self._first()
-            turn.context = None
-            if first is None:
+        if turn.context is not None:
+            with self._lock:
+                context = turn.context
+                turn.context = None
                 self._free.append(context)
+                if self._waiting:
+                    self._offer(turn)
                 if self._closed:
                     self._changed.notify_all()
-        if first is not None:  # without the lock: its callbacks may call the pool
-            first.set_result(context)
+        if turn.next:
+            self._wake(turn)
 
     def release(self, context: int) -> None:
-        """Give a context back: to the one who waits longest, if there is one."""
-        self.end(Turn(context))
+        """Give a context back."""
+        turn = Turn()
+        turn.context = context
+        self.end(turn)
 
-    def _first(self) -> Future[int] | None:
-        """Who waits longest, taken out of the queue."""
-        while self._waiting:
-            first = self._waiting.popleft()
-            if first.set_running_or_notify_cancel():
-                return first
-        return None
+    def leave(self, place: Place) -> None:
+        """Leave the queue, where neither a context nor an error came before."""
+        turn = Turn()
+        self._leave(place, turn)
+        self._wake(turn)
 
-    def leave(self, future: Future[int]) -> bool:
-        """Leave the queue; whether that came before the context did."""
+    def _leave(self, place: Place, turn: Turn) -> None:
         with self._lock:
             with contextlib.suppress(ValueError):
-                self._waiting.remove(future)
+                self._waiting.remove(place)
+            self._offer(turn)
             if self._closed:
                 self._changed.notify_all()
-        return future.cancel()
 
     def refuse(self, error: Callable[[], Exception]) -> None:
         """Give those that wait an error."""
         with self._lock:
-            refused = [future for future in self._waiting if future.set_running_or_notify_cancel()]
+            refused = list(self._waiting)
+            for place in refused:
+                place.error = error()
             self._waiting.clear()
-        for future in refused:
-            future.set_exception(error())
+        for place in refused:
+            if not place.is_woken:
+                place.wake()
 
     def close(self, *, drain: bool) -> None:
         """Refuse new calls, wait for those that run, and with ``drain`` for those that wait, which else are refused."""

@@ -5,7 +5,6 @@ What is checked are the native calls, on a GPU for the first time wherever trtop
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,8 @@ from trtopt.profiling.inputs import feeds_of
 from trtopt.profiling.measured import RunLimits
 from trtopt.profiling.timing import TimingOptions
 from trtopt.serve.gpu import WARM_UPS, GpuRunner
-from trtopt.support.files import TEMPORARY
 from trtopt.support.ort_session import Feeds, OrtSession
+from trtopt.support.temporary import TemporaryFolder
 
 _TIMING = TimingOptions(RunLimits(warm_up_runs=2, warm_up_seconds=0.0, min_runs=10, min_seconds=0.0, fixed=True))
 
@@ -133,7 +132,7 @@ def selftest_kinds() -> Iterator[dict[str, Any]]:
             check: dict[str, Any] = {"backend": backend.name, "kind": name, "ok": False, "error": "it did not end"}
             yield check
             start = time.perf_counter()
-            with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}selftest-") as folder:
+            with TemporaryFolder("selftest-") as folder:
                 del check["error"]
                 try:
                     check |= _checked(kind, backend, Path(folder))

@@ -212,6 +212,7 @@ class InputChecker:
 
     def __init__(self, inputs: Sequence[TensorSpec], *, takes_gpu: bool) -> None:
         self._specs = {spec.name: spec for spec in inputs}
+        self._wanted = [(spec.name, spec.dtype) for spec in inputs]
         self._profiles = {spec.name: spec.profiles for spec in inputs if spec.profiles}
         self._takes_gpu = takes_gpu
         self._seen: set[tuple[tuple[int, ...], ...]] = set()
@@ -223,31 +224,31 @@ class InputChecker:
         Raises:
             UsageError: A name, a type or a shape is wrong, or the shapes are outside of all profiles.
         """
-        specs = self._specs
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
             raise UsageError(
                 f"The inputs are a {type(inputs).__name__}, not a dict of arrays by name",
                 where="inputs",
-                remedy=f"give {{{', '.join(f'{name!r}: ...' for name in specs)}}}",
+                remedy=f"give {{{', '.join(f'{name!r}: ...' for name in self._specs)}}}",
             )
-        if len(inputs) != len(specs) or inputs.keys() != specs.keys():
+        if len(inputs) != len(self._wanted):
             raise self._wrong_names(inputs)
         arrays: dict[str, CallInput] = {}
         shapes = []
-        for name, spec in specs.items():
+        for name, dtype in self._wanted:
+            if name not in inputs:
+                raise self._wrong_names(inputs)
             value = inputs[name]
-            array = value if type(value) is np.ndarray else self._read(name, value)
-            if array.dtype != spec.dtype:
+            array = arrays[name] = value if type(value) is np.ndarray else self._read(name, value)
+            if array.dtype is not dtype and array.dtype != dtype:
                 raise UsageError(
-                    f"The input {name!r} is {array.dtype}; the model takes {spec.dtype}",
+                    f"The input {name!r} is {array.dtype}; the model takes {dtype}",
                     where=name,
-                    remedy=f"convert it: nothing is converted unasked. With numpy: {name}.astype({spec.dtype.name!r})",
+                    remedy=f"convert it: nothing is converted unasked. With numpy: {name}.astype({dtype.name!r})",
                 )
-            arrays[name] = array
             shapes.append(array.shape)
         key = tuple(shapes)
         if key not in self._seen:
-            self._check_shapes(dict(zip(specs, shapes, strict=True)))
+            self._check_shapes(dict(zip(self._specs, shapes, strict=True)))
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen.add(key)

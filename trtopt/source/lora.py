@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from trtopt.errors import UsageError
 from trtopt.graph import edit
-from trtopt.graph.artifact import ModelArtifact
+from trtopt.graph.artifact import InputSpec, ModelArtifact
 from trtopt.graph.module_path import module_of_node
 from trtopt.graph.shapes import infer_in_place
 from trtopt.report.schema.steps import StepRecord
@@ -289,6 +289,20 @@ def lora_inputs(adapter: str, rank: int) -> dict[str, np.ndarray]:
         feeds[f"{module}.lora_A"] = np.ascontiguousarray(np.pad(down, ((0, missing), (0, 0))).T)
         feeds[f"{module}.lora_B"] = np.ascontiguousarray(np.pad(up, ((0, 0), (0, missing))).T)
     return feeds
+
+
+def adapter_feeds(inputs: Sequence[InputSpec], adapters: Sequence[str], rank: int) -> list[dict[str, np.ndarray]]:
+    """:func:`lora_inputs` of each adapter in the types of the model's inputs, with zeros for the layers of the others.
+
+    Args:
+        inputs: Of the model with its adapters as inputs.
+        adapters: As of ``--lora``.
+        rank: That of the inputs.
+    """
+    found = [lora_inputs(adapter, rank) for adapter in adapters]
+    specs = {spec.name: spec for spec in inputs if any(spec.name in feeds for feeds in found)}
+    zeros = {name: np.zeros([int(size) for size in spec.shape], spec.dtype) for name, spec in specs.items()}
+    return [{**zeros, **{n: array.astype(specs[n].dtype) for n, array in feeds.items()}} for feeds in found]
 
 
 def _places(model: ir.Model) -> dict[str, list[ir.Node]]:

@@ -24,7 +24,7 @@ from trtopt.source.check import check_external_data, check_loops, check_model, g
 from trtopt.source.opset import TARGET, convert
 from trtopt.source.rewriting import mend_spelling, write_out
 from trtopt.source.torch_target import check_no_pytorch
-from trtopt.support.files import TEMPORARY
+from trtopt.support.temporary import TEMPORARY
 
 _MAX_PROTOBUF_BYTES = (1 << 31) - 1
 """Protobuf's own limit for one message."""

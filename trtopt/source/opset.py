@@ -153,12 +153,16 @@ def _batch_norm_14(node: ir.Node) -> None:
 def _softmax(node: ir.Node) -> None:
     """Before opset 13 the input was flattened to 2-D at ``axis``, 1 by default; now one axis is normalized.
 
-    Both mean the same when at most one dimension from ``axis`` on is larger than 1; else the flattening is written out.
+    Both mean the same when at most one dimension from ``axis`` on is larger than 1; else, and where the rank is not
+    known, the flattening is written out.
     """
     value = edit.input_of(node, 0)
     axis = edit.int_attribute(node, "axis", 1)
-    if value is None or value.shape is None:
-        raise _UnsupportedError("the rank of its input is not known")
+    if value is None:
+        raise _UnsupportedError("it has no input")
+    if value.shape is None:
+        _flattened(node, value, axis)
+        return
     rank = len(value.shape)
     axis = axis + rank if axis < 0 else axis
     if rank == 0 or axis >= rank:

@@ -30,10 +30,14 @@ class Clock:
         """Raise a warning of the pipeline itself."""
         self.listen(Event("warning", stage, text=text))
 
+    def note(self, stage: str, text: str) -> None:
+        """Say how something was understood, or what was decided that the user did not say."""
+        self.on_event(Event("note", stage, text=text))
+
     def say_taken(self, text: str) -> None:
         """Say how samples were understood; nothing where there is nothing to say."""
         if text:
-            self.on_event(Event("note", "samples", text=f"samples: {text}"))
+            self.note("samples", f"samples: {text}")
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -22,9 +22,6 @@ _DEVICES, _PROCESSES = Path("/dev"), Path("/proc")
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 """Opens a pipe without waiting for its writer."""
 
-TEMPORARY = f"trtopt-{secrets.token_hex(4)}-"
-"""How the names of this run's temporary folders begin: who watches over it removes what it leaves when it crashes."""
-
 
 _CHUNK_BYTES = 4 << 20
 

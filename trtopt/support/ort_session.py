@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +101,7 @@ class OrtSession:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._adjust(options)
         self._new_run_options = ort.RunOptions
+        self._idle: list[_LimitedRun] = []
         if keep_qdq:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._weights: dict[str, np.ndarray] = {}
@@ -133,6 +135,7 @@ class OrtSession:
                 remedy="check the node the message names; operators of custom domains cannot be calibrated or verified",
             ) from error
         self.output_names: tuple[str, ...] = tuple(item.name for item in self._session.get_outputs())
+        self._call = self._runner().run
         self._input_names = frozenset(item.name for item in self._session.get_inputs())
 
     def run(self, feeds: Feeds) -> list[np.ndarray]:
@@ -146,13 +149,24 @@ class OrtSession:
             InvalidModelError: The model fails on these inputs.
             ResourceError: It does not end within :data:`RUN_LIMIT_S`.
         """
-        options = self._new_run_options()
+        return self.run_exactly(
+            {name: _without_bf16(array) for name, array in feeds.items() if name in self._input_names}
+        )
+
+    def run_exactly(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """:meth:`run` of the graph's inputs and nothing else, none of them BF16."""
+        run = self._idle.pop() if self._idle else _LimitedRun(self._new_run_options())
+        run.deadline = time.monotonic() + RUN_LIMIT_S
+        if not _LIMIT.is_watching:
+            _LIMIT.start()
         try:
-            own = {name: _without_bf16(array) for name, array in feeds.items() if name in self._input_names}
-            with _LIMIT.on(options):
-                return list(self._session.run(None, own, options))
+            found: list[np.ndarray] = self._call(self.output_names, feeds, run.options)
+            run.deadline = math.inf
+            if not run.options.terminate:  # in the very moment in which it ended
+                self._idle.append(run)
+            return found
         except Exception as error:
-            if options.terminate:
+            if run.options.terminate:
                 raise ResourceError(
                     f"The model did not end within {RUN_LIMIT_S:g} seconds and was stopped",
                     where="ONNX Runtime",
@@ -171,9 +185,13 @@ class OrtSession:
         # Two sessions in turn: the threads of the one that waits must not spin on the cores of the other.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
 
+    def _runner(self) -> Any:
+        """What runs the graph."""
+        return self._session
+
     def close(self) -> None:
         """Free the session's memory."""
-        self._session = None
+        self._session = self._call = None
         self._weights = {}
 
     def __enter__(self: _Session) -> _Session:
@@ -183,45 +201,48 @@ class OrtSession:
         self.close()
 
 
+class _LimitedRun:
+    """What one run at a time of a session is stopped by.
+
+    Attributes:
+        deadline: When it is, by the monotonic clock.
+    """
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.deadline = math.inf
+        _LIMIT.runs.add(self)
+
+
 class _RunLimit:
     """Stops runs that take too long: one thread looks at all of them, since starting one for each takes longer than
     many a run. ONNX Runtime looks at the request between operators, those of a loop's body included."""
 
     def __init__(self) -> None:
+        self.runs: weakref.WeakSet[_LimitedRun] = weakref.WeakSet()
         self._reset()
         if hasattr(os, "register_at_fork"):  # the lock may be held in that moment, and the thread is left behind
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._deadlines: dict[int, tuple[float, Any]] = {}
-        self._watching = False
+        self.runs = weakref.WeakSet(self.runs)  # the old one may be in the middle of something
+        self.is_watching = False
 
-    @contextlib.contextmanager
-    def on(self, options: Any) -> Iterator[None]:
-        """Limit the run that gets these options.
-
-        The lock is for the thread's start only: one step of a dictionary needs none, and threads that serve would wait
-        for each other.
-        """
-        if not self._watching:
-            with self._lock:
-                if not self._watching:
-                    threading.Thread(target=self._watch, name="run limit", daemon=True).start()
-                    self._watching = True
-        self._deadlines[id(options)] = (time.monotonic() + RUN_LIMIT_S, options)
-        try:
-            yield
-        finally:
-            self._deadlines.pop(id(options), None)
+    def start(self) -> None:
+        """Start the thread that looks at the runs."""
+        with self._lock:
+            if not self.is_watching:
+                threading.Thread(target=self._watch, name="run limit", daemon=True).start()
+                self.is_watching = True
 
     def _watch(self) -> None:
         while True:
             time.sleep(_TICK_S)
             now = time.monotonic()
-            for deadline, options in list(self._deadlines.values()):
-                if now > deadline:
-                    options.terminate = True
+            for run in list(self.runs):
+                if now > run.deadline:
+                    run.options.terminate = True
 
 
 _LIMIT = _RunLimit()
@@ -237,6 +258,10 @@ class ServingSession(OrtSession):
 
     def _adjust(self, options: Any) -> None:
         """Keep ONNX Runtime's defaults."""
+
+    def _runner(self) -> Any:
+        """Without the second check of the names, in Python: 3 of 28 us of a network of 25 us."""
+        return getattr(self._session, "_sess", self._session)
 
 
 class TimedSession(OrtSession):

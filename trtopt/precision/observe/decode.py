@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.errors import UsageError
+from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.graph.input_values import InputValues, input_values
 from trtopt.graph.states import State, find_states
 from trtopt.precision.observe.feeds import open_arrays
+from trtopt.precision.observe.loaders import take
 from trtopt.precision.observe.pictures import UNSAID, PictureOptions
-from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.samples import of_taken, open_samples
 from trtopt.precision.observe.stream import Samples
 from trtopt.support._script import DECODE
 from trtopt.support.ort_session import OrtSession
@@ -203,7 +204,12 @@ def decoded(
         yield feeds
         if not waiting and not steps:
             return
-        outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
+        try:
+            outputs = dict(zip(session.output_names, session.run(feeds), strict=True))
+        except InvalidModelError as error:
+            if past:
+                error.remedy += f"; it decodes {past} tokens: fewer --steps, where it has places for no more"
+            raise
         states, past = decoder.after(outputs), past + new.shape[1]
         if not waiting:
             waiting, steps = [decoder.chosen(outputs)], steps - 1
@@ -261,6 +267,5 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
             for at in range(0, counts[decoder.tokens] - size + 1, size):
                 yield from decoded(session, decoder, {name: a[at : at + size] for name, a in arrays.items()}, steps)
 
-    samples = open_samples(make, inputs)
-    samples.where = f"{DECODE}{path}"
-    return samples
+    where = f"{DECODE}{path}"
+    return of_taken(take(make(), inputs, where), where)

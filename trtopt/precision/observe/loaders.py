@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from trtopt.errors import TrtoptError, UsageError
 from trtopt.graph.artifact import InputSpec
 from trtopt.precision.observe.feeds import LABELS, SampleGroup, group, in_memory, open_arrays
 from trtopt.precision.observe.stream import hash_arrays
-from trtopt.support.files import TEMPORARY
+from trtopt.support.temporary import TemporaryFolder
 
 MOST_BYTES = 16 << 30
 """What is kept of a source at most: one that never ends must not fill the disk."""
@@ -45,7 +44,7 @@ class Taken:
     groups: tuple[SampleGroup, ...]
     sha256: str
     text: str = ""
-    folder: tempfile.TemporaryDirectory[str] | None = None
+    folder: TemporaryFolder | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def take(src: Any, inputs: Sequence[InputSpec], where: str, most: int | None = N
     Raises:
         UsageError: It cannot be iterated, fails, holds nothing or too much, or an item does not fit the inputs.
     """
-    folder = tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}samples-", ignore_cleanup_errors=True)
+    folder = TemporaryFolder("samples-")
     digest, groups, size, how = hashlib.sha256(), [], 0, ""
     for index, given in enumerate(itertools.islice(_items(src, where), most)):
         place = f"{where}, item {index}"

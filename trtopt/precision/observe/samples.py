@@ -39,7 +39,7 @@ Shapes = Mapping[str, Sequence[int]]
 """Shapes by input name."""
 
 Values = Mapping[str, InputValues]
-"""What integer and boolean inputs may hold, by name; see :func:`~trtopt.graph.input_values.input_values`."""
+"""What inputs may hold, by name; see :func:`~trtopt.graph.input_values.input_values`."""
 
 NO_VALUES: Values = MappingProxyType({})
 
@@ -157,7 +157,8 @@ def _random(
         return rng.integers(0, size, size=shape).astype(spec.dtype)
     if spec.dtype.kind in "iub":
         return rng.integers(0, 2, size=shape).astype(spec.dtype)
-    return rng.standard_normal(shape, dtype=np.float32).astype(spec.dtype)
+    made = rng.standard_normal(shape, dtype=np.float32)
+    return (made if values is None else made / np.float32(math.sqrt(values.size or 1))).astype(spec.dtype)
 
 
 _REMEDY = (
@@ -211,10 +212,11 @@ def open_samples(
         src = _script_object(where)
     elif text:
         return _open_path(Path(text), inputs, pictures)
-    return _of_taken(take_whole(src, inputs, where) if is_whole(src) else take(src, inputs, where, most), where)
+    return of_taken(take_whole(src, inputs, where) if is_whole(src) else take(src, inputs, where, most), where)
 
 
-def _of_taken(taken: Taken, where: str) -> Samples:
+def of_taken(taken: Taken, where: str) -> Samples:
+    """Samples that an iterable gave."""
     groups = taken.groups
     return Samples(lambda: iter(groups), where=where, sha256=taken.sha256, known=groups, taken=taken.text, kept=taken)
 
@@ -252,7 +254,7 @@ def _open_path(path: Path, inputs: Sequence[InputSpec], options: PictureOptions)
 
     if files[0].suffix == polygraphy.SUFFIX:
         taken = take((feed for file in files for feed in _saved_feeds(file)), inputs, str(path))
-        return _of_taken(replace(taken, text="", sha256=sha256), str(path))
+        return of_taken(replace(taken, text="", sha256=sha256), str(path))
     groups = tuple(_file_group(file, inputs) for file in files)
     return Samples(lambda: iter(groups), where=str(path), sha256=sha256, known=groups)
 

@@ -194,6 +194,50 @@ class SomeSamples(Samples):
         return self._whole.shapes()[self._chosen]
 
 
+class FilledSamples(Samples):
+    """Samples that are fed what others leave out: one of several sets of arrays, the first ones the first set."""
+
+    def __init__(self, others: Samples, sets: Sequence[Sample]) -> None:
+        self._others, self._sets = others, tuple(sets)
+        self.where, self.source, self.taken = others.where, others.source, others.taken
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (sample for sample, _ in self.with_rows())
+
+    def with_rows(self) -> Iterator[tuple[Sample, int]]:
+        """Yield the samples with a set in each, and how many of the caller's each holds."""
+        count = self.count or len(self._sets)  # what gets the same set stands together, so that it can be one batch
+        for index, (sample, rows) in enumerate(self._others.with_rows()):
+            yield {**sample, **self._sets[index * len(self._sets) // count % len(self._sets)]}, rows
+
+    def undivided(self) -> Samples:
+        """The same with each feed as one sample."""
+        return FilledSamples(self._others.undivided(), self._sets)
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples; None where only a pass over them tells."""
+        return self._others.count
+
+    @property
+    def labels(self) -> np.ndarray | Labels | None:
+        """Those of the others."""
+        return self._others.labels
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the others and of all sets."""
+        digest = hashlib.sha256(self._others.sha256.encode())
+        for arrays in self._sets:
+            hash_arrays(digest, arrays)
+        return digest.hexdigest()
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], ...]:
+        """Input shapes, sample by sample."""
+        own = {name: array.shape for name, array in self._sets[0].items()}
+        return tuple({**shapes, **own} for shapes in self._others.shapes())
+
+
 def hash_arrays(digest: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Add names, types, shapes and values to a digest of :mod:`hashlib`."""
     for name in sorted(arrays):

@@ -10,6 +10,7 @@ answers give equal results.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -258,6 +259,8 @@ def _front(times: Mapping[Mix, float], drops: Mapping[Mix, float]) -> list[Mix]:
 
 TASK = "search"
 MOST_EVALUATIONS = 40
+MOST_SECONDS = 120.0
+"""What a search may take before it only brings the budget within reach, and wins nothing back."""
 _MISSES = 6
 """Regions in a row that could not be won back, after which those that save less are not tried."""
 
@@ -271,6 +274,7 @@ def search_budget(
     *,
     narrow: Precision = Precision.FP16,
     most: int = MOST_EVALUATIONS,
+    seconds: float = MOST_SECONDS,
     on_event: OnEvent = ignore,
 ) -> SearchResult:
     """The fastest point within the budget, starting from every region in the type that saves most.
@@ -278,7 +282,7 @@ def search_budget(
     One evaluation where all that pays is within the budget. If even 16-bit everywhere is not, the closest point is
     returned after two, and ``reached`` is false.
     """
-    search = _Search(Trials(space, budget, oracle), most, on_event)
+    search = _Search(Trials(space, budget, oracle), most, seconds, on_event)
     start, sixteen = space.fastest(narrow), Mix(narrow)
     with search.task():
         if not search.try_point(start, "start"):
@@ -298,6 +302,7 @@ def search_auto(
     *,
     narrows: Sequence[Precision] = (Precision.FP16, Precision.BF16),
     most: int = MOST_EVALUATIONS,
+    seconds: float = MOST_SECONDS,
     on_event: OnEvent = ignore,
 ) -> SearchResult:
     """The fastest point within the budget over 16-bit types, 8-bit types and their mixes.
@@ -307,7 +312,7 @@ def search_auto(
     :func:`search_budget`. Mixes are made with the first of the 16-bit types that is within the budget: ``narrows`` are
     those of the target, the preferred one first. ``most`` evaluations are 7 or more.
     """
-    search = _Search(Trials(space, budget, oracle), most, on_event)
+    search = _Search(Trials(space, budget, oracle), most, seconds, on_event)
     with search.task():
         held = search.first_held([Mix(narrow) for narrow in narrows])
         narrow = held.narrow if held else narrows[0]
@@ -329,8 +334,10 @@ class _Search:
 
     trials: Trials
     most: int
+    seconds: float
     on_event: OnEvent
     errors: _Errors = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def task(self) -> Iterator[None]:
@@ -381,7 +388,7 @@ class _Search:
         def holds(number: int) -> bool:
             return self._try(state.moved(taken[:number]), "take fewer back", _regions(taken[:number]))
 
-        fewest(len(taken), holds, self._left)
+        fewest(len(taken), holds, self._has_time)
 
     def win_back(self, narrow: Precision) -> None:
         """From the point that holds and should be the fastest to faster ones, most microseconds first.
@@ -399,7 +406,7 @@ class _Search:
             ways = [move for move, _ in trials.space.ways_up(state) if move not in refused]
             least = min((self._error(move) for move in refused), default=math.inf)
             moves = _one_each(sorted(ways, key=lambda move: self._error(move) >= least))[:size]
-            if not moves or not self._left():
+            if not moves or not self._has_time():
                 return
             known = len(trials.tried)
             trial = state.moved(moves)
@@ -436,6 +443,12 @@ class _Search:
         if len(self.trials.tried) >= self.most:
             self.trials.stopped_early = True
         return not self.trials.stopped_early
+
+    def _has_time(self) -> bool:
+        """Whether another point may be evaluated though one within the budget is known."""
+        if time.monotonic() - self._began > self.seconds:
+            self.trials.stopped_early = True
+        return self._left()
 
     def _rank(self, mix: Mix) -> _Errors:
         self.trials.rankings += 1

@@ -93,12 +93,14 @@ class Evaluation:
             metric over few samples has plateaus. NaN counts as infinite.
         disagreement: 1 - top-1 agreement of the worst output that holds scores, which a floor bounds.
         noise: Noise power over signal power of the worst of the other outputs, likewise.
+        is_partial: Whether only as many samples were run as settle whether a budget holds.
     """
 
     drop: float
     error: float
     disagreement: float = 0.0
     noise: float = 0.0
+    is_partial: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("drop", "error", "disagreement", "noise"):
@@ -298,7 +300,8 @@ def _efficiency(error: float, microseconds: float) -> float:
 class Checkpoint:
     """An oracle that asks another one, and remembers in a file what it said.
 
-    Answers do not depend on the budget, so that a search with another one finds them again.
+    Answers do not depend on the budget, so that a search with another one finds them again; those that do, of a few
+    samples that settle it, are not kept.
 
     Attributes:
         key: A hash of what the answers depend on: the model and the samples, the metric, the regions with their nodes
@@ -324,12 +327,14 @@ class Checkpoint:
         self._from_file = set(self._known)
 
     def evaluate(self, mix: Mix) -> Evaluation:
-
-        def ask() -> list[float | None]:
+        if ("evaluate", mix) not in self._known:
             found = self.oracle.evaluate(mix)
-            return [_plain(item) for item in (found.drop, found.error, found.disagreement, found.noise)]
-
-        return Evaluation(*(_number(item) for item in self._answer("evaluate", mix, ask)))
+            if found.is_partial:
+                return found
+            self._add(
+                "evaluate", mix, [_plain(item) for item in (found.drop, found.error, found.disagreement, found.noise)]
+            )
+        return Evaluation(*(_number(item) for item in self._answer("evaluate", mix, list)))
 
     def time_us(self, mix: Mix) -> float:
         return _number(self._answer("time_us", mix, lambda: _plain(self.oracle.time_us(mix))))
@@ -346,9 +351,12 @@ class Checkpoint:
             self._from_file.remove(key)
             self.reused += 1
         if key not in self._known:
-            self._known[key] = ask()
-            self._lines.add({"ask": question, "narrow": mix.narrow, "types": mix.types, "answer": self._known[key]})
+            self._add(question, mix, ask())
         return self._known[key]
+
+    def _add(self, question: str, mix: Mix, answer: Any) -> None:
+        self._known[question, mix] = answer
+        self._lines.add({"ask": question, "narrow": mix.narrow, "types": mix.types, "answer": answer})
 
 
 def _answer_of(item: Mapping[str, Any]) -> tuple[tuple[str, Mix], Any] | None:

@@ -42,7 +42,6 @@ def html_page(view: View) -> str:
     Raises:
         MissingDependencyError: Jinja2 is not installed.
     """
-    check_html()
     parts = view.parts("page")
     has_graph = any(isinstance(block, Graph) for part in parts for block in part.blocks)
     has_plot = any(isinstance(block, Plot) for part in parts for block in part.blocks)
@@ -58,9 +57,11 @@ def html_page(view: View) -> str:
     return whole.strip() + "\n"
 
 
-def check_html() -> None:
-    """Raise :class:`MissingDependencyError` early, before any work, when Jinja2 is not installed."""
-    _jinja2()
+def check_html(page: object) -> None:
+    """Raise :class:`MissingDependencyError` early, before any work, where a page is asked for and Jinja2 is not
+    installed."""
+    if page is not None:
+        _jinja2()
 
 
 def _jinja2() -> Any:

@@ -133,11 +133,14 @@ class OutputAccuracy:
         cosine: Cosine similarity over all elements.
         max_abs: Largest absolute difference.
         top1_agreement: Share of samples and positions whose argmax over the last axis agrees; None when the output is
-            not class-like: floating point, [N, C] or [N, positions, C] without unit axes, C >= 2.
+            not class-like: floating point, [N, C] or [N, positions, C] without unit axes, C >= 2. Of a network with
+            states those that are not ``ties``; its states have none.
         nonfinite: Elements that are NaN or infinite in the output but finite in the reference.
         shapes_differ: Samples in which the output has another shape than the reference, as the boxes that
             NonMaxSuppression finds may; where there is one, the measures are nan.
         tolerance: Values beyond a tolerance; None where none was given.
+        ties: Of a network with states, samples and positions whose two best FP32 scores differ by less than 1 % of
+            their range.
     """
 
     sqnr_db: float
@@ -147,6 +150,7 @@ class OutputAccuracy:
     nonfinite: int = 0
     shapes_differ: int = 0
     tolerance: ToleranceRecord | None = None
+    ties: int = 0
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class SearchRecord:
         won_back: Regions that were taken back, and are in 8-bit again in the result.
         min_sqnr_db: The lowest SQNR of an output that is allowed; None for any.
         is_default_budget: Whether nobody gave the budget.
-        stopped_early: Whether the search ended at the most evaluations it may make.
+        stopped_early: Whether the search ended at the most evaluations it may make, or when its time was over.
         own_qdq: Whether the model's own Q/DQ is in every point: 16-bit is what the rest has then.
         resumed: Answers taken from the journal of an earlier run: evaluations, rankings and prices.
         floor_agreement: The least top-1 agreement of outputs that hold scores; None for any.

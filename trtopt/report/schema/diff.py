@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtopt.config.budget import ROUNDING
+from trtopt.report.schema.layers import NodeName
+from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.sweep import Failure
 from trtopt.support.json_text import plain
 
@@ -61,8 +64,8 @@ class RegionDiff:
     us: tuple[float, float]
 
 
-@dataclass(frozen=True)
-class DiffReport:
+@dataclass(frozen=True, repr=False)
+class DiffReport(Shown):
     """Two compilers, one model.
 
     Attributes:
@@ -74,7 +77,11 @@ class DiffReport:
         changes: Every region that differs, the one that became slower by most first.
         max_slowdown: How much slower, as a share, the second may be; None for any.
         notes: What else differs and may explain it.
+        names: The modules of the nodes, by the nodes' names.
     """
+
+    VIEW = "report.text.diff:view"
+    ROWS = "changes"
 
     model: dict[str, str]
     gpu: str
@@ -84,6 +91,7 @@ class DiffReport:
     changes: tuple[RegionDiff, ...] = ()
     max_slowdown: float | None = None
     notes: tuple[str, ...] = ()
+    names: Mapping[str, NodeName] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property

@@ -316,19 +316,22 @@ class Figure:
     after: str
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """Two reports of one kind, of one network. Times are measured in profiles, predicted in others.
 
     Attributes:
         before: The one compared against.
         after: The other.
-        regions: What became of the layers, the largest difference of time first; none of sweeps.
+        regions: What became of the layers, the largest difference of time first; none of sweeps and sensitivity.
         warnings: What limits the comparison: other devices, other ways of timing, layers without nodes.
-        of: ``builds``, ``analyses``, ``profiles`` or ``sweeps``.
-        figures: What else differs; of a sweep, its jobs.
+        of: ``builds``, ``analyses``, ``profiles``, ``sweeps`` or ``sensitivity reports``.
+        figures: What else differs; of a sweep its jobs, of sensitivity its regions.
         names: The modules of the nodes, by the nodes' names.
     """
+
+    VIEW = "report.text.profile:comparison_view"
+    ROWS = "regions"
 
     before: Profiled
     after: Profiled

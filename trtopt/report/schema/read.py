@@ -19,7 +19,7 @@ import msgspec
 
 from trtopt.errors import UsageError
 from trtopt.hardware.spec import GpuCalibration
-from trtopt.report.schema import analysis, build, profile, sweep
+from trtopt.report.schema import analysis, build, diff, profile, sensitivity, sweep
 from trtopt.report.schema.decisions import CurvePoint, ParetoPoint, SearchRecord, SearchStep, SparsityBudget
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost
@@ -32,13 +32,25 @@ LARGEST_BYTES = 256 << 20
 _LONGEST_US = 1e12
 """Of a layer: more than a week."""
 
-Report = build.BuildReport | analysis.Analysis | profile.ProfileReport | sweep.SweepReport
+_MOST_DB = 1e3
+"""Of an SQNR: doubles end at 3076 dB."""
+
+Report = (
+    build.BuildReport
+    | analysis.Analysis
+    | profile.ProfileReport
+    | sweep.SweepReport
+    | sensitivity.Sensitivity
+    | diff.DiffReport
+)
 
 _KINDS: dict[str, type[Report]] = {
     build.SCHEMA: build.BuildReport,
     analysis.SCHEMA: analysis.Analysis,
     profile.SCHEMA: profile.ProfileReport,
     sweep.SCHEMA: sweep.SweepReport,
+    sensitivity.SCHEMA: sensitivity.Sensitivity,
+    diff.SCHEMA: diff.DiffReport,
 }
 
 _NOT_FINITE: dict[type, float] = {
@@ -53,6 +65,8 @@ _NOT_FINITE: dict[type, float] = {
     SearchRecord: math.inf,
     CurvePoint: math.inf,
     SparsityBudget: math.inf,
+    sensitivity.OutputError: math.inf,
+    sensitivity.GrowthStep: math.inf,
 }
 """What null stands for in a number of these records: JSON has no word for what is not finite."""
 
@@ -99,12 +113,13 @@ _T = TypeVar("_T")
 
 
 def read_report(path: Path) -> Report:
-    """Read ``trtopt.build/1``, ``trtopt.analysis/1``, ``trtopt.profile/1`` or ``trtopt.sweep/1``.
+    """Read what a command wrote with ``--report``: ``trtopt.build/1``, ``analysis``, ``profile``, ``sweep``,
+    ``sensitivity`` or ``diff``.
 
     Raises:
         UsageError: The file cannot be read, is no JSON, is another kind of report, or has a wrong or missing field.
     """
-    remedy = "give what `trtopt build`, `optimize`, `analyze`, `profile` or `sweep` wrote with --report"
+    remedy = "give what `trtopt build`, `analyze`, `profile`, `sensitivity`, `sweep` or `diff` wrote with --report"
     return _read(path, _KINDS, "of another kind", remedy)
 
 
@@ -175,8 +190,10 @@ def _read(path: Path, kinds: Mapping[str, type[_T]], other: str, remedy: str) ->
             if not 0 <= layer.measured_us < _LONGEST_US:
                 raise _wrong_field(f"{layer.measured_us} is no time - at `$.layers[{index}].measured_us`", path)
         _check_rows([layer.predicted for layer in found.layers if layer.predicted is not None], path)
-    if isinstance(found, (build.BuildReport, analysis.Analysis)):
+    if isinstance(found, (build.BuildReport, analysis.Analysis, sensitivity.Sensitivity)):
         converted(found.model, _Model, path)
+    if isinstance(found, sensitivity.Sensitivity):
+        _check_sensitivity(found, path)
     if isinstance(found, (build.BuildReport, analysis.Analysis)) and found.gpu is not None:
         converted(found.gpu, _Calibrated, path)
     if isinstance(found, analysis.Analysis):
@@ -208,6 +225,18 @@ def _check_sweep(report: sweep.SweepReport, path: Path) -> None:
         keys.add(row.key)
     if wrong:
         raise _wrong_field(wrong, path)
+
+
+def _check_sensitivity(report: sensitivity.Sensitivity, path: Path) -> None:
+    """Check what shares and bars are computed of."""
+    for place, item in [("together", report.together), *((f"regions[{i}]", r) for i, r in enumerate(report.regions))]:
+        if (place != "together" and not item.nodes) or not item.outputs:
+            raise _wrong_field(f"a region has no node or no output - at `$.{place}`", path)
+        if not all(found.noise_to_signal >= 0 for found in item.outputs.values()):
+            raise _wrong_field(f"the power of noise is negative - at `$.{place}`", path)
+    for index, step in enumerate(report.growth):
+        if any(_MOST_DB < abs(value) < math.inf for value in (step.input_sqnr_db, step.output_sqnr_db)):
+            raise _wrong_field(f"a figure is too large - at `$.growth[{index}]`", path)
 
 
 def _is_possible(row: sweep.SweepRow) -> bool:
@@ -251,6 +280,10 @@ def with_infinities(value: Any, kind: Any) -> Any:
             lost = {key: _NOT_FINITE[kind] for key, item in found.items() if item is None and hints.get(key) is float}
             if kind is build.OutputAccuracy and "sqnr_db" in lost and found.get("max_abs") == 0:
                 lost["sqnr_db"] = math.inf  # equal
+            if kind is sensitivity.OutputError and "sqnr_db" in lost and found.get("noise_to_signal") is None:
+                lost["sqnr_db"] = -math.inf
+            if kind is sensitivity.GrowthStep and "added" in lost and "output_sqnr_db" in lost:
+                lost["output_sqnr_db"] = -math.inf  # what it adds would be finite if it were equal
             found.update(lost)
         return found
     arguments = [item for item in typing.get_args(kind) if item not in (type(None), ...)]

@@ -21,9 +21,14 @@ class Shown:
     VIEW: ClassVar[str]
     ROWS: ClassVar[str]
 
-    def _view(self) -> Any:
+    def view(self) -> Any:
+        """What its forms show: a :class:`trtopt.report.text.blocks.View`."""
         module, _, function = self.VIEW.partition(":")
         return getattr(_trtopt(module), function)(self)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         """As a terminal shows it."""
@@ -31,19 +36,19 @@ class Shown:
 
     def __repr__(self) -> str:
         """One line: what it is and its headline."""
-        return f"<{type(self).__name__}: {self._view().head.text}>"
+        return f"<{type(self).__name__}: {self.view().head.text}>"
 
     def _repr_html_(self) -> str:
         """As a notebook shows it: what a terminal shows, in colours."""
         return self._printed(html=True)
 
     def to_html(self) -> str:
-        """A page of its own, of about 5 MB, which loads nothing else.
+        """A page of its own, of at most about 2 MB, which loads nothing else.
 
         Raises:
             MissingDependencyError: plotly or Jinja2 is not installed.
         """
-        return str(_trtopt("report.html.page").html_page(self._view()))
+        return str(_trtopt("report.html.page").html_page(self.view()))
 
     def to_dataframe(self) -> Any:
         """Its rows, layers, regions, jobs or gates, as a ``pandas.DataFrame``: a column for each field.
@@ -64,7 +69,7 @@ class Shown:
             UsageError: The report has no such plot.
             MissingDependencyError: plotly is not installed.
         """
-        parts = self._view().parts("page")
+        parts = self.view().parts("page")
         plots = {block.name: block for part in parts for block in part.blocks if hasattr(block, "figure")}
         if not plots or (name and name not in plots):
             remedy = f"choose one of {', '.join(plots)}" if plots else "look at trtopt.analyze of the model"
@@ -77,7 +82,7 @@ class Shown:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=_WIDTH, record=html, emoji=False, markup=False, highlight=False)
-        console.print(self._view())
+        console.print(self.view())
         if html:
             frame = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.2">{code}</pre>'
             return console.export_html(inline_styles=True, code_format=frame)

@@ -8,27 +8,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trtopt.report.schema.analysis import Analysis
-from trtopt.report.schema.build import BuildReport, EngineRecord, layer_dicts
-from trtopt.report.schema.diff import DiffReport
-from trtopt.report.schema.profile import ProfileReport
-from trtopt.report.schema.sensitivity import Sensitivity
-from trtopt.report.schema.sweep import SweepReport
+from trtopt.report.schema.build import EngineRecord, layer_dicts
+from trtopt.report.schema.shown import Shown
 from trtopt.support.files import atomic_write
 from trtopt.support.version import VERSION
 
 LAYERS_SCHEMA = "trtopt.layers/1"
 
 
-def write_report(
-    report: BuildReport | Analysis | Sensitivity | ProfileReport | SweepReport | DiffReport, path: Path
-) -> None:
+def write_report(report: Shown, path: Path) -> None:
     """Write a report as JSON of its schema, whole or not at all.
 
     Raises:
         UsageError: The file cannot be written.
     """
-    _write(report.to_json_dict(), path)
+    atomic_write(path, json_form(report.to_json_dict()))
 
 
 def write_layers(engine: EngineRecord, path: Path) -> None:
@@ -37,11 +31,12 @@ def write_layers(engine: EngineRecord, path: Path) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
-    _write({"schema": LAYERS_SCHEMA, "backend": engine.backend, "layers": layer_dicts(engine)}, path)
+    atomic_write(path, json_form({"schema": LAYERS_SCHEMA, "backend": engine.backend, "layers": layer_dicts(engine)}))
 
 
-def _write(value: dict[str, Any], path: Path) -> None:
-    atomic_write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+def json_form(value: dict[str, Any]) -> str:
+    """A report as the text of its file."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 _PACKAGES = (

@@ -43,7 +43,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import graph_note, layer_table
+from trtopt.report.text.layers import graph_note, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
 from trtopt.report.text.words import (
@@ -84,7 +84,7 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         Section("Findings", found),
         Section("Layers as a graph", _graph(analysis, labels), "page"),
         Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs, labels), "page"),
-        Section("Slowest layers", _layers(analysis, labels)),
+        Section("Slowest layers", layers_blocks(analysis.layers, totals.predicted_us, labels)),
         Section("Limit", tuple(limit_blocks(analysis.limit, analysis.layers, labels))),
         Section("2:4 sparsity", _sparsity(analysis, labels)),
         Section("Batch sweep", _batches(analysis)),
@@ -263,15 +263,6 @@ def _roofline(analysis: Analysis, gpu: GpuSpec, l2_bandwidth_gbs: float | None, 
         notes.append(f"{count(unplaced, 'layer')} without arithmetic cannot be drawn.")
     figure = functools.partial(plots.roofline, labels.rows(analysis.layers), gpu, analysis.precision, l2_bandwidth_gbs)
     return Note(" ".join(notes)), Plot("roofline", figure)
-
-
-def _layers(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
-    if not analysis.layers:
-        return ()
-    size = plots.group_size(len(analysis.layers))
-    note = [] if size == 1 else [Note(f"Each bar is {size} layers.")]
-    plot = Plot("order", lambda: plots.in_order(labels.rows(analysis.layers)))
-    return *note, plot, layer_table(analysis.layers, analysis.totals.predicted_us, labels)
 
 
 def _sparsity(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:

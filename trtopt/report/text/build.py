@@ -34,7 +34,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import graph_note, layer_table
+from trtopt.report.text.layers import graph_note, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
 from trtopt.report.text.verdict import AS_IS, advice, against_plain, failed, verdict
@@ -47,10 +47,11 @@ _MOSTLY = 0.8
 """Below this share of the flop in the type that was asked for, the report says so in a warning's colour."""
 
 
-def view(report: BuildReport, *, verbose: bool = False) -> View:
+def view(report: BuildReport, *, verbose: bool = False, page: str | None = None) -> View:
     """The report: a verdict, what changed against plain, what to do next, and where the time goes.
 
-    ``verbose`` adds all that was done, tried and refused, which a page has anyway.
+    ``verbose`` adds all that was done, tried and refused, which a page has anyway: ``page``, where one is written, else
+    that of the build.
     """
     loss, labels = loss_text(report), Labels(report.names)
     head, below = verdict(report)
@@ -72,7 +73,7 @@ def view(report: BuildReport, *, verbose: bool = False) -> View:
             *(Section(title, tuple(body)) for title, body in told),
             Section("Layers as a graph", _graph(report, labels), "page"),
             *(Section(title, tuple(body), "" if verbose else "page") for title, body in more),
-            *([] if verbose else [Section("", (line(_more_note(report)),), "text")]),
+            *([] if verbose else [Section("", (line(_more_note(page or report.config.get("html"))),), "text")]),
         ),
         name=f"{head.text}: build",
         warnings=report.warnings,
@@ -92,7 +93,7 @@ def _slowest(report: BuildReport, labels: Labels) -> list[Block]:
     found = report.analysis
     if found is None or not found.layers:
         return []
-    return [layer_table(found.layers, found.totals.predicted_us, labels, _MOST_LAYERS)]
+    return [*layers_blocks(found.layers, found.totals.predicted_us, labels, _MOST_LAYERS)]
 
 
 def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
@@ -420,9 +421,8 @@ def _groups(items: Iterable[tuple[str, str]], labels: Labels) -> list[Block]:
     return [pairs(rows), *([line(left)] if len(ordered) > _MOST_ROWS else [])]
 
 
-def _more_note(report: BuildReport) -> str:
+def _more_note(page: object) -> str:
     """Where the rest is shown."""
-    page = report.config.get("html")
     where = f"{visible(str(page))} has" if page else "--html FILE writes a page with"
     return f"--verbose adds every step, region and refusal; {where} all of it"
 

@@ -28,9 +28,13 @@ def headline(found: CheckReport) -> str:
 
 def about(checked: Checked) -> str:
     """What a report is of, in a line."""
+    return f"{_what(checked)} ({visible(checked.report)})"
+
+
+def _what(checked: Checked) -> str:
     name = checked.model.replace("\\", "/").rpartition("/")[2]
     parts = [name, checked.precision, f"on {checked.gpu}" if checked.gpu else "", checked.backend]
-    return f"{', '.join(visible(part) for part in parts if part)} ({visible(checked.report)})"
+    return ", ".join(visible(part) for part in parts if part)
 
 
 def gate_table(found: CheckReport) -> Table:
@@ -118,7 +122,8 @@ def view(found: CheckReport) -> View:
             )
             parts.append(Section(f"{gate.verdict.capitalize()}: {visible(gate.title)}", body))
     parts.append(Section("Notes", bullets(found.notes)))
-    return View(Line(headline(found), "bad" if found.failed else "good"), (), tuple(parts), kind="trtopt check")
+    head, name = Line(headline(found), "bad" if found.failed else "good"), f"{_what(found.subject)}: check"
+    return View(head, (), tuple(parts), kind="trtopt check", name=name)
 
 
 def engine_view(manifest: Manifest, *, key: str | None) -> View:

@@ -338,7 +338,7 @@ def _work(record: SearchRecord) -> str:
     text = f"{count(record.evaluations, 'evaluation')}, {count(record.rankings, 'ranking')}"
     if record.resumed:
         text += f"; {count(record.resumed, 'answer')} from an earlier run"
-    return text + ("; stopped at the most evaluations it makes" if record.stopped_early else "")
+    return text + ("; stopped at the most evaluations or seconds that it takes" if record.stopped_early else "")
 
 
 def _steps(record: SearchRecord) -> Table:

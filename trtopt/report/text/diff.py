@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from trtopt.report.schema.diff import DiffReport, DiffSide, RegionDiff
-from trtopt.report.text.blocks import Block, Line, Names, Section, Table, View, bullets, table
+from trtopt.report.text.blocks import Block, Inline, Line, Section, Table, View, bullets, table
 from trtopt.report.text.format import bytes_text, count, percent, time_text, visible
+from trtopt.report.text.names import Labels
 
 _MOST = 20
+_TITLES = {
+    **{"Fuses no more": "parted", "Fuses now": "joined", "Fuses with others now": "parted"},
+    **{"More kernels": "", "Fewer kernels": "", "Other bytes, types or times": ""},
+}
+"""The kinds of regions, and the field with the nodes that each is about; empty where it is about all."""
+_HEADS = {
+    "parted": ("node", "which shared a kernel with"),
+    "joined": ("node", "shares a kernel with"),
+    "": ("nodes",),
+}
 
 
 def view(found: DiffReport) -> View:
     """The verdict, the two sides, and what changed by node."""
+    labels = Labels(found.names)
     sections = (
         Section("", (_sides(found),)),
         Section("Refused", bullets([_refusal(side) for side in (found.before, found.after) if side.failure])),
-        Section(
-            "Fuses no more", _regions([item for item in found.changes if item.parted and not item.joined], "parted")
+        *(
+            Section(title, _regions([item for item in found.changes if _title(item) == title], which, labels))
+            for title, which in _TITLES.items()
         ),
-        Section("Fuses now", _regions([item for item in found.changes if item.joined and not item.parted], "joined")),
-        Section("Fuses with others now", _regions([i for i in found.changes if i.parted and i.joined], "parted")),
-        Section("More kernels", _others(found.changes, lambda more: more > 0)),
-        Section("Fewer kernels", _others(found.changes, lambda more: more < 0)),
-        Section("Other bytes, types or times", _others(found.changes, lambda more: more == 0)),
         Section("Notes", bullets(found.notes)),
     )
     return View(Line(headline(found), "bad" if found.is_failed else "good"), (), sections, kind="trtopt diff")
@@ -31,7 +39,9 @@ def view(found: DiffReport) -> View:
 
 def headline(found: DiffReport) -> str:
     """By how much the second is slower or faster, or that one refuses the model."""
-    names = f"{visible(called(found.after))} against {visible(called(found.before))}"
+    sides = found.after, found.before
+    differ = called(found.after) != called(found.before)
+    names = " against ".join(visible(called(side) if differ else side.name) for side in sides)
     failed = [side for side in (found.before, found.after) if side.failure is not None]
     if failed:
         return f"{names}: {' and '.join(visible(called(side)) for side in failed)} made no engine"
@@ -68,32 +78,25 @@ def _refusal(side: DiffSide) -> str:
     return f"{visible(called(side))}: {visible(side.failure.what)}, at {visible(side.failure.where)}"
 
 
-def _regions(items: Sequence[RegionDiff], which: str) -> tuple[Block, ...]:
-    rows = []
+def _title(item: RegionDiff) -> str:
+    """Under which title a region stands."""
+    if item.parted or item.joined:
+        fused = "Fuses no more" if item.parted else "Fuses now"
+        return "Fuses with others now" if item.parted and item.joined else fused
+    more = len(item.kernels[1]) - len(item.kernels[0])
+    return "More kernels" if more > 0 else "Fewer kernels" if more else "Other bytes, types or times"
+
+
+def _regions(items: Sequence[RegionDiff], which: str, labels: Labels) -> tuple[Block, ...]:
+    """The regions of a title; beside the nodes that parted or joined (``which``) those they did so from."""
+    rows: list[tuple[Inline, ...]] = []
     for item in items:
-        own: tuple[str, ...] = getattr(item, which)
-        rest = tuple(name for name in item.nodes if name not in own)
-        rows.append((Names(own), Names(rest), *_figures(item)))
-    heads = ("node", "which shared a kernel with" if which == "parted" else "shares a kernel with")
-    return _table(heads, rows)
-
-
-def _others(changes: Sequence[RegionDiff], belongs: Callable[[int], bool]) -> tuple[Block, ...]:
-    """Of the regions in which no node parted or joined, those with so many kernels more."""
-    rows = [
-        (Names(item.nodes), *_figures(item))
-        for item in changes
-        if not item.parted and not item.joined and belongs(len(item.kernels[1]) - len(item.kernels[0]))
-    ]
-    return _table(("nodes",), rows)
-
-
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> tuple[Block, ...]:
-    if not rows:
-        return ()
-    heads = (*heads, "kernels", "copies", "type", "bytes", "time")
-    right = tuple(range(len(heads) - 5, len(heads)))
-    return (table(heads, rows, right=right, most=_MOST, noun="place"),)  # type: ignore[arg-type]
+        own: tuple[str, ...] = getattr(item, which) if which else item.nodes
+        rest = [labels.each(name for name in item.nodes if name not in own)] if which else []
+        rows.append((labels.each(own), *rest, *_figures(item)))
+    heads = (*_HEADS[which], "kernels", "copies", "type", "bytes", "time")
+    right = range(len(heads) - 5, len(heads))
+    return (table(heads, rows, right=right, most=_MOST, noun="place"),) if rows else ()
 
 
 def _figures(item: RegionDiff) -> tuple[str, ...]:

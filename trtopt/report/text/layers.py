@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trtopt.report.html import plots
 from trtopt.report.schema.analysis import LayerRow, range_of_rows
-from trtopt.report.text.blocks import Cell, Column, Inline, Name, Table, numbers, sum_of
+from trtopt.report.text.blocks import Block, Cell, Column, Inline, Name, Note, Plot, Table, numbers, sum_of
 from trtopt.report.text.format import bytes_text, count, flop_text, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
 from trtopt.report.text.words import product_text, tile_text
@@ -13,6 +14,18 @@ from trtopt.report.text.words import product_text, tile_text
 _MOST_ROWS = 12
 _TIME = 3
 """The column that the rows are sorted by."""
+
+
+def layers_blocks(
+    rows: Sequence[LayerRow], total_us: float, labels: Labels, most: int = _MOST_ROWS
+) -> tuple[Block, ...]:
+    """The layers as a plot in their order, and as :func:`layer_table`; nothing without layers."""
+    if not rows:
+        return ()
+    size = plots.group_size(len(rows))
+    note = [] if size == 1 else [Note(f"Each bar is {size} layers.")]
+    plot = Plot("order", lambda: plots.in_order(labels.rows(rows)))
+    return *note, plot, layer_table(rows, total_us, labels, most)
 
 
 def layer_table(rows: Sequence[LayerRow], total_us: float, labels: Labels, most: int = _MOST_ROWS) -> Table:

@@ -11,6 +11,7 @@ from trtopt.report.html import plots
 from trtopt.report.html.plots import MOST_POINTS
 from trtopt.report.html.profile import layer_data
 from trtopt.report.html.profile_graph import without_tensors
+from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.profile import (
     Change,
     ComparedRegion,
@@ -63,10 +64,13 @@ def view(report: ProfileReport) -> View:
     note = graph_note(len(report.layers), sum(map(without_tensors, report.layers)))
     data = functools.partial(layer_data, report.layers)
     graph: tuple[Block, ...] = (Note(note), Graph(data)) if report.layers else (line("None."),)
+    named_layers = [layer for layer in report.layers if layer.modules]
+    modules = {node: NodeName(layer.modules[0], "") for layer in named_layers for node in layer.onnx_nodes}
+    found = Labels(modules).found(report.findings)
     sections = (
         Section("Time", (_totals(report), *calibrated)),
         Section("Conditions", (pairs(conditions),) if conditions else (), "text"),
-        Section("Findings", (Findings(report.findings, report.totals.measured_us, _NOTE),) if report.findings else ()),
+        Section("Findings", (Findings(found, report.totals.measured_us, _NOTE),) if found else ()),
         Section("Layers as a graph", graph, "page"),
         Section("Measured and predicted", _scatter(report.layers), "page"),
         Section("Roofline", _roofline(report), "page"),
@@ -231,13 +235,16 @@ def comparison_view(found: Comparison) -> View:
     """The comparison: both sides, and what changed."""
     regions = changed(found.regions)
     head = ("", "before", "after")
-    figures = table(head, [(visible(item.name), visible(item.before), visible(item.after)) for item in found.figures])
+    rows = [(Name(item.name), visible(item.before), visible(item.after)) for item in found.figures]
+    figures = table(head, rows, most=_MOST_REGIONS, noun="figure")
     changes: tuple[Block, ...] = (_regions(regions, Labels(found.names)),) if regions else (line("Nothing."),)
-    is_sweep = found.of == "sweeps"
+    has_layers = found.of not in ("sweeps", "sensitivity reports")
+    files = (pairs([("before", visible(found.before.report)), ("after", visible(found.after.report))]),)
     sections = (
-        Section("Time", () if is_sweep else (pairs(_compared(found)),)),
-        Section("What differs", (figures,) if found.figures else (line("Nothing."),) if is_sweep else ()),
-        Section("What changed, the most time first", () if is_sweep else changes),
+        Section("", () if has_layers else files),
+        Section("Time", (pairs(_compared(found)),) if has_layers else ()),
+        Section("What differs", (figures,) if found.figures else () if has_layers else (line("Nothing."),)),
+        Section("What changed, the most time first", changes if has_layers else ()),
     )
     name = f"{visible(found.after.report)} against {visible(found.before.report)}"
     return View(line(f"Two {found.of} compared"), (), sections, name=name, warnings=found.warnings)

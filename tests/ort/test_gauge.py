@@ -1,0 +1,90 @@
+"""What a search is told of a point: on few samples where these settle it, and whether it holds with room to spare."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from trtopt.config.budget import AccuracyBudget, Floor
+from trtopt.graph.artifact import InputSpec
+from trtopt.pipeline import verify as verification
+from trtopt.pipeline.verify import Gauge, Verification
+from trtopt.precision.observe.samples import open_samples
+from trtopt.precision.observe.stream import FEW_ROWS
+from trtopt.support.ort_session import Feeds, OrtSession
+
+ROWS = 64
+SCORES = np.eye(10, dtype=np.float32)[np.arange(ROWS) % 10] + np.arange(ROWS, dtype=np.float32)[:, None] / ROWS
+"""The largest score of each row is 1 above all others; no two rows are equal."""
+
+
+def network(added: float) -> ir.Model:
+    """Scores as they come, the first larger by ``added``."""
+    row = ", ".join(str(value) for value in [added] + [0.0] * 9)
+    text = f"g (float[N,10] x) => (float[N,10] y) <float[10] b = {{{row}}}> {{ y = Add(x, b) }}"
+    return ir.from_onnx_text('<ir_version: 9, opset_import: ["" : 19]>\n' + text)
+
+
+def gauge(budget: AccuracyBudget, source: str = "eval") -> Gauge:
+    samples = open_samples({"x": SCORES}, [InputSpec("x", np.dtype(np.float32), ("N", 10))])
+    job = Verification(network(0.0), network(0.0), samples, source, None, tensors=False, floor=budget.floor)
+    return Gauge(job, budget)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every run of a network."""
+    found: list[int] = []
+
+    class Counted(OrtSession):
+        def run(self, feeds: Feeds) -> list[np.ndarray]:
+            found.append(len(feeds["x"]))
+            return super().run(feeds)
+
+    monkeypatch.setattr(verification, "OrtSession", Counted)
+    return found
+
+
+@pytest.mark.parametrize("added", [5.0, 0.0])
+def test_a_few_samples_settle_what_is_hopeless_and_what_is_exact(runs: list[int], added: float) -> None:
+    """An answer in ten differs too often: of the 64 samples one may not differ where 1 % is allowed."""
+    judge = gauge(AccuracyBudget(0.01))
+    found = judge.evaluate(network(added))
+    assert found.is_partial and judge.budget().holds(found) == (added == 0)
+    assert sum(runs) == 2 * FEW_ROWS
+
+
+def test_what_is_in_doubt_runs_on_all_samples_and_is_known_then(runs: list[int]) -> None:
+    judge, near = gauge(AccuracyBudget(0.01)), network(0.1)
+    found = judge.evaluate(near)
+    assert not found.is_partial and judge.budget().holds(found) and sum(runs) == 2 * ROWS
+    assert judge.known(near) is not None and judge.evaluate(near) == found and sum(runs) == 2 * ROWS
+
+
+def test_random_data_is_run_on_a_few_samples_and_says_nothing_of_the_others(runs: list[int]) -> None:
+    judge = gauge(AccuracyBudget(0.01), "synthetic")
+    judge.evaluate(network(0.1))
+    assert sum(runs) == 2 * FEW_ROWS and judge.known(network(0.1)) is None
+
+
+@pytest.mark.parametrize(("added", "holds"), [(0.02, True), (0.1, False), (2.0, False)])
+def test_it_holds_clearly_where_ten_times_the_noise_would_hold(added: float, holds: bool) -> None:
+    """The signal to noise is 40 dB, 27 dB and 1 dB."""
+    assert gauge(AccuracyBudget(floor=Floor(0.98, 20.0))).holds_clearly(network(added)) == holds
+
+
+def test_it_does_not_hold_clearly_where_samples_beyond_the_few_are_wrong() -> None:
+    """Of 64 rows the few are every fourth; of others the two largest scores are capped to one."""
+    rows = SCORES.copy()
+    rows[1::4] = [2.6, 3.0] + [0.0] * 8
+    text = "g (float[N,10] x) => (float[N,10] y) <float m = {2.5}> { y = Min(x, m) }"
+    capped = ir.from_onnx_text('<ir_version: 9, opset_import: ["" : 19]>\n' + text)
+
+    def holds(some: np.ndarray) -> bool:
+        samples = open_samples({"x": some}, [InputSpec("x", np.dtype(np.float32), ("N", 10))])
+        job = Verification(network(0.0), capped, samples, "eval", None, tensors=False)
+        return Gauge(job, AccuracyBudget(0.01)).holds_clearly(capped)
+
+    assert not holds(rows)
+    assert holds(rows[::4])
