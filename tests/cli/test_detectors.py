@@ -29,10 +29,9 @@ def commands(page: str) -> list[list[str]]:
     return [line.split()[1:] for block in blocks for line in block.splitlines() if line.startswith("trtopt ")]
 
 
-def save_detector(path: Path, side: int, end: str = "") -> None:
+def save_detector(path: Path, side: int, end: str = "", outputs: str = "float[1, 6, C] found") -> None:
     """A network that finds red and green cells of 16 pixels: boxes and two scores, as YOLO v8 writes them."""
     cells = side // CELL
-    outputs = "float[1, 6, C] found" if not end else "float[1, C, 4] boxes, float[1, 2, C] marks, int64[F, 3] chosen"
     proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 17]>
         g (float[1, 3, {side}, {side}] images) => ({outputs}) {{
             bright = Conv <strides = [{CELL}, {CELL}]> (images, weight, bias)
@@ -50,6 +49,8 @@ def save_detector(path: Path, side: int, end: str = "") -> None:
         "two_rows": np.array([1, 2, -1]),
         "places": np.stack([columns, rows, whole, whole])[None].astype(np.float32),
         "parts": np.array([4, 2]),
+        "last": np.array([-1]),
+        "half": np.array([0.5], np.float32),
         "most": np.array([20]),
         "iou": np.array([0.5], np.float32),
         "least": np.array([0.5], np.float32),
@@ -63,6 +64,21 @@ INDICES = """
     coded, marks = Split <axis = 1> (found, parts) boxes = Transpose <perm = [0, 2, 1]> (coded)
     chosen = NonMaxSuppression <center_point_box = 1> (boxes, marks, most, iou, least)
 """
+
+
+INDEXED = "float[1, C, 4] boxes, float[1, 2, C] marks, int64[F, 3] chosen"
+
+BEST = """
+    coded, marks = Split <axis = 1> (found, parts) best = ReduceMax <axes = [1], keepdims = 0> (marks)
+    score, place = TopK <axis = 1> (best, most) names = ArgMax <axis = 1, keepdims = 0> (marks)
+    boxes = Transpose <perm = [0, 2, 1]> (coded) rows = Unsqueeze (place, last)
+    chosen_boxes = GatherND <batch_dims = 1> (boxes, rows) middle, sides = Split <axis = 2> (chosen_boxes)
+    half_sides = Mul (sides, half) low = Sub (middle, half_sides) high = Add (middle, half_sides)
+    label = GatherElements <axis = 1> (names, place) number = Cast <to = 1> (label)
+    score_column = Unsqueeze (score, last) class_column = Unsqueeze (number, last)
+    rows_found = Concat <axis = 2> (low, high, score_column, class_column)
+"""
+"""The best twenty, as YOLO v10 writes them."""
 
 
 def save_pictures(folder: Path, side: int) -> None:
@@ -84,11 +100,18 @@ def save_pictures(folder: Path, side: int) -> None:
     (folder / "instances.json").write_text(json.dumps(labels, default=int))
 
 
-@pytest.mark.parametrize(("end", "form", "host"), [("", "yolov8", None), (INDICES, "nms", ["boxes", "marks"])])
+@pytest.mark.parametrize(
+    ("end", "form", "host"),
+    [
+        (("",), "yolov8", None),
+        ((INDICES, INDEXED), "nms", ["boxes", "marks"]),
+        ((BEST, "float[1, 20, 6] rows_found"), "yolov10", None),
+    ],
+)
 def test_the_command_of_the_page_finds_the_form_and_keeps_the_figure(
-    trtopt: Run, tmp_path: Path, end: str, form: str, host: list[str] | None
+    trtopt: Run, tmp_path: Path, end: tuple[str, ...], form: str, host: list[str] | None
 ) -> None:
-    save_detector(tmp_path / "model.onnx", 96, end)
+    save_detector(tmp_path / "model.onnx", 96, *end)
     save_pictures(tmp_path, 96)
     (command,) = commands("detectors.md")
     done = trtopt(*command, "--report", "r.json")
@@ -99,6 +122,7 @@ def test_the_command_of_the_page_finds_the_form_and_keeps_the_figure(
     assert report["accuracy"]["metric"]["optimized"] == pytest.approx(1.0)
     between = None if report["host"] is None else [item["name"] for item in report["host"]["between"]]
     assert between == host
+    assert report["accuracy"]["selections"] == {"nms": ["chosen"], "yolov10": ["rows_found"]}.get(form, [])
     assert (tmp_path / "model.rtx.engine").is_file()
 
 

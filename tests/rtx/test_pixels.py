@@ -15,15 +15,16 @@ import trtopt
 pytest.importorskip("tensorrt_rtx", reason="needs TensorRT for RTX")
 
 
-def stem(folder: Path) -> Path:
+def stem(folder: Path, channels: int) -> Path:
     """The first layers of a ResNet."""
-    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 64, 64] x) => (y) {
+    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+      g (float[N, {channels}, 64, 64] x) => (y) {{
         a = Conv <pads = [3, 3, 3, 3], strides = [2, 2]> (x, w) r = Relu (a)
         p = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (r)
         b = Conv <pads = [1, 1, 1, 1]> (p, v) s = Relu (b) y = GlobalAveragePool (s)
-    }""")
+      }}""")
     rng = np.random.default_rng(0)
-    for name, shape in (("w", (32, 3, 7, 7)), ("v", (32, 32, 3, 3))):
+    for name, shape in (("w", (32, channels, 7, 7)), ("v", (32, 32, 3, 3))):
         proto.graph.initializer.append(
             onnx.numpy_helper.from_array((rng.standard_normal(shape) / 12).astype(np.float32), name)
         )
@@ -31,15 +32,19 @@ def stem(folder: Path) -> Path:
     return folder / "m.onnx"
 
 
-@pytest.mark.parametrize("text", ["imagenet,crop=64", "yolo,letterbox=64,color=bgr"])
+@pytest.mark.parametrize(
+    ("text", "channels"),
+    [("imagenet,crop=64", 3), ("yolo,letterbox=64,color=bgr", 3), ("mean=0.1307,std=0.3081,crop=64", 1)],
+)
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_bytes_cost_no_kernel(text: str, precision: str, tmp_path: Path) -> None:
-    path = stem(tmp_path)
+def test_bytes_cost_no_kernel(text: str, channels: int, precision: str, tmp_path: Path) -> None:
+    """In colour, blue first, and gray; the first convolution pads with zeros, not with the mean."""
+    path = stem(tmp_path, channels)
     options: dict[str, Any] = {"precision": precision, "gpu": "L4", "recipes": "none"}
-    floats = trtopt.build(path, opt_shapes=[{"x": (2, 3, 64, 64)}], **options)
-    pixels = np.random.default_rng(1).integers(0, 256, (4, 64, 64, 3), np.uint8)
+    floats = trtopt.build(path, opt_shapes=[{"x": (2, channels, 64, 64)}], **options)
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 64, 64, channels), np.uint8)
     how: dict[str, Any] = {"preprocess": text, "preprocess_in_engine": True, "calib": {"x": pixels}}
-    bytes_ = trtopt.build(path, opt_shapes=[{"x": (2, 64, 64, 3)}], **how, **options)
+    bytes_ = trtopt.build(path, opt_shapes=[{"x": (2, 64, 64, channels)}], **how, **options)
     assert floats.shipped is not None and bytes_.shipped is not None and bytes_.accuracy is not None
     assert bytes_.shipped.kernels <= floats.shipped.kernels + 1
     assert bytes_.shipped.bytes < floats.shipped.bytes

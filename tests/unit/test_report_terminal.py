@@ -13,7 +13,15 @@ from rich.console import Console
 from trtopt.cli.build import make_parser, parse_arguments
 from trtopt.cli.options import config_from
 from trtopt.config import BuildConfig
-from trtopt.report.schema.build import Achieved, BuildReport, CalibrationRecord, KeptNode, PrecisionRecord
+from trtopt.report.schema.build import (
+    AccuracyRecord,
+    Achieved,
+    BuildReport,
+    CalibrationRecord,
+    KeptNode,
+    OutputAccuracy,
+    PrecisionRecord,
+)
 from trtopt.report.schema.decisions import BuilderTrial, GuardRecord
 from trtopt.report.schema.shipped import DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord, RewritingRecord, StepRecord
@@ -21,7 +29,7 @@ from trtopt.report.text.blocks import Command
 from trtopt.report.text.build import view
 from trtopt.report.text.command import build_line
 from trtopt.report.text.format import bytes_text, decibels, percent, seconds_text, some
-from trtopt.report.text.verdict import advice
+from trtopt.report.text.verdict import accuracy_texts, advice
 
 
 def _text(report: BuildReport, width: int = 100, *, verbose: bool = True) -> str:
@@ -125,6 +133,17 @@ def test_a_command_for_the_model_has_the_model_s_shapes_whatever_io_made_of_the_
     report = dataclasses.replace(full_report(engine=engine), model={"path": "m.onnx", "inputs": [image]})
     line = next(block.text for block in advice(report) if isinstance(block, Command) and "analyze" in block.text)
     assert "x:8x3x32x32" in shlex.split(line)
+
+
+def test_the_verdict_is_of_outputs_that_are_no_selection_and_says_what_one_alone_means() -> None:
+    rows, other = OutputAccuracy(4.8, 0.9, 300.0, None), OutputAccuracy(41.5, 1.0, 0.1, None)
+    record = AccuracyRecord(8, "eval", "onnx-only", {"rows": rows, "map": other}, selections=("rows",))
+    (text,) = accuracy_texts(dataclasses.replace(full_report(), accuracy=record))
+    assert "41.5 dB" in text and "4.8" not in text
+    alone = dataclasses.replace(full_report(), accuracy=dataclasses.replace(record, outputs={"rows": rows}))
+    text, why = accuracy_texts(alone)
+    assert "4.8 dB" in text and why.startswith("rows is a selection") and "--metric" in why
+    assert "behind a selection" in _section(alone, "Accuracy") and "rows" in _section(alone, "Accuracy")
 
 
 @pytest.mark.parametrize(

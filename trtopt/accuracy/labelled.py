@@ -222,11 +222,8 @@ def _picture(labels: Labels, index: int, size: tuple[int, ...], name: str, *, is
         height, width = size[0], size[1]
         if name == "miou":
             return placed.mask(labels, index, is_binary=is_binary)
-        target: np.ndarray = placed.target(labels, index, (height, width))[0]
-        return target
-    flat: np.ndarray = (
-        labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
-    )
+        return np.asarray(placed.target(labels, index, (height, width))[0])
+    flat = labels.reshape(-1, *labels.shape[2:]) if name == "psnr" and labels.ndim == len(size) + 4 else labels
     if index >= len(flat) or flat.ndim < 3:
         raise needs(name, "a mask or a picture for each sample", f"save them in the .npz under {LABELS}")
     found = np.asarray(flat[index])

@@ -212,6 +212,7 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
         host_outputs=computed,
         floor=_floor_record(job, outputs),
         notes=_notes(job, samples, outputs),
+        selections=tuple(name for name, holds in held_by(job.reference, outputs).items() if holds == "selection"),
     )
 
 

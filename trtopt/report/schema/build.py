@@ -197,6 +197,8 @@ class AccuracyRecord:
             metric could not be measured on it.
         floor: The least that outputs have to keep; None where nothing was asked.
         notes: What the reader has to know of the samples, a sentence each: their number's own noise, samples left out.
+        selections: Of ``outputs``, those behind a selection (TopK, boxes): the least rounding makes entries change
+            places, so that their SQNR says little.
     """
 
     samples: int
@@ -211,6 +213,7 @@ class AccuracyRecord:
     engine_metric: MetricRecord | None = None
     floor: FloorRecord | None = None
     notes: tuple[str, ...] = ()
+    selections: tuple[str, ...] = ()
 
     @property
     def product_metric(self) -> MetricRecord | None:

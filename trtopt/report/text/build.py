@@ -338,6 +338,9 @@ def _accuracy(report: BuildReport) -> list[Block]:
         *(line(note, "warn") for note in record.notes),
         _outputs("output", record.outputs),
     ]
+    if record.selections:
+        names = some(list(record.selections))
+        body.append(line(f"behind a selection, where the least rounding makes entries change places: {names}"))
     if record.floor is not None:
         body.append(line(f"floor: {floor_text(record.floor)}"))
     body += [line(text) for text in _tolerances(record.engine or record.outputs)]

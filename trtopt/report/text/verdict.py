@@ -164,12 +164,16 @@ def accuracy_texts(report: BuildReport) -> Iterator[str]:
         return
     outputs = found.outputs if found.engine is None else found.engine
     outputs = {name: item for name, item in outputs.items() if name not in found.host_outputs}
+    compared = {name: item for name, item in outputs.items() if name not in found.selections}
+    outputs = compared or outputs
     if not outputs:
         return
     name, worst = min(outputs.items(), key=lambda item: _order(item[1]))
     of = f"{some_names([name], 1)}, the worst of {len(outputs)} outputs: " if len(outputs) > 1 else ""
     agrees = "" if worst.top1_agreement is None else f"top-1 agrees on {percent(worst.top1_agreement)} of "
     yield f"{of}{agrees}{samples}{': ' if not agrees else ', '}{decibels(worst.sqnr_db)} SQNR against FP32"
+    if not compared:
+        yield f"{some_names([name], 1)} is a selection: the least rounding makes entries change places; give a --metric"
 
 
 def _order(item: OutputAccuracy) -> tuple[float, float]:
