@@ -325,3 +325,15 @@ def test_nan_in_the_reference_is_nobodys_fault() -> None:
     base = network(f"{ROWS} {{ a = Log(x) y = Mul(a, k) }}", {"k": np.float32(2)})
     trial = PlanRunner(base, X, 40.0)
     assert trial(PrecisionPlan(Precision.FP16, FP16)).is_allowed
+
+
+def test_what_only_later_samples_show_goes_back_too() -> None:
+    text = """(float[4,64] x, float[4,64] o) => (float[4,64] y, float[4,64] z) {
+        a = Add(x, k) m = ReduceMean(a, t) d = Sub(a, m) y = Relu(d)
+        b = Add(x, o) n = ReduceMean(b, t) e = Sub(b, n) z = Relu(e) }"""
+    base = network(text, {"k": np.float32(2000), "t": np.array([1])})
+    offsets = [np.zeros((4, 64), "f4") + (2000 if seed > 1 else 0) for seed in range(4)]
+    feeds: list[Feeds] = [{"x": normal(4, 64, seed=seed), "o": offset} for seed, offset in enumerate(offsets)]
+    found, _ = counted(base, planned(base, feeds)[0], feeds)
+    assert found.after.is_allowed
+    assert all(found.fallbacks.keys() & chain for chain in ({"a", "m", "d"}, {"b", "n", "e"}))
