@@ -40,6 +40,10 @@ _NO_16_BIT_FORM = {
     for op in ("ConvTranspose", "GRU", "HardSwish", "LpNormalization", "LpPool", "Mish")
 }
 
+_RECURRENT = ("GRU", "LSTM", "RNN")
+"""Operators whose input 4 is the length of each sequence: the parser of TensorRT for RTX 1.7 selects between 16-bit
+values and zeros in FP32 there, and refuses what it made."""
+
 _TYPES_ONLY = (21, 22)
 """From the first to the second of these opsets operators only gained types: BF16 for Conv, pools, recurrent layers and
 activations. A model of the first is one of the second as it stands (changelog of ONNX, docs/Changelog.md)."""
@@ -81,6 +85,8 @@ def why_fp32(node: ir.Node, narrow: NarrowType) -> str | None:
     reason = _NO_16_BIT_FORM.get((node.op_type, narrow.name))
     if reason is not None:
         return reason
+    if node.op_type in _RECURRENT and edit.input_of(node, 4) is not None:
+        return f"TensorRT for RTX masks what lies behind the lengths of {node.op_type} in FP32 only"
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     if any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in values):
         return "sequences and optional values stay as they are"
