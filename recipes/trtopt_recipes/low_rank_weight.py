@@ -135,6 +135,6 @@ def _is_given(value: ir.Value | None) -> bool:
 
 
 def _is_number(value: ir.Value | None) -> bool:
-    """Whether a value is a constant number with no more axes than a weight, which would get them."""
+    """Whether a value is a constant number of one axis or none: more of them, the sum could have from it."""
     array = edit.constant_of(value)
-    return array is not None and array.size == 1 and array.ndim <= 2
+    return array is not None and array.size == 1 and array.ndim < 2
