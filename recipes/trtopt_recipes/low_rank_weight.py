@@ -35,7 +35,7 @@ class LowRankWeight:
         x W + s (x A) B = x (W + s A B), for all weights that read the same x; a bias between stays where it is.
     Requires:
         A and B that are inputs or constants of the model (an adapter, LoRA: Hu et al. 2021), at most half as wide as W
-        is in either direction; products that nothing else reads.
+        is in either direction; s a constant number of one axis at most; products that nothing else reads.
     Why faster:
         A sum behind a projection is a kernel that reads and writes every row, and keeps the compiler from merging
         queries, keys and values and from reading heads in place. The weight is as large for many rows as for one: of
@@ -135,5 +135,6 @@ def _is_given(value: ir.Value | None) -> bool:
 
 
 def _is_number(value: ir.Value | None) -> bool:
+    """Whether a value is a constant number of one axis or none: more of them, the sum could have from it."""
     array = edit.constant_of(value)
-    return array is not None and array.size == 1
+    return array is not None and array.size == 1 and array.ndim < 2

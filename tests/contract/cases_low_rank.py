@@ -39,6 +39,11 @@ CASES: tuple[Case, ...] = (
     no_case("computed", BODY.replace("d =", "f = Neg(a) d =").replace("x, a)", "x, f)")),
     no_case("scaled-by-row", BODY.replace("y = Add(m, u)", "t = Mul(u, s) y = Add(m, t)"),
             weights={**WEIGHTS, "s": (5, 1)}),
+    no_case("scaled-by-a-number-of-three-axes", BODY.replace("y = Add(m, u)", "t = Mul(u, s) y = Add(m, t)"),
+            "g (float[5, 8] x, float[8, 2] a, float[2, 12] b) => (float[1, 5, 12] y)",
+            weights={**WEIGHTS, "s": (1, 1, 1)}),
+    no_case("a-row-scaled-by-a-number-of-two-axes", BODY.replace("y = Add(m, u)", "t = Mul(u, s) y = Add(m, t)"),
+            "g (float[8] x, float[8, 2] a, float[2, 12] b) => (float[1, 12] y)", weights={**WEIGHTS, "s": (1, 1)}),
     no_case("two-sums", BODY.replace("y = Add(m, u)", "n = Add(m, c) y = Add(n, u)"),
             weights={**WEIGHTS, "c": (5, 12)}),
 )  # fmt: skip

@@ -57,6 +57,7 @@ def test_a_later_run_takes_the_outputs_that_an_earlier_one_found(runs: list[str]
     [
         [["<f4", [1, 3], "AAAA"], ["<i8", [1], "AAAAAAAAAAA="]],
         [["<f4", [1 << 60, 3], ""], ["<i8", [1], "AAAAAAAAAAA="]],
+        [["(,f4", [0], ""], ["<i8", [1], "AAAAAAAAAAA="]],
         [["|O", [1], "AAAAAAAAAAA="], ["<i8", [1], "AAAAAAAAAAA="]],
         [["<i8", [1], "AAAAAAAAAAA="]],
         "outputs",

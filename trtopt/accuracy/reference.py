@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,9 @@ from trtopt.graph.skeleton import content_hash
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.support._lazy import require
 from trtopt.support.ort_session import Feeds, OrtSession
+
+_NUMBERS = re.compile("[<|][biuf][1248]")
+"""Types of outputs that are kept, as NumPy writes them; NumPy itself reads them as a language."""
 
 _MOST_KEPT_BYTES = 1 << 18
 """Larger outputs of one sample are not kept: a file of lines holds 16 MiB."""
@@ -49,7 +53,7 @@ class KeptOutputs:
 
     def add(self, feeds: Feeds, outputs: Sequence[np.ndarray]) -> None:
         """Keep the outputs for a sample, where they are small tensors of numbers."""
-        is_plain = all(isinstance(array, np.ndarray) and array.dtype.kind in "biuf" for array in outputs)
+        is_plain = all(isinstance(array, np.ndarray) and _NUMBERS.fullmatch(array.dtype.str) for array in outputs)
         if is_plain and sum(array.nbytes for array in outputs) <= _MOST_KEPT_BYTES:
             content = [
                 [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()] for array in outputs
@@ -66,8 +70,10 @@ def _arrays_of(record: Mapping[str, Any]) -> list[np.ndarray] | None:
 
 
 def _array(kind: str, shape: Sequence[int], content: str) -> np.ndarray:
+    if not _NUMBERS.fullmatch(kind):
+        raise ValueError(f"{kind} is no type of numbers")
     dtype, data = np.dtype(kind), base64.b64decode(content, validate=True)
-    if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(data):
+    if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError("an output is not what its type and shape say")
     return np.frombuffer(data, dtype).reshape(shape)
 
