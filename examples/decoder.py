@@ -37,6 +37,8 @@ def decode(engine: trtopt.Engine, prompt: list[int], steps: int) -> Iterator[int
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4 or not all(word.isdecimal() for word in sys.argv[3:]):
+        sys.exit(__doc__)
     try:
         with trtopt.Engine.load(sys.argv[1], fallback=sys.argv[2]) as engine:
             print(engine.runtime, *decode(engine, [int(token) for token in sys.argv[3:]], 64))

@@ -76,9 +76,15 @@ def test_a_planted_break_of_a_fusion_is_named_by_its_node(trtopt: Run, folder: P
 
 def test_a_model_that_no_compiler_builds_is_a_refusal_in_the_report(trtopt: Run, folder: Path) -> None:
     done = trtopt("diff", "relu.onnx", *INSTALLED, *INSTALLED, "--io", "nothing:fp16:chw", "--json")
-    assert done.returncode == 0
+    assert done.returncode == 2
     found = json.loads(done.stdout)
     assert "nothing" in found["before"]["failure"]["what"] and found["before"]["failure"]["exit_code"] == 2
+    (folder / "cut.onnx").write_bytes((folder / "relu.onnx").read_bytes()[:100])
+    done = trtopt("diff", "cut.onnx", *INSTALLED, *INSTALLED)
+    assert done.returncode == 3 and "or it is cut off" in done.stdout
+    (folder / "cut.toml").write_text('[build]\nrecipes = "none"\n[matrix]\nmodel = ["cut.onnx", "relu.onnx"]\n')
+    done = trtopt("diff", "--config", "cut.toml", *INSTALLED, *INSTALLED)
+    assert done.returncode == 3 and "nothing differs" in done.stdout
 
 
 def test_a_matrix_compares_many_models(trtopt: Run, folder: Path) -> None:

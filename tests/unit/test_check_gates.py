@@ -376,6 +376,11 @@ def _model() -> dict[str, Any]:
     return {"path": "model.onnx", "sha256": "ab", "opset": 21, "inputs": inputs}
 
 
+def test_a_model_that_code_makes_is_called_by_the_code() -> None:
+    made = {**_model(), "path": None, "target": "nets.py:resnet"}
+    assert facts_of(full_report(model=made), Path("r.json")).checked.model == "nets.py:resnet"
+
+
 def test_the_facts_of_a_build_come_from_its_engine() -> None:
     sync = dataclasses.replace(LAYER, name="sync", is_kernel=False, kind="none")
     report = full_report(model=_model(), engine=dataclasses.replace(ENGINE, layers=(LAYER, sync)))

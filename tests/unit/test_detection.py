@@ -297,7 +297,17 @@ def test_numbers_that_are_not_finite_are_no_boxes() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "yolo", "yolov8,iou=2", "yolov8,unit=metres", "yolov8,conf", "yolov8,size=3", "ssd,count=3", "yolov8,count=x"],
+    [
+        "",
+        "yolo",
+        "yolov8,iou=2",
+        "yolov8,unit=metres",
+        "yolov8,conf",
+        "yolov8,size=3",
+        "ssd,count=3",
+        "yolov8,count=x",
+        "yolov8,count=0",
+    ],
 )
 def test_a_form_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -101,12 +102,12 @@ def parse_boxes(text: str) -> BoxForm:
             form = replace(form, iou=None)
         elif key in ("conf", "iou") and (number := _share(value)) is not None:
             form = replace(form, **{key: number})  # type: ignore[arg-type]
-        elif key == "count" and value.isascii() and value.isdecimal() and 0 < len(value) < 6 and head in COUNTED:
+        elif key == "count" and head in COUNTED and re.fullmatch("[1-9][0-9]{0,4}", value):
             form = replace(form, count=int(value))
         else:
             share = ("a number from 0 to 1",)
             known = {**choices, "conf": share, "iou": (*share, "none")}
-            known |= {"count": ("a whole number",)} if head in COUNTED else {}
+            known |= {"count": ("a whole number from 1 to 99999",)} if head in COUNTED else {}
             near = f"{key} is {' or '.join(known[key])};" if key in known else did_you_mean(key, known)
             raise _wrong(f"{part!r} is no part of a form of boxes", near)
     return form
@@ -121,5 +122,6 @@ def _share(word: str) -> float | None:
 
 
 def _wrong(what: str, near: str) -> UsageError:
-    remedy = f"write one of {', '.join(FORMS)}; behind it corners=, unit=, classes=, conf= and iou= (docs/detectors.md)"
+    keys = "corners=, unit=, classes=, count=, conf= and iou= (docs/detectors.md)"
+    remedy = f"write one of {', '.join(FORMS)}; behind it {keys}"
     return UsageError(f"--boxes: {what}", where="--boxes", remedy=f"{near} {remedy}".strip())

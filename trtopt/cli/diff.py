@@ -13,6 +13,7 @@ from trtopt.config import BuildConfig
 from trtopt.config.base import share
 from trtopt.config.toml_file import MODEL, load_matrix
 from trtopt.errors import GateError, UsageError
+from trtopt.report.schema.diff import DiffReport
 from trtopt.support.files import check_outputs
 
 _DESCRIPTION = "Build a model with two compilers, and say by its nodes what differs: kernels, bytes, types, time."
@@ -31,7 +32,7 @@ _FORMS = ("report", "html", "markdown")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command; returns 0, or 7 where the second compiler is slower than may be."""
+    """Run the command; returns its exit code."""
     args = make_parser().parse(argv)
     outputs = {name: Path(value) for name in _FORMS if (value := getattr(args, name, None)) is not None}
     for name in _FORMS:
@@ -52,7 +53,14 @@ def run(argv: Sequence[str]) -> int:
         found = diff(args.model, args.compiler, config, max_slowdown=args.max_slowdown, on_event=listener)
     write_forms(found, **outputs)
     show(found, as_json=args.json, quiet=args.quiet)
-    return GateError.exit_code if found.is_failed else 0
+    return _exit_code(found)
+
+
+def _exit_code(found: DiffReport) -> int:
+    """7 where the second is slower than may be or alone refused; that of the build where neither made an engine."""
+    failures = [side.failure for side in (found.before, found.after)]
+    codes = [failure.exit_code for failure in failures if failure is not None]
+    return max(codes) if len(codes) == len(failures) else GateError.exit_code if found.is_failed else 0
 
 
 def _config(args: argparse.Namespace, varied: Mapping[str, Any] | None = None) -> BuildConfig:
@@ -63,7 +71,7 @@ def _config(args: argparse.Namespace, varied: Mapping[str, Any] | None = None) -
 
 
 def _run_matrix(args: argparse.Namespace, builds: Sequence[Mapping[str, Any]], outputs: Mapping[str, Path]) -> int:
-    """Compare for every combination of ``[matrix]``, and print the verdict of each; returns 7 where one failed."""
+    """Compare for every combination of ``[matrix]``, and print the verdict of each; returns the largest code."""
     from trtopt.fleet.diff import diff
     from trtopt.report.text.diff import headline
 
@@ -82,7 +90,7 @@ def _run_matrix(args: argparse.Namespace, builds: Sequence[Mapping[str, Any]], o
             say(f"{words}: {headline(found[-1])}")
     if args.json:
         print_json({"schema": "trtopt.diffs/1", "diffs": [item.to_json_dict() for item in found]})
-    return GateError.exit_code if any(item.is_failed for item in found) else 0
+    return max(map(_exit_code, found), default=0)
 
 
 def make_parser() -> Parser:

@@ -13,31 +13,29 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
 import filelock
-import msgspec
 
 from trtopt.cache.folder import make_cache_folder
-from trtopt.engine.process import START
 from trtopt.errors import MissingDependencyError, UsageError
 from trtopt.events import Event, OnEvent
-from trtopt.fleet.task import EXECUTE, REPORT, Outcome, Task
+from trtopt.fleet.executor import available_cores
+from trtopt.fleet.job_process import JobProcess, Lost
+from trtopt.fleet.task import EXECUTE, REPORT, Task
 from trtopt.report.schema.build import BuildReport
 from trtopt.report.schema.read import read_report
 from trtopt.report.schema.sweep import Failure
 from trtopt.support.files import staged_folder
 from trtopt.support.temporary import TemporaryFolder
-from trtopt.support.version import IMPORT_ROOT
 
 INSTALLED = "installed"
 FOLDER = "compilers"
 
 _SPEC = re.compile(r"(tensorrt-rtx)==(\d+(?:\.\d+){1,3})")
 _FOUR_PARTS = 4
-_START = START + "from trtopt.fleet.task import main; main(sys.argv[2], 0, sys.argv[3])"
 _LAST_LINES = 12
 
 
@@ -114,43 +112,13 @@ def _run(command: list[str], spec: str) -> None:
 
 def build_in(python: Path, task: Task) -> BuildReport | Failure:
     """Build a model in another Python, and give the report, or why there is none; nothing else stays of it."""
-    with TemporaryFolder() as name:
-        folder, temporary = Path(name, "out"), Path(name, "tmp")
-        folder.mkdir()
-        temporary.mkdir()
-        command = [str(python), "-c", _START, str(IMPORT_ROOT), EXECUTE, str(temporary)]
-        order = json.dumps({"folder": str(folder), "task": asdict(task)}) + "\n"
-        answer, said = _answer(command, order, Path(name, "stderr"))
-        try:
-            outcome = msgspec.convert(json.loads(answer), Outcome)
-        except (ValueError, msgspec.ValidationError):
-            last = " | ".join(said.splitlines()[-3:])
-            return Failure(f"The process of the build died: {last}", str(python), "build with that version alone", 6)
+    with TemporaryFolder() as name, closing(JobProcess(EXECUTE, available_cores(), 0, python)) as process:
+        outcome = process.run(task, Path(name))
+        if isinstance(outcome, Lost):
+            return Failure(f"The build was lost: {outcome.reason}", str(python), "build with that version alone", 6)
         if outcome.failure is not None:
             return outcome.failure
-        report = read_report(folder / REPORT)
+        report = read_report(Path(name, REPORT))
         if not isinstance(report, BuildReport):
             raise ValueError("a build writes the report of a build")
         return report
-
-
-def _answer(command: list[str], order: str, errors: Path) -> tuple[str, str]:
-    """The line that a worker answers an order with, empty where it died, and what it said on standard error."""
-    with (
-        open(errors, "wb") as stderr,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8"
-        ) as process,
-    ):
-        try:
-            if process.stdin is None or process.stdout is None:
-                raise OSError("the process has no pipes")
-            process.stdin.write(order)
-            process.stdin.flush()  # and it ends when this is closed
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        except BaseException:
-            process.kill()
-            raise
-    return answer, errors.read_text(encoding="utf-8", errors="replace")

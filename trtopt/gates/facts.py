@@ -44,6 +44,7 @@ class ModelIdentity:
     path: str | None
     sha256: str
     inputs: tuple[ModelInput, ...]
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def _of_profile(report: ProfileReport, path: Path) -> Facts:
 
 
 def _checked(path: Path, schema: str, model: ModelIdentity, gpu: str, compiler: str, precision: str) -> Checked:
-    return Checked(str(path), schema, model.path or "", model.sha256, gpu, compiler, precision)
+    return Checked(str(path), schema, model.path or model.target or "", model.sha256, gpu, compiler, precision)
 
 
 def _name(gpu: Mapping[str, object] | None) -> str:

@@ -53,7 +53,7 @@ def headline(found: DiffReport) -> str:
     word = "slower" if change > 0 else "faster"
     amount = f"{percent(abs(change))} {word} by prediction" if abs(change) >= 0.0005 else "as fast by prediction"
     limit = f", more than {percent(found.max_slowdown or 0)}" if found.is_failed else ""
-    return f"{names}: {amount}{limit}; {count(len(found.changes), 'region')} differ"
+    return f"{names}: {amount}{limit}; differs in {count(len(found.changes), 'region')}"
 
 
 def called(side: DiffSide) -> str:
