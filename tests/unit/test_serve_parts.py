@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +16,7 @@ from trtopt.errors import ClosedError, QueueFullError, UsageError
 from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve.gpu import WARM_UPS, GraphCache
 from trtopt.serve.metrics import BOUNDS_S, Counters, Family, exposition, histogram
-from trtopt.serve.pool import Pool, Turn
+from trtopt.serve.pool import Place, Pool, Turn
 from trtopt.serve.tensors import (
     GpuTensor,
     InputChecker,
@@ -28,23 +28,25 @@ from trtopt.serve.tensors import (
 )
 
 
-def future(found: int | Future[int]) -> Future[int]:
-    assert isinstance(found, Future)
-    return found
+def in_queue(pool: Pool, woken: list[Place] | None = None) -> Place:
+    """A call that waits and may not be overtaken."""
+    place = Place(lambda: None if woken is None else woken.append(place))
+    assert pool.request(place) is None
+    return place
 
 
 def test_contexts_are_lent_out_and_the_queue_is_served_in_order() -> None:
-    pool = Pool(contexts=2, queue=2)
-    assert {pool.request(), pool.request()} == {0, 1}
-    first, second = future(pool.request()), future(pool.request())
+    pool, woken = Pool(contexts=2, queue=2), list[Place]()
+    assert {pool.request(Place(lambda: None)), pool.request(Place(lambda: None))} == {0, 1}
+    first, second = in_queue(pool, woken), in_queue(pool, woken)
     with pytest.raises(QueueFullError, match="2 calls run and 2 wait") as error:
-        pool.request()
+        pool.request(Place(lambda: None))
     assert error.value.exit_code == 4 and error.value.code == "queue-full"
     assert pool.state == (2, 2)
     pool.release(1)
-    assert first.result(0) == 1 and not second.done()
+    assert first.context == 1 and second.context is None and woken == [first]
     pool.release(0)
-    assert second.result(0) == 0
+    assert second.context == 0 and woken == [first, second]
     pool.release(0)
     pool.release(1)
     assert pool.state == (0, 0) and pool.is_idle
@@ -53,22 +55,26 @@ def test_contexts_are_lent_out_and_the_queue_is_served_in_order() -> None:
 def test_a_call_that_left_the_queue_gets_nothing_and_keeps_nothing() -> None:
     pool = Pool(contexts=1, queue=2)
     context = pool.acquire(Turn())
-    gone, stays = future(pool.request()), future(pool.request())
-    assert pool.leave(gone) and pool.state == (1, 1)
+    gone, stays = in_queue(pool), in_queue(pool)
+    pool.leave(gone)
+    assert pool.state == (1, 1)
     pool.release(context)
-    assert gone.cancelled() and stays.result(0) == context
-    assert not pool.leave(stays)  # its context had come, and is to be given back
+    assert gone.context is None and stays.context == context
     pool.release(context)
     assert pool.state == (0, 0)
 
 
-def test_a_future_cancelled_from_outside_is_passed_over() -> None:
-    pool = Pool(contexts=1, queue=2)
+def test_a_free_context_goes_to_who_comes_until_the_first_has_waited_long() -> None:
+    pool, woken = Pool(contexts=1, queue=2), list[Place]()
     context = pool.acquire(Turn())
-    gone, stays = future(pool.request()), future(pool.request())
-    assert gone.cancel()  # as asyncio.wrap_future does
+    patient = Place(lambda: woken.append(patient), until=time.monotonic() + 60)
+    assert pool.request(patient) is None
     pool.release(context)
-    assert stays.result(0) == context
+    assert patient.context is None and woken == [patient]
+    assert pool.request(Place(lambda: None)) == context
+    patient.until = 0.0
+    pool.release(context)
+    assert patient.context == context
 
 
 @pytest.mark.parametrize("drain", [True, False])
@@ -95,7 +101,7 @@ def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: boo
     while not pool._closed:
         time.sleep(0.001)
     with pytest.raises(ClosedError):
-        pool.request()
+        pool.request(Place(lambda: None))
     assert closing.is_alive()
     pool.release(context)
     for thread in (*waiting, closing):
@@ -107,8 +113,10 @@ def test_closing_waits_for_what_runs_and_drains_or_refuses_what_waits(drain: boo
 def test_who_gets_a_context_may_call_the_pool_at_once() -> None:
     pool = Pool(contexts=1, queue=2)
     context = pool.acquire(Turn())
-    for waiting in (future(pool.request()), future(pool.request())):
-        waiting.add_done_callback(lambda found: pool.release(found.result()))
+    for _ in range(2):
+        place = Place(lambda: None)
+        place.wake = partial(lambda mine: pool.release(mine.context), place)
+        assert pool.request(place) is None
     thread = threading.Thread(target=pool.release, args=(context,), daemon=True)
     thread.start()
     thread.join(5)
