@@ -83,19 +83,23 @@ def test_no_cache_keeps_no_engine(trtopt: Run, tmp_path: Path) -> None:
 
 
 def test_the_files_are_listed_with_kind_size_and_age(trtopt: Run, built: Path) -> None:
-    for kind, days in (("calibration", 3), ("prices", 1)):
+    for kind, days in (("calibration", 3), ("outputs", 2), ("prices", 1)):
         long_ago = time.time() - days * DAY
         for path in (built / kind).iterdir():
             os.utime(path, (long_ago, long_ago))
     text = trtopt("cache", "list", "--cache-dir", "cache").stdout
     rows = [line.split() for line in text.splitlines()[1:-1]]
-    assert [row[0] for row in rows] == ["engines", "prices", "calibration"] and rows[2][-3:] == ["3", "d", "ago"]
+    assert [row[0] for row in rows] == ["engines", "prices", "outputs", "calibration"] and rows[3][-3:] == [
+        "3",
+        "d",
+        "ago",
+    ]
     listed = json.loads(trtopt("cache", "list", "--cache-dir", "cache", "--json").stdout)
     assert listed["schema"] == "trtopt.cache/1" and listed["bytes"] == sum(file["bytes"] for file in listed["files"])
-    assert [file["kind"] for file in listed["files"]] == ["engines", "prices", "calibration"]
+    assert [file["kind"] for file in listed["files"]] == ["engines", "prices", "outputs", "calibration"]
     assert all((built.parent / file["path"]).stat().st_size == file["bytes"] for file in listed["files"])
     only = json.loads(trtopt("cache", "verify", "--cache-dir", "cache", "--kind", "calibration", "--json").stdout)
-    assert paths(only) == paths(listed)[2:] and only["files"][0]["damage"] is None  # a real run keeps whole files
+    assert paths(only) == paths(listed)[3:] and only["files"][0]["damage"] is None  # a real run keeps whole files
 
 
 def test_an_empty_cache_is_no_error_and_a_missing_folder_is(trtopt: Run) -> None:
@@ -114,12 +118,14 @@ def test_pruning_by_age_kind_and_size(trtopt: Run, built: Path) -> None:
     os.utime(engine, (long_ago, long_ago))
     assert paths(json.loads(trtopt(*prune, "--older-than", "30d", "--kind", "calibration", "--json").stdout)) == []
     assert paths(json.loads(trtopt(*prune, "--max-size", "1G", "--json").stdout)) == []
-    size = sum(path.stat().st_size for path in (calibration, *(built / "prices").iterdir()))
+    size = sum(
+        path.stat().st_size for path in (calibration, *(built / "outputs").iterdir(), *(built / "prices").iterdir())
+    )
     assert [
         Path(path).name for path in paths(json.loads(trtopt(*prune, "--max-size", f"{size}B", "--json").stdout))
     ] == [engine.name]
     assert calibration.exists() and not engine.exists()
-    assert trtopt(*prune, "--all").stdout.startswith("2 files")
+    assert trtopt(*prune, "--all").stdout.startswith("3 files")
     assert (built / "engines" / "notes.txt").read_text() == "not ours"
 
 

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trtopt.config import Config
 from trtopt.config.words import command_words
@@ -33,11 +32,6 @@ def model_words(model: object, path: Path, config: Config) -> tuple[str, ...]:
         made = [name for name in ("inputs", "dynamic") if getattr(config, name)]
         return (model, *command_words(vars(config), made))
     return (os.path.abspath(path),) if isinstance(model, (str, Path)) else (IN_MEMORY,)
-
-
-def made_by(record: Mapping[str, Any], model: object) -> dict[str, Any]:
-    """The ``model`` of a report whose file is gone after the run: of code, its name as ``target``, as in a build's."""
-    return {**record, "path": None, **({"target": model} if isinstance(model, str) else {})}
 
 
 def int8_times(fused: FusedModel, gpu: GpuSpec) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
-from trtopt.analysis.advice import Target, int8_times, made_by, model_words, with_line
+from trtopt.analysis.advice import Target, int8_times, model_words, with_line
 from trtopt.analysis.links import links_of_graph
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files, files_written
@@ -43,6 +43,7 @@ from trtopt.report.schema.analysis import (
 )
 from trtopt.report.text.analysis import view
 from trtopt.report.text.blocks import View
+from trtopt.report.text.command import made_by
 from trtopt.roofline.gap import compare_levels
 from trtopt.roofline.layer import predict
 from trtopt.roofline.memory import peak_memory

@@ -14,7 +14,6 @@ import onnx_ir as ir
 from trtopt.accuracy.segments import SegmentedModel
 from trtopt.accuracy.sensitivity import Errors, growth
 from trtopt.accuracy.sensitivity import sensitivity as region_errors
-from trtopt.analysis.advice import made_by
 from trtopt.cache.code import entry_key
 from trtopt.cache.folder import SENSITIVITY, Blobs, make_cache_folder
 from trtopt.config import BuildConfig, SensitivityConfig
@@ -44,6 +43,7 @@ from trtopt.precision.write import apply_plan
 from trtopt.report.files import write_forms
 from trtopt.report.html.page import check_html
 from trtopt.report.schema.sensitivity import GrowthStep, Sensitivity
+from trtopt.report.text.command import made_by
 from trtopt.rewrite import driver
 from trtopt.rewrite.protocol import Stage, Target
 from trtopt.rewrite.registry import select

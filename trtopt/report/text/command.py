@@ -48,6 +48,11 @@ def model_name(report: BuildReport) -> str:
     return str(report.model.get("path") or report.model.get("target") or "MODEL.onnx")
 
 
+def made_by(record: Mapping[str, Any], model: object) -> dict[str, Any]:
+    """The ``model`` of a report whose file is gone after the run: of code, its name as ``target``, as in a build's."""
+    return {**record, "path": None, **({"target": model} if isinstance(model, str) else {})}
+
+
 def model_words(report: BuildReport) -> list[str]:
     """The model in a line of another command, with the inputs of one that code makes."""
     values = asked(report)
