@@ -11,6 +11,7 @@ from net_builder import NetBuilder, Value
 from odd_parts import ODD_PARTS
 from token_parts import (
     TOKEN_PARTS,
+    adapted,
     last_axes,
     layer_norm,
     linear,
@@ -30,7 +31,8 @@ WINDOWS = 20_000
 """Seeds from here on give attention in windows of a map."""
 _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
-RARE_PARTS = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
+_CYCLE = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
+RARE_PARTS = (*_CYCLE, *_CYCLE[:6], adapted, adapted, adapted)
 
 
 def random_network(seed: int) -> onnx.ModelProto:

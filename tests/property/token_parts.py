@@ -170,6 +170,14 @@ def mixer(b: NetBuilder, x: Value) -> Value:
     return b.binary(b.pick("Add", "Mul"), y, x)
 
 
+def adapted(b: NetBuilder, x: Value) -> Value:
+    """A product with an adapter beside it: two thin products, perhaps with a factor."""
+    rank, width = b.size(1, x.width // 4), b.size(x.width // 2, 2 * x.width)
+    thin = linear(b, linear(b, x, rank, bias=False), width, bias=False)
+    thin = b.binary("Mul", thin, b.const(0.5)) if b.chance() else thin
+    return b.binary("Add", linear(b, x, width), thin)
+
+
 def gated(b: NetBuilder, x: Value) -> Value:
     """Parallel products of one input: gate and up, multiplied."""
     hidden, bias = b.size(1, 16), b.chance()

@@ -23,7 +23,7 @@ from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.fp16.hazards import wide_nodes
 from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.statistics import StatsBuilder, TensorStats
-from trtopt.precision.plan import BF16, FP16, NarrowType
+from trtopt.precision.plan import BF16, FP16
 from trtopt.precision.write import apply_plan
 from trtopt.report.schema.layers import LayerInfo
 from trtopt.source.save import save_model
@@ -185,14 +185,3 @@ def test_what_opset_22_has_in_bf16_builds(name: str, compiler: Compiler, tmp_pat
     assert layers
     if name == "convolution":
         assert weights_of(layers, "c", (8, 8, 3, 3)) == "BFloat16"
-
-
-@pytest.mark.parametrize("narrow", [FP16, BF16], ids=["fp16", "bf16"])
-@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-def test_recurrent_layers_with_lengths_stay_fp32(
-    op: str, gates: int, narrow: NarrowType, compiler: Compiler, tmp_path: Path
-) -> None:
-    text = f"""(float[6,2,16] x, int32[2] n) => (y) {{ a = Relu(x) s = {op} <hidden_size = 16> (a, lw, lr, "", n)
-        y = Sigmoid(s) }}""".replace('""', "")
-    base = network(text, lw=normal(1, 16 * gates, 16), lr=normal(1, 16 * gates, 16))
-    assert kernels(cast_to_half(base, narrow, ()), compiler, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_shapes, static_shapes
-from trtopt.precision.fp16.cast_to_half import cast_to_half
+from trtopt.precision.fp16.cast_to_half import cast_to_half, why_fp32
 from trtopt.precision.fp16.hazards import are_settled, shows_on_a_cpu, wide_nodes
 from trtopt.precision.observe.ranges import ValueRanges
 from trtopt.precision.observe.statistics import TensorStats
@@ -382,3 +382,19 @@ def test_few_samples_do_not_settle_a_small_denominator() -> None:
     source = model("g (float[1,8] x, float[1,8] z) => (float[1,8] y) { d = Abs(z) y = Div(x, d) }")
     table = {"x": seen(-8, 8), "z": seen(-8, 8, 1e-3), "d": seen(0, 8, 1e-3), "y": seen(-8, 8)}
     assert not are_settled(source, table, static_shapes(source, {}), FP16)
+
+
+@pytest.mark.parametrize("narrow", [FP16, BF16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("has_lengths", [True, False])
+def test_recurrent_layers_with_lengths_stay_fp32(op: str, gates: int, narrow: NarrowType, has_lengths: bool) -> None:
+    rows, lengths = 4 * gates, ", , n" if has_lengths else ""
+    source = model(
+        f"g (float[6,2,4] x, int32[2] n) => (float[6,1,2,4] y) <float[1,{rows},4] w, float[1,{rows},4] r>"
+        f" {{ y = {op} <hidden_size = 4> (x, w, r{lengths}) }}",
+        w=np.ones((1, rows, 4)),
+        r=np.ones((1, rows, 4)),
+    )
+    (node,) = (node for node in source.graph if node.op_type == op)
+    reason = why_fp32(node, narrow)
+    assert (reason is not None and "lengths" in reason) if has_lengths else (reason is None or op in reason)
