@@ -390,10 +390,8 @@ def test_few_samples_do_not_settle_a_small_denominator() -> None:
 def test_recurrent_layers_with_lengths_stay_fp32(op: str, gates: int, narrow: NarrowType, has_lengths: bool) -> None:
     rows, lengths = 4 * gates, ", , n" if has_lengths else ""
     source = model(
-        f"g (float[6,2,4] x, int32[2] n) => (float[6,1,2,4] y) <float[1,{rows},4] w, float[1,{rows},4] r>"
-        f" {{ y = {op} <hidden_size = 4> (x, w, r{lengths}) }}",
-        w=np.ones((1, rows, 4)),
-        r=np.ones((1, rows, 4)),
+        f"g (float[6,2,4] x, int32[2] n, float[1,{rows},4] w, float[1,{rows},4] r) => (float[6,1,2,4] y)"
+        f" {{ y = {op} <hidden_size = 4> (x, w, r{lengths}) }}"
     )
     (node,) = (node for node in source.graph if node.op_type == op)
     reason = why_fp32(node, narrow)
