@@ -32,7 +32,7 @@ WINDOWS = 20_000
 _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
 _CYCLE = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
-RARE_PARTS = (*_CYCLE, *_CYCLE[:6], adapted, adapted, adapted)
+RARE_PARTS = (*_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels)
 
 
 def random_network(seed: int) -> onnx.ModelProto:

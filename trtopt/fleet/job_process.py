@@ -49,7 +49,7 @@ class JobProcess:
         function: What runs a job, ``module:function``.
         threads: Threads of matrix products and of sessions.
         limit_s: Seconds that a job may take; 0 for no limit.
-        python: The Python that runs it, with the packages of this one.
+        python: The Python that runs it, with the packages of this one; None for this one.
 
     Attributes:
         is_over: Whether it runs no more jobs.
@@ -58,14 +58,14 @@ class JobProcess:
         OSError: It cannot be started.
     """
 
-    def __init__(self, function: str, threads: int, limit_s: float, python: str | Path = sys.executable) -> None:
+    def __init__(self, function: str, threads: int, limit_s: float, python: str | Path | None = None) -> None:
         self._limit_s = limit_s
         self.is_over = self._is_ready = self._is_late = False
         with contextlib.ExitStack() as stack:
             self._said = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
             folder = stack.enter_context(TemporaryFolder())
             self._process = subprocess.Popen(
-                [python, "-c", _START.format(threads=threads), str(IMPORT_ROOT), function, folder],
+                [python or sys.executable, "-c", _START.format(threads=threads), str(IMPORT_ROOT), function, folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
