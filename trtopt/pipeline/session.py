@@ -65,6 +65,7 @@ from trtopt.pipeline.shipped import (
     Settled,
     Trial,
     accuracy_cost,
+    all_regions_miss,
     as_accurate,
     as_asked,
     bound_of,
@@ -398,7 +399,9 @@ class _Run:
                 return None if found is None else as_asked(found, first, what)
 
             accepts = as_accurate(first) if every else gates_of
-            return Trial(what, make, accepts, form=str(precision) if every else "")
+            if not every or precision is None:
+                return Trial(what, make)
+            return Trial(what, make, accepts, all_regions_miss(first.lowered.search, precision), str(precision))
 
         sixteen_us = next(iter(costs.values())).predicted_us if costs else math.inf
         for dtype in types:

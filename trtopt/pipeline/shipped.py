@@ -32,6 +32,7 @@ from trtopt.precision.fp16.rescale import RESCALE
 from trtopt.precision.fp16.to_fp32 import to_fp32
 from trtopt.precision.plan import BF16, FP16
 from trtopt.report.schema.build import AccuracyRecord, KeptNode
+from trtopt.report.schema.decisions import SearchRecord
 from trtopt.report.schema.shipped import AccuracyCost, DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, StepRecord
 from trtopt.report.text.format import count
@@ -218,6 +219,8 @@ def hold(first: Built, costs: dict[str, Cost], trials: Iterator[Trial], clock: C
             break
         if trial.barred:
             refused[trial.what] = trial.barred
+            if trial.form:
+                less_accurate.append(trial.form)
             continue
         try:
             found = trial.make(max(target.predicted_us * SLOWER, best.microseconds * (1 - LEAST_GAIN)))
@@ -335,6 +338,17 @@ def warn_of_noise(built: Built, reference: ir.Model, precision: Precision | None
         )
         remedy = f"--min-sqnr-db {bound:g} makes it a gate, a higher one keeps more nodes in FP32"
         clock.warn("verify", f"{'; '.join(low.values())} {counted} on those it was decided on; {remedy}")
+
+
+def all_regions_miss(found: SearchRecord | None, dtype: Precision) -> str:
+    """Why Q/DQ on every operator need not be tried: a search found the regions that pay, which are fewer, to lose more
+    than the budget, and a point that holds it; empty where it did not."""
+    if found is None or not found.reached:
+        return ""
+    starts = (step for step in found.steps if step.action in ("start", "alternative") and step.name == dtype)
+    if all(step.within_budget for step in starts):
+        return ""
+    return f"{dtype.upper()} on the regions that pay, which are fewer, loses more than the budget"
 
 
 def as_accurate(first: Built) -> Accepts:
