@@ -44,7 +44,7 @@ _NOWHERE_BY_REMEDY = {
     "use Conv or MatMul between QuantizeLinear and DequantizeLinear (a Q/DQ model)": (
         "ConvInteger MatMulInteger QLinearConv QLinearMatMul"
     ),
-    "use ConvTranspose with a constant kernel of ones": "Col2Im",
+    "give the image and its blocks constant sizes: trtopt writes it as ConvTranspose then": "Col2Im",
     "use Exp of CumSum of Log where the factors are positive": "CumProd",
     "use GridSample and MaxPool": "MaxRoiPool",
     "use QuantizeLinear with a constant scale and the zero point 0": "DynamicQuantizeLinear",

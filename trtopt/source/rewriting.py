@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.shapes import infer_in_place
-from trtopt.source import attention, contributed, fourier
+from trtopt.source import attention, columns, contributed, fourier
 from trtopt.source.written import Writer
 
 _Rule = Callable[[Writer], None]
@@ -18,6 +18,7 @@ _MICROSOFT = "com.microsoft"
 
 _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Attention"): attention.standard,
+    ("", "Col2Im"): columns.col2im,
     ("", "DFT"): fourier.dft,
     **{
         (_MICROSOFT, name): rule
