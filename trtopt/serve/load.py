@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +25,7 @@ from trtopt.hardware.cpu import available_threads
 from trtopt.report.schema.manifest import HostFiles, Manifest
 from trtopt.serve.bundle import engine_of
 from trtopt.serve.gpu import GpuRunner
-from trtopt.serve.rows import FilledRunner
+from trtopt.serve.runner import FilledRunner, ServingRunner
 from trtopt.serve.tensors import Arrays, TensorSpec, said, spec_of
 from trtopt.source.onnx_file import load as load_model
 from trtopt.support._lazy import require
@@ -110,29 +110,6 @@ def specs_of(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
         dtype: np.dtype[Any] = np.dtype(value.type.dtype.numpy())
         found.append(TensorSpec(str(value.name), dtype, dims))
     return tuple(found)
-
-
-class ServingRunner(Protocol):
-    """What runs the calls.
-
-    Attributes:
-        takes_gpu: Whether inputs may lie on the GPU; then the outputs do, where the first input does.
-    """
-
-    takes_gpu: bool
-    runtime: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-    def run(self, context: int, feeds: dict[str, Any]) -> dict[str, Any]:
-        """Outputs by name, computed in a context that no other call holds meanwhile."""
-
-    @property
-    def graph_counts(self) -> dict[str, int]:
-        """What came of CUDA graphs; empty where there are none."""
-
-    def close(self) -> None:
-        """Free its memory; nothing runs any more."""
 
 
 class WholeRunner:

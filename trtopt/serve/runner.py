@@ -1,18 +1,38 @@
-"""Calls of fewer rows than an engine takes: filled up, and cut out of the outputs."""
+"""What runs calls; and calls of fewer rows than an engine takes, filled up and cut out of the outputs."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from trtopt.report.schema.manifest import ShapeRange
 from trtopt.serve.tensors import CallInput, GpuTensor, TensorSpec, on_gpu
 
-if TYPE_CHECKING:
-    from trtopt.serve.load import ServingRunner
-
 _BATCH = "batch"
+
+
+class ServingRunner(Protocol):
+    """What runs the calls.
+
+    Attributes:
+        takes_gpu: Whether inputs may lie on the GPU; then the outputs do, where the first input does.
+    """
+
+    takes_gpu: bool
+    runtime: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def run(self, context: int, feeds: dict[str, Any]) -> dict[str, Any]:
+        """Outputs by name, computed in a context that no other call holds meanwhile."""
+
+    @property
+    def graph_counts(self) -> dict[str, int]:
+        """What came of CUDA graphs; empty where there are none."""
+
+    def close(self) -> None:
+        """Free its memory; nothing runs any more."""
 
 
 class FilledRunner:
