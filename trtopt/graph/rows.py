@@ -79,7 +79,10 @@ def _places(node: ir.Node, found: dict[ir.Value, _Rows | None], rows: int, opset
     if rule is None or any(attribute.is_ref() for attribute in node.attributes.values()):
         raise _MixedError
     place = rule(_Seen(node, places, rows, opset))
-    return [place if value.name else None for value in node.outputs]
+    made = [place if value.name else None for value in node.outputs]
+    if node.op_type in _RECURRENT and made[0]:  # all states, with the directions in front of the rows
+        made[0] = _Rows(place.axis + 1, place.block)
+    return made
 
 
 @dataclass(frozen=True)
@@ -283,6 +286,15 @@ def _gemm(seen: _Seen) -> _Rows:
     return _Rows(0, place.block)
 
 
+def _recurrent(seen: _Seen) -> _Rows:
+    """Rows are the second axis of the sequence and of the states that it begins with; lengths may have them."""
+    allowed = [{_Rows(1)}, {None}, {None}, {None}, {None, _Rows(0)}, {None, _Rows(1)}, {None, _Rows(1)}, {None}]
+    fits = all(place in each for place, each in zip(seen.places, allowed, strict=False))
+    if not fits or int_attribute(seen.node, "layout", 0):
+        raise _MixedError
+    return _Rows(1)
+
+
 def _einsum(seen: _Seen) -> _Rows:
     terms, _, output = string_attribute(seen.node, "equation", "").replace(" ", "").partition("->")
     if "." in terms or len(terms.split(",")) != len(seen.places):
@@ -308,6 +320,7 @@ def _sample(*indices: int) -> Callable[[_Seen], _Rows]:
     return rule
 
 
+_RECURRENT = ("GRU", "LSTM", "RNN")
 _BY_ELEMENT = (*POINTWISE, "Cast", "DequantizeLinear", "Expand", "Identity", "Max", "Mean", "Min", "Sum")
 _REDUCE = """
     ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
@@ -322,6 +335,7 @@ _RULES: dict[str, Callable[[_Seen], _Rows]] = {
     **dict.fromkeys(_BY_ELEMENT, _by_element),
     **dict.fromkeys(_REDUCE, _reduced),
     **dict.fromkeys(_OF_SAMPLES, _sample(0)),
+    **dict.fromkeys(_RECURRENT, _recurrent),
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _beside(_softmax)),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _beside(_from_axis)),
