@@ -288,7 +288,16 @@ def _gemm(seen: _Seen) -> _Rows:
 
 def _recurrent(seen: _Seen) -> _Rows:
     """Rows are the second axis of the sequence and of the states that it begins with; lengths may have them."""
-    allowed = [{_Rows(1)}, {None}, {None}, {None}, {None, _Rows(0)}, {None, _Rows(1)}, {None, _Rows(1)}, {None}]
+    allowed: list[set[_Rows | None]] = [
+        {_Rows(1)},
+        {None},
+        {None},
+        {None},
+        {None, _Rows(0)},
+        {None, _Rows(1)},
+        {None, _Rows(1)},
+        {None},
+    ]
     fits = all(place in each for place, each in zip(seen.places, allowed, strict=False))
     if not fits or int_attribute(seen.node, "layout", 0):
         raise _MixedError
