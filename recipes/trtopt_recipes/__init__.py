@@ -37,6 +37,7 @@ from trtopt_recipes.no_op import NoOp
 from trtopt_recipes.normalized_qkv_bias import NormalizedQkvBias
 from trtopt_recipes.normalized_scores import NormalizedScores
 from trtopt_recipes.pad_conv import PadConv
+from trtopt_recipes.padded_vocabulary import PaddedVocabulary
 from trtopt_recipes.pool_activation import PoolActivation
 from trtopt_recipes.prelu import Prelu
 from trtopt_recipes.qkv_bias import QkvBias
@@ -120,5 +121,6 @@ PACK = (
     Conv1d(),
     ResidualActivation(),
     MisalignedChannels(),
+    PaddedVocabulary(),
 )
 """In canonical order: cheap removals first, so that later recipes see fewer nodes."""

@@ -75,6 +75,22 @@ def test_a_bundle_made_twice_is_the_same_to_the_byte(trtopt: Run, tmp_path: Path
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
+def test_how_pictures_are_prepared_is_in_it(trtopt: Run, tmp_path: Path) -> None:
+    """A script by its name and not its folder; nothing where the samples are arrays, as in the other tests."""
+    work = tmp_path / "work"
+    made(trtopt, work)
+    script = tmp_path / "elsewhere" / "own.py"
+    script.parent.mkdir()
+    script.write_text("def prepare(picture):\n    raise AssertionError\n")
+    for index, (given, said) in enumerate(((str(script) + ":prepare", "own.py:prepare"), ("imagenet:8", "imagenet:8"))):
+        done = trtopt(*BUILD, "--preprocess", given, "--report", "r.json", cwd=work)
+        assert done.returncode == 0, done.stderr
+        done = trtopt("bundle", "model.rtx.engine", "--report", "r.json", "-o", f"p{index}", cwd=work)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((work / f"p{index}" / "preprocessing.json").read_text()) == {"preprocess": said}
+        assert open_bundle(work / f"p{index}")[0].engine == "model.rtx.engine"
+
+
 def test_the_command_in_it_builds_the_same_engine(trtopt: Run, bundle: Path, tmp_path: Path) -> None:
     command = (bundle / "command.txt").read_text()
     assert command.startswith("trtopt build model.onnx --gpu L4 --output model.rtx.engine --int8 --calib calib.npz")

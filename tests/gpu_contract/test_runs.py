@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from machine import Machine
-from plans import doubling, formatted, kept_cache, two_profiles
+from machine import Machine, Plan
+from plans import doubling, formatted, kept_cache, static, two_profiles
 
 from trtopt.engine import native_log
 from trtopt.engine.backend import TENSORRT, EngineHeader, RuntimeOptions
@@ -31,6 +31,7 @@ from trtopt.precision.observe.samples import open_samples
 from trtopt.profiling.inference import TimedEngine
 from trtopt.report.schema.manifest import FileHash
 from trtopt.serve.gpu import WARM_UPS, GpuRunner
+from trtopt.serve.runner import FilledRunner
 from trtopt.support.files import hash_file
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2)
@@ -61,6 +62,15 @@ def test_an_engine_runs_in_a_session_and_in_a_service(machine: Machine) -> None:
     for found in run_twice(machine.engine(doubling()), {"x": X}):
         np.testing.assert_array_equal(found, 2 * X)
     assert not machine.device.memory
+
+
+@pytest.mark.parametrize("plan", [static(), formatted("HWC", 3)])
+def test_an_engine_of_a_fixed_batch_takes_fewer_rows(plan: Plan, machine: Machine) -> None:
+    with serving(machine.engine(plan)) as runner:
+        filled = FilledRunner(runner, runner.inputs, 2)
+        assert [spec.shape for spec in (*filled.inputs, *filled.outputs)] == [("batch", 3, 2, 2)] * 2
+        for rows in (1, 2):
+            np.testing.assert_array_equal(filled.run(0, {"x": X[:rows]})["y"], 2 * X[:rows])
 
 
 def test_an_engine_that_brings_its_runtime_loads_where_that_is_allowed(machine: Machine) -> None:

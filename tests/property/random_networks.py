@@ -20,6 +20,7 @@ from token_parts import (
     repeated_bias,
     selected,
     stacked,
+    vocabulary,
     waves_to_pixels,
 )
 from window_parts import window_block
@@ -32,7 +33,9 @@ WINDOWS = 20_000
 _MOST_ELEMENTS = 20_000
 _RARE_EVERY = 20
 _CYCLE = (stacked, normalized_attention, repeated_bias, waves_to_pixels, excited, mixer, excited)
-RARE_PARTS = (*_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels)
+RARE_PARTS = (
+    *_CYCLE, *_CYCLE[:6], adapted, adapted, adapted, mixer, mixer, waves_to_pixels, *(vocabulary,) * 4
+)  # fmt: skip
 
 
 def random_network(seed: int) -> onnx.ModelProto:

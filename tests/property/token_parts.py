@@ -291,3 +291,9 @@ def waves_to_pixels(b: NetBuilder, x: Value) -> Value:
     y = b.reshape(b.transpose(y, 0, 2, 1), n, width, tokens, 1)
     weight = b.weight((y.channels, 1, 3, 3), 9)
     return b.op("Conv", [y.name, weight], y.shape, pads=[1] * 4, group=y.channels)
+
+
+def vocabulary(b: NetBuilder, x: Value) -> Value:
+    """Scores over an odd number of words, and the mean of what stands for them."""
+    scores = linear(b, x, 2 * b.size(1024, 1100) + 1, bias=b.chance())
+    return linear(b, b.op("Softmax", [scores.name], scores.shape, axis=-1), x.width)

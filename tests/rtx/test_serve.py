@@ -8,13 +8,14 @@ from pathlib import Path
 import detectors
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 import trtopt
 from trtopt.engine.loaded import LoadedEngine
 from trtopt.engine.manifest import verify
 from trtopt.engine.native_log import logger_of
-from trtopt.errors import IntegrityError
+from trtopt.errors import IntegrityError, UsageError
 from trtopt.hardware.probe import probe
 from trtopt.source.check import sha256_of
 from trtopt.source.onnx_file import load
@@ -66,3 +67,30 @@ def test_what_the_runtime_logs_is_bounded() -> None:
         for index in range(1000):
             logger_of(tensorrt_rtx).log(tensorrt_rtx.ILogger.Severity.ERROR, f"error {index}")
     assert len(engine.messages) <= 100 and engine.messages[-1] == "error 999"
+
+
+@pytest.mark.skipif(probe().gpu is not None, reason="this machine has a GPU")
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_fixed_batch_takes_fewer_rows_where_they_are_alone(tmp_path: Path, mixed: bool) -> None:
+    middle = "m = ReduceMean <keepdims = 1> (c, first)" if mixed else "m = ReduceMean <keepdims = 1> (c, last)"
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[N, 4, 8, 8] x) => (float[N, 4, 8, 8] y)
+    <int64[1] first = {{0}}, int64[1] last = {{3}}> {{ c = Conv(x, w) {middle} y = Sub(c, m) }}"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=(4, 4, 1, 1)).astype(np.float32), "w"))
+    onnx.save(model, tmp_path / "net.onnx")
+    images = rng.normal(size=(8, 4, 8, 8)).astype(np.float32)
+    saved = tmp_path / "net.opt.onnx"
+    report = trtopt.build(
+        tmp_path / "net.onnx", precision="fp16", opt_shapes=[{"x": images.shape}], save_onnx=str(saved)
+    )
+    assert report.engine is not None and report.engine.path is not None
+    assert verify(report.engine.path).filled_rows == (0 if mixed else 8)
+    with trtopt.Engine.load(report.engine.path, fallback=saved) as engine:
+        whole = engine.run({"x": images})["y"]
+        if mixed:
+            with pytest.raises(UsageError, match="the model takes"):
+                engine.run({"x": images[:3]})
+        else:
+            np.testing.assert_array_equal(engine.run({"x": images[:3]})["y"], whole[:3])

@@ -11,7 +11,7 @@ from drawn_cases import given
 from hypothesis import strategies as st
 
 from trtopt.config.base import ShapeMap
-from trtopt.engine.buckets import Shapes, choose, divide, read_histogram
+from trtopt.engine.buckets import Shapes, choose, read_histogram
 from trtopt.errors import UsageError
 
 
@@ -49,17 +49,68 @@ def test_no_other_division_takes_less(counts: dict[int, int], most: int) -> None
         assert len(taking) == 1
 
 
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=7), st.integers(1, 4))
-def test_runs_are_divided_as_by_trying_all(values: list[float], runs: int) -> None:
-    def cost(start: int, end: int) -> float:
-        return (end - start) * max(values[start:end])
+def area(shapes: ShapeMap) -> float:
+    height, width = shapes["x"][2:]
+    return 20 + 0.5 * height * width
 
-    number = min(runs, len(values))
-    cuts = itertools.combinations(range(1, len(values)), number - 1)
-    tried = [[0, *inner, len(values)] for inner in cuts]
-    best = min(sum(cost(a, b) for a, b in itertools.pairwise(ends)) for ends in tried)
-    total, ends = divide(len(values), number, cost)
-    assert total == pytest.approx(best) and len(ends) == number and ends[-1] == len(values)
+
+def sides(counts: dict[tuple[int, int], int]) -> Counter[Shapes]:
+    return Counter({(("x", (1, 3, *size)),): count for size, count in counts.items()})
+
+
+@given(
+    st.dictionaries(st.tuples(st.integers(1, 20), st.integers(1, 20)), st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(1, 4),
+)
+def test_no_other_buckets_of_two_sizes_take_less(counts: dict[tuple[int, int], int], most: int) -> None:
+    """Against every choice of at most four heights x widths that holds the largest of both."""
+    heights, widths = {height for height, _ in counts}, {width for _, width in counts}
+    largest = (max(heights), max(widths))
+    corners = sorted({*itertools.product(heights, widths)} - {largest})
+    best = min(
+        sum(
+            count * min(area({"x": (1, 3, *end)}) for end in [*chosen, largest] if h <= end[0] and w <= end[1])
+            for (h, w), count in counts.items()
+        )
+        for size in range(most)
+        for chosen in itertools.combinations(corners, size)
+    )
+    found = choose(sides(counts), area, most)
+    requests = sum(counts.values())
+    assert best <= found.us * requests + 1e-6 <= best * 1.02 + 1e-3
+    assert len(found.buckets) <= most and sum(item.requests for item in found.buckets) == requests
+    assert found.buckets[-1].high["x"] == (1, 3, *largest)
+
+
+def test_portraits_and_landscapes_get_a_bucket_each() -> None:
+    """A cut by the number of elements would put them together, where both take as long as the larger square."""
+    found = choose(sides({(640, 320): 50, (320, 640): 50, (640, 640): 1}), area)
+    assert [(item.high["x"][2:], item.requests) for item in found.buckets] == [
+        ((320, 640), 50), ((640, 320), 50), ((640, 640), 1)
+    ]  # fmt: skip
+
+
+def test_two_sizes_with_one_largest_are_not_taken_for_one() -> None:
+    """A batch and a length both up to 32: a bucket that began above another's sizes would leave shapes out."""
+    counts = {(1, 32): 40, (32, 4): 40, (32, 32): 1}
+    found = choose(sides(counts), area)
+    for size in itertools.product((1, 2, 31, 32), (4, 5, 32)):
+        assert any(
+            all(low <= dim <= high for low, dim, high in zip(item.low["x"][2:], size, item.high["x"][2:], strict=True))
+            for item in found.buckets
+        )
+
+
+def test_few_shapes_are_priced_however_many_there_are() -> None:
+    priced: list[ShapeMap] = []
+
+    def time_of(shapes: ShapeMap) -> float:
+        priced.append(shapes)
+        return area(shapes)
+
+    choose(sides(dict.fromkeys(itertools.product(range(50, 90), range(40, 90)), 1)), time_of)
+    assert len(priced) <= 100
+    assert max(item["x"] for item in priced) == (1, 3, 89, 89)
 
 
 def test_few_buckets_are_kept_where_more_gain_nothing() -> None:

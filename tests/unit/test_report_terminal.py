@@ -13,6 +13,7 @@ from rich.console import Console
 from trtopt.cli.build import make_parser, parse_arguments
 from trtopt.cli.options import config_from
 from trtopt.config import BuildConfig
+from trtopt.report.schema.analysis import EngineAnalysis, LayerRow, totals_of
 from trtopt.report.schema.build import (
     AccuracyRecord,
     Achieved,
@@ -119,6 +120,26 @@ def test_the_lines_name_the_code_that_made_the_model_and_are_silent_of_its_input
     assert "analyze nets.py:net --input x:float32:1x3 --dynamic x:0=batch:1..4" in " ".join(
         _section(coded, "Worth doing next").replace("\\", " ").split()
     )
+
+
+@pytest.mark.parametrize(("files", "layout"), [({}, "hwc4"), ({"epcontext": "ctx.onnx"}, "chw")])
+def test_an_image_is_fed_interleaved_where_the_runtime_takes_it(files: dict[str, str], layout: str) -> None:
+    model = {"path": "m.onnx", "inputs": [{"name": "x", "dtype": "float32", "shape": [1, 3, 32, 32]}]}
+    cast = LayerRow("cast", "Cast", ("trtopt/cast/x_fp16",), "memory", 0, 9, 0.1, "fp16", None, None, 0, 0, 1.0, 1.0,
+                    16, "memory", 1.0, 5.0, 0.5, 5.0)  # fmt: skip
+    analysis = EngineAnalysis("L4", (cast,), totals_of((cast,)))
+    report = dataclasses.replace(_ready(), model=model, analysis=analysis, config={**_ready().config, **files})
+    lines = [block.text for block in advice(report) if isinstance(block, Command)]
+    assert [
+        line for line in lines if "--io" in line and f":{layout}" in line and ("--epcontext" in line) == bool(files)
+    ]
+
+
+def test_one_shape_is_not_advised_where_several_were_asked_for() -> None:
+    cost = DynamicCost(Cost(20, 0, 10, 100.0), 4, 0, 0.5, "x 1 .. 8", "--opt-shapes x:4")
+    for options in ({"batches": [1, 8]}, {"shape_histogram": "log.txt"}):
+        report = dataclasses.replace(_ready(), dynamic_cost=cost, config={**_ready().config, **options})
+        assert "fix the shapes" not in _section(report, "Worth doing next")
 
 
 def test_a_verdict_without_verbose_has_no_steps_and_says_how_to_see_them() -> None:

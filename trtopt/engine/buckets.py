@@ -1,18 +1,21 @@
 """Optimization profiles for the shapes that requests have: buckets of a histogram, chosen by time.
 
-A request runs in its bucket at the most in the time of the bucket's largest shape. Buckets are the cut of the requests,
-sorted by their time, into at most k runs whose total time is least: dynamic programming over the ends of the runs,
-O(k n^2), as for the optimal quantization of numbers on a line (Bruce 1965; Wang and Song, "Ckmeans.1d.dp", 2011).
+A request takes the fastest bucket that holds it, in the time of the bucket's largest shape. That shape need not be
+larger than what its requests have, so that it is one of the *corners*, the joins of requests: of those, all choices of
+at most k are tried that have the join of all, so that an engine refuses no shape up to the largest.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from trtopt.config.base import ShapeMap
 from trtopt.engine.request import parse_shapes
@@ -26,8 +29,11 @@ MOST_BUCKETS = 4
 _WORTH = 0.02
 """Share of the time of the most buckets that fewer may cost more."""
 
-_MOST_SHAPES = 48
-"""Distinct shapes that are told apart; more are put together, each group at its largest."""
+_MOST_SIZES = 48
+"""Sizes of an axis that are told apart; more are put together, each group at its largest."""
+
+_MOST_CORNERS = 100
+"""About so many shapes are priced, a quarter of a second each: of more axes fewer sizes are told apart."""
 
 _LARGEST_BYTES = 64 << 20
 
@@ -138,82 +144,99 @@ def _parsed(text: str, where: str) -> tuple[ShapeMap, int]:
 def choose(histogram: Mapping[Shapes, int], time_of: Callable[[ShapeMap], float], most: int = MOST_BUCKETS) -> Buckets:
     """The buckets in which the requests take the least time, as few of them as cost at most 2 % more.
 
-    Of requests in which one size varies, no other division into as many buckets takes less; of several sizes, none of
-    those that keep the order of their times.
+    No other buckets, as many, take less time, whichever and however many sizes vary; sizes that are put together
+    (more than 48 of one axis, 10 each of two, 4 each of three) count as their largest.
 
     Args:
         histogram: Requests by their shapes.
-        time_of: Predicted microseconds of a request of these shapes.
+        time_of: Predicted microseconds of a request of these shapes; at least that of smaller ones.
         most: How many buckets there may be.
     """
-    known: dict[Shapes, float] = {}
-
-    def cost(shapes: Shapes) -> float:
-        if shapes not in known:
-            known[shapes] = time_of(dict(shapes))
-        return known[shapes]
-
-    groups = _grouped(histogram)
-    groups.sort(key=lambda item: (cost(item[0]), item[0]))
-    shapes, counts = [item[0] for item in groups], [item[1] for item in groups]
-    sums = [0]
-    for count in counts:
-        sums.append(sums[-1] + count)
-
-    def of_run(start: int, end: int) -> float:
-        return (sums[end] - sums[start]) * cost(_high(shapes[start:end]))
-
-    tried = [divide(len(groups), number, of_run) for number in range(1, min(most, len(groups)) + 1)]
-    best = tried[-1][0]
-    total, ends = next(found for found in tried if found[0] <= best * (1 + _WORTH))
-    start = 0
+    varied = _varied(histogram)
+    requests = _rounded(histogram, min(_MOST_SIZES, int(_MOST_CORNERS ** (1 / max(varied, 1)))))
+    corners = _corners(requests)
+    us = np.array([time_of(dict(corner)) for corner in corners])
+    takes = np.array([[_covers(dict(corner), shapes) for shapes in requests] for corner in corners])
+    times, counts = np.where(takes, us[:, None], math.inf), np.array(list(requests.values()))
+    tried = [_fastest(times, counts, number) for number in range(1, min(most, len(corners)) + 1)]
+    requested = int(counts.sum())
+    total, chosen = next(found for found in tried if found[0] <= tried[-1][0] * (1 + _WORTH))
+    order = sorted(chosen, key=lambda index: (us[index], index))
+    taken = np.bincount(times[order].argmin(0), counts, len(order))
     found: list[Bucket] = []
     least = dict(_low(list(histogram)))
-    for end in ends:
-        high = _high(shapes[start:end])
-        found.append(Bucket(_from(least, dict(high), found), dict(high), sums[end] - sums[start]))
-        start = end
-    requests = sums[-1]
-    return Buckets(tuple(found), total / requests, tried[0][0] / requests, _padding(histogram, found))
+    for index, number in zip(order, taken, strict=True):
+        high = dict(corners[index])
+        low = _behind(found[-1].high, least, high) if found and varied == 1 else least
+        found.append(Bucket(low, high, int(number)))
+    return Buckets(tuple(found), total / requested, tried[0][0] / requested, _padding(histogram, found))
 
 
-def divide(length: int, runs: int, cost: Callable[[int, int], float]) -> tuple[float, tuple[int, ...]]:
-    """The cut of ``range(length)`` into so many runs whose costs add up to the least; the sum, and where runs end.
+def _fastest(times: np.ndarray, counts: np.ndarray, number: int) -> tuple[float, tuple[int, ...]]:
+    """So many corners, the last one among them, in which the requests take the least time, and that time.
 
-    ``cost(start, end)`` is that of one run. The number of calls grows with ``runs * length ** 2``.
+    ``times`` [corners, requests] is infinite where a corner does not hold a request; the last one holds all.
     """
-    best: list[tuple[float, tuple[int, ...]]] = [(math.inf, ()) for _ in range(length + 1)]
-    best[0] = (0.0, ())
-    for _ in range(runs):
-        best = [
-            min(
-                ((best[start][0] + cost(start, end), (*best[start][1], end)) for start in range(end)),
-                default=(math.inf, ()),
-            )
-            for end in range(length + 1)
-        ]
-    return best[length]
+    last = len(times) - 1
+    if number == 1:
+        return float(times[last] @ counts), (last,)
+    best: tuple[float, tuple[int, ...]] = (math.inf, ())
+    for others in itertools.combinations(range(last), number - 2):
+        totals = np.minimum(times[:last], times[[*others, last]].min(0)) @ counts
+        index = int(totals.argmin())
+        best = min(best, (float(totals[index]), (*others, index, last)))
+    return best[0], tuple(dict.fromkeys(best[1]))
 
 
-def _grouped(histogram: Mapping[Shapes, int]) -> list[tuple[Shapes, int]]:
-    """The shapes, or where there are many, groups of them in the order of their elements, each at its largest."""
-    items = sorted(histogram.items(), key=lambda item: (_elements(item[0]), item[0]))
-    size = -(-len(items) // _MOST_SHAPES)
-    parts = [items[start : start + size] for start in range(0, len(items), size)]
-    return [(_high([shapes for shapes, _ in part]), sum(count for _, count in part)) for part in parts]
+def _varied(histogram: Mapping[Shapes, int]) -> int:
+    """How many sizes vary apart: those of one order, such as the lengths of ids and mask, are one."""
+    return len({tuple(map(_ranks(sizes).__getitem__, sizes)) for sizes in _axes(histogram) if len(set(sizes)) > 1})
 
 
-def _from(least: ShapeMap, high: ShapeMap, before: Sequence[Bucket]) -> ShapeMap:
-    """The smallest sizes of a bucket: those behind the bucket before it where one size varies, else the least of all,
-    so that every shape up to the largest is in a bucket."""
-    varied = [
-        (name, axis) for name, dims in high.items() for axis in range(len(dims)) if least[name][axis] < dims[axis]
-    ]
-    low = {name: list(dims) for name, dims in least.items()}
-    if before and len({high[name][axis] for name, axis in varied}) == 1:
-        for name, axis in varied:
-            low[name][axis] = before[-1].high[name][axis] + 1
-    return {name: tuple(dims) for name, dims in low.items()}
+def _ranks(sizes: Iterable[int]) -> dict[int, int]:
+    return {size: rank for rank, size in enumerate(sorted(set(sizes)))}
+
+
+def _axes(histogram: Mapping[Shapes, int]) -> list[tuple[int, ...]]:
+    """The sizes that each axis of the inputs has in the requests."""
+    return list(zip(*([dim for _, dims in shapes for dim in dims] for shapes in histogram), strict=True))
+
+
+def _rounded(histogram: Mapping[Shapes, int], most: int) -> Counter[Shapes]:
+    """The requests, where an axis has more sizes each rounded up to the largest of its group of neighbours."""
+    up = []
+    for sizes in _axes(histogram):
+        known = sorted(set(sizes))
+        step = -(-len(known) // most)
+        up.append({size: known[min(at // step * step + step, len(known)) - 1] for at, size in enumerate(known)})
+    found: Counter[Shapes] = Counter()
+    for shapes, count in histogram.items():
+        axes = iter(up)
+        found[tuple((name, tuple(next(axes)[dim] for dim in dims)) for name, dims in shapes)] += count
+    return found
+
+
+def _corners(requests: Iterable[Shapes]) -> list[Shapes]:
+    """The smallest shapes that hold some of the requests together; the last one holds all."""
+    found: set[Shapes] = set()
+    for shapes in requests:
+        found |= {shapes, *(_high([shapes, other]) for other in found)}
+    return sorted(found, key=lambda corner: (_elements(corner), corner))
+
+
+def _covers(high: ShapeMap, shapes: Shapes) -> bool:
+    return all(size <= most for name, dims in shapes for size, most in zip(dims, high[name], strict=True))
+
+
+def _behind(before: ShapeMap, least: ShapeMap, high: ShapeMap) -> ShapeMap:
+    """The smallest sizes above those of the bucket before, where the same one size varies in both."""
+    return {
+        name: tuple(
+            low if low == most else most_before + 1
+            for low, most, most_before in zip(least[name], dims, before[name], strict=True)
+        )
+        for name, dims in high.items()
+    }
 
 
 def _high(shapes: Sequence[Shapes]) -> Shapes:
@@ -239,11 +262,7 @@ def _elements(shapes: Shapes) -> int:
 def _padding(histogram: Mapping[Shapes, int], buckets: Sequence[Bucket]) -> float:
     own = filled = 0
     for shapes, count in histogram.items():
-        bucket = next(
-            item
-            for item in buckets
-            if all(size <= most for name, dims in shapes for size, most in zip(dims, item.high[name], strict=True))
-        )
+        bucket = next(item for item in buckets if _covers(item.high, shapes))
         own += count * _elements(shapes)
         filled += count * sum(math.prod(dims) for dims in bucket.high.values())
     return 1 - own / filled if filled else 0.0

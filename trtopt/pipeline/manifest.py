@@ -19,6 +19,8 @@ from trtopt.engine.epcontext import context_model
 from trtopt.engine.manifest import Signer, write_manifest
 from trtopt.engine.options import parse_builder_options, with_found
 from trtopt.engine.request import BuildRequest
+from trtopt.graph.rows import are_alone
+from trtopt.graph.shapes import at_shapes
 from trtopt.graph.states import find_states
 from trtopt.hardware.spec import PORTABLE
 from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
@@ -99,6 +101,10 @@ def manifest_of(
     hashes = tuple(FileHash(path.name, *hash_file(path, "The part of the model for the host")) for path in host)
     graph = results.model.graph
     states = {str(item.input.name): str(item.output.name) for item in find_states(results.model)}
+    inputs = tuple(
+        dataclasses.replace(_tensor(value, report, engine), state=states.get(str(value.name), ""))
+        for value in graph.inputs
+    )
     return Manifest(
         trtopt=VERSION,
         engine_bytes=engine.bytes,
@@ -117,15 +123,27 @@ def manifest_of(
         options_sha256=canonical_sha256(chosen),
         precision=report.precision,
         eight_bit=tuple(sorted(results.eight_bit)),
-        inputs=tuple(
-            dataclasses.replace(_tensor(value, report, engine), state=states.get(str(value.name), ""))
-            for value in graph.inputs
-        ),
+        inputs=inputs,
         outputs=tuple(_tensor(value, report, engine) for value in graph.outputs),
         accuracy=None if accuracy is None else _accuracy(accuracy),
         host=None if part is None else HostFiles(hashes, part.inputs, part.outputs, part.model_outputs),
         onnx_sha256=sha256_of(onnx) if onnx else "",
+        filled_rows=0 if part is not None else _filled_rows(results.model, inputs),
     )
+
+
+def _filled_rows(model: ir.Model, inputs: Sequence[EngineTensor]) -> int:
+    """The least batch, where a call of fewer rows gets the same when it is filled up to that; else 0.
+
+    Only the batch may be dynamic: the proof is made at the smallest shapes, and would not hold for others.
+    """
+    least = {item.name: min((one.min for one in item.ranges), default=item.shape or ()) for item in inputs}
+    sizes = {name: tuple(dim for dim in shape if isinstance(dim, int)) for name, shape in least.items()}
+    rows = next((shape[0] for shape in sizes.values() if shape), 1)
+    others = {(item.name, end[1:]) for item in inputs for one in item.ranges for end in (one.min, one.max)}
+    if rows < 2 or sizes != least or len(others) != sum(bool(item.ranges) for item in inputs):
+        return 0
+    return rows if are_alone(at_shapes(model, sizes), rows) else 0
 
 
 _ABOUT_THE_CACHE = ("no_cache", "cache_gb", "error_on_timing_cache_miss")

@@ -46,7 +46,7 @@ def given_shapes(
     """
     if config.shape_histogram is not None:
         base = Precision.FP16 if precision in (None, Precision.AUTO) else precision.base
-        times = _Times(loaded.model, base, gpu or find_gpu(_FOR_PORTABLE), config.shape_histogram)
+        times = RequestTimes(loaded.model, base, gpu or find_gpu(_FOR_PORTABLE), config.shape_histogram)
         found = choose(_histogram(config.shape_histogram, loaded.inputs), times)
         clock.note("shapes", found.note)
         high = tuple(item.high for item in found.buckets)
@@ -73,7 +73,7 @@ def _histogram(file: str, inputs: Sequence[InputSpec]) -> Counter[Shapes]:
     return found
 
 
-class _Times:
+class RequestTimes:
     """Predicted microseconds of a network at input shapes."""
 
     def __init__(self, model: ir.Model, base: Precision, gpu: GpuSpec, where: str) -> None:

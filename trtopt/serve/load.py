@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,7 @@ from trtopt.hardware.cpu import available_threads
 from trtopt.report.schema.manifest import HostFiles, Manifest
 from trtopt.serve.bundle import engine_of
 from trtopt.serve.gpu import GpuRunner
+from trtopt.serve.runner import FilledRunner, ServingRunner
 from trtopt.serve.tensors import Arrays, TensorSpec, said, spec_of
 from trtopt.source.onnx_file import load as load_model
 from trtopt.support._lazy import require
@@ -109,29 +110,6 @@ def specs_of(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
         dtype: np.dtype[Any] = np.dtype(value.type.dtype.numpy())
         found.append(TensorSpec(str(value.name), dtype, dims))
     return tuple(found)
-
-
-class ServingRunner(Protocol):
-    """What runs the calls.
-
-    Attributes:
-        takes_gpu: Whether inputs may lie on the GPU; then the outputs do, where the first input does.
-    """
-
-    takes_gpu: bool
-    runtime: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-    def run(self, context: int, feeds: dict[str, Any]) -> dict[str, Any]:
-        """Outputs by name, computed in a context that no other call holds meanwhile."""
-
-    @property
-    def graph_counts(self) -> dict[str, int]:
-        """What came of CUDA graphs; empty where there are none."""
-
-    def close(self) -> None:
-        """Free its memory; nothing runs any more."""
 
 
 class WholeRunner:
@@ -301,7 +279,15 @@ def load(path: Path, settings: LoadSettings) -> Loaded:
     runner: ServingRunner = GpuRunner(engine, access, settings.contexts, settings.cuda_graphs)
     if engine.manifest is not None and engine.manifest.host is not None:
         runner = _with_host(runner, engine.path, engine.manifest.host, settings.contexts)
-    return Loaded(path.name, runner, runner.inputs)
+    return _filled(Loaded(path.name, runner, runner.inputs), engine.manifest)
+
+
+def _filled(loaded: Loaded, manifest: Manifest | None) -> Loaded:
+    """The same for calls of fewer rows, where the manifest says that rows are alone."""
+    if manifest is None or not manifest.filled_rows:
+        return loaded
+    runner = FilledRunner(loaded.runner, loaded.inputs, manifest.filled_rows)
+    return dataclasses.replace(loaded, runner=runner, inputs=runner.inputs)
 
 
 def _check_tensors(manifest: Manifest, path: Path) -> None:
@@ -325,6 +311,10 @@ def _check_tensors(manifest: Manifest, path: Path) -> None:
     given = {item.name for item in manifest.outputs}
     if any(item.state and (item.state not in given or item.shape is None) for item in manifest.inputs):
         raise _impossible(path, "it has states that are no outputs, or of no known rank")
+    least = [min((one.min for one in item.ranges), default=item.shape or ()) for item in manifest.inputs]
+    rows, has_rows = manifest.filled_rows, all(item.shape for item in manifest.outputs)
+    if rows and (manifest.host is not None or not has_rows or rows not in [shape[0] for shape in least if shape]):
+        raise _impossible(path, f"its inputs or outputs have not the {rows} rows that calls are filled up to")
 
 
 def _impossible(path: Path, why: str) -> IntegrityError:
@@ -379,7 +369,7 @@ def _fallback(engine: VerifiedEngine, path: Path, contexts: int, reason: str) ->
         inputs = tuple(dataclasses.replace(spec, profiles=profiles.get(spec.name, ())) for spec in runner.inputs)
     runner.runtime += f", in place of {engine.built}"
     _LOG.warning("%s does not run here, and %s runs in its place: %s", engine.path.name, path.name, reason)
-    return Loaded(engine.path.name, runner, inputs, reason)
+    return _filled(Loaded(engine.path.name, runner, inputs, reason), manifest)
 
 
 def _check_model_of(manifest: Manifest, path: Path, sha256: str, model: ServingRunner) -> None:

@@ -128,6 +128,8 @@ class Manifest:
         onnx_sha256: Hash of the optimized model that was written with the engine, as ``model_sha256``; empty where none
             was.
         epcontext: The ONNX model that ONNX Runtime loads the engine from; None where none was written.
+        filled_rows: The engine's least batch, where it is above 1 and the outputs of each row are proven to follow from
+            that row alone, so that a call of fewer rows can be filled up to it; else 0.
     """
 
     trtopt: str
@@ -153,6 +155,7 @@ class Manifest:
     host: HostFiles | None
     onnx_sha256: str = ""
     epcontext: FileHash | None = None
+    filled_rows: int = 0
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -288,7 +288,8 @@ def _advice(report: BuildReport) -> Iterator[tuple[str, str]]:
     elif report.accuracy is not None and report.accuracy.metric is None and _has_classes(report):
         yield "measure your metric on labelled samples", build_line(report, {"eval": "labelled.npz", "metric": "top1"})
     cost = report.dynamic_cost
-    if cost is not None and cost.share >= _RANGES_COST:
+    has_sizes = options_of(report).get("batches") or options_of(report).get("shape_histogram")
+    if cost is not None and cost.share >= _RANGES_COST and not has_sizes:
         why = f"fix the shapes: their range costs {percent(cost.share)}"
         yield why, build_line(report, {"opt_shapes": _optimum(report), "min_shapes": None, "max_shapes": None})
     if asked == Precision.FP16 and report.engine is not None:
@@ -361,6 +362,8 @@ def _conversions(report: BuildReport) -> Iterator[tuple[str, str]]:
         casts = {f"trtopt/cast/{name}_{end}" for end in ends}
         us = sum(row.predicted_us for row in found.layers if not row.flop and casts & set(row.onnx_nodes))
         if item["dtype"] == "float32" and us >= _CONVERTS * found.totals.predicted_us:
-            layout = "hwc4" if len(item["shape"]) == 4 and item["shape"][1] in (3, 4) else "chw"
+            is_image = len(item["shape"]) == 4 and item["shape"][1] in (3, 4)
+            # ONNX Runtime, which loads the engine of --epcontext, knows no other layout.
+            layout = "hwc4" if is_image and not options_of(report).get("epcontext") else "chw"
             why = f"feed {half.upper()}: converting {some_names([name], 1)} takes {time_text(us)}"
             yield why, build_line(report, {"io": [*options_of(report).get("io", ()), f"{name}:{half}:{layout}"]})

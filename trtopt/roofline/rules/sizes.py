@@ -236,10 +236,10 @@ def vocabulary(subject: Subject) -> Iterator[Proposal]:
         A vocabulary of 33708: 33712 is 0.012 % more arithmetic.
     Remedy:
         Pad the weight and the bias, and let the padded logits leave the network (a bias of -1e4
-        keeps them from being chosen). Do not cut them off inside the network: a Slice is a copy of
-        all logits, and in TensorRT for RTX costs as much as the odd size did. There, an even size
-        needs no padding: 30522 is one kernel. The gain is the product predicted with the padded
-        size.
+        keeps them from being chosen). Cutting them off inside the network is a copy of all logits,
+        which TensorRT for RTX makes for an odd size anyway: there `trtopt build` does it, where that
+        is faster (recipe padded-vocabulary), and an even size needs none: 30522 is one kernel. The
+        gain is the product predicted with the padded size.
     """
     for layer, work in subject.products():
         node = subject.main(layer)
