@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -187,14 +187,14 @@ def _is_detoured(conv: ir.Node) -> bool:
     return source is not None and "detour" in str(source.name)
 
 
+def unjudged(artifact: ModelArtifact, *args: Any, **_: Any) -> driver.Rewritten:
+    """Every recipe applied, whatever it costs."""
+    chosen: tuple[Recipe, ...] = registry.select(args[2].recipes)
+    return driver.apply(artifact, chosen, target=Target())
+
+
 def test_a_recipe_that_makes_what_ships_slower_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the judge of recipes did not see it."""
-
-    def unjudged(artifact: ModelArtifact, *args: Any, **_: Any) -> driver.Rewritten:
-        config = args[2]
-        chosen: tuple[Recipe, ...] = registry.select(config.recipes)
-        return driver.apply(artifact, chosen, target=Target())
-
     monkeypatch.setattr("trtopt.pipeline.session.rewrite", unjudged)
     path = saved(tmp_path, conv_net())
     options: dict[str, Any] = {"cache_dir": str(tmp_path), "no_cache": True}
@@ -204,6 +204,38 @@ def test_a_recipe_that_makes_what_ships_slower_is_taken_back(tmp_path: Path, mon
     assert not any("detour" in str(layer.onnx_nodes) for layer in (report.engine.layers if report.engine else ()))
     step = next(step for step in report.steps if step.name == "held-against-plain")
     assert step.changes == 1 and step.details[0].startswith("without detour")
+
+
+@dataclass(frozen=True)
+class DeadEnd(Detour):
+    """Puts an operator before a convolution that the compiler refuses: a cut to the size it has."""
+
+    name: str = "dead-end"
+
+    def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
+        conv = match.nodes[0]
+        source = conv.inputs[0]
+        assert source is not None and source.shape is not None
+        size = ir.node("Constant", [], {"value": ir.tensor(np.array(list(source.shape), np.int64))})
+        size.outputs[0].name = edit.Names(model).value("size")
+        node = ir.node("CenterCropPad", [source, size.outputs[0]], name=f"{conv.name}_detour")
+        node.outputs[0].name = edit.Names(model).value(f"{conv.name}_detour")
+        node.outputs[0].type, node.outputs[0].shape = source.type, source.shape
+        model.graph.insert_before(conv, [size, node])
+        conv.replace_input_with(0, node.outputs[0])
+        return None
+
+
+@pytest.mark.parametrize("make", [trtopt.build, trtopt.optimize])
+def test_a_recipe_with_which_nothing_builds_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., BuildReport]
+) -> None:
+    monkeypatch.setattr("trtopt.pipeline.session.rewrite", unjudged)
+    monkeypatch.setattr(registry, "all_recipes", lambda: (DeadEnd(),))
+    report = make(saved(tmp_path, conv_net()), gpu="L4", precision="fp16", output=str(tmp_path / "out.onnx"))
+    (warning,) = [text for text in report.warnings if "dead-end" in text]
+    assert warning.startswith("without the recipe dead-end, with which nothing builds: ")
+    assert not any(step.name == "dead-end" for step in report.steps) and report.shipped
 
 
 def test_plain_does_not_ship_where_it_overflows(tmp_path: Path) -> None:

@@ -202,13 +202,40 @@ class _Run:
             )
             pruned = sparsify(artifact, job, clock)
         self._budget = settings.budget_after(pruned.is_pruned)
-        first = self._build(Way(own, pruned.artifact, settings.precision, config))
-        if first is None:
-            raise ValueError("a product without a bound is always made")
+        first = self._first(own, pruned)
         is_held = (not first.failures or config.allow_accuracy_loss) and first.cost is not None
         trials = self._trials(first) if is_held and not pruned.is_pruned else iter(())
         settled = hold(first, self._baseline.costs() if is_held else {}, trials, clock)
         return settled, pruned.record
+
+    def _first(self, own: OwnQdq, pruned: Sparsified) -> Built:
+        """The product as the stages make it, with as many of its recipes as the compiler builds.
+
+        A recipe is judged in a network without the casts that accuracy asks for later; there are networks that the
+        compiler builds with either and not with both. Recipes are left out one by one, the last first, and then all.
+        """
+        config, used = self._config, recipes_of(own, self._parts.artifact)
+        names = [recipe.name for recipe in registry.select(config.recipes)]
+        without = [",".join(name for name in names if name != out) for out in used[::-1][:TOGETHER]]
+        ways = () if pruned.is_pruned or not used else (*filter(None, without), "none")
+        artifact, refused = pruned.artifact, None
+        for recipes in (config.recipes, *ways):
+            way = replace(config, recipes=recipes)
+            if recipes != config.recipes:
+                own = self._after_recipes(way)
+                artifact = own.rewritten.artifact
+            try:
+                found = self._build(Way(own, artifact, self._settings.precision, way))
+            except EngineBuildError as error:
+                refused = refused or error
+                continue
+            if found is None:
+                raise ValueError("a product without a bound is always made")
+            if refused is not None:
+                out = ", ".join(name for name in used if name not in recipes_of(own, self._parts.artifact))
+                self._clock.warn("build engine", f"without the recipe {out}, with which nothing builds: {refused.what}")
+            return found
+        raise refused or ValueError("there is at least one way")
 
     def _written(self, settled: Settled, pruned: SparsityRecord | None, pricer: Pricer | None) -> BuildReport:
         """The report, with all files written."""
