@@ -24,9 +24,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt analyze", usage="trtopt analyze MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt analyze", "MODEL [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, AnalyzeConfig)
     return parser

@@ -79,13 +79,7 @@ def run_pipeline(command: str, parser: Parser, argv: Sequence[str]) -> int:
 
 def pipeline_parser(command: str, description: str, epilog: str) -> Parser:
     """The options of ``build`` or ``optimize``."""
-    parser = Parser(
-        prog=f"trtopt {command}",
-        usage=f"trtopt {command} MODEL [options]",
-        description=description,
-        epilog=epilog,
-        hints=FLAGS,
-    )
+    parser = Parser(f"trtopt {command}", "MODEL [options]", description, epilog, hints=FLAGS)
     parser.add_argument(
         "model",
         metavar="MODEL",

@@ -33,12 +33,7 @@ def run(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt bundle",
-        usage="trtopt bundle ENGINE --report REPORT.json -o FOLDER [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser("trtopt bundle", "ENGINE --report REPORT.json -o FOLDER [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "engine", metavar="ENGINE", help="an engine, or the ONNX model of --epcontext, with its manifest"
     )

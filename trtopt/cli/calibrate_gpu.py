@@ -19,12 +19,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt calibrate-gpu",
-        usage="trtopt calibrate-gpu PROFILE... [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser("trtopt calibrate-gpu", "PROFILE... [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "profiles",
         metavar="PROFILE",

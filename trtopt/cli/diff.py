@@ -96,11 +96,10 @@ def _run_matrix(args: argparse.Namespace, builds: Sequence[Mapping[str, Any]], o
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="trtopt diff",
-        usage="trtopt diff MODEL --compiler A --compiler B [options]\n"
-        "       trtopt diff --compiler A.json --compiler B.json [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        "trtopt diff",
+        "MODEL --compiler A --compiler B [options]\n       trtopt diff --compiler A.json --compiler B.json [options]",
+        _DESCRIPTION,
+        _EPILOG,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="the ONNX file; none where reports are compared")
     parser.add_argument(

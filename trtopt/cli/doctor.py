@@ -22,7 +22,7 @@ _DESCRIPTION = "Say what is installed here and what it can build for. Made to be
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(prog="trtopt doctor", description=_DESCRIPTION)
+    parser = Parser("trtopt doctor", description=_DESCRIPTION)
     parser.add_argument(
         "--selftest",
         action="store_true",

@@ -16,7 +16,7 @@ _SCHEMA = "trtopt.rules/1"
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="trtopt explain", description="The rules behind the findings of 'trtopt analyze' and 'trtopt profile'."
+        "trtopt explain", description="The rules behind the findings of 'trtopt analyze' and 'trtopt profile'."
     )
     parser.add_argument("rule", metavar="RULE", nargs="?", help="the rule to explain; without one, all are listed")
     parser.add_argument("--list", action="store_true", help="list all rules, as without RULE")

@@ -182,10 +182,10 @@ def _top_parser() -> Parser:
     width = max(len(name) for name in COMMANDS) + 2
     commands = "\n".join(f"  {name:{width}}{summary}" for name, summary in COMMANDS.items())
     parser = Parser(
-        prog="trtopt",
-        usage="trtopt COMMAND [options]",
-        description=_DESCRIPTION,
-        epilog=f"commands:\n{commands}\n\n{_EPILOG}",
+        "trtopt",
+        "COMMAND [options]",
+        _DESCRIPTION,
+        f"commands:\n{commands}\n\n{_EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"trtopt {VERSION}")

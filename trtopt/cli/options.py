@@ -20,12 +20,22 @@ from trtopt.support.words import did_you_mean, nearest
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations whose errors are :class:`UsageError`.
 
-    ``hints`` are options of another tool that users may type, and mistype.
+    ``usage`` is what follows the command; ``hints`` are options of another tool that users may type, and mistype.
     """
 
-    def __init__(self, *, hints: Iterable[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        prog: str | None = None,
+        usage: str = "",
+        description: str | None = None,
+        epilog: str | None = None,
+        *,
+        hints: Iterable[str] = (),
+        **kwargs: Any,
+    ) -> None:
         kwargs.setdefault("formatter_class", _HelpFormatter)
-        super().__init__(allow_abbrev=False, **kwargs)
+        whole = f"%(prog)s {usage}" if usage else None
+        super().__init__(prog, whole, description, epilog, allow_abbrev=False, **kwargs)
         self._hints = tuple(hints)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:

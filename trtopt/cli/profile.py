@@ -26,11 +26,11 @@ Options of trtexec such as --loadEngine, --warmUp and --exportTimes work too: se
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="trtopt profile",
-        usage="trtopt profile ENGINE|MODEL [options]\n"
+        "trtopt profile",
+        "ENGINE|MODEL [options]\n"
         "       trtopt profile [MODEL] --layer-info FILE --layer-profile FILE --gpu NAME [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        _DESCRIPTION,
+        _EPILOG,
         hints=FLAGS,
     )
     parser.add_argument(

@@ -31,9 +31,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt report", usage="trtopt report REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt report", "REPORT [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "report", metavar="REPORT", help="what build, analyze, profile, sensitivity, sweep, ... wrote with --report"
     )

@@ -19,9 +19,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt sensitivity", usage="trtopt sensitivity MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt sensitivity", "MODEL [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, SensitivityConfig)
     return parser

@@ -89,9 +89,7 @@ def _files_read(plan: SweepPlan) -> dict[str, Path]:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt sweep", usage="trtopt sweep SWEEP.toml [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt sweep", "SWEEP.toml [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument("sweep", metavar="SWEEP.toml", help="options in [build], lists in [matrix], [sweep], [prices]")
     parser.add_argument("--dry-run", action="store_true", help="show the jobs, what the store has, and the time")
     parser.add_argument("--executor", type=OneOf(("local", "ray")), default="local", help="who builds: local, ray")

@@ -42,12 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt triton",
-        usage="trtopt triton ENGINE|MODEL -o REPOSITORY [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser("trtopt triton", "ENGINE|MODEL -o REPOSITORY [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "model", metavar="ENGINE|MODEL", help="an engine of TensorRT with its manifest, or an ONNX model"
     )
