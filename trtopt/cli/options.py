@@ -5,6 +5,7 @@ configuration, and the configuration read back from them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,14 @@ class Parser(argparse.ArgumentParser):
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, max_help_position=30, **kwargs)
+
+
+def from_zero(text: str) -> float:
+    """A number from 0 on, ``0.01`` or ``1%``, as an argparse type."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := share(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on, such as 0.01 or 1%")
 
 
 class OneOf:

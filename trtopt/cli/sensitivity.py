@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, own_stdout, show
+from trtopt.cli.analyze import run_study
+from trtopt.cli.options import Parser, add_config_options
 from trtopt.config import SensitivityConfig
-from trtopt.config.paths import check_files
 
 _DESCRIPTION = "Measure what each region of a model costs in accuracy when it alone becomes 8-bit."
 _EPILOG = """\
@@ -27,13 +26,4 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    args = make_parser().parse(argv)
-    config = config_from(args, SensitivityConfig, "sensitivity")
-    check_files(args.model, config, args.config)
-
-    from trtopt.analysis.sensitivity import sensitivity
-
-    with Listener.of(args) as listener, own_stdout(quiet=args.json):
-        found = sensitivity(args.model, config, on_event=listener)
-    show(found, as_json=args.json, warned=True, quiet=args.quiet)
-    return 0
+    return run_study("sensitivity", make_parser().parse(argv), SensitivityConfig)

@@ -336,7 +336,7 @@ def batch_curve(sweep: BatchSweep) -> Figure:
         for point in sweep.points
     ]
     mode = "lines+markers" if len(batches) <= 40 else "lines"
-    curves = (
+    curves: tuple[tuple[str, str, dict[str, Any], list[float]], ...] = (
         ("throughput", "#10a37f", {}, [point.throughput for point in sweep.points]),
         ("latency", "#e0457b", {"yaxis": "y2"}, [point.predicted_us / 1e3 for point in sweep.points]),
     )
