@@ -8,7 +8,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.options import add_config_options, config_from
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_notes, show
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.cli import trtexec
-from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.options import add_config_options, config_from
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import (
     Listener,
     gate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, say
 
 _DESCRIPTION = "Put an engine and all that belongs to it into one folder, which `trtopt check` checks as a whole."

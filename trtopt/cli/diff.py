@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtopt.cli.options import Parser, add_config_options, config_from, from_zero
+from trtopt.cli.options import add_config_options, config_from, from_zero
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, say, show
 from trtopt.config import BuildConfig
 from trtopt.config.toml_file import MODEL, load_matrix

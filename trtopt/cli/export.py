@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, print_renderable
 from trtopt.config.base import DYNAMIC_HELP, DYNAMIC_METAVAR, INPUT_HELP, INPUT_METAVAR
 from trtopt.report.text.blocks import pairs

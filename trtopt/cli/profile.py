@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtopt.cli.analyze import run_study
-from trtopt.cli.options import Parser, add_config_options
+from trtopt.cli.options import add_config_options
+from trtopt.cli.parser import Parser
 from trtopt.cli.trtexec import translated
 from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import ProfileConfig

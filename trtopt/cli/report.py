@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.cli.options import Parser, from_zero
+from trtopt.cli.options import from_zero
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable, say, show
 from trtopt.errors import UsageError
 from trtopt.support.files import check_outputs

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import OneOf, Parser
+from trtopt.cli.parser import OneOf, Parser
 from trtopt.cli.streams import own_stdout, print_json, print_renderable, safe, say, show
 from trtopt.config import flag
 from trtopt.config.toml_file import MODEL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import OneOf, Parser
+from trtopt.cli.parser import OneOf, Parser
 from trtopt.cli.streams import print_json, say
 
 if TYPE_CHECKING:
