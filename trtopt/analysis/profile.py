@@ -138,8 +138,13 @@ class _Run:
         check_files(None if path is None else str(path), config, None)
         if len(config.shapes) > 1:
             raise UsageError("A network is measured at one set of shapes", where="--shapes", remedy="give it once")
-        if config.key is not None and (path is None or config.layer_info is not None or not _is_engine(path)):
+        is_loaded = path is not None and config.layer_info is None and _is_engine(path)
+        if config.key is not None and not is_loaded:
             raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
+        for name in ("plugins", "weight_streaming_budget", "specialization", "cache_dir"):
+            if getattr(config, name) and not is_loaded:
+                what = "Only an engine is loaded with plugins, a weight streaming budget, a specialization and a cache"
+                raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
         if config.layer_info is not None:
             if config.polygraphy is not None:
                 what = "Files of trtexec hold no inputs"
@@ -155,12 +160,8 @@ class _Run:
                 where="trtopt profile",
                 remedy="name an engine or a model, or give --layer-info and --layer-profile",
             )
-        if _is_engine(path):
+        if is_loaded:
             return self._engine(path)
-        for name in ("plugins", "weight_streaming_budget", "specialization", "cache_dir"):
-            if getattr(config, name):
-                what = "Only an engine is loaded with plugins, a weight streaming budget, a specialization and a cache"
-                raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
         if config.backend == ONNXRUNTIME:
             self._refuse_timing()
             return self._on_cpu(path)
