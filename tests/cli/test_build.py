@@ -190,15 +190,17 @@ def test_optimize_keeps_the_types_unless_one_is_asked_for(trtopt: Run, folder: P
     assert onnx.TensorProto.FLOAT16 not in types
 
 
-@pytest.mark.parametrize(
-    ("precision", "kind"), [((), "the model keeps its types"), (("--fp16",), "the precision is fp16")]
-)
-def test_keeping_all_int8_where_there_is_none_is_said(
-    trtopt: Run, folder: Path, precision: tuple[str, ...], kind: str
-) -> None:
+@pytest.mark.parametrize("precision", [(), ("--fp16",)], ids=str)
+def test_keeping_all_int8_where_there_is_none_is_said(trtopt: Run, folder: Path, precision: tuple[str, ...]) -> None:
     done = trtopt("optimize", "model.onnx", "-o", "o.onnx", "--keep-all-int8", *precision, *PLAIN)
     assert done.returncode == 0, done.stderr
-    assert f"warning: --keep-all-int8 has no effect: {kind}" in " ".join(done.stderr.split())
+    assert "warning: --keep-all-int8 has no effect: it goes with --int8" in " ".join(done.stderr.split())
+
+
+def test_optimize_makes_no_engine_that_has_layers(trtopt: Run, folder: Path) -> None:
+    done = trtopt("optimize", "model.onnx", "-o", "o.onnx", "--export-layer-info", "layers.json")
+    assert done.returncode == 2 and "where:  --export-layer-info" in done.stderr
+    assert not (folder / "layers.json").exists() and not (folder / "o.onnx").exists()
 
 
 def test_optimize_needs_an_output(trtopt: Run, folder: Path) -> None:

@@ -171,6 +171,8 @@ def test_the_model_of_an_engine_names_its_modules(trtopt: Run, folder: Path) -> 
         ((*FILES, "--gpu", "A100", "--backend", "tensorrt"), 2, "were measured already"),
         (("--layer-info", ".", "--layer-profile", "profile.json", "--gpu", "A100"), 2, "Is a directory"),
         (("--layer-info", "profile.json", "--layer-profile", "layers.json", "--gpu", "A100"), 2, "profile.json"),
+        ((*FILES, "--gpu", "A100", "--specialization", "lazy"), 2, "Only an engine is loaded with"),
+        ((*FILES, "--gpu", "A100", "--cache-dir", "kept"), 2, "where:  --cache-dir"),
         ((*FILES, "--gpu", "A100", "--report", "layers.json"), 2, "would overwrite"),
         ((*FILES, "--gpu", "A100", "--export-times", "t.json"), 2, "No engine is timed"),
         ((*FILES, "--gpu", "A100", "--load-inputs", "x.npz"), 2, "were measured already"),

@@ -90,6 +90,12 @@ def test_help_and_wrong_options_load_nothing_heavy(loaded: dict[str, list[str]],
     assert loaded[_statement(arguments)] == []
 
 
+def test_the_help_of_all_commands_loads_no_configuration() -> None:
+    script = "import sys\n" + _statement(["--help"]) + "\nprint([name for name in sys.modules if '.config' in name])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
 def test_numpy_multiplies_in_one_thread_unless_the_caller_says_otherwise(given: str | None, expected: str) -> None:
     script = (

@@ -9,7 +9,8 @@ import pytest
 import tomllib
 from command_line import parse
 
-from trtopt.cli.options import Parser, add_config_options
+from trtopt.cli.options import add_config_options
+from trtopt.cli.parser import Parser
 from trtopt.cli.trtexec import translated
 from trtopt.cli.trtexec_flags import FLAGS, Flag
 from trtopt.config import BuildConfig, ProfileConfig

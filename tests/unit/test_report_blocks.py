@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from analysis_samples import HOSTILE
@@ -113,3 +114,19 @@ def test_builds_and_checks_are_pages_and_markdown_too() -> None:
     page = body(check.view(FOUND))
     assert "2 of 5 gates failed" in page and '<span class="bad">failed</span>' in page
     assert "<img" not in html_page(check.view(hostile()))
+
+
+def test_commands_name_files_below_the_folder_from_there_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = f"trtopt build '{tmp_path}/a net.onnx' --int8"
+    finding = Finding("rule", "hint", (), "what", "remedy", 1.0, command=command)
+    view = view_of(blocks.Command(command), blocks.Findings((finding,), 1.0, ""))
+    for text in (shown(view), as_markdown(view), html_page(view)):
+        assert str(tmp_path) not in text and text.count("a net.onnx") == 2
+
+
+def test_a_command_that_no_shell_takes_is_shown_as_it_is() -> None:
+    view = view_of(blocks.Command("trtopt build 'half"))
+    assert "trtopt build 'half" in shown(view) and "trtopt build 'half" in as_markdown(view)

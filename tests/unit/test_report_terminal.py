@@ -259,8 +259,8 @@ def test_synthetic_calibration_is_loud() -> None:
 def test_the_accuracy_of_each_output_is_a_row() -> None:
     text = _section(full_report(), "Accuracy")
     assert "360 samples (eval) against FP32: the graph was verified on the CPU" in text
-    assert "logits 31.2 dB 0.99987 0.123 99.4 %" in text
-    assert "boxes equal 1.00000 0" in text
+    assert "logits 31.2 dB 0.999870 0.123 99.4 %" in text
+    assert "boxes equal 1.000000 0" in text
     assert "broken not finite nan inf 7" in text
     assert "metric top1: FP32 0.9889, optimized 0.9861, drop 0.0028" in text
 

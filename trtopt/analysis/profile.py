@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -138,15 +138,16 @@ class _Run:
         check_files(None if path is None else str(path), config, None)
         if len(config.shapes) > 1:
             raise UsageError("A network is measured at one set of shapes", where="--shapes", remedy="give it once")
-        if config.key is not None and (path is None or config.layer_info is not None or not _is_engine(path)):
-            raise UsageError("Only an engine is signed", where="--key", remedy="name an engine, or leave the key out")
+        is_loaded = path is not None and config.layer_info is None and _is_engine(path)
+        if not is_loaded:
+            self._refuse(("key",), "Only an engine is signed", "name an engine, or leave it out")
+            what = "Only an engine is loaded with plugins, a weight streaming budget, a specialization and a cache"
+            loading = ("plugins", "weight_streaming_budget", "specialization", "cache_dir")
+            self._refuse(loading, what, "name an engine, or leave it out")
         if config.layer_info is not None:
-            if config.polygraphy is not None:
-                what = "Files of trtexec hold no inputs"
-                raise UsageError(what, where="--polygraphy", remedy="leave it out, or name an engine or a model")
-            if config.load_inputs is not None:
-                what = "Files of trtexec were measured already"
-                raise UsageError(what, where="--load-inputs", remedy="leave it out, or name an engine or a model")
+            remedy = "leave it out, or name an engine or a model"
+            self._refuse(("polygraphy",), "Files of trtexec hold no inputs", remedy)
+            self._refuse(("load_inputs", "shapes", "backend"), "Files of trtexec were measured already", remedy)
             self._refuse_timing()
             return self._ingested(path)
         if path is None:
@@ -155,12 +156,8 @@ class _Run:
                 where="trtopt profile",
                 remedy="name an engine or a model, or give --layer-info and --layer-profile",
             )
-        if _is_engine(path):
+        if is_loaded:
             return self._engine(path)
-        for name in ("plugins", "weight_streaming_budget", "specialization", "cache_dir"):
-            if getattr(config, name):
-                what = "Only an engine is loaded with plugins, a weight streaming budget, a specialization and a cache"
-                raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
         if config.backend == ONNXRUNTIME:
             self._refuse_timing()
             return self._on_cpu(path)
@@ -168,20 +165,21 @@ class _Run:
 
     def _refuse_timing(self) -> None:
         """Raise where an option is about how an engine is timed, and none is."""
+        timing = [name for name, option in options(ProfileConfig).items() if option.group == TIMING]
+        self._refuse(timing, "No engine is timed", "name an engine, or leave it out")
+
+    def _refuse(self, names: Sequence[str], what: str, remedy: str) -> None:
+        """Raise where one of these options is given."""
         default = ProfileConfig()
-        for name, option in options(ProfileConfig).items():
-            if option.group == TIMING and getattr(self.config, name) != getattr(default, name):
-                what = "No engine is timed"
-                raise UsageError(what, where=flag(name), remedy="name an engine, or leave it out")
+        for name in names:
+            if getattr(self.config, name) != getattr(default, name):
+                raise UsageError(what, where=flag(name), remedy=remedy)
 
     def _ingested(self, path: Path | None) -> ProfileReport:
         from trtopt.profiling.ingest import ingest
 
         config = self.config
         gpu = self._gpu()
-        if config.backend != "auto" or config.shapes:
-            where = "--shapes" if config.shapes else "--backend"
-            raise UsageError("Files of trtexec were measured already", where=where, remedy="leave it out")
         with self.clock.stage("read"):
             times = None if config.times is None else Path(config.times)
             measurement = ingest(Path(str(config.layer_info)), Path(str(config.layer_profile)), times)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
-from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.options import add_config_options, config_from
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_notes, show
 from trtopt.config import AnalyzeConfig
 from trtopt.config.paths import check_files
@@ -24,9 +28,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt analyze", usage="trtopt analyze MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt analyze", "MODEL [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, AnalyzeConfig)
     return parser
@@ -34,17 +36,20 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    args = make_parser().parse(argv)
-    print_notes(args)
-    config = config_from(args, AnalyzeConfig, "analyze")
-    check_files(args.model, config, args.config)
     # Graphs are many small objects that live until the end: collecting at every 700 of them takes a fifth of the time.
     gc.set_threshold(_COLLECT_EVERY)
+    return run_study("analyze", make_parser().parse(argv), AnalyzeConfig)
 
-    from trtopt.analysis.analyze import analyze
 
+def run_study(command: str, args: argparse.Namespace, kind: type[Any]) -> int:
+    """Run ``analyze``, ``sensitivity`` or ``profile`` of ``args.model`` with options of ``kind``, and print its report;
+    returns 0."""
+    print_notes(args)
+    config = config_from(args, kind, command)
+    check_files(args.model, config, args.config)
+    study = getattr(importlib.import_module(f"trtopt.analysis.{command}"), command)
     with Listener.of(args) as listener, own_stdout(quiet=args.json):
-        analysis = analyze(args.model, config, on_event=listener)
+        found = study(args.model, config, on_event=listener)
     gc.freeze()  # a last collection of the whole graph would only delay the end of the process
-    show(analysis, as_json=args.json, warned=True, quiet=args.quiet)
+    show(found, as_json=args.json, warned=True, quiet=args.quiet)
     return 0

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.cli import trtexec
-from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.options import add_config_options, config_from
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import (
     Listener,
     gate,
@@ -79,13 +80,7 @@ def run_pipeline(command: str, parser: Parser, argv: Sequence[str]) -> int:
 
 def pipeline_parser(command: str, description: str, epilog: str) -> Parser:
     """The options of ``build`` or ``optimize``."""
-    parser = Parser(
-        prog=f"trtopt {command}",
-        usage=f"trtopt {command} MODEL [options]",
-        description=description,
-        epilog=epilog,
-        hints=FLAGS,
-    )
+    parser = Parser(f"trtopt {command}", "MODEL [options]", description, epilog, hints=FLAGS)
     parser.add_argument(
         "model",
         metavar="MODEL",

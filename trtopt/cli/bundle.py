@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, say
 
 _DESCRIPTION = "Put an engine and all that belongs to it into one folder, which `trtopt check` checks as a whole."
@@ -33,12 +33,7 @@ def run(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt bundle",
-        usage="trtopt bundle ENGINE --report REPORT.json -o FOLDER [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser("trtopt bundle", "ENGINE --report REPORT.json -o FOLDER [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "engine", metavar="ENGINE", help="an engine, or the ONNX model of --epcontext, with its manifest"
     )

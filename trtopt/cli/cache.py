@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
 from trtopt.report.text.blocks import table

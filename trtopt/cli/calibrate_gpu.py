@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_error, show
 from trtopt.errors import GateError
 
@@ -19,12 +19,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt calibrate-gpu",
-        usage="trtopt calibrate-gpu PROFILE... [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser("trtopt calibrate-gpu", "PROFILE... [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "profiles",
         metavar="PROFILE",

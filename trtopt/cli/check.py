@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import show
 from trtopt.config.base import share
 from trtopt.errors import GateError, UsageError
@@ -102,10 +102,10 @@ def _refuse_gates(args: argparse.Namespace) -> None:
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="trtopt check",
-        usage="trtopt check REPORT [options]\n       trtopt check ENGINE|BUNDLE [--key FILE] [--json]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        "trtopt check",
+        "REPORT [options]\n       trtopt check ENGINE|BUNDLE [--key FILE] [--json]",
+        _DESCRIPTION,
+        _EPILOG,
     )
     parser.add_argument(
         "report",

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trtopt.cli.options import OneOf, Parser
+from trtopt.cli.parser import OneOf, Parser
 from trtopt.cli.streams import say
 
 SHELLS = ("bash", "zsh", "fish")
@@ -25,7 +25,7 @@ _FILES = ("FILE", "MODEL", "ENGINE", "REPORT", "SRC", "LIB", "KEY", "SWEEP", "PR
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(prog="trtopt completion", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = Parser("trtopt completion", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("shell", metavar="SHELL", type=OneOf(SHELLS), help=", ".join(SHELLS))
     return parser
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trtopt.cli.options import Parser, add_config_options, config_from
+from trtopt.cli.options import add_config_options, config_from, from_zero
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, own_stdout, print_json, say, show
 from trtopt.config import BuildConfig
-from trtopt.config.base import share
 from trtopt.config.toml_file import MODEL, load_matrix
 from trtopt.errors import GateError, UsageError
 from trtopt.report.schema.diff import DiffReport
@@ -96,25 +96,20 @@ def _run_matrix(args: argparse.Namespace, builds: Sequence[Mapping[str, Any]], o
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="trtopt diff",
-        usage="trtopt diff MODEL --compiler A --compiler B [options]\n"
-        "       trtopt diff --compiler A.json --compiler B.json [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        "trtopt diff",
+        "MODEL --compiler A --compiler B [options]\n       trtopt diff --compiler A.json --compiler B.json [options]",
+        _DESCRIPTION,
+        _EPILOG,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="the ONNX file; none where reports are compared")
     parser.add_argument(
         "--compiler", metavar="NAME", action="append", default=[], help="tensorrt-rtx==VERSION, installed, or a report"
     )
     parser.add_argument(
-        "--max-slowdown", metavar="R", type=_share, help="fail (exit code 7) when the second is slower; 0.05 or 5%%"
+        "--max-slowdown",
+        metavar="R",
+        type=from_zero,
+        help="fail (exit code 7) when the second is slower; 0.05 or 5%%",
     )
     add_config_options(parser, BuildConfig)
     return parser
-
-
-def _share(text: str) -> float:
-    value = share(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError("give a number from 0 on")
-    return value

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import own_stdout, print_json, print_renderable
 from trtopt.errors import EngineBuildError, GateError, MissingDependencyError
 from trtopt.report.text.blocks import pairs, table
@@ -22,7 +22,7 @@ _DESCRIPTION = "Say what is installed here and what it can build for. Made to be
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(prog="trtopt doctor", description=_DESCRIPTION)
+    parser = Parser("trtopt doctor", description=_DESCRIPTION)
     parser.add_argument(
         "--selftest",
         action="store_true",

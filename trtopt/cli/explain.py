@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
 from trtopt.errors import UsageError
 from trtopt.report.text.blocks import table
@@ -16,7 +16,7 @@ _SCHEMA = "trtopt.rules/1"
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="trtopt explain", description="The rules behind the findings of 'trtopt analyze' and 'trtopt profile'."
+        "trtopt explain", description="The rules behind the findings of 'trtopt analyze' and 'trtopt profile'."
     )
     parser.add_argument("rule", metavar="RULE", nargs="?", help="the rule to explain; without one, all are listed")
     parser.add_argument("--list", action="store_true", help="list all rules, as without RULE")

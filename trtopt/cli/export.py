@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import Listener, print_renderable
 from trtopt.config.base import DYNAMIC_HELP, DYNAMIC_METAVAR, INPUT_HELP, INPUT_METAVAR
 from trtopt.report.text.blocks import pairs
@@ -26,12 +26,7 @@ example:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt export",
-        usage="trtopt export TARGET -o MODEL [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser("trtopt export", "TARGET -o MODEL [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument("target", metavar="TARGET", help="what to export")
     parser.add_argument("-o", "--output", metavar="MODEL", required=True, help="the ONNX file to write")
     parser.add_argument("--input", metavar=INPUT_METAVAR, action="append", default=[], help=INPUT_HELP)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable
 from trtopt.report.text.blocks import pairs, table
 from trtopt.support.precision import Precision
@@ -22,7 +22,7 @@ _SCHEMA = "trtopt.gpus/1"
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(prog="trtopt gpu", description="The GPUs an engine can be built for, and what is known of each.")
+    parser = Parser("trtopt gpu", description="The GPUs an engine can be built for, and what is known of each.")
     commands = parser.add_subparsers(dest="action", metavar="list|show", required=True, parser_class=Parser)
     listing = commands.add_parser("list", help="name all GPUs", description="Name all GPUs.")
     showing = commands.add_parser("show", help="show one GPU", description="Show what is known of one GPU.")

@@ -5,40 +5,41 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
-from types import FrameType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import STOPPED, open_streams, print_error
 from trtopt.errors import ResourceError, TrtoptError, UsageError
 from trtopt.support.version import VERSION
 from trtopt.support.words import did_you_mean
 
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import FrameType, ModuleType, TracebackType
+
 _DEFERRED = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 """onnx_ir imports sympy, half of its start-up, for arithmetic with symbolic dimensions, which trtopt does not do."""
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds the modules as the other finders do; they are loaded when they are first used."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname not in _DEFERRED:
             return None
+        from importlib.util import LazyLoader
+
         others = (finder for finder in sys.meta_path if finder is not self)
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
+            spec.loader = LazyLoader(spec.loader)
         return spec
 
 
@@ -182,10 +183,10 @@ def _top_parser() -> Parser:
     width = max(len(name) for name in COMMANDS) + 2
     commands = "\n".join(f"  {name:{width}}{summary}" for name, summary in COMMANDS.items())
     parser = Parser(
-        prog="trtopt",
-        usage="trtopt COMMAND [options]",
-        description=_DESCRIPTION,
-        epilog=f"commands:\n{commands}\n\n{_EPILOG}",
+        "trtopt",
+        "COMMAND [options]",
+        _DESCRIPTION,
+        f"commands:\n{commands}\n\n{_EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"trtopt {VERSION}")
@@ -195,6 +196,8 @@ def _top_parser() -> Parser:
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What the interpreter does with an error that nobody expected; the exit code is 1."""
+    import traceback
+
     traceback.print_exception(kind, error, trace)
     print(
         f"\nThis is a bug in trtopt {VERSION}. Please report it with the lines above and the output of"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtopt.cli.build import pipeline_parser, run_pipeline
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 
 _DESCRIPTION = "Make an optimized ONNX model: everything 'trtopt build' does but the engine."
 _EPILOG = """\

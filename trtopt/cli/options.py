@@ -1,84 +1,25 @@
-"""The options of a command: a parser whose errors say what, where and remedy, options generated from the fields of a
-configuration, and the configuration read back from them.
-"""
+"""Options of a command that are the fields of a configuration, and the configuration read back from them."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
+from trtopt.cli.parser import OneOf, Parser
 from trtopt.config.base import GROUPS, Config, Option, field_kinds, flag, options, share
 from trtopt.config.commands import AnalyzeConfig, BuildConfig, ProfileConfig, SensitivityConfig
-from trtopt.errors import UsageError
 from trtopt.support.precision import Precision
-from trtopt.support.words import did_you_mean, nearest
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations whose errors are :class:`UsageError`.
-
-    ``hints`` are options of another tool that users may type, and mistype.
-    """
-
-    def __init__(self, *, hints: Iterable[str] = (), **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", _HelpFormatter)
-        super().__init__(allow_abbrev=False, **kwargs)
-        self._hints = tuple(hints)
-
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        args, rest = self.parse_known_args(argv)
-        unknown = next((argument for argument in rest if argument.startswith("-")), rest[0] if rest else "")
-        if unknown:
-            raise self._unknown(unknown)
-        return args
-
-    def _unknown(self, argument: str) -> UsageError:
-        name = argument.partition("=")[0]
-        if not name.startswith("-"):
-            return UsageError(f"One argument too many: {argument}", where=self.prog, remedy=f"see {self.prog} --help")
-        bare = {option.lstrip("-"): option for option in (*self.option_names(), *self._hints)}
-        near = nearest(name.lstrip("-"), bare)
-        return UsageError(
-            f"{self.prog} has no option {name}",
-            where=argument,
-            remedy=f"did you mean {bare[near]}?" if near else f"see {self.prog} --help",
-        )
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print."""
-        named = re.match(r"argument ([^:]+): ", message)
-        remedy = f"see {self.prog} --help"
-        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        if wrong:
-            remedy = did_you_mean(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2))) or remedy
-        raise UsageError(message, where=named.group(1) if named else self.prog, remedy=remedy)
-
-    def option_names(self) -> list[str]:
-        """Every long option."""
-        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str, **kwargs: Any) -> None:
-        super().__init__(prog, max_help_position=30, **kwargs)
-
-
-class OneOf:
-    """An argparse type for one of ``choices``, whose error names the nearest."""
-
-    def __init__(self, choices: Iterable[str]) -> None:
-        self.choices = tuple(choices)
-
-    def __call__(self, text: str) -> str:
-        if text not in self.choices:
-            near = did_you_mean(text.lower(), self.choices)
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not one of {', '.join(self.choices)}" + (f"; {near}" if near else "")
-            )
-        return text
+def from_zero(text: str) -> float:
+    """A number from 0 on, ``0.01`` or ``1%``, as an argparse type."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := share(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on, such as 0.01 or 1%")
 
 
 _PRECISION_HELP: dict[str, str] = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, own_stdout, print_notes, show
+from trtopt.cli.analyze import run_study
+from trtopt.cli.options import add_config_options
+from trtopt.cli.parser import Parser
 from trtopt.cli.trtexec import translated
 from trtopt.cli.trtexec_flags import FLAGS
 from trtopt.config import ProfileConfig
-from trtopt.config.paths import check_files
 
 _DESCRIPTION = "Put the measured time of every layer beside its prediction, with reasons for what deviates."
 _EPILOG = """\
@@ -26,15 +26,15 @@ Options of trtexec such as --loadEngine, --warmUp and --exportTimes work too: se
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="trtopt profile",
-        usage="trtopt profile ENGINE|MODEL [options]\n"
+        "trtopt profile",
+        "ENGINE|MODEL [options]\n"
         "       trtopt profile [MODEL] --layer-info FILE --layer-profile FILE --gpu NAME [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        _DESCRIPTION,
+        _EPILOG,
         hints=FLAGS,
     )
     parser.add_argument(
-        "target",
+        "model",
         metavar="ENGINE|MODEL",
         nargs="?",
         help="the engine or the ONNX file; with --layer-info, the ONNX file that the engine was built from",
@@ -49,13 +49,4 @@ def run(argv: Sequence[str]) -> int:
     arguments, notes = translated(argv, "profile", parser.option_names())
     args = parser.parse(arguments)
     args.notes = [*notes, *args.notes]
-    print_notes(args)
-    config = config_from(args, ProfileConfig, "profile")
-    check_files(args.target, config, args.config)
-
-    from trtopt.analysis.profile import profile
-
-    with Listener.of(args) as listener, own_stdout(quiet=args.json):
-        found = profile(args.target, config, on_event=listener)
-    show(found, as_json=args.json, warned=True, quiet=args.quiet)
-    return 0
+    return run_study("profile", args, ProfileConfig)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import Parser
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable, say
 from trtopt.errors import UsageError
 from trtopt.report.text.blocks import table
@@ -22,7 +22,7 @@ _SCHEMA = "trtopt.recipes/1"
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(prog="trtopt recipe", description="The graph rewrites that 'trtopt build --recipes' chooses from.")
+    parser = Parser("trtopt recipe", description="The graph rewrites that 'trtopt build --recipes' chooses from.")
     commands = parser.add_subparsers(dest="action", metavar="list|explain", required=True, parser_class=Parser)
     listing = commands.add_parser("list", help="name all recipes", description="Name all recipes, in their order.")
     listing.add_argument("--json", action="store_true", help="print JSON")

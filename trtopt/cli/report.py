@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtopt.cli.options import Parser
+from trtopt.cli.options import from_zero
+from trtopt.cli.parser import Parser
 from trtopt.cli.streams import print_json, print_renderable, say, show
-from trtopt.config.base import share
 from trtopt.errors import UsageError
 from trtopt.support.files import check_outputs
 from trtopt.support.words import did_you_mean
@@ -31,9 +31,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt report", usage="trtopt report REPORT [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt report", "REPORT [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "report", metavar="REPORT", help="what build, analyze, profile, sensitivity, sweep, ... wrote with --report"
     )
@@ -45,9 +43,9 @@ def make_parser() -> Parser:
     parser.add_argument("--trace", metavar="FILE", help="write the layers as a trace for chrome://tracing or Perfetto")
     parser.add_argument("--csv", metavar="FILE", help="write the jobs of a sweep as CSV")
     parser.add_argument(
-        "--max-latency-ms", type=_number, metavar="MS", help="of a sweep: what to take within this time"
+        "--max-latency-ms", type=from_zero, metavar="MS", help="of a sweep: what to take within this time"
     )
-    parser.add_argument("--max-drop", type=_number, metavar="X", help="and within this drop of accuracy, 0.01 or 1%%")
+    parser.add_argument("--max-drop", type=from_zero, metavar="X", help="and within this drop of accuracy, 0.01 or 1%%")
     parser.add_argument("--model", metavar="NAME", help="only for this model of the sweep")
     parser.add_argument(
         "--take", metavar="DIR", help="of a sweep: copy what to take, with manifest and report, under readable names"
@@ -75,13 +73,6 @@ def run(argv: Sequence[str]) -> int:
     else:
         _one(args, outputs)
     return 0
-
-
-def _number(text: str) -> float:
-    value = share(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError("give a number from 0 on")
-    return value
 
 
 def _one(args: argparse.Namespace, outputs: dict[str, Path]) -> None:

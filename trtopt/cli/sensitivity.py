@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.cli.options import Parser, add_config_options, config_from
-from trtopt.cli.streams import Listener, own_stdout, show
+from trtopt.cli.analyze import run_study
+from trtopt.cli.options import add_config_options
+from trtopt.cli.parser import Parser
 from trtopt.config import SensitivityConfig
-from trtopt.config.paths import check_files
 
 _DESCRIPTION = "Measure what each region of a model costs in accuracy when it alone becomes 8-bit."
 _EPILOG = """\
@@ -19,9 +19,7 @@ examples:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt sensitivity", usage="trtopt sensitivity MODEL [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt sensitivity", "MODEL [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument("model", metavar="MODEL", help="the ONNX file, or nets.py:resnet with --input")
     add_config_options(parser, SensitivityConfig)
     return parser
@@ -29,13 +27,4 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    args = make_parser().parse(argv)
-    config = config_from(args, SensitivityConfig, "sensitivity")
-    check_files(args.model, config, args.config)
-
-    from trtopt.analysis.sensitivity import sensitivity
-
-    with Listener.of(args) as listener, own_stdout(quiet=args.json):
-        found = sensitivity(args.model, config, on_event=listener)
-    show(found, as_json=args.json, warned=True, quiet=args.quiet)
-    return 0
+    return run_study("sensitivity", make_parser().parse(argv), SensitivityConfig)

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from trtopt.config import BuildConfig
 from trtopt.errors import GateError, TrtoptError, UsageError
-from trtopt.events import Event
-from trtopt.report.schema.shown import Shown
 from trtopt.report.text.format import shorten, visible
 
 if TYPE_CHECKING:
     import argparse
+    from types import TracebackType
 
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress, TaskID
     from rich.segment import Segment
 
+    from trtopt.config import BuildConfig
+    from trtopt.events import Event
     from trtopt.report.schema.build import BuildReport
     from trtopt.report.text.blocks import View
 
@@ -163,6 +160,8 @@ def own_stdout(*, quiet: bool) -> Iterator[None]:
 
 
 def print_json(value: dict[str, Any]) -> None:
+    import json
+
     _print(json.dumps(value, indent=2, allow_nan=False))
 
 
@@ -174,7 +173,7 @@ def print_notes(args: argparse.Namespace) -> None:
 
 def show(
     report: _Report,
-    render: Callable[[Any], View] = Shown.view,
+    render: Callable[[Any], View] = lambda report: report.view(),
     *,
     as_json: bool,
     warned: bool = False,
@@ -185,6 +184,8 @@ def show(
     if as_json:
         print_json(report.to_json_dict())
     elif not quiet:
+        from dataclasses import replace
+
         shown = render(report)
         print_renderable(replace(shown, warnings=()) if warned else shown)
 
@@ -205,11 +206,11 @@ def print_renderable(renderable: RenderableType) -> None:
     _print(safe("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))))
 
 
-@dataclass(frozen=True)
 class _Safe:
     """Something to print on a terminal, its text without what the terminal would act on, its colours kept."""
 
-    of: RenderableType
+    def __init__(self, of: RenderableType) -> None:
+        self.of = of
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         from rich.segment import Segment

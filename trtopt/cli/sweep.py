@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import OneOf, Parser
+from trtopt.cli.parser import OneOf, Parser
 from trtopt.cli.streams import own_stdout, print_json, print_renderable, safe, say, show
 from trtopt.config import flag
 from trtopt.config.toml_file import MODEL
@@ -89,9 +89,7 @@ def _files_read(plan: SweepPlan) -> dict[str, Path]:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt sweep", usage="trtopt sweep SWEEP.toml [options]", description=_DESCRIPTION, epilog=_EPILOG
-    )
+    parser = Parser("trtopt sweep", "SWEEP.toml [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument("sweep", metavar="SWEEP.toml", help="options in [build], lists in [matrix], [sweep], [prices]")
     parser.add_argument("--dry-run", action="store_true", help="show the jobs, what the store has, and the time")
     parser.add_argument("--executor", type=OneOf(("local", "ray")), default="local", help="who builds: local, ray")

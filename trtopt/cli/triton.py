@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtopt.cli.options import OneOf, Parser
+from trtopt.cli.parser import OneOf, Parser
 from trtopt.cli.streams import print_json, say
 
 if TYPE_CHECKING:
@@ -42,12 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser(
-        prog="trtopt triton",
-        usage="trtopt triton ENGINE|MODEL -o REPOSITORY [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser = Parser("trtopt triton", "ENGINE|MODEL -o REPOSITORY [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "model", metavar="ENGINE|MODEL", help="an engine of TensorRT with its manifest, or an ONNX model"
     )

@@ -32,6 +32,7 @@ from trtopt.images.preprocess import Preprocess
 from trtopt.judge.target import BuildTarget
 from trtopt.pipeline import network_io, pixels
 from trtopt.pipeline.compile import check_search, engine_cache
+from trtopt.pipeline.idle import idle_options
 from trtopt.pipeline.manifest import other_files
 from trtopt.pipeline.pictures import with_preprocess
 from trtopt.pipeline.polygraphy import make_folder
@@ -167,8 +168,8 @@ def settle(path: Path, config: BuildConfig, calib: Any, clock: Clock, *, make_en
         parse_boxes(config.boxes)
     _check_pruning(config, target.backend, target.gpu, calib)
     precision = config.precision or (Precision.FP16 if make_engine else None)
-    _check_precision(precision, target, config, clock)
-    _check_weights(target, config, clock)
+    _check_precision(precision, target)
+    _check_weights(target, config)
     io = parse_io(config.io)
     if make_engine:
         check_search(config, target.backend)
@@ -214,6 +215,9 @@ def _outputs(path: Path, config: BuildConfig, backend: Backend, make_engine: boo
             files["epcontext"], files["manifest of epcontext"] = model, manifest_path(model)
             files["signature of epcontext"] = signature_path(model)
     else:
+        if config.export_layer_info is not None:
+            remedy = "leave it out, or use `trtopt build`"
+            raise UsageError("There is no engine that has layers", where="--export-layer-info", remedy=remedy)
         if config.output is None:
             raise UsageError("optimize needs an output file", where="-o", remedy="give -o OUT.onnx")
         files["onnx"] = config.output
@@ -273,21 +277,18 @@ def _check_pruning(config: BuildConfig, backend: Backend, gpu: GpuSpec | None, c
         )
 
 
-def _check_precision(precision: Precision | None, target: BuildTarget, config: BuildConfig, clock: Clock) -> None:
-    """Refuse FP8 where a GPU that the engine is for has no units for it, and say which options have no effect."""
+def _check_precision(precision: Precision | None, target: BuildTarget) -> None:
+    """Refuse FP8 where a GPU that the engine is for has no units for it."""
     if precision == Precision.FP8 and (target.gpu is None or not supports(target.gpu, Precision.FP8)):
         remedy = "name a GPU of compute capability 8.9 or later with --gpu, or use --int8"
         raise TargetError("The target has no FP8 units", where=f"--gpu {target.gpu_name}", remedy=remedy)
-    if config.keep_all_int8 and not (precision is not None and precision.is_quantized):
-        kind = "the model keeps its types" if precision is None else f"the precision is {precision}"
-        clock.warn("precision", f"--keep-all-int8 has no effect: {kind}; it goes with --int8, --fp8 and --auto")
 
 
 _UNITS = {"nvfp4": Precision.FP4, "mxfp8": Precision.FP8}
 """Formats of weights that only GPUs with units for the type read."""
 
 
-def _check_weights(target: BuildTarget, config: BuildConfig, clock: Clock) -> None:
+def _check_weights(target: BuildTarget, config: BuildConfig) -> None:
     """Refuse narrow weights that a GPU which the engine is for does not read."""
     needed = _UNITS.get(str(config.weights))
     if needed is not None and (target.gpu is None or not supports(target.gpu, needed)):
@@ -295,8 +296,6 @@ def _check_weights(target: BuildTarget, config: BuildConfig, clock: Clock) -> No
         remedy = f"name a GPU of compute capability {least} or later with --gpu, or use --weights int4"
         what = f"The target does not read weights in {needed.upper()}"
         raise TargetError(what, where=f"--gpu {target.gpu_name}", remedy=remedy)
-    if config.keep_all_weights and config.weights is None:
-        clock.warn("weights", "--keep-all-weights has no effect: it goes with --weights")
 
 
 def _budget(config: BuildConfig) -> AccuracyBudget:
@@ -381,6 +380,8 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
         InvalidModelError: The model's content is invalid.
     """
     config = settings.config
+    for text in idle_options({**vars(config), **vars(sources), "precision": settings.precision}):
+        clock.warn("options", text)
     with clock.stage("load"):
         loaded = _with_adapters(load(settings.path), settings, clock)
     _check_types(settings, loaded.model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 _NEAR = 0.65
@@ -11,6 +10,8 @@ _NEAR = 0.65
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """The one of ``words`` most like ``word``, or nothing when none is near."""
+    import difflib  # not for --help
+
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=_NEAR)), "")
 
 

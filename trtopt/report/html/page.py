@@ -15,7 +15,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from trtopt.report.text.blocks import Graph, Plot, View, is_line
+from trtopt.report.text.blocks import Graph, Plot, View, is_line, typed
 from trtopt.report.text.format import percent, shorten, time_text, visible, with_micro
 from trtopt.support._lazy import require
 from trtopt.support.json_text import plain
@@ -79,6 +79,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"shown": _shown, "percent": percent, "time": lambda us: with_micro(time_text(us))}
+    made.filters |= {"typed": lambda line: " ".join(typed(line))}
     made.filters |= {"parts": lambda name: re.split(r"(?<=[./])(?=[^./])", name)}
     made.filters |= {"short": lambda name: shorten(visible(name), _NAME, mark="…")}
     made.globals |= {

@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trtopt.report.schema.analysis import BatchSweep, LayerRow, Limiter
-from trtopt.report.text.format import (
-    bytes_text,
-    count,
-    flop_text,
-    page_time,
-    percent,
-    shorten,
-    some,
-    visible,
-)
+from trtopt.report.text.format import bytes_text, count, flop_text, page_time, percent, shorten, some, visible
 from trtopt.report.text.words import LIMITERS, product_text, rate_of, slowest, tile_text
 
 if TYPE_CHECKING:
@@ -71,6 +62,7 @@ def under_roofs(
     bandwidth_gbs: float,
     strong: Iterable[str],
     l2_bandwidth_gbs: float | None = None,
+    height: int = 560,
 ) -> Figure:
     """A roofline plot: flop per byte against TFLOP/s.
 
@@ -80,6 +72,7 @@ def under_roofs(
         bandwidth_gbs: Its memory bandwidth in GB/s.
         strong: Types whose ceilings are drawn stronger.
         l2_bandwidth_gbs: As of :func:`roofline`.
+        height: In pixels.
     """
     ceilings = _ceilings(tflops)
     top = max(value for value, _ in ceilings)
@@ -104,13 +97,10 @@ def under_roofs(
     data += markers(points)
     low = min(*achieved, left * bandwidth) / 2
     high = max(*achieved, top)
-    layout = base_layout(height=560)
-    layout["xaxis"].update(decades("arithmetic intensity, FLOP per byte", left, right))
-    layout["yaxis"].update(decades("achieved TFLOP/s", low, high * 2.5))
-    layout["annotations"] = [_roof_label(index, *roof, left, low, top) for index, roof in enumerate(roofs)]
-    layout["annotations"] += [_ceiling_label(name, value) for value, name in ceilings]
-    layout["hovermode"] = "closest"
-    return {"data": data, "layout": layout}
+    texts = [_roof_label(index, *roof, left, low, top) for index, roof in enumerate(roofs)]
+    texts += [_ceiling_label(name, value) for value, name in ceilings]
+    axes = decades("arithmetic intensity, FLOP per byte", left, right), decades("achieved TFLOP/s", low, high * 2.5)
+    return figure(data, height, *axes, annotations=texts, hovermode="closest")
 
 
 def _ceilings(tflops: Mapping[str, float]) -> list[tuple[float, str]]:
@@ -150,28 +140,27 @@ def markers(points: Sequence[Point]) -> list[dict[str, Any]]:
     traces = []
     for limiter, word in LIMITERS.items():
         chosen = [point for point in points if point.limiter == limiter]
-        trace: dict[str, Any] = {
-            "type": "scatter",
-            "mode": "markers",
-            "name": f"limited by {word}",
-            "x": [point.x for point in chosen],
-            "y": [point.y for point in chosen],
-            "hovertext": [point.hover for point in chosen],
-            "hoverinfo": "text",
-            "marker": {
-                "color": COLORS[limiter],
-                "symbol": SYMBOLS[limiter],
-                "opacity": 0.5 if many else 0.75,
-                "line": {"width": 0 if many else 1, "color": "rgba(128,128,128,0.8)"},
-                "size": [max(largest * math.sqrt(point.us / longest), _SMALLEST) for point in chosen],
-            },
-            "visible": True if chosen else "legendonly",
-            "showlegend": bool(chosen),
+        look = {
+            "color": COLORS[limiter],
+            "symbol": SYMBOLS[limiter],
+            "opacity": 0.5 if many else 0.75,
+            "line": {"width": 0 if many else 1, "color": "rgba(128,128,128,0.8)"},
+            "size": [max(largest * math.sqrt(point.us / longest), _SMALLEST) for point in chosen],
         }
-        if any(point.layer is not None for point in chosen):
-            trace["customdata"] = [point.layer for point in chosen]
-        traces.append(trace)
+        indices = [point.layer for point in chosen]
+        traces.append(
+            trace("markers", [(point.x, point.y, point.hover) for point in chosen], name=f"limited by {word}")
+            | {"marker": look, "visible": True if chosen else "legendonly", "showlegend": bool(chosen)}
+            | ({"customdata": indices} if any(index is not None for index in indices) else {})
+        )
     return traces
+
+
+def trace(mode: str, points: Iterable[tuple[float, float, str]], **more: Any) -> dict[str, Any]:
+    """Points of x, y and a text beside the pointer, drawn as plotly's ``mode`` says, or as bars (``bar``)."""
+    kind = {"type": "bar"} if mode == "bar" else {"type": "scatter", "mode": mode}
+    x, y, texts = map(list, zip(*points, strict=True)) if (points := list(points)) else ([], [], [])
+    return {**kind, "x": x, "y": y, "hovertext": texts, "hoverinfo": "text", **more}
 
 
 def grey_line(x: list[float], y: list[float], name: str, *, strong: bool) -> dict[str, Any]:
@@ -199,10 +188,12 @@ def decades(title: str, low: float, high: float) -> dict[str, Any]:
     }
 
 
-def base_layout(*, height: int) -> dict[str, Any]:
-    """What all plots share: axes, colours, legend; the height is in pixels."""
+def figure(
+    data: list[dict[str, Any]], height: int, x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any
+) -> Figure:
+    """Traces in the layout that all plots share: what its axes have of their own, the rest; the height in pixels."""
     axis = {"gridcolor": "rgba(128,128,128,0.22)", "zeroline": False, "automargin": True, "fixedrange": False}
-    return {
+    shared = {
         "template": "none",
         "height": height,
         "margin": {"l": 56, "r": 16, "t": 44, "b": 60},
@@ -214,10 +205,11 @@ def base_layout(*, height: int) -> dict[str, Any]:
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"}
         | {"traceorder": "normal"},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": QUIET, "activecolor": "#3b82f6"},
-        "xaxis": dict(axis),
-        "yaxis": dict(axis),
+        "xaxis": {**axis, **x},
+        "yaxis": {**axis, **y},
         "dragmode": False,
     }
+    return {"data": data, "layout": {**shared, **layout}}
 
 
 MOST_POINTS = 2000
@@ -301,28 +293,23 @@ def in_order(layers: Sequence[LayerRow]) -> Figure:
     """The time of each layer in the order they run; many layers share a bar, split by limiter."""
     size = group_size(len(layers))
     groups = [layers[start : start + size] for start in range(0, len(layers), size)]
+    texts = [_bar_text(group, index * size + 1) for index, group in enumerate(groups)]
     data = []
     for limiter, word in LIMITERS.items():
         values = [sum(layer.predicted_us for layer in group if layer.limiter == limiter) for group in groups]
-        data.append(
-            {
-                "type": "bar",
-                "name": f"limited by {word}",
-                "x": [index * size + (size - 1) / 2 + 1 for index in range(len(groups))],
-                "y": values,
-                "width": size if len(groups) > _TOUCHING else 0.9 * size,
-                "marker": {"color": COLORS[limiter], "line": {"width": 0}},
-                "hovertext": [_bar_text(group, index * size + 1) for index, group in enumerate(groups)],
-                "hoverinfo": "text",
-                **({"customdata": list(range(len(layers)))} if size == 1 else {}),
-                "showlegend": any(values),
-            }
-        )
-    layout = base_layout(height=320)
-    layout.update(barmode="stack", bargap=0)
-    layout["xaxis"].update(title={"text": "layer, in order"}, range=[0.5, max(len(layers), 1) + 0.5])
-    layout["yaxis"].update(title={"text": "µs" if size == 1 else f"µs per {size} layers"}, rangemode="tozero")
-    return {"data": data, "layout": layout}
+        places = (index * size + (size - 1) / 2 + 1 for index in range(len(groups)))
+        more: dict[str, Any] = {"customdata": list(range(len(layers)))} if size == 1 else {}
+        more |= {"name": f"limited by {word}", "showlegend": any(values), "marker": plain_bar(COLORS[limiter])}
+        width = size if len(groups) > _TOUCHING else 0.9 * size
+        data.append(trace("bar", zip(places, values, texts, strict=True), width=width, **more))
+    x = {"title": {"text": "layer, in order"}, "range": [0.5, max(len(layers), 1) + 0.5]}
+    y = {"title": {"text": "µs" if size == 1 else f"µs per {size} layers"}, "rangemode": "tozero"}
+    return figure(data, 320, x, y, barmode="stack", bargap=0)
+
+
+def plain_bar(color: str) -> dict[str, Any]:
+    """A bar without an outline."""
+    return {"color": color, "line": {"width": 0}}
 
 
 def group_size(layers: int) -> int:
@@ -349,21 +336,23 @@ def batch_curve(sweep: BatchSweep) -> Figure:
         for point in sweep.points
     ]
     mode = "lines+markers" if len(batches) <= 40 else "lines"
-    shared = {"type": "scatter", "mode": mode, "x": batches, "hovertext": texts, "hoverinfo": "text"}
-    data = [
-        {**shared, "name": "throughput", "y": [point.throughput for point in sweep.points]}
-        | {"line": {"color": "#10a37f"}, "showlegend": False},
-        {**shared, "name": "latency", "y": [point.predicted_us / 1e3 for point in sweep.points], "yaxis": "y2"}
-        | {"line": {"color": "#e0457b"}, "showlegend": False},
-    ]
-    layout = base_layout(height=460)
-    layout["xaxis"].update(
-        title={"text": "batch"}, type="log", anchor="y2", tickvals=_ticks(batches), exponentformat="none"
+    curves: tuple[tuple[str, str, dict[str, Any], list[float]], ...] = (
+        ("throughput", "#10a37f", {}, [point.throughput for point in sweep.points]),
+        ("latency", "#e0457b", {"yaxis": "y2"}, [point.predicted_us / 1e3 for point in sweep.points]),
     )
-    layout["yaxis"].update(title={"text": "samples/s"}, domain=[0.54, 1], rangemode="tozero")
-    layout["yaxis2"] = {**layout["yaxis"], "title": {"text": "latency, ms"}, "domain": [0, 0.46]}
-    layout["shapes"], layout["annotations"] = _marks(sweep)
-    return {"data": data, "layout": layout}
+    data = [
+        trace(
+            mode, zip(batches, values, texts, strict=True), name=name, line={"color": color}, showlegend=False, **axis
+        )
+        for name, color, axis, values in curves
+    ]
+    x = {"title": {"text": "batch"}, "type": "log", "anchor": "y2", "tickvals": _ticks(batches)}
+    y = {"title": {"text": "samples/s"}, "domain": [0.54, 1], "rangemode": "tozero"}
+    shapes, notes = _marks(sweep)
+    found = figure(data, 460, {**x, "exponentformat": "none"}, y, shapes=shapes, annotations=notes)
+    axes = found["layout"]
+    axes["yaxis2"] = {**axes["yaxis"], "title": {"text": "latency, ms"}, "domain": [0, 0.46]}
+    return found
 
 
 def _ticks(batches: Sequence[int]) -> list[int]:
@@ -419,23 +408,25 @@ def measured_placed(layers: Sequence[ProfileLayer]) -> list[int]:
 
 def scatter(layers: Sequence[ProfileLayer]) -> Figure:
     """Measured against predicted time on logarithmic axes, with the diagonal and the lines of twice and half."""
-    points = []
-    for index in compared(layers)[:MOST_POINTS]:
-        layer = layers[index]
-        if (row := layer.predicted) is not None:
-            us = layer.measured_us
-            points.append(Point(row.predicted_us, us, us, row.limiter, _measured_hover(layer), index))
+    points = [
+        Point(row.predicted_us, layer.measured_us, layer.measured_us, row.limiter, _measured_hover(layer, row), index)
+        for index, layer, row in _drawn(layers, compared(layers))
+    ]
     times = [value for point in points for value in (point.x, point.y)] or [1.0]
     low, high = min(times) / _ROOM, max(times) * _ROOM
     data = [
         grey_line([low, high], [factor * low, factor * high], words, strong=factor == 1)
         for factor, words in ((1.0, "as predicted"), (2.0, "twice the prediction"), (0.5, "half the prediction"))
     ]
-    layout = base_layout(height=480)
-    layout["xaxis"].update(decades("predicted, µs", low, high), dtick="D2")
-    layout["yaxis"].update(decades("measured, µs", low, high), dtick="D2")
-    layout["hovermode"] = "closest"
-    return {"data": [*data, *markers(points)], "layout": layout}
+    axes = ({**decades(f"{word}, µs", low, high), "dtick": "D2"} for word in ("predicted", "measured"))
+    return figure([*data, *markers(points)], 480, *axes, hovermode="closest")
+
+
+def _drawn(layers: Sequence[ProfileLayer], indices: Sequence[int]) -> Iterator[tuple[int, ProfileLayer, LayerRow]]:
+    """The layers of which points are drawn, with their predictions."""
+    for index in indices[:MOST_POINTS]:
+        if (row := layers[index].predicted) is not None:
+            yield index, layers[index], row
 
 
 def measured_roofline(layers: Sequence[ProfileLayer], device: Mapping[str, Any]) -> Figure:
@@ -443,24 +434,23 @@ def measured_roofline(layers: Sequence[ProfileLayer], device: Mapping[str, Any])
 
     ``device`` is ``ProfileReport.gpu``: ``tflops`` by type and ``bandwidth_gbs``.
     """
-    points, types = [], set()
-    for index in measured_placed(layers)[:MOST_POINTS]:
-        layer = layers[index]
-        if (row := layer.predicted) is not None:
-            us = layer.measured_us
-            points.append(
-                Point(row.arithmetic_intensity, row.flop / us / 1e6, us, row.limiter, _measured_hover(layer), index)
-            )
-            types.add(row.dtype)
-    figure = under_roofs(points, device["tflops"], device["bandwidth_gbs"], types)
-    figure["layout"]["height"] = 480
-    return figure
+    drawn = list(_drawn(layers, measured_placed(layers)))
+    points = [
+        Point(
+            row.arithmetic_intensity,
+            row.flop / layer.measured_us / 1e6,
+            layer.measured_us,
+            row.limiter,
+            _measured_hover(layer, row),
+            index,
+        )
+        for index, layer, row in drawn
+    ]
+    types = {row.dtype for _, _, row in drawn}
+    return under_roofs(points, device["tflops"], device["bandwidth_gbs"], types, height=480)
 
 
-def _measured_hover(layer: ProfileLayer) -> str:
-    row = layer.predicted
-    if row is None:
-        return label(layer.name)
+def _measured_hover(layer: ProfileLayer, row: LayerRow) -> str:
     shares = [
         f"{percent(share)} of the {word}"
         for share, word in ((layer.math_share, "peak arithmetic"), (layer.bandwidth_share, "bandwidth"))

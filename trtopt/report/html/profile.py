@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from trtopt.report.html.page import as_script
+from trtopt.report.html.plots import COLORS, QUIET
 from trtopt.report.html.profile_graph import graph
 from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.layers import NodeName, TensorInfo
@@ -210,7 +211,6 @@ def _tensor(tensor: TensorInfo) -> str:
 
 _HEAT = ("#a3224f", "#d6453d", "#ee8a3c", "#f2c14e", "#cfd5a8", "#a9b5c4")
 """From the slowest layers to the fastest, which recede on white and on black."""
-_NOTHING = "#8a8f98"
 _TYPES: dict[str, str] = {
     Precision.FP32: "#e0457b",
     Precision.TF32: "#f08a5d",
@@ -223,7 +223,6 @@ _TYPES: dict[str, str] = {
 """Colours of the types in which a layer computes; another type has that of nothing."""
 _NAMES = {"float": Precision.FP32, "half": Precision.FP16, "bfloat16": Precision.BF16}
 """What compilers call types that have a shorter name."""
-_LIMITS = {"math": "#3b82f6", "memory": "#e8890c", "latency": "#a855f7"}
 _RATIOS = (
     (0.5, "#2f6fd0", "less than half the prediction"),
     (0.8, "#7fb0ea", "0.5 to 0.8 times"),
@@ -310,7 +309,7 @@ def _time_groups(layers: Sequence[ProfileLayer]) -> Callable[[ProfileLayer], _Ke
 
     def group(layer: ProfileLayer) -> _Key:
         if layer.measured_us <= 0:
-            return len(_HEAT), "runs nothing", _NOTHING
+            return len(_HEAT), "runs nothing", QUIET
         step = min(math.floor(math.log2(longest / layer.measured_us)), len(_HEAT) - 1)
         low, high = (page_time(longest / 2**power) for power in (step + 1, step))
         words = f"less than {high}" if step == len(_HEAT) - 1 else f"{low} to {high}"
@@ -323,20 +322,20 @@ def _precision_group(layer: ProfileLayer) -> _Key:
     name = visible(precision_of(layer))
     known = list(_TYPES)
     place = known.index(name) if name in known else len(known)
-    return place, name or "not known", _TYPES.get(name, _NOTHING)
+    return place, name or "not known", _TYPES.get(name, QUIET)
 
 
 def _limit_group(layer: ProfileLayer) -> _Key:
     if layer.predicted is None:
-        return len(_LIMITS), "no prediction", _NOTHING
-    place = list(_LIMITS).index(layer.predicted.limiter)
-    return place, LIMITERS[layer.predicted.limiter], _LIMITS[layer.predicted.limiter]
+        return len(COLORS), "no prediction", QUIET
+    place = list(COLORS).index(layer.predicted.limiter)
+    return place, LIMITERS[layer.predicted.limiter], COLORS[layer.predicted.limiter]
 
 
 def _ratio_group(layer: ProfileLayer) -> _Key:
     ratio = layer.ratio
     if ratio is None:
-        return len(_RATIOS), "no prediction", _NOTHING
+        return len(_RATIOS), "no prediction", QUIET
     return next((place, words, color) for place, (top, color, words) in enumerate(_RATIOS) if ratio <= top)
 
 

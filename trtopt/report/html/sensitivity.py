@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.report.html.plots import Figure, base_layout, label
+from trtopt.report.html.plots import Figure, figure, label, plain_bar, trace
 from trtopt.report.schema.sensitivity import GrowthStep, RegionError, noise_shares
 from trtopt.report.text.format import count, decibels, percent
 
@@ -20,47 +20,27 @@ def regions(regions: Sequence[RegionError]) -> Figure:
         f"<br>{decibels(region.outputs[region.worst].sqnr_db)}<br>{percent(share)} of the noise"
         for region, share in zip(regions, shares, strict=True)
     ]
-    data = {
-        "type": "bar",
-        "x": list(range(1, len(regions) + 1)),
-        "y": [100 * share for share in shares],
-        "marker": {"color": "#3b82f6", "line": {"width": 0}},
-        "hovertext": texts,
-        "hoverinfo": "text",
-    }
-    layout = base_layout(height=320)
-    layout["xaxis"].update(title={"text": "region, in order"}, range=[0.5, len(regions) + 0.5])
-    layout["yaxis"].update(title={"text": "% of the noise"}, rangemode="tozero")
-    return {"data": [data], "layout": layout}
+    points = zip(range(1, len(regions) + 1), (100 * share for share in shares), texts, strict=True)
+    x = {"title": {"text": "region, in order"}, "range": [0.5, len(regions) + 0.5]}
+    y = {"title": {"text": "% of the noise"}, "rangemode": "tozero"}
+    return figure([trace("bar", points, marker=plain_bar("#3b82f6"))], 320, x, y)
 
 
 def growth(steps: Sequence[GrowthStep]) -> Figure:
     """SQNR of what each region reads, and gives."""
-    x = list(range(1, len(steps) + 1))
     names = [label(step.node) for step in steps]
     lines = (
         ("reads", "#8a8f98", [step.input_sqnr_db for step in steps]),
         ("gives", "#e0457b", [step.output_sqnr_db for step in steps]),
     )
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": word,
-            "x": x,
-            "y": [drawn(value) for value in values],
-            "line": {"color": color},
-            "hovertext": [
-                f"<b>{node}</b><br>{word} {decibels(value)}" for node, value in zip(names, values, strict=True)
-            ],
-            "hoverinfo": "text",
-        }
-        for word, color, values in lines
-    ]
-    layout = base_layout(height=320)
-    layout["xaxis"].update(title={"text": "region, in order"})
-    layout["yaxis"].update(title={"text": "SQNR, dB"})
-    return {"data": data, "layout": layout}
+    data = []
+    for word, color, values in lines:
+        points = [
+            (place, drawn(value), f"<b>{node}</b><br>{word} {decibels(value)}")
+            for place, (node, value) in enumerate(zip(names, values, strict=True), 1)
+        ]
+        data.append(trace("lines+markers", points, name=word, line={"color": color}))
+    return figure(data, 320, {"title": {"text": "region, in order"}}, {"title": {"text": "SQNR, dB"}})
 
 
 def drawn(sqnr_db: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtopt.report.html.plots import QUIET, Figure, base_layout, label
+from trtopt.report.html.plots import QUIET, Figure, figure, label, trace
 from trtopt.report.schema.sweep import SweepReport, SweepRow
 from trtopt.report.text.format import bytes_text, shorten
 from trtopt.report.text.sweep_rows import cost_text, drop_text, latency_text
@@ -18,40 +18,28 @@ def front(report: SweepReport, rows: Sequence[SweepRow], measure: str) -> Figure
     data = []
     for gpu in dict.fromkeys(row.gpu for row in rows):
         chosen = [row for row in rows if row.gpu == gpu]
-        figures = [(row.result.latency_us, row.result.drop) for row in chosen if row.result is not None]
+        points = [
+            (row.result.latency_us or 0.0, max(row.result.drop or 0.0, 0.0), _hover(report, row))
+            for row in chosen
+            if row.result is not None
+        ]
         marker = {
             "color": colors[gpu],
             "symbol": ["diamond" if row.on_front else "circle-open" for row in chosen],
             "size": [14 if row.on_front else 9 for row in chosen],
         }
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers+text",
-                "text": [label(row.precision) for row in chosen],
-                "textposition": "top center",
-                "name": label(gpu),
-                "x": [latency for latency, _ in figures],
-                "y": [max(drop or 0.0, 0.0) for _, drop in figures],
-                "hovertext": [_hover(report, row) for row in chosen],
-                "hoverinfo": "text",
-                "marker": marker,
-            }
-        )
-    layout = base_layout(height=380)
-    layout["xaxis"].update(title={"text": "microseconds of one run"}, type="log", exponentformat="none")
+        texts = [label(row.precision) for row in chosen]
+        look = {"text": texts, "textposition": "top center", "name": label(gpu), "marker": marker}
+        data.append(trace("markers+text", points, **look))
     top = max((row.result.drop or 0.0 for row in rows if row.result is not None), default=0.0)
-    drop_of = label(shorten(measure, 30))
-    layout["yaxis"].update(
-        title={"text": f"drop of {drop_of}"}, range=[-0.06 * top, 1.12 * top] if top > 0 else [-1e-3, 1e-2]
-    )
-    layout["hovermode"] = "closest"
-    layout["showlegend"] = True
-    layout["annotations"] = [
-        {"text": "filled: Pareto front", "showarrow": False, "xref": "paper", "yref": "paper", "x": 1, "y": 1}
-        | {"xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": QUIET}}
-    ]
-    return {"data": data, "layout": layout}
+    x = {"title": {"text": "microseconds of one run"}, "type": "log", "exponentformat": "none"}
+    y = {
+        "title": {"text": f"drop of {label(shorten(measure, 30))}"},
+        "range": [-0.06 * top, 1.12 * top] if top > 0 else [-1e-3, 1e-2],
+    }
+    note = {"text": "filled: Pareto front", "showarrow": False, "xref": "paper", "yref": "paper", "x": 1, "y": 1}
+    note |= {"xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": QUIET}}
+    return figure(data, 380, x, y, hovermode="closest", showlegend=True, annotations=[note])
 
 
 def _hover(report: SweepReport, row: SweepRow) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.shown import Shown
-from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.analysis/1"
 
@@ -413,7 +412,3 @@ class Analysis(Shown):
     names: dict[str, NodeName] = dataclasses.field(default_factory=dict)
     links: tuple[tuple[int, int], ...] = ()
     schema: str = SCHEMA
-
-    def to_json_dict(self) -> dict[str, Any]:
-        """Plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
-        return {"schema": self.schema, **plain(dataclasses.asdict(self))}

@@ -347,8 +347,7 @@ class BuildReport(Shown):
             )
 
     def to_json_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
-        result: dict[str, Any] = {"schema": self.schema, **plain(dataclasses.asdict(self))}
+        result = super().to_json_dict()
         found, plain_fp16 = self.analysis, self._fp16()
         baseline = None if plain_fp16 is None else plain_fp16.predicted_us
         times = ("predicted_us", "low_us", "high_us")

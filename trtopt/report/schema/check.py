@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtopt.errors import GateError
 from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.shown import Shown
-from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.check/1"
 
@@ -127,6 +125,4 @@ class CheckReport(Shown):
             )
 
     def to_json_dict(self) -> dict[str, Any]:
-        """Plain JSON values: no NaN or infinity (None stands for both)."""
-        found = plain(dataclasses.asdict(self))
-        return {"schema": found.pop("schema"), "passed": not self.failed, **found}
+        return {"schema": self.schema, "passed": not self.failed, **super().to_json_dict()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,6 @@ from trtopt.config.budget import ROUNDING
 from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.sweep import Failure
-from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.diff/1"
 
@@ -109,6 +107,5 @@ class DiffReport(Shown):
         return worse or (self.after.failure is not None and self.before.failure is None)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        found = plain(dataclasses.asdict(self))
-        return {"schema": found.pop("schema"), "passed": not self.is_failed, "slowdown": self.slowdown, **found}
+        own = {"schema": self.schema, "passed": not self.is_failed, "slowdown": self.slowdown}
+        return {**own, **super().to_json_dict()}

@@ -14,7 +14,6 @@ from trtopt.report.schema.analysis import Finding, LayerRow
 from trtopt.report.schema.build import OutputAccuracy
 from trtopt.report.schema.layers import NodeName, TensorInfo
 from trtopt.report.schema.shown import Shown
-from trtopt.support.json_text import plain
 from trtopt.support.precision import TENSORRT_TYPES
 
 SCHEMA = "trtopt.profile/1"
@@ -196,9 +195,9 @@ class ProfileReport(Shown):
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain JSON values, the prediction's fields beside the measured ones."""
-        found = plain(dataclasses.asdict(self))
+        found = super().to_json_dict()
         layers = [_flat(layer) for layer in found.pop("layers")]
-        return {"schema": found.pop("schema"), **found, "layers": layers}
+        return {**found, "layers": layers}
 
 
 _ROW = tuple(item.name for item in dataclasses.fields(LayerRow))
@@ -341,8 +340,3 @@ class Comparison(Shown):
     figures: tuple[Figure, ...] = ()
     names: Mapping[str, NodeName] = field(default_factory=dict)
     schema: str = COMPARISON_SCHEMA
-
-    def to_json_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        found = plain(dataclasses.asdict(self))
-        return {"schema": found.pop("schema"), **found}

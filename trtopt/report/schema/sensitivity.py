@@ -16,7 +16,6 @@ from trtopt.report.schema.build import CalibrationRecord
 from trtopt.report.schema.layers import NodeName
 from trtopt.report.schema.shown import Shown
 from trtopt.report.schema.steps import Refusal
-from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.sensitivity/1"
 
@@ -152,8 +151,7 @@ class Sensitivity(Shown):
     schema: str = SCHEMA
 
     def to_json_dict(self) -> dict[str, Any]:
-        """Plain JSON values: no NaN or infinity (None stands for both), paths as strings."""
-        found = plain(dataclasses.asdict(self))
+        found = super().to_json_dict()
         for item, region in zip((*found["regions"], found["together"]), (*self.regions, self.together), strict=True):
             item["worst"] = region.worst
-        return {"schema": self.schema, **found}
+        return found

@@ -27,8 +27,9 @@ class Shown:
         return getattr(_trtopt(module), function)(self)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        raise NotImplementedError
+        """Plain JSON values, the schema first: no NaN or infinity (None stands for both), paths as strings."""
+        fields: Any = self
+        return {"schema": fields.schema, **_trtopt("support.json_text").plain(dataclasses.asdict(fields))}
 
     def __str__(self) -> str:
         """As a terminal shows it."""

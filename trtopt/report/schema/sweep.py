@@ -6,10 +6,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from trtopt.report.schema.shown import Shown
-from trtopt.support.json_text import plain
 
 SCHEMA = "trtopt.sweep/1"
 
@@ -130,10 +129,6 @@ class SweepReport(Shown):
     environment: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     schema: str = SCHEMA
-
-    def to_json_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return {"schema": self.schema, **plain(dataclasses.asdict(self))}
 
 
 def cost_per_million(latency_us: float, batch: int, price_per_hour: float) -> float:

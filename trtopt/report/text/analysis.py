@@ -15,7 +15,6 @@ from trtopt.report.text.blocks import (
     Column,
     Figures,
     Findings,
-    Graph,
     Line,
     Note,
     Part,
@@ -43,18 +42,10 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import graph_note, layers_blocks
+from trtopt.report.text.layers import graph_blocks, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
-from trtopt.report.text.words import (
-    FLOP_NOTE,
-    LIMITERS,
-    described,
-    model_name,
-    peak_of,
-    slowest,
-)
-from trtopt.support.version import VERSION
+from trtopt.report.text.words import FLOP_NOTE, LIMITERS, model_name, peak_of, rests_on, slowest
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
@@ -77,12 +68,13 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
     labels = Labels(analysis.names)
     findings = labels.found(analysis.findings)
     found = (Findings(findings, totals.predicted_us, _NOTE),) if findings else ()
+    graph = graph_blocks(analysis.layers, labels, links=analysis.links, findings=analysis.findings)
     sections = (
         Section("Predicted", _predicted(analysis, gpu, labels)),
         Section("Time by limiter", _split(totals.by_limiter, LIMITERS)),
         Section("Time by kind of kernel", _split(totals.by_kind, {})),
         Section("Findings", found),
-        Section("Layers as a graph", _graph(analysis, labels), "page"),
+        Section("Layers as a graph", graph, "page"),
         Section("Roofline", _roofline(analysis, gpu, l2_bandwidth_gbs, labels), "page"),
         Section("Slowest layers", layers_blocks(analysis.layers, totals.predicted_us, labels)),
         Section("Limit", tuple(limit_blocks(analysis.limit, analysis.layers, labels))),
@@ -91,7 +83,7 @@ def view(analysis: Analysis, gpu: GpuSpec, *, l2_bandwidth_gbs: float | None = N
         Section("Device memory", _memory(analysis), "page"),
         Section("Levels", _levels(analysis)),
         Section("Without a cost, and in no sum", _uncosted(analysis, labels)),
-        Section("What this rests on", _assumptions(analysis, gpu), "page"),
+        _assumptions(analysis, gpu),
     )
     name = f"{model_name(analysis)} on {visible(gpu.name)}, {analysis.precision}"
     return View(line(headline(analysis)), lead, sections, name=name, warnings=analysis.warnings)
@@ -217,22 +209,6 @@ def _predicted(analysis: Analysis, gpu: GpuSpec, labels: Labels) -> tuple[Block,
     short = [] if memory.fits else [Line(f"the GPU lacks {lacking} of memory", "bad")]
     within = [Note(f"80 % of such kernels were within {low_high}.")] if low_high else []
     return figures, *within, *calibrated, *short
-
-
-def _graph(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
-    if not analysis.layers:
-        return ()
-    note = graph_note(len(analysis.layers), 0 if analysis.links else len(analysis.layers))
-    return Note(note), Graph(functools.partial(_graph_data, analysis, labels))
-
-
-def _graph_data(analysis: Analysis, labels: Labels) -> str:
-    """For a page: a terminal shows no graph, and need not wait for what draws one."""
-    from trtopt.report.html.predicted import as_layers
-    from trtopt.report.html.profile import layer_data
-
-    known = (as_layers(analysis.layers, labels), analysis.links or None, analysis.findings)
-    return layer_data(*known, measured=False, names=labels.names)
 
 
 def _split(parts: Mapping[str, float], words: Mapping[str, str]) -> tuple[Block, ...]:
@@ -371,7 +347,7 @@ def _uncosted(analysis: Analysis, labels: Labels) -> tuple[Block, ...]:
     return (pairs(rows), *left_out(len(groups) - _MOST_ROWS, "operator")) if rows else ()
 
 
-def _assumptions(analysis: Analysis, gpu: GpuSpec) -> tuple[Block, ...]:
+def _assumptions(analysis: Analysis, gpu: GpuSpec) -> Section:
     """What the prediction takes for granted."""
     note = (
         " Arithmetic and memory are the times of each alone, that of idle SMs left out; the longer of the two bounds a"
@@ -387,5 +363,4 @@ def _assumptions(analysis: Analysis, gpu: GpuSpec) -> tuple[Block, ...]:
         "power limit": f"{gpu.tdp_w:g} W",
         "source": gpu.source,
     }
-    more = {**analysis.model, "trtopt": VERSION, "schema": analysis.schema}
-    return Line(FLOP_NOTE + note, "quiet"), pairs(described({**values, **more}))
+    return rests_on(analysis.schema, {**values, **analysis.model}, Line(FLOP_NOTE + note, "quiet"))

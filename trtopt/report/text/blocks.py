@@ -100,8 +100,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Command:
-    """A line to type in a shell; where it is too long, it goes on behind a backslash, as a shell takes it. A terminal
-    names files below its folder from there."""
+    """A line to type in a shell (:func:`typed`); where it is too long for a terminal, it goes on behind a backslash."""
 
     text: str
 
@@ -110,8 +109,7 @@ class Command:
 
         lines = [" "]
         parts: list[str] = []
-        here = f"{os.getcwd()}{os.sep}"
-        for word in (shlex.quote(item.removeprefix(here)) for item in shlex.split(self.text)):
+        for word in typed(self.text):
             if not parts or word.startswith("-") or not parts[-1].startswith("-"):
                 parts.append(word)
             else:
@@ -121,6 +119,16 @@ class Command:
                 lines.append("   ")
             lines[-1] += f" {word}"
         yield Text(" \\\n".join(map(visible, lines)), style="bold", no_wrap=True, overflow="ignore")
+
+
+def typed(text: str) -> list[str]:
+    """The words of a line for a shell, quoted, with files below the current folder named from there; the line as it is
+    where no shell takes it, as in a report that others wrote."""
+    here = f"{os.getcwd()}{os.sep}"
+    try:
+        return [shlex.quote(word.removeprefix(here)) for word in shlex.split(text)]
+    except ValueError:
+        return [text]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from trtopt.report.html.predicted import as_layers
-from trtopt.report.html.profile import layer_data
-from trtopt.report.html.profile_graph import without_tensors
-from trtopt.report.schema.build import BuildReport, EngineRecord, FloorRecord, MatrixBuild, OutputAccuracy
-from trtopt.report.text.blocks import Block, Graph, Note, Section, Style, Table, View, line, pairs, table
+from trtopt.report.schema.build import BuildReport, EngineRecord, MatrixBuild
+from trtopt.report.text.accuracy import accuracy_section, loss_text, tensors_section
+from trtopt.report.text.blocks import Block, Section, Style, Table, View, line, pairs, table
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.decisions import (
     builder_section,
@@ -25,7 +21,6 @@ from trtopt.report.text.decisions import (
 from trtopt.report.text.format import (
     bytes_text,
     count,
-    decibels,
     percent,
     predicted_text,
     seconds_text,
@@ -34,7 +29,7 @@ from trtopt.report.text.format import (
     time_text,
     visible,
 )
-from trtopt.report.text.layers import graph_note, layers_blocks
+from trtopt.report.text.layers import graph_blocks, layers_blocks
 from trtopt.report.text.limit import limit_blocks
 from trtopt.report.text.names import Labels
 from trtopt.report.text.verdict import AS_IS, advice, against_plain, failed, verdict
@@ -81,19 +76,13 @@ def view(report: BuildReport, *, verbose: bool = False, page: str | None = None)
 
 
 def _graph(report: BuildReport, labels: Labels) -> tuple[Block, ...]:
-    found, engine = report.analysis, report.engine
-    if found is None or not found.layers:
-        return ()
-    layers = as_layers(found.layers, labels, () if engine is None or engine.layers is None else engine.layers)
-    note = graph_note(len(layers), sum(map(without_tensors, layers)))
-    return Note(note), Graph(functools.partial(layer_data, layers, measured=False, names=labels.names))
+    listed = None if report.engine is None else report.engine.layers
+    return () if report.analysis is None else graph_blocks(report.analysis.layers, labels, listed or ())
 
 
 def _slowest(report: BuildReport, labels: Labels) -> list[Block]:
     found = report.analysis
-    if found is None or not found.layers:
-        return []
-    return [*layers_blocks(found.layers, found.totals.predicted_us, labels, _MOST_LAYERS)]
+    return [] if found is None else [*layers_blocks(found.layers, found.totals.predicted_us, labels, _MOST_LAYERS)]
 
 
 def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
@@ -114,32 +103,6 @@ def matrix_table(builds: Sequence[MatrixBuild]) -> Table:
         )
     figures = tuple(range(len(axes), len(axes) + 3))
     return table((*axes, "kernels", "predicted", "size", ""), rows, right=figures)
-
-
-def loss_text(report: BuildReport) -> str:
-    """What a build costs that may cost accuracy: said first. Empty for others."""
-    found = report.accuracy
-    if not report.config.get("allow_accuracy_loss") or found is None:
-        return ""
-    metric, outputs = found.product_metric, found.outputs if found.engine is None else found.engine
-    if metric is not None:
-        what = f"{metric.name} {metric.baseline:.4f} -> {metric.optimized:.4f}, a drop of {metric.drop:.4f}"
-    else:
-        name, worst = min(outputs.items(), key=lambda item: item[1].sqnr_db, default=("", None))
-        if worst is None:
-            return ""
-        agrees = "" if worst.top1_agreement is None else f", top-1 agreement {percent(worst.top1_agreement)}"
-        what = f"{name} keeps {decibels(worst.sqnr_db)}, cosine {worst.cosine:.4f}{agrees}"
-        if worst.sqnr_db == math.inf:
-            what = "the outputs are equal"
-    against = "FP32" if metric is not None else _reference(report)
-    return f"Accuracy against {against}, as --allow-accuracy-loss lets it be: {what}"
-
-
-def _reference(report: BuildReport) -> str:
-    """What outputs were compared with."""
-    recorded = report.config.get("reference")
-    return "FP32" if recorded is None else f"the outputs in {recorded}"
 
 
 def _result(report: BuildReport) -> list[Block]:
@@ -325,80 +288,6 @@ def _calibration(report: BuildReport) -> list[Block]:
     return body
 
 
-def _accuracy(report: BuildReport) -> list[Block]:
-    record = report.accuracy
-    if record is None:
-        return [line("not verified", "warn")]
-    where = {
-        "onnx-only": "the graph was verified on the CPU; the engine itself has not run here",
-        "engine": "the engine itself has run",
-    }[record.verified]
-    body: list[Block] = [
-        line(f"{count(record.samples, 'sample')} ({record.source}) against {_reference(report)}: {where}"),
-        *(line(note, "warn") for note in record.notes),
-        _outputs("output", record.outputs),
-    ]
-    if record.selections:
-        names = some(list(record.selections))
-        body.append(line(f"behind a selection, where the least rounding makes entries change places: {names}"))
-    if record.floor is not None:
-        body.append(line(f"floor: {floor_text(record.floor)}"))
-    body += [line(text) for text in _tolerances(record.engine or record.outputs)]
-    if record.engine is not None:
-        body.append(_outputs("output of the engine", record.engine))
-    for metric, what in ((record.metric, "optimized"), (record.engine_metric, "engine")):
-        if metric is not None:
-            values = f"FP32 {metric.baseline:.6g}, {what} {metric.optimized:.6g}, drop {metric.drop:.6g}"
-            body.append(line(f"metric {metric.name}: {values}"))
-    return body
-
-
-def floor_text(floor: FloorRecord) -> str:
-    """What the outputs have to keep, and which of them."""
-    bounds = {
-        "agreement": "" if floor.agreement is None else f"top-1 agreement of {percent(floor.agreement)}",
-        "sqnr": "" if floor.sqnr_db is None else f"SQNR of {decibels(floor.sqnr_db)}",
-        "none": "no bound behind a selection",
-    }
-    names = {bound: [name for name, own in floor.outputs.items() if own == bound] for bound in bounds}
-    texts = [f"{text} ({some(names[bound])})" for bound, text in bounds.items() if text and names[bound]]
-    return "; ".join(texts) or "no output that it bounds"
-
-
-def _outputs(heading: str, outputs: dict[str, OutputAccuracy]) -> Table:
-    rows = []
-    for name, accuracy in list(outputs.items())[:_MOST_ROWS]:
-        top1 = "" if accuracy.top1_agreement is None else percent(accuracy.top1_agreement)
-        bad = str(accuracy.nonfinite) if accuracy.nonfinite else ""
-        if accuracy.shapes_differ:
-            rows.append((name, f"other shape in {count(accuracy.shapes_differ, 'sample')}", "", "", top1, bad))
-            continue
-        rows.append((name, decibels(accuracy.sqnr_db), f"{accuracy.cosine:.5f}", f"{accuracy.max_abs:.3g}", top1, bad))
-    headers = [heading, "SQNR", "cosine", "max abs", "top-1 agreement", "not finite"]
-    used = 6 if any(row[5] for row in rows) else 5
-    return table(headers[:used], [row[:used] for row in rows], right=range(1, used))
-
-
-def _tolerances(outputs: Mapping[str, OutputAccuracy]) -> list[str]:
-    """How many values are beyond their tolerance, an output each, where one was given."""
-    judged = {name: accuracy.tolerance for name, accuracy in outputs.items() if accuracy.tolerance is not None}
-    return [
-        f"{name}: {found.beyond} of {found.values} values beyond --atol {found.atol:g} and --rtol {found.rtol:g}"
-        for name, found in judged.items()
-    ]
-
-
-def _tensors(report: BuildReport) -> list[Block]:
-    accuracy = report.accuracy
-    if accuracy is None or not accuracy.tensors:
-        return []
-    worst = sorted(accuracy.tensors.items(), key=lambda item: (-item[1].nonfinite, item[1].sqnr_db))[:_WORST_TENSORS]
-    body: list[Block] = [_outputs("tensor", dict(worst))]
-    if accuracy.first_bad is not None:
-        body.insert(0, line(f"the error enters at {accuracy.first_bad}", "warn"))
-    return body
-
-
 def _time(report: BuildReport) -> list[Block]:
     stages = [(name, seconds) for name, seconds in report.seconds.items() if name != "total"]
     total = report.seconds.get("total", sum(seconds for _, seconds in stages))
@@ -441,8 +330,8 @@ _MORE: tuple[tuple[str, Callable[[BuildReport, Labels], Sequence[Block]]], ...] 
     ("Builder options", lambda report, labels: builder_section(report.engine.builder_search if report.engine else ())),
     ("Saved model", lambda report, labels: [line(visible(report.saved))] if report.saved else []),
     ("Calibration", lambda report, labels: _calibration(report)),
-    ("Accuracy", lambda report, labels: _accuracy(report)),
-    ("Least accurate tensors", lambda report, labels: _tensors(report)),
+    ("Accuracy", lambda report, labels: accuracy_section(report)),
+    ("Least accurate tensors", lambda report, labels: tensors_section(report)),
     ("Time", lambda report, labels: _time(report)),
 )
 """What a terminal shows when it is asked to say more."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from trtopt.report.html import plots
-from trtopt.report.schema.analysis import LayerRow, range_of_rows
-from trtopt.report.text.blocks import Block, Cell, Column, Inline, Name, Note, Plot, Table, numbers, sum_of
+from trtopt.report.schema.analysis import Finding, LayerRow, range_of_rows
+from trtopt.report.schema.layers import LayerInfo
+from trtopt.report.text.blocks import Block, Cell, Column, Graph, Inline, Name, Note, Plot, Table, numbers, sum_of
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.names import Equal, Labels, equal_layers
 from trtopt.report.text.words import product_text
@@ -76,6 +78,34 @@ def _named(group: Equal, labels: Labels) -> Name:
         (f"{name.text} ({name.own})" if name.own else name.text, time_text(row.predicted_us)) for name, row in found
     )
     return Name(group.name.text, parts=parts)
+
+
+def graph_blocks(
+    rows: Sequence[LayerRow],
+    labels: Labels,
+    listed: Sequence[LayerInfo] = (),
+    links: Sequence[tuple[int, int]] | None = None,
+    findings: Sequence[Finding] = (),
+) -> tuple[Block, ...]:
+    """Predicted layers as the graph and the table of a profile's page; nothing without layers.
+
+    Args:
+        rows: The layers.
+        labels: What the user calls their nodes.
+        listed: The layers of the engine, where there is one.
+        links: Which reads from which, as indices (writer, reader), where tensors do not tell.
+        findings: What was found of them.
+    """
+    if not rows:
+        return ()
+    from trtopt.report.html.predicted import as_layers
+    from trtopt.report.html.profile import layer_data
+    from trtopt.report.html.profile_graph import without_tensors
+
+    layers = as_layers(rows, labels, listed)
+    bare = 0 if links else sum(map(without_tensors, layers))
+    data = functools.partial(layer_data, layers, links or None, findings, measured=False, names=labels.names)
+    return Note(graph_note(len(layers), bare)), Graph(data)
 
 
 def graph_note(layers: int, bare: int) -> str:

@@ -21,6 +21,7 @@ from trtopt.report.text.blocks import (
     View,
     is_line,
     plain_text,
+    typed,
 )
 from trtopt.report.text.format import percent, time_text, visible
 
@@ -59,7 +60,7 @@ def _of(block: Block) -> Iterator[str]:
     if isinstance(block, Line):
         yield ("> " if block.style in ("bad", "warn") else "") + text(block.text)
     elif isinstance(block, Command):
-        yield f"```\n{visible(block.text).replace('```', '')}\n```"
+        yield f"```\n{visible(' '.join(typed(block.text))).replace('```', '')}\n```"
     elif isinstance(block, Bullets):
         yield "\n".join(f"- {text(each)}" for each in block.texts)
     elif isinstance(block, Pairs):
@@ -87,7 +88,7 @@ def _of(block: Block) -> Iterator[str]:
 def _act(finding: Finding) -> str:
     if not is_line(finding):
         return f" ({text(finding.command)})" if finding.command else ""
-    return f" `{visible(finding.command).replace('`', '')}`"
+    return f" `{visible(' '.join(typed(finding.command))).replace('`', '')}`"
 
 
 def _table(block: Table) -> Iterator[str]:

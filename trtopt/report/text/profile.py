@@ -23,6 +23,7 @@ from trtopt.report.schema.profile import (
     precision_of,
     slowest,
 )
+from trtopt.report.text.accuracy import accuracy_table
 from trtopt.report.text.blocks import (
     Block,
     Cell,
@@ -44,11 +45,10 @@ from trtopt.report.text.blocks import (
     table,
 )
 from trtopt.report.text.calibration import calibration_lines
-from trtopt.report.text.format import count, decibels, percent, range_text, time_text, visible
+from trtopt.report.text.format import count, percent, range_text, time_text, visible
 from trtopt.report.text.layers import graph_note
 from trtopt.report.text.names import Labels, named, skeleton, starred
-from trtopt.report.text.words import FLOP_NOTE, described
-from trtopt.support.version import VERSION
+from trtopt.report.text.words import FLOP_NOTE, rests_on
 
 _MOST_LAYERS, _MOST_REGIONS = 15, 25
 _NOTE = "times overlap and do not add up; trtopt explain RULE says why and how"
@@ -75,8 +75,8 @@ def view(report: ProfileReport) -> View:
         Section("Measured and predicted", _scatter(report.layers), "page"),
         Section("Roofline", _roofline(report), "page"),
         Section("Slowest layers", layers, "text"),
-        Section("Outputs against FP32", _accuracy(report)),
-        Section("What this rests on", _assumptions(report), "page"),
+        Section("Outputs against FP32", (accuracy_table("output", report.accuracy),) if report.accuracy else ()),
+        _assumptions(report),
     )
     name = f"{profile_name(report)} on {visible(str(report.gpu['name']))}: profile"
     return View(line(headline(report)), (), sections, kind=profile_name(report), name=name, warnings=report.warnings)
@@ -208,27 +208,10 @@ def _cut(number: int) -> str:
     return f" The {MOST_POINTS} slowest of {number} are drawn." if number > MOST_POINTS else ""
 
 
-def _accuracy(report: ProfileReport) -> tuple[Block, ...]:
-    """Each output of the engine against FP32."""
-    rows = [
-        (
-            Name(output),
-            decibels(item.sqnr_db),
-            f"{item.cosine:.6f}",
-            f"{item.max_abs:.3g}",
-            "" if item.top1_agreement is None else percent(item.top1_agreement),
-        )
-        for output, item in (report.accuracy or {}).items()
-    ]
-    heads = ("output", "SQNR", "cosine", "max abs", "top-1 agreement")
-    return (table(heads, rows, right=range(1, 5)),) if rows else ()
-
-
-def _assumptions(report: ProfileReport) -> tuple[Block, ...]:
+def _assumptions(report: ProfileReport) -> Section:
     source = report.source
     values = {**report.gpu, **source.files, **source.conditions, **report.environment}
-    note = Line(f"{FLOP_NOTE} Times are those of one inference.", "quiet")
-    return note, pairs(described({**values, "trtopt": VERSION, "schema": report.schema}))
+    return rests_on(report.schema, values, Line(f"{FLOP_NOTE} Times are those of one inference.", "quiet"))
 
 
 def comparison_view(found: Comparison) -> View:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from trtopt.report.html import sensitivity as plots
 from trtopt.report.schema.sensitivity import OutputError, RegionError, Sensitivity, noise_shares
@@ -21,14 +22,12 @@ from trtopt.report.text.blocks import (
     left_out,
     line,
     numbers,
-    pairs,
     sum_of,
     table,
 )
 from trtopt.report.text.format import count, decibels, percent, shorten, visible
 from trtopt.report.text.names import Labels
-from trtopt.report.text.words import described, model_name
-from trtopt.support.version import VERSION
+from trtopt.report.text.words import model_name, rests_on
 
 _MOST_REGIONS = 20
 _MOST_STEPS = 20
@@ -43,7 +42,7 @@ def view(found: Sensitivity) -> View:
         Section("One region alone, the worst first", _regions(found)),
         Section("Along the network, all regions together", _growth(found)),
         Section("Products in no region", _refused(found), "page"),
-        Section("What this rests on", (pairs(_values(found)),), "page"),
+        rests_on(found.schema, _values(found)),
     )
     name = f"{model_name(found)}, {found.precision}: sensitivity"
     return View(line(headline(found)), (), sections, name=name, warnings=found.warnings)
@@ -149,11 +148,10 @@ def _refused(found: Sensitivity) -> tuple[Block, ...]:
     return (table(("node", "reason"), rows),) if rows else ()
 
 
-def _values(found: Sensitivity) -> list[tuple[str, str]]:
-    values = {**found.model, "samples": found.samples, "trtopt": VERSION, "schema": found.schema}
-    if found.calibration is not None:
-        values["calibration"] = f"{found.calibration.source}, {found.calibration.samples} samples"
-    return described(values)
+def _values(found: Sensitivity) -> dict[str, Any]:
+    taken = found.calibration
+    ranges = {} if taken is None else {"calibration": f"{taken.source}, {taken.samples} samples"}
+    return {**found.model, "samples": found.samples, **ranges}
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -31,9 +31,8 @@ from trtopt.report.text.blocks import (
 )
 from trtopt.report.text.format import bytes_text, count, percent, seconds_text, shorten, time_text, visible
 from trtopt.report.text.sweep_rows import axes_of, cost_text, drop_text, latency_text
-from trtopt.report.text.words import described
+from trtopt.report.text.words import rests_on
 from trtopt.support.json_text import plain
-from trtopt.support.version import VERSION
 
 _LARGE_RISE = 0.05
 _MOST_DIGITS = 17
@@ -273,9 +272,7 @@ def view(report: SweepReport, *, drop: float = DEFAULT_ACCURACY_DROP) -> View:
         Section("Jobs", (_table(report), *bullets(notes(report)))),
         Section("Failed", (pairs(failed),) if failed else ()),
         Section("", (pairs([("results", visible(report.store))]),), "text"),
-        Section(
-            "What this rests on", (pairs(described({**values, "trtopt": VERSION, "schema": report.schema})),), "page"
-        ),
+        rests_on(report.schema, values),
     )
     name = f"{visible(report.name)}: sweep"
     return View(line(headline(report)), (), sections, name=name, warnings=report.warnings)

@@ -8,8 +8,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from trtopt.report.schema.analysis import Analysis, LayerRow
+from trtopt.report.text.blocks import Block, Section, pairs
 from trtopt.report.text.format import shorten, visible
 from trtopt.support.precision import Precision
+from trtopt.support.version import VERSION
 
 if TYPE_CHECKING:
     from trtopt.hardware.spec import GpuSpec
@@ -36,6 +38,12 @@ def described(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         for key, value in values.items()
     }
     return [(visible(key), shorten(visible(value), _LONGEST_VALUE, mark=" … ")) for key, value in words.items()]
+
+
+def rests_on(schema: str, values: Mapping[str, Any], *notes: Block) -> Section:
+    """How a page ends: what is taken for granted, the version and the schema."""
+    shown = pairs(described({**values, "trtopt": VERSION, "schema": schema}))
+    return Section("What this rests on", (*notes, shown), "page")
 
 
 def rate_of(dtype: str) -> str:

@@ -1,0 +1,85 @@
+"""The parser of a command, whose errors say what, where and remedy; it loads nothing that ``--help`` can do without."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from trtopt.errors import UsageError
+from trtopt.support.words import did_you_mean, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations whose errors are :class:`UsageError`.
+
+    ``usage`` is what follows the command; ``hints`` are options of another tool that users may type, and mistype.
+    """
+
+    def __init__(
+        self,
+        prog: str | None = None,
+        usage: str = "",
+        description: str | None = None,
+        epilog: str | None = None,
+        *,
+        hints: Iterable[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("formatter_class", _HelpFormatter)
+        whole = f"%(prog)s {usage}" if usage else None
+        super().__init__(prog, whole, description, epilog, allow_abbrev=False, **kwargs)
+        self._hints = tuple(hints)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        args, rest = self.parse_known_args(argv)
+        unknown = next((argument for argument in rest if argument.startswith("-")), rest[0] if rest else "")
+        if unknown:
+            raise self._unknown(unknown)
+        return args
+
+    def _unknown(self, argument: str) -> UsageError:
+        name = argument.partition("=")[0]
+        if not name.startswith("-"):
+            return UsageError(f"One argument too many: {argument}", where=self.prog, remedy=f"see {self.prog} --help")
+        bare = {option.lstrip("-"): option for option in (*self.option_names(), *self._hints)}
+        near = nearest(name.lstrip("-"), bare)
+        return UsageError(
+            f"{self.prog} has no option {name}",
+            where=argument,
+            remedy=f"did you mean {bare[near]}?" if near else f"see {self.prog} --help",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        named = re.match(r"argument ([^:]+): ", message)
+        remedy = f"see {self.prog} --help"
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            remedy = did_you_mean(wrong.group(1), re.findall(r"[\w-]+", wrong.group(2))) or remedy
+        raise UsageError(message, where=named.group(1) if named else self.prog, remedy=remedy)
+
+    def option_names(self) -> list[str]:
+        """Every long option."""
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, max_help_position=30, **kwargs)
+
+
+class OneOf:
+    """An argparse type for one of ``choices``, whose error names the nearest."""
+
+    def __init__(self, choices: Iterable[str]) -> None:
+        self.choices = tuple(choices)
+
+    def __call__(self, text: str) -> str:
+        if text not in self.choices:
+            near = did_you_mean(text.lower(), self.choices)
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not one of {', '.join(self.choices)}" + (f"; {near}" if near else "")
+            )
+        return text
