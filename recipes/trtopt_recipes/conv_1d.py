@@ -47,18 +47,14 @@ class Conv1d:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Connected regions with a residual addition, named after their first convolution."""
-        matches, refusals = [], []
+        places = []
         for graph in edit.all_graphs(model.graph):
             for region in _regions(graph):
-                convs = [node for node in region if _is_conv(node)]
-                if not any(_is_residual(node) for node in region):
-                    continue
-                reason = next((reason for node in region if (reason := _why_not(node))), "")
-                if reason:
-                    refusals.append(Refusal(str(convs[0].name), reason))
-                else:
-                    matches.append(Match((convs[0], *(node for node in region if node is not convs[0]))))
-        return Findings(tuple(matches), tuple(refusals))
+                if any(_is_residual(node) for node in region):
+                    first = next(node for node in region if _is_conv(node))
+                    reason = next((reason for node in region if (reason := _why_not(node))), "")
+                    places.append((Match((first, *(node for node in region if node is not first))), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Add an axis in front of one region and take it away behind it."""

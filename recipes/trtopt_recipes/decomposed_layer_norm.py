@@ -42,22 +42,20 @@ class DecomposedLayerNorm:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Square roots of variances and what stands around them."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             form = _form(node)
             if form is None:
                 continue
-            label = form.nodes[0]
+            reason = ""
             if not form.shape:
                 reason = "its means are not over the last axis alone, where one operator would cost more"
-                refusals.append(Refusal(str(label.name), reason))
             elif not form.epsilon > 0:
-                refusals.append(Refusal(str(label.name), "its epsilon is not a positive number"))
+                reason = "its epsilon is not a positive number"
             elif not _is_closed(form):
-                refusals.append(Refusal(str(label.name), "one of its inner values is used elsewhere"))
-            else:
-                matches.append(Match(tuple(form.nodes)))
-        return Findings(tuple(matches), tuple(refusals))
+                reason = "one of its inner values is used elsewhere"
+            places.append((Match(tuple(form.nodes)), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one normalization."""

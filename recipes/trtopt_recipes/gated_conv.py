@@ -39,19 +39,15 @@ class GatedConv:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """1x1 convolutions of a map times a gate."""
-        matches, refusals = [], []
+        places = []
         if target.backend != "tensorrt-rtx" or target.precision in _EIGHT_BITS:
             return Findings()
         for node in edit.all_nodes(model.graph):
             gate = _gate(node) if edit.is_op(node, "Conv") else None
             if gate is None:
                 continue
-            reason = _why_not(gate)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, gate.product)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, gate.product)), _why_not(gate)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one convolution."""

@@ -57,7 +57,7 @@ class StackedRecurrence:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Chains of layers, each named after its first."""
-        matches, refusals = [], []
+        places = []
         taken: set[ir.Node] = set()
         for node in edit.all_nodes(model.graph):
             if node in taken or not is_recurrent(node):
@@ -67,12 +67,8 @@ class StackedRecurrence:
             layers = [item for item in chain if is_recurrent(item)]
             if len(layers) < 2:
                 continue
-            reason = self._why_not(layers, target)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match(tuple(chain)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match(tuple(chain)), self._why_not(layers, target)))
+        return Findings.of(places)
 
     def _why_not(self, layers: list[ir.Node], target: Target) -> str:
         for node in layers:

@@ -50,7 +50,7 @@ class RepvggBranches:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Sums of branches that start at one value."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             if not edit.is_op(node, "Add", "Sum") or _is_inner(node):
                 continue
@@ -58,12 +58,8 @@ class RepvggBranches:
             branches = _branches(leaves)
             if len(branches) < 2:
                 continue
-            reason = _why_not(node, branches)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, *adds[1:], *branches)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, *adds[1:], *branches)), _why_not(node, branches)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Merge the branches of one sum."""

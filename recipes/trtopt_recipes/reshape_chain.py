@@ -38,17 +38,13 @@ class ReshapeChain:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Chains, each named after its last node."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             chain = _chain(node)
-            if len(chain) < 2:
-                continue
-            if _target_shape(chain) is None:
+            if len(chain) >= 2:
                 reason = "the shape it ends with has several dynamic dimensions, or a zero"
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match(tuple(chain)))
-        return Findings(tuple(matches), tuple(refusals))
+                places.append((Match(tuple(chain)), reason if _target_shape(chain) is None else ""))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one chain by a Reshape."""
