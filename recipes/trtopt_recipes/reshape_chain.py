@@ -50,19 +50,12 @@ class ReshapeChain:
         """Replace one chain by a Reshape."""
         last, source = match.nodes[0], match.nodes[-1].inputs[0]
         shape = _target_shape(list(match.nodes))
-        if last.graph is None or source is None or shape is None:
+        if source is None or shape is None:
             return Refusal(match.label, "its shape is not known any more")
-        old, names = last.outputs[0], edit.Names(model)
-        label = str(old.name)
-        constant = edit.add_initializer(last.graph, names.value(f"{label}_shape"), np.asarray(shape, np.int64))
-        old.name = names.value(f"{label}_replaced")
-        node = edit.new_node(
-            "Reshape", [source, constant], name=names.node(f"{last.name}_merged"), output=label, like=old
-        )
-        edit.tag(node, self.name)
-        last.graph.insert_before(last, node)
-        old.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
-        for item in match.nodes:
+        splice = edit.Splice(model, last, self.name)
+        constant = splice.constant(np.asarray(shape, np.int64), last.outputs[0], "shape")
+        splice.finish(splice.op("Reshape", source, constant))
+        for item in match.nodes[1:]:
             edit.remove_node(item)
         return None
 

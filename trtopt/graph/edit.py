@@ -292,11 +292,11 @@ Attributes = Mapping[str, float | int | str | Sequence[int]]
 class Splice:
     """Replaces nodes of a graph; all new nodes are tagged with ``recipe``, and named after what they stand for.
 
-    New nodes go in front of ``node``, unless said otherwise.
+    New nodes go in front of ``node``, unless said otherwise. ``names`` are those of the model.
     """
 
     def __init__(self, model: ir.Model, node: ir.Node, recipe: str) -> None:
-        self._names = Names(model)
+        self.names = Names(model)
         self._node = node
         self._graph = graph_of(node)
         self._recipe = recipe
@@ -324,7 +324,7 @@ class Splice:
 
     def constant(self, array: np.ndarray, like: ir.Value, suffix: str) -> ir.Value:
         """A constant named after ``like``."""
-        return add_initializer(self._graph, self._names.value(f"{like.name}_{suffix}"), array)
+        return add_initializer(self._graph, self.names.value(f"{like.name}_{suffix}"), array)
 
     def finish(self, value: ir.Value) -> None:
         """Put ``value`` in the place of the first node's output, whose name it takes, and remove that node."""
@@ -352,20 +352,31 @@ class Splice:
         inside: Collection[ir.Node],
         *inputs: ir.Value | None,
         attributes: Attributes | None = None,
-    ) -> None:
-        """Give users of ``value`` outside ``inside`` the output of a new node behind it, which takes its name."""
+    ) -> ir.Value:
+        """Give users of ``value`` outside ``inside`` the output of a new node behind it, which takes its name.
+
+        Returns:
+            That output; ``value`` where there are no such users.
+        """
         own = [(user, index) for user, index in value.uses() if user in inside]
         producer = value.producer()
         if producer is None or (len(own) == len(value.uses()) and not value.is_graph_output()):
-            return
+            return value
         name = str(value.name)
         node = self._new(op_type, [value, *inputs], producer, attributes, value)
         self._graph.insert_after(producer, node)
         replace_value(value, node.outputs[0])
         for user, index in [*own, (node, 0)]:
             user.replace_input_with(index, value)
-        value.name = self._names.value(f"{name}_moved")
+        value.name = self.names.value(f"{name}_moved")
         node.outputs[0].name = name
+        return node.outputs[0]
+
+    def behind(self, value: ir.Value, op_type: str, attributes: Attributes | None = None) -> ir.Value:
+        """The output of a new node right behind the one that makes ``value``, of any graph, in this graph."""
+        node = self._new(op_type, [value], self._node, attributes, value)
+        insert_behind(self._graph, value, [node])
+        return node.outputs[0]
 
     def _take_over(self, node: ir.Node, value: ir.Value) -> None:
         output = node.outputs[0]
@@ -387,8 +398,8 @@ class Splice:
         node = new_node(
             op_type,
             inputs,
-            name=self._names.node(f"{after.name}_{op_type}"),
-            output=self._names.value(f"{like.name}_{op_type.lower()}"),
+            name=self.names.node(f"{after.name}_{op_type}"),
+            output=self.names.value(f"{like.name}_{op_type.lower()}"),
             attributes=dict(attributes or {}),
             like=like,
         )
