@@ -238,7 +238,7 @@ class _Writer:
 
     def _entry(self, value: ir.Value) -> ir.Value:
         if value not in self._entries:
-            self._entries[value] = self._splice.behind(value, "Transpose", {"perm": _SWAP})
+            self._entries[value] = self._splice.behind(value, "Transpose", attributes={"perm": _SWAP})
             _swap_shape(self._entries[value])
         return self._entries[value]
 

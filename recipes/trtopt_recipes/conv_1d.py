@@ -59,66 +59,31 @@ class Conv1d:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Add an axis in front of one region and take it away behind it."""
         region = set(match.nodes)
-        names = edit.Names(model)
-        axis = edit.add_initializer(
-            edit.graph_of(match.nodes[0]), names.value("conv_1d_axis"), np.asarray([2], np.int64)
-        )
+        splice = edit.Splice(model, match.nodes[0], self.name)
+        axis = splice.constant(np.asarray([2], np.int64), match.nodes[0].outputs[0], "axis")
         entries: dict[ir.Value, ir.Value] = {}
         for node in match.nodes:
-            graph = edit.graph_of(node)
             for index, value in enumerate(node.inputs):
                 if value is None or value.producer() in region or (_is_conv(node) and index == 2):
                     continue
                 array = edit.constant_of(value)
                 if array is not None:
                     if array.ndim > 1:
-                        name = names.value(f"{node.outputs[0].name}_{index}")
-                        wide = edit.add_initializer(graph, name, np.expand_dims(array, -2))
+                        wide = splice.constant(np.expand_dims(array, -2), node.outputs[0], str(index))
                         node.replace_input_with(index, wide)
                     continue
                 if value not in entries:
-                    entries[value] = _added("Unsqueeze", value, axis, names, self.name)
-                    edit.insert_behind(graph, value, [_producer(entries[value])])
+                    entries[value] = splice.behind(value, "Unsqueeze", axis)
+                    entries[value].shape = None
                 node.replace_input_with(index, entries[value])
             _widen(node)
             edit.tag(node, self.name)
         for node in match.nodes:
-            self._leave(node, region, axis, names)
+            output = node.outputs[0]
+            splice.restore(output, "Squeeze", region, axis)
+            if output.shape is not None:
+                output.shape = ir.Shape([*output.shape[:-1], 1, output.shape[-1]])
         return None
-
-    def _leave(self, node: ir.Node, region: set[ir.Node], axis: ir.Value, names: edit.Names) -> None:
-        """Take the axis away for readers outside the region."""
-        output, graph = node.outputs[0], edit.graph_of(node)
-        outside = [(user, index) for user, index in output.uses() if user not in region]
-        if outside or output.is_graph_output():
-            squeezed = _added("Squeeze", output, axis, names, self.name)
-            squeezed.shape = None if output.shape is None else output.shape.copy()
-            inside = [(user, index) for user, index in output.uses() if user in region]
-            name = str(output.name)
-            graph.insert_after(node, _producer(squeezed))
-            edit.replace_value(output, squeezed)
-            for user, index in (*inside, (_producer(squeezed), 0)):
-                user.replace_input_with(index, output)
-            output.name = names.value(f"{name}_2d")
-            squeezed.name = name
-        if output.shape is not None:
-            output.shape = ir.Shape([*output.shape[:-1], 1, output.shape[-1]])
-
-
-def _added(op_type: str, value: ir.Value, axis: ir.Value, names: edit.Names, recipe: str) -> ir.Value:
-    """The output of a new node, in no graph yet, that adds the axis or takes it away."""
-    label = f"{value.name}_{op_type.lower()}"
-    node = edit.new_node(op_type, [value, axis], name=names.node(label), output=names.value(label))
-    node.outputs[0].type = value.type
-    edit.tag(node, recipe)
-    return node.outputs[0]
-
-
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
-    if node is None:
-        raise ValueError(f"no node makes {value.name}")
-    return node
 
 
 def _is_conv(node: ir.Node) -> bool:

@@ -317,7 +317,7 @@ class _Writer:
                 return origin
         if value not in self._entries:
             back = self._ways_back(value, graph)
-            self._entries[value] = made = self._splice.behind(value, "Transpose", {"perm": self._back})
+            self._entries[value] = made = self._splice.behind(value, "Transpose", attributes={"perm": self._back})
             made.shape = None if value.shape is None else ir.Shape([value.shape[axis] for axis in self._back])
             self._drop(back, made)
         return self._entries[value]

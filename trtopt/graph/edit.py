@@ -372,9 +372,11 @@ class Splice:
         node.outputs[0].name = name
         return node.outputs[0]
 
-    def behind(self, value: ir.Value, op_type: str, attributes: Attributes | None = None) -> ir.Value:
-        """The output of a new node right behind the one that makes ``value``, of any graph, in this graph."""
-        node = self._new(op_type, [value], self._node, attributes, value)
+    def behind(
+        self, value: ir.Value, op_type: str, *inputs: ir.Value | None, attributes: Attributes | None = None
+    ) -> ir.Value:
+        """The output of a new node that reads ``value`` first, right behind its maker or else first in the graph."""
+        node = self._new(op_type, [value, *inputs], self._node, attributes, value)
         insert_behind(self._graph, value, [node])
         return node.outputs[0]
 
