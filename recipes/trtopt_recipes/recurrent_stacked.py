@@ -138,8 +138,7 @@ def _begins_with_result(layers: list[ir.Node]) -> bool:
         if node in layers:
             return True
         seen.add(node)
-        inside = [inner for graph in edit.subgraphs_of(node) for inner in edit.all_nodes(graph)]
-        pending += [value for each in (node, *inside) for value in each.inputs if value is not None]
+        pending += edit.values_read(node)
     return False
 
 

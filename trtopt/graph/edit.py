@@ -55,6 +55,24 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
+def captured(node: ir.Node) -> list[ir.Value]:
+    """The values of graphs around a node that the graphs nested in it read."""
+    found: list[ir.Value] = []
+    for nested in subgraphs_of(node):
+        graphs = list(all_graphs(nested))
+        own = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
+        own |= {value for graph in graphs for inner in graph for value in inner.outputs}
+        read = [value for graph in graphs for inner in graph for value in inner.inputs if value is not None]
+        read += [value for graph in graphs for value in graph.outputs]
+        found += [value for value in read if value not in own]
+    return found
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, the values its nested graphs capture included."""
+    return [*(value for value in node.inputs if value is not None), *captured(node)]
+
+
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
     """Whether ``node`` is one of these operators of the default ONNX domain."""
     return node is not None and node.domain == "" and node.op_type in op_types

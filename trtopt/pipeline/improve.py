@@ -205,15 +205,13 @@ def _watched(base: ir.Model) -> list[_Watched]:
     ranked: dict[str, _Watched] = {}
     for node in base.graph:
         inputs = [value for value in node.inputs if value is not None]
-        if any(value in behind for value in inputs):
+        if any(value in behind for value in edit.values_read(node)):
             behind.update(node.outputs)
         elif node.op_type in _SELECTIONS:
             behind.update(node.outputs)
             for value in inputs:
                 if value.dtype is ir.DataType.FLOAT and value.producer() is not None:
                     ranked[str(value.name)] = _Watched(str(value.name), centred=True)
-        elif any(value in behind for graph in edit.subgraphs_of(node) for value in _read(graph)):
-            behind.update(node.outputs)
     outputs = [
         _Watched(str(value.name), finite_only=value in behind)
         for value in base.graph.outputs
@@ -221,10 +219,6 @@ def _watched(base: ir.Model) -> list[_Watched]:
     ]
     named = {item.name for item in outputs if not item.finite_only}
     return [*outputs, *(item for name, item in ranked.items() if name not in named)]
-
-
-def _read(graph: ir.Graph) -> list[ir.Value]:
-    return [value for node in graph.all_nodes() for value in node.inputs if value is not None]
 
 
 JUDGED_SAMPLES = 16
