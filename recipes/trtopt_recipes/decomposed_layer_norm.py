@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -255,11 +254,7 @@ def _reduced(node: ir.Node) -> tuple[int, ...] | None:
     value = node.inputs[0]
     if value is None or value.shape is None or not edit.int_attribute(node, "keepdims", 1):
         return None
-    constant = edit.constant_of(edit.input_of(node, 1))
-    listed: Iterable[int] | None = (
-        edit.ints_attribute(node, "axes") if constant is None else constant.reshape(-1).tolist()
-    )
-    axes = {axis % len(value.shape) for axis in listed or ()}
+    axes = {axis % len(value.shape) for axis in edit.axes_of(node) or ()}
     size = value.shape[-1]
     if axes != {len(value.shape) - 1}:
         return () if axes else None

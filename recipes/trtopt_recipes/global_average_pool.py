@@ -87,9 +87,7 @@ def _is_mean_of_map(node: ir.Node) -> bool:
         return False
     if node.op_type == "GlobalAveragePool":
         return True
-    given = edit.constant_of(edit.input_of(node, 1))
-    axes = edit.ints_attribute(node, "axes") if given is None else tuple(int(axis) for axis in given.reshape(-1))
-    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
+    return sorted(axis % 4 for axis in edit.axes_of(node) or ()) == [2, 3]
 
 
 def _map_size(node: ir.Node) -> tuple[int, int] | None:

@@ -188,8 +188,7 @@ def _above(node: ir.Node) -> list[ir.Node] | None:
 
 def _drops_directions(node: ir.Node) -> bool:
     if edit.is_op(node, "Squeeze"):
-        axes = edit.constant_of(edit.input_of(node, 1))
-        return (tuple(axes) if axes is not None else edit.ints_attribute(node, "axes")) == (1,)
+        return edit.axes_of(node) == (1,)
     before, after = node.inputs[0], node.outputs[0]
     if not edit.is_op(node, "Reshape") or before is None or before.shape is None or after.shape is None:
         return False

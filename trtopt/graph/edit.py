@@ -22,6 +22,9 @@ _CONSTANT_DTYPES = {
     "value_ints": np.int64,
 }
 
+_LONG = (ir.DataType.INT64, ir.DataType.UINT64)
+"""Integers of more digits than any float has; NumPy calls that cast safe."""
+
 
 def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     """``graph`` and every graph nested in its nodes, outer graphs first."""
@@ -106,6 +109,13 @@ def axes_of(node: ir.Node) -> tuple[int, ...] | None:
     """The axes that a reduction, Squeeze or Unsqueeze names as attribute or second input; None where not known."""
     array = constant_of(input_of(node, 1))
     return ints_attribute(node, "axes") if array is None else tuple(int(axis) for axis in array.reshape(-1))
+
+
+def holds(wide: ir.DataType, narrow: ir.DataType) -> bool:
+    """Whether every number of the type ``narrow`` is one of ``wide``."""
+    if ir.DataType.STRING in (wide, narrow) or (wide.is_floating_point() and narrow in _LONG):
+        return False
+    return bool(np.can_cast(narrow.numpy(), wide.numpy()))
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
