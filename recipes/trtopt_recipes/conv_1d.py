@@ -12,12 +12,6 @@ from trtopt.graph import edit
 from trtopt.graph.conv import why_not_constant, window_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
-_ELEMENTWISE = frozenset(
-    "Abs Add Cast Celu Clip Cos Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg "
-    "Pow Reciprocal Relu Selu Sigmoid Sin Softplus Softsign Sqrt Sub Swish Tanh".split()
-)
-"""Operators that treat every element alike."""
-
 _SPATIAL = ("kernel_shape", "strides", "dilations", "output_padding", "output_shape")
 
 
@@ -115,7 +109,7 @@ def _belongs(node: ir.Node) -> bool:
         return False
     if _is_conv(node):
         return True
-    if node.op_type not in _ELEMENTWISE:
+    if node.op_type not in edit.ELEMENTWISE:
         return False
     operands = [value for value in node.inputs if value is not None and edit.constant_of(value) is None]
     return bool(operands) and all(value.shape is not None and len(value.shape) == 3 for value in operands)

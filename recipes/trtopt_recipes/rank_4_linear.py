@@ -12,12 +12,6 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
-_ELEMENTWISE = frozenset(
-    "Abs Add Cast Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow "
-    "Reciprocal Relu Selu Sigmoid Softplus Softsign Sqrt Sub Swish Tanh".split()
-)
-"""Operators that treat every element alike, so that they may run on any layout."""
-
 _TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """[N, H, W, C] -> [N, C, H, W], and back."""
 
@@ -129,7 +123,7 @@ def _chains(graph: ir.Graph, refusals: list[Refusal]) -> Iterator[_Chain]:
             if entry is None or reason is not None:
                 continue
             chain = owner.get(entry) or chains.setdefault(entry, _Chain(entry, place=len(chains)))
-        elif node.op_type in _ELEMENTWISE and node.domain == "" and owner:
+        elif node.op_type in edit.ELEMENTWISE and node.domain == "" and owner:
             joined = _joined(node, owner)
             if joined is None:
                 continue

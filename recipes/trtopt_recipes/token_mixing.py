@@ -11,12 +11,6 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
-_ELEMENTWISE = frozenset(
-    "Abs Add Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Selu Sigmoid "
-    "Softplus Softsign Sqrt Sub Swish Tanh".split()
-)
-"""Operators that treat every element alike."""
-
 _CONV_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """A Conv of BF16 is not in ONNX before opset 22, one of doubles not in runtimes."""
 
@@ -133,7 +127,7 @@ def _fits(node: ir.Node, values: set[ir.Value]) -> bool:
         weight = edit.constant_tensor_of(node.inputs[1])
         is_linear = node.inputs[0] in values and weight is not None and len(weight.shape) == 2
         return is_linear and weight is not None and weight.dtype in _CONV_TYPES
-    return edit.is_op(node, *_ELEMENTWISE) and all(value in values or _is_row(value) for value in _given(node))
+    return edit.is_op(node, *edit.ELEMENTWISE) and all(value in values or _is_row(value) for value in _given(node))
 
 
 def _given(node: ir.Node) -> Iterator[ir.Value]:

@@ -25,6 +25,17 @@ _CONSTANT_DTYPES = {
 _LONG = (ir.DataType.INT64, ir.DataType.UINT64)
 """Integers of more digits than any float has; NumPy calls that cast safe."""
 
+BROADCAST = frozenset(
+    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or Pow Sub Sum Where Xor".split()
+)
+"""Operators whose operands are all repeated to one shape."""
+
+ELEMENTWISE = frozenset(
+    "Abs Add Cast Celu Clip Cos Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg "
+    "Pow Reciprocal Relu Selu Sigmoid Sin Softplus Softsign Sqrt Sub Swish Tanh".split()
+)
+"""Arithmetic that treats every element alike, so that it may run on any layout."""
+
 
 def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     """``graph`` and every graph nested in its nodes, outer graphs first."""
