@@ -65,8 +65,7 @@ class GlobalAveragePool:
             return Refusal(match.label, "it was changed by a rewrite before")
         splice, (*others, last) = edit.Splice(model, node, self.name), _windows(size, self.largest_window)
         for window in others:
-            value = splice.op("AveragePool", value, attributes={"kernel_shape": window, "strides": window})
-            value.shape = None
+            value = splice.fresh("AveragePool", value, attributes={"kernel_shape": window, "strides": window})
         value = splice.op("AveragePool", value, attributes={"kernel_shape": last})
         if edit.is_op(node, "ReduceMean") and edit.int_attribute(node, "keepdims", 1) == 0:
             value.shape = None

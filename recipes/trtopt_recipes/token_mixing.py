@@ -63,7 +63,7 @@ class TokenMixing:
             return Refusal(match.label, "it was changed by a rewrite before")
         splice = edit.Splice(model, start, self.name)
         axis = splice.constant(np.asarray([3], np.int64), start.outputs[0], "axis")
-        made = {start.outputs[0]: _shapeless(splice.op("Unsqueeze", source, axis))}
+        made = {start.outputs[0]: splice.fresh("Unsqueeze", source, axis)}
         for node in nodes[1:]:
             output = node.outputs[0]
             if node.op_type == "Transpose":
@@ -72,7 +72,7 @@ class TokenMixing:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             inputs = [self._input(splice, node, value, made) for value in node.inputs]
             op_type = "Conv" if node.op_type == "MatMul" else node.op_type
-            made[output] = _shapeless(splice.op(op_type, *inputs, attributes=attributes, like=output, before=node))
+            made[output] = splice.fresh(op_type, *inputs, attributes=attributes, like=output, before=node)
         for node in reversed(nodes):
             edit.remove_node(node)
         return None
@@ -144,9 +144,4 @@ def _read(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     if value is None:
         raise ValueError(f"{node.name} has no input")
-    return value
-
-
-def _shapeless(value: ir.Value) -> ir.Value:
-    value.shape = None
     return value

@@ -354,6 +354,19 @@ class Splice:
         self._graph.insert_before(place, node)
         return node.outputs[0]
 
+    def fresh(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        attributes: Attributes | None = None,
+        like: ir.Value | None = None,
+        before: ir.Node | None = None,
+    ) -> ir.Value:
+        """As :meth:`op`, of a shape that is left to inference."""
+        value = self.op(op_type, *inputs, attributes=attributes, like=like, before=before)
+        value.shape = None
+        return value
+
     def number(self, content: float) -> ir.Value:
         """A constant of the element type of the first node's output."""
         output = self._node.outputs[0]
