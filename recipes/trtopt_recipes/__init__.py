@@ -16,7 +16,6 @@ from trtopt_recipes.conv_1d import Conv1d
 from trtopt_recipes.conv_1x1_chain import Conv1x1Chain
 from trtopt_recipes.dead_node import DeadNode
 from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
-from trtopt_recipes.division_after_product import DivisionAfterProduct
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.expand_operand import ExpandedOperand
 from trtopt_recipes.gated_conv import GatedConv
@@ -43,7 +42,6 @@ from trtopt_recipes.prelu import Prelu
 from trtopt_recipes.qkv_bias import QkvBias
 from trtopt_recipes.rank_4_linear import Rank4Linear
 from trtopt_recipes.recurrent_backward import BackwardRecurrence
-from trtopt_recipes.recurrent_odd import OddRecurrence
 from trtopt_recipes.recurrent_stacked import StackedRecurrence
 from trtopt_recipes.recurrent_static import StaticRecurrence
 from trtopt_recipes.repvgg_branches import RepvggBranches
@@ -59,7 +57,6 @@ from trtopt_recipes.strided_stem import StridedStem
 from trtopt_recipes.token_mixing import TokenMixing
 from trtopt_recipes.transpose_pair import TransposePair
 from trtopt_recipes.transpose_push import TransposePush
-from trtopt_recipes.transposed_conv import TransposedConv
 from trtopt_recipes.window_residual import WindowResidual
 
 PACK = (
@@ -92,7 +89,6 @@ PACK = (
     Selu(),
     Mish(),
     Softplus(),
-    DivisionAfterProduct(),
     MaskedRows(),
     NormalizedScores(),
     WindowResidual(),
@@ -108,7 +104,6 @@ PACK = (
     StaticRecurrence(),
     BackwardRecurrence(),
     PoolActivation(),
-    TransposedConv(),
     ResizeConv(),
     AveragePoolConv(),
     GlobalAveragePool(),
@@ -117,7 +112,6 @@ PACK = (
     GatedConv(),
     SplitAfterConv(),
     StridedStem(),
-    OddRecurrence(),
     Conv1d(),
     ResidualActivation(),
     MisalignedChannels(),

@@ -272,22 +272,12 @@ def _total(param: Param) -> int:
 
 def _cut_off(model: ir.Model, dim: Dim, size: int, recipe: str) -> None:
     """Give the caller the first channels of a padded output, under its name."""
-    graph, value, node = dim.value.graph, dim.value, dim.value.producer()
-    if graph is None or node is None or value.shape is None:
-        raise ValueError(f"{value.name} is in no graph")
-    names = edit.Names(model)
-    bounds = [
-        edit.add_initializer(graph, names.value(f"{value.name}_{what}"), np.array([number], np.int64))
-        for what, number in (("start", 0), ("end", size), ("axis", dim.axis))
-    ]
-    output = str(value.name)
-    cut = edit.new_node("Slice", [value, *bounds], name=names.node(f"{node.name}_cut"), output=output, like=value)
-    shape = list(value.shape)
+    value, node = dim.value, dim.value.producer()
+    if node is None or value.shape is None:
+        raise ValueError(f"no node makes {value.name}")
+    splice, shape = edit.Splice(model, node, recipe), list(value.shape)
     shape[dim.axis] = size
-    cut.outputs[0].shape = ir.Shape(shape)
-    value.name = names.value(f"{output}_padded")
-    graph.insert_after(node, cut)
-    for index, each in enumerate(graph.outputs):
-        if each is value:
-            graph.outputs[index] = cut.outputs[0]
-    edit.tag(cut, recipe)
+    numbers = {"start": 0, "end": size, "axis": dim.axis}
+    bounds = [splice.constant(np.array([number], np.int64), value, what) for what, number in numbers.items()]
+    cut = splice.restore(value, "Slice", [user for user, _ in value.uses()], *bounds)
+    cut.shape = ir.Shape(shape)

@@ -38,7 +38,7 @@ class AveragePoolConv:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Average pooling right after a pointwise convolution."""
-        matches, refusals = [], []
+        places = []
         for node in all_nodes(model.graph):
             is_pool = is_op(node, "AveragePool", "GlobalAveragePool")
             conv = node.inputs[0].producer() if is_pool and node.inputs[0] else None
@@ -47,12 +47,8 @@ class AveragePoolConv:
             window = window_of(conv)
             if window is None or not window.is_pointwise:
                 continue
-            reason = _why_not(node, conv)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, conv)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, conv)), _why_not(node, conv)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Swap one pair."""

@@ -65,7 +65,7 @@ class BatchFirstAttention:
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Change the order in one region."""
-        writer = _Writer(edit.Names(model), match.nodes, model.graph.opset_imports.get("", 1), self.name)
+        writer = _Writer(model, match.nodes, self.name)
         for node in match.nodes:
             writer.enter(node)
         for node in match.nodes:
@@ -218,8 +218,9 @@ def _is_single_batch(node: ir.Node) -> bool:
 class _Writer:
     """Turns the nodes of one region."""
 
-    def __init__(self, names: edit.Names, nodes: tuple[ir.Node, ...], opset: int, recipe: str) -> None:
-        self._names, self._recipe, self._opset = names, recipe, opset
+    def __init__(self, model: ir.Model, nodes: tuple[ir.Node, ...], recipe: str) -> None:
+        self._recipe, opset = recipe, model.graph.opset_imports.get("", 1)
+        self._splice = edit.Splice(model, nodes[0], recipe)
         self._region = frozenset(nodes)
         self._ports = {node: _ports(node, opset) for node in nodes}
         self._merges = {node: merge for node in nodes if (merge := _merged_by(node)) is not None}
@@ -233,17 +234,12 @@ class _Writer:
                 continue
             for index, item in enumerate(node.inputs):
                 if item is value:
-                    node.replace_input_with(index, self._entry(value, node))
+                    node.replace_input_with(index, self._entry(value))
 
-    def _entry(self, value: ir.Value, node: ir.Node) -> ir.Value:
+    def _entry(self, value: ir.Value) -> ir.Value:
         if value not in self._entries:
-            producer, graph = value.producer(), edit.graph_of(node)
-            made = self._transpose(value, self._names.value(f"{value.name}_tokens_first"), node)
-            if producer is not None and producer.graph is graph:
-                graph.insert_after(producer, made)
-            else:
-                graph.insert_before(graph[0], made)
-            self._entries[value] = made.outputs[0]
+            self._entries[value] = self._splice.behind(value, "Transpose", attributes={"perm": _SWAP})
+            _swap_shape(self._entries[value])
         return self._entries[value]
 
     def turn(self, node: ir.Node) -> None:
@@ -264,7 +260,7 @@ class _Writer:
         elif edit.is_op(node, "Gather"):
             node.attributes["axis"] = ir.AttrInt64("axis", 0)
         elif not edit.is_op(node, "MatMul", "LayerNormalization", "RMSNormalization"):
-            permute(node, _SWAP, self._names)
+            permute(node, _SWAP, self._splice.names)
         edit.tag(node, self._recipe)
 
     def _set_perm(self, node: ir.Node, perm: tuple[int, ...]) -> None:
@@ -273,57 +269,22 @@ class _Writer:
 
     def _swap_target(self, node: ir.Node) -> None:
         """Exchange the first two entries of the shape that a Reshape gives."""
-        graph, base, shape = edit.graph_of(node), str(node.outputs[0].name), edit.constant_of(node.inputs[1])
+        splice, output, shape = self._splice, node.outputs[0], edit.constant_of(node.inputs[1])
         if shape is not None:
             swapped = np.concatenate([shape[1::-1], shape[2:]])
-            node.replace_input_with(1, edit.add_initializer(graph, self._names.value(f"{base}_shape"), swapped))
+            node.replace_input_with(1, splice.constant(swapped, output, "shape"))
             return
-        rank = _rank(node.outputs[0]) or 0
-        order = edit.add_initializer(
-            graph, self._names.value(f"{base}_order"), np.asarray([1, 0, *range(2, rank)], np.int64)
-        )
-        gather = edit.new_node(
-            "Gather",
-            [node.inputs[1], order],
-            name=self._names.node(f"{node.name}_shape"),
-            output=self._names.value(f"{base}_shape"),
-            like=node.inputs[1],
-        )
-        edit.tag(gather, self._recipe)
-        graph.insert_before(node, gather)
-        node.replace_input_with(1, gather.outputs[0])
+        order = splice.constant(np.asarray([1, 0, *range(2, _rank(output) or 0)], np.int64), output, "order")
+        given = node.inputs[1]
+        node.replace_input_with(1, splice.op("Gather", given, order, like=given, before=node))
 
     def leave(self, node: ir.Node) -> None:
         """Give the outputs of a node in the old order to those outside."""
         for value in node.outputs:
             if value not in self._ports[node]:
                 continue
-            others = [(user, index) for user, index in value.uses() if user not in self._region]
-            if others or value.is_graph_output():
-                graph, name = edit.graph_of(node), str(value.name)
-                value.name = self._names.value(f"{name}_tokens_first")
-                made = self._transpose(value, name, node)
-                made.outputs[0].shape = None if value.shape is None else value.shape.copy()
-                graph.insert_after(node, made)
-                for user, index in others:
-                    user.replace_input_with(index, made.outputs[0])
-                for position, output in enumerate(graph.outputs):
-                    if output is value:
-                        graph.outputs[position] = made.outputs[0]
+            self._splice.restore(value, "Transpose", self._region, attributes={"perm": _SWAP})
             _swap_shape(value)
-
-    def _transpose(self, value: ir.Value, output: str, beside: ir.Node) -> ir.Node:
-        node = edit.new_node(
-            "Transpose",
-            [value],
-            name=self._names.node(f"{beside.name}_transpose"),
-            output=output,
-            attributes={"perm": _SWAP},
-            like=value,
-        )
-        _swap_shape(node.outputs[0])
-        edit.tag(node, self._recipe)
-        return node
 
 
 def _swap_shape(value: ir.Value) -> None:

@@ -39,17 +39,13 @@ class BatchNorm:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """BatchNormalization nodes right after a Conv, ConvTranspose or Gemm."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             producer = node.inputs[0].producer() if edit.is_op(node, "BatchNormalization") and node.inputs[0] else None
             if producer is None or not edit.is_op(producer, *_PRODUCERS):
                 continue
-            reason = _why_not(node, producer)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, producer)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, producer)), _why_not(node, producer)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Fold one node."""

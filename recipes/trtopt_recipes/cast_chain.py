@@ -6,24 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import all_nodes, can_replace, int_attribute, is_op, remove_node, replace_value, tag
+from trtopt.graph.edit import all_nodes, can_replace, holds, int_attribute, is_op, remove_node, replace_value, tag
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
-
-_T = ir.DataType
-_FLOATS = (_T.FLOAT16, _T.BFLOAT16, _T.FLOAT, _T.DOUBLE)
-_WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
-    _T.BOOL: (*_FLOATS, _T.INT8, _T.UINT8, _T.INT16, _T.UINT16, _T.INT32, _T.UINT32, _T.INT64, _T.UINT64),
-    _T.INT8: (*_FLOATS, _T.INT16, _T.INT32, _T.INT64),
-    _T.UINT8: (*_FLOATS, _T.INT16, _T.UINT16, _T.INT32, _T.UINT32, _T.INT64, _T.UINT64),
-    _T.INT16: (_T.FLOAT, _T.DOUBLE, _T.INT32, _T.INT64),
-    _T.UINT16: (_T.FLOAT, _T.DOUBLE, _T.INT32, _T.UINT32, _T.INT64, _T.UINT64),
-    _T.INT32: (_T.DOUBLE, _T.INT64),
-    _T.UINT32: (_T.DOUBLE, _T.INT64, _T.UINT64),
-    _T.FLOAT16: (_T.FLOAT, _T.DOUBLE),
-    _T.BFLOAT16: (_T.FLOAT, _T.DOUBLE),
-    _T.FLOAT: (_T.DOUBLE,),
-}
-"""The types that hold every value of a type."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +62,11 @@ def _inner(node: ir.Node) -> ir.Node | None:
     """The Cast before a Cast that can be skipped."""
     if not is_op(node, "Cast") or node.inputs[0] is None:
         return None
-    if int_attribute(node, "to", 0) == _T.STRING:  # a number is written differently in each type
+    if int_attribute(node, "to", 0) == ir.DataType.STRING:  # a number is written differently in each type
         return None
     inner = node.inputs[0].producer()
     if inner is None or not is_op(inner, "Cast") or inner.inputs[0] is None or inner.inputs[0].dtype is None:
         return None
     source = inner.inputs[0].dtype
-    middle = int_attribute(inner, "to", 0)
-    return inner if middle in _WIDER.get(source, ()) or middle == source else None
+    middle = ir.DataType(int_attribute(inner, "to", 0))
+    return inner if middle == source or holds(middle, source) else None

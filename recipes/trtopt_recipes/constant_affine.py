@@ -57,7 +57,7 @@ class ConstantAffine:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Arithmetic with constants next to a Conv, ConvTranspose or Gemm."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             data = _data_of(node)
             if data is None:
@@ -75,11 +75,8 @@ class ConstantAffine:
                 if other is None:
                     continue
                 reason = _why_not_before(node, data, other)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, other)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, other)), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Fold one node."""

@@ -12,12 +12,6 @@ from trtopt.graph import edit
 from trtopt.graph.conv import why_not_constant, window_of
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
-_ELEMENTWISE = frozenset(
-    "Abs Add Cast Celu Clip Cos Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg "
-    "Pow Reciprocal Relu Selu Sigmoid Sin Softplus Softsign Sqrt Sub Swish Tanh".split()
-)
-"""Operators that treat every element alike."""
-
 _SPATIAL = ("kernel_shape", "strides", "dilations", "output_padding", "output_shape")
 
 
@@ -47,82 +41,43 @@ class Conv1d:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Connected regions with a residual addition, named after their first convolution."""
-        matches, refusals = [], []
+        places = []
         for graph in edit.all_graphs(model.graph):
             for region in _regions(graph):
-                convs = [node for node in region if _is_conv(node)]
-                if not any(_is_residual(node) for node in region):
-                    continue
-                reason = next((reason for node in region if (reason := _why_not(node))), "")
-                if reason:
-                    refusals.append(Refusal(str(convs[0].name), reason))
-                else:
-                    matches.append(Match((convs[0], *(node for node in region if node is not convs[0]))))
-        return Findings(tuple(matches), tuple(refusals))
+                if any(_is_residual(node) for node in region):
+                    first = next(node for node in region if _is_conv(node))
+                    reason = next((reason for node in region if (reason := _why_not(node))), "")
+                    places.append((Match((first, *(node for node in region if node is not first))), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Add an axis in front of one region and take it away behind it."""
         region = set(match.nodes)
-        names = edit.Names(model)
-        axis = edit.add_initializer(
-            edit.graph_of(match.nodes[0]), names.value("conv_1d_axis"), np.asarray([2], np.int64)
-        )
+        splice = edit.Splice(model, match.nodes[0], self.name)
+        axis = splice.constant(np.asarray([2], np.int64), match.nodes[0].outputs[0], "axis")
         entries: dict[ir.Value, ir.Value] = {}
         for node in match.nodes:
-            graph = edit.graph_of(node)
             for index, value in enumerate(node.inputs):
                 if value is None or value.producer() in region or (_is_conv(node) and index == 2):
                     continue
                 array = edit.constant_of(value)
                 if array is not None:
                     if array.ndim > 1:
-                        name = names.value(f"{node.outputs[0].name}_{index}")
-                        wide = edit.add_initializer(graph, name, np.expand_dims(array, -2))
+                        wide = splice.constant(np.expand_dims(array, -2), node.outputs[0], str(index))
                         node.replace_input_with(index, wide)
                     continue
                 if value not in entries:
-                    entries[value] = _added("Unsqueeze", value, axis, names, self.name)
-                    edit.insert_behind(graph, value, [_producer(entries[value])])
+                    entries[value] = splice.behind(value, "Unsqueeze", axis)
+                    entries[value].shape = None
                 node.replace_input_with(index, entries[value])
             _widen(node)
             edit.tag(node, self.name)
         for node in match.nodes:
-            self._leave(node, region, axis, names)
+            output = node.outputs[0]
+            splice.restore(output, "Squeeze", region, axis)
+            if output.shape is not None:
+                output.shape = ir.Shape([*output.shape[:-1], 1, output.shape[-1]])
         return None
-
-    def _leave(self, node: ir.Node, region: set[ir.Node], axis: ir.Value, names: edit.Names) -> None:
-        """Take the axis away for readers outside the region."""
-        output, graph = node.outputs[0], edit.graph_of(node)
-        outside = [(user, index) for user, index in output.uses() if user not in region]
-        if outside or output.is_graph_output():
-            squeezed = _added("Squeeze", output, axis, names, self.name)
-            squeezed.shape = None if output.shape is None else output.shape.copy()
-            inside = [(user, index) for user, index in output.uses() if user in region]
-            name = str(output.name)
-            graph.insert_after(node, _producer(squeezed))
-            edit.replace_value(output, squeezed)
-            for user, index in (*inside, (_producer(squeezed), 0)):
-                user.replace_input_with(index, output)
-            output.name = names.value(f"{name}_2d")
-            squeezed.name = name
-        if output.shape is not None:
-            output.shape = ir.Shape([*output.shape[:-1], 1, output.shape[-1]])
-
-
-def _added(op_type: str, value: ir.Value, axis: ir.Value, names: edit.Names, recipe: str) -> ir.Value:
-    """The output of a new node, in no graph yet, that adds the axis or takes it away."""
-    label = f"{value.name}_{op_type.lower()}"
-    node = edit.new_node(op_type, [value, axis], name=names.node(label), output=names.value(label))
-    node.outputs[0].type = value.type
-    edit.tag(node, recipe)
-    return node.outputs[0]
-
-
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
-    if node is None:
-        raise ValueError(f"no node makes {value.name}")
-    return node
 
 
 def _is_conv(node: ir.Node) -> bool:
@@ -154,7 +109,7 @@ def _belongs(node: ir.Node) -> bool:
         return False
     if _is_conv(node):
         return True
-    if node.op_type not in _ELEMENTWISE:
+    if node.op_type not in edit.ELEMENTWISE:
         return False
     operands = [value for value in node.inputs if value is not None and edit.constant_of(value) is None]
     return bool(operands) and all(value.shape is not None and len(value.shape) == 3 for value in operands)

@@ -47,17 +47,13 @@ class Conv1x1Chain:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Convolutions right after a convolution."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             first = node.inputs[0].producer() if edit.is_op(node, "Conv") and node.inputs[0] else None
             if first is None or not edit.is_op(first, "Conv") or not _is_chain(first, node):
                 continue
-            reason = _why_not(first, node)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, first)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, first)), _why_not(first, node)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Merge one pair."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,22 +41,20 @@ class DecomposedLayerNorm:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Square roots of variances and what stands around them."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             form = _form(node)
             if form is None:
                 continue
-            label = form.nodes[0]
+            reason = ""
             if not form.shape:
                 reason = "its means are not over the last axis alone, where one operator would cost more"
-                refusals.append(Refusal(str(label.name), reason))
             elif not form.epsilon > 0:
-                refusals.append(Refusal(str(label.name), "its epsilon is not a positive number"))
+                reason = "its epsilon is not a positive number"
             elif not _is_closed(form):
-                refusals.append(Refusal(str(label.name), "one of its inner values is used elsewhere"))
-            else:
-                matches.append(Match(tuple(form.nodes)))
-        return Findings(tuple(matches), tuple(refusals))
+                reason = "one of its inner values is used elsewhere"
+            places.append((Match(tuple(form.nodes)), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one normalization."""
@@ -257,11 +254,7 @@ def _reduced(node: ir.Node) -> tuple[int, ...] | None:
     value = node.inputs[0]
     if value is None or value.shape is None or not edit.int_attribute(node, "keepdims", 1):
         return None
-    constant = edit.constant_of(edit.input_of(node, 1))
-    listed: Iterable[int] | None = (
-        edit.ints_attribute(node, "axes") if constant is None else constant.reshape(-1).tolist()
-    )
-    axes = {axis % len(value.shape) for axis in listed or ()}
+    axes = {axis % len(value.shape) for axis in edit.axes_of(node) or ()}
     size = value.shape[-1]
     if axes != {len(value.shape) - 1}:
         return () if axes else None

@@ -16,9 +16,6 @@ _ENTRYWISE = frozenset(
     "Abs Cast Ceil Clip Cos Elu Erf Exp Floor Gelu Identity IsInf IsNaN LeakyRelu Log Neg Not Reciprocal Relu Round "
     "Selu Sigmoid Sign Sin Softplus Sqrt Tanh".split()
 )
-_BROADCAST = frozenset(
-    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Or Pow Sub Sum Where Xor".split()
-)
 _DEPTH = 16
 """Operators followed behind an Expand."""
 
@@ -124,7 +121,7 @@ class _Readers:
             rank = len(edit.static_shape(node.inputs[0]) or ())
             first = edit.int_attribute(node, "axis", 0) % rank if rank else 0
             return bool(rank) and self.need_not(made, frozenset(axis + first for axis in axes), depth - 1)
-        if node.op_type not in _BROADCAST:
+        if node.op_type not in edit.BROADCAST:
             return False
         others = [self._known.of(other) for other in node.inputs if other is not value]
         if any(other is None or len(other) > len(dims) for other in others):

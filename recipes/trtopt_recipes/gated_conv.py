@@ -39,19 +39,15 @@ class GatedConv:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """1x1 convolutions of a map times a gate."""
-        matches, refusals = [], []
+        places = []
         if target.backend != "tensorrt-rtx" or target.precision in _EIGHT_BITS:
             return Findings()
         for node in edit.all_nodes(model.graph):
             gate = _gate(node) if edit.is_op(node, "Conv") else None
             if gate is None:
                 continue
-            reason = _why_not(gate)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, gate.product)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, gate.product)), _why_not(gate)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one convolution."""
@@ -64,17 +60,17 @@ class GatedConv:
         height, width = _size(gate.map)
 
         def reshaped(value: ir.Value, *shape: int) -> ir.Value:
-            return splice.op("Reshape", value, splice.constant(np.asarray(shape, np.int64), like, "shape"))
+            return splice.fresh("Reshape", value, splice.constant(np.asarray(shape, np.int64), like, "shape"))
 
         matrix = splice.constant(np.ascontiguousarray(weight.reshape(rows, channels).T)[None], like, "weight")
-        matrix = _shapeless(splice.op("Mul", _shapeless(reshaped(gate.factors, 0, channels, 1)), matrix))
-        value = _shapeless(splice.op("Transpose", gate.map, attributes={"perm": (0, 2, 3, 1)}))
-        value = _shapeless(reshaped(value, 0, height * width, channels))
-        value = _shapeless(splice.op("MatMul", value, matrix))
+        matrix = splice.fresh("Mul", reshaped(gate.factors, 0, channels, 1), matrix)
+        value = splice.fresh("Transpose", gate.map, attributes={"perm": (0, 2, 3, 1)})
+        value = reshaped(value, 0, height * width, channels)
+        value = splice.fresh("MatMul", value, matrix)
         bias = edit.constant_of(edit.input_of(conv, 2))
         if bias is not None:
-            value = _shapeless(splice.op("Add", value, splice.constant(bias, like, "bias")))
-        value = _shapeless(reshaped(value, 0, height, width, rows))
+            value = splice.fresh("Add", value, splice.constant(bias, like, "bias"))
+        value = reshaped(value, 0, height, width, rows)
         splice.finish(splice.op("Transpose", value, attributes={"perm": (0, 3, 1, 2)}))
         edit.remove_node(gate.product)
         return None
@@ -118,8 +114,3 @@ def _why_not(gate: _Gate) -> str:
     if sole_user(gate.product.outputs[0]) is None:
         return "the weighted map is used elsewhere"
     return "" if min(_size(gate.map)) > 0 else "the height or width of its map is not known"
-
-
-def _shapeless(value: ir.Value) -> ir.Value:
-    value.shape = None
-    return value

@@ -60,44 +60,17 @@ class GlobalAveragePool:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one node."""
         node = match.nodes[0]
-        size, graph, output = _map_size(node), node.graph, node.outputs[0]
-        if size is None or graph is None:
+        size, value = _map_size(node), node.inputs[0]
+        if size is None:
             return Refusal(match.label, "it was changed by a rewrite before")
-        names = edit.Names(model)
-        flat = edit.is_op(node, "ReduceMean") and edit.int_attribute(node, "keepdims", 1) == 0
-        base, windows = str(output.name), _windows(size, self.largest_window)
-        made: list[ir.Node] = []
-        for window in windows:
-            pool = edit.new_node(
-                "AveragePool",
-                [made[-1].outputs[0] if made else node.inputs[0]],
-                name=names.node(f"{node.name}_pool"),
-                output=names.value(f"{base}_pool"),
-                attributes={"kernel_shape": window}
-                if window is windows[-1]
-                else {"kernel_shape": window, "strides": window},
-            )
-            pool.outputs[0].type = output.type
-            made.append(pool)
-        if not flat and output.shape is not None:
-            made[-1].outputs[0].shape = output.shape.copy()
-        if flat:
-            made.append(
-                edit.new_node(
-                    "Flatten",
-                    [made[-1].outputs[0]],
-                    name=names.node(f"{node.name}_flat"),
-                    output=names.value(f"{base}_flat"),
-                    attributes={"axis": 1},
-                    like=output,
-                )
-            )
-        for new in made:
-            edit.tag(new, self.name)
-        graph.insert_before(node, made)
-        edit.replace_value(output, made[-1].outputs[0])
-        edit.remove_node(node)
-        made[-1].outputs[0].name = base
+        splice, (*others, last) = edit.Splice(model, node, self.name), _windows(size, self.largest_window)
+        for window in others:
+            value = splice.fresh("AveragePool", value, attributes={"kernel_shape": window, "strides": window})
+        value = splice.op("AveragePool", value, attributes={"kernel_shape": last})
+        if edit.is_op(node, "ReduceMean") and edit.int_attribute(node, "keepdims", 1) == 0:
+            value.shape = None
+            value = splice.op("Flatten", value, attributes={"axis": 1})
+        splice.finish(value)
         return None
 
 
@@ -113,9 +86,7 @@ def _is_mean_of_map(node: ir.Node) -> bool:
         return False
     if node.op_type == "GlobalAveragePool":
         return True
-    given = edit.constant_of(edit.input_of(node, 1))
-    axes = edit.ints_attribute(node, "axes") if given is None else tuple(int(axis) for axis in given.reshape(-1))
-    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
+    return sorted(axis % 4 for axis in edit.axes_of(node) or ()) == [2, 3]
 
 
 def _map_size(node: ir.Node) -> tuple[int, int] | None:

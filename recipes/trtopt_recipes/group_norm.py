@@ -102,10 +102,8 @@ def _grouped(splice: edit.Splice, norm: _Norm, output: ir.Value, dtype: np.dtype
         splice.constant(np.full(norm.groups, number, dtype), output, name)
         for number, name in ((1, "ones"), (0, "zeros"))
     )
-    split = splice.op("Reshape", norm.x, rows)
-    split.shape = None
-    value = splice.op("InstanceNormalization", split, one, zero, attributes={"epsilon": norm.epsilon})
-    value.shape = None
+    split = splice.fresh("Reshape", norm.x, rows)
+    value = splice.fresh("InstanceNormalization", split, one, zero, attributes={"epsilon": norm.epsilon})
     spatial = norm.dims[2:]
     if all(isinstance(dim, int) for dim in spatial):
         back = splice.constant(np.asarray([0, norm.scale.size, *spatial], np.int64), output, "shape")

@@ -82,7 +82,7 @@ class LateSelection:
         if entries is None or not isinstance(graph, ir.Graph):
             raise ValueError(f"{selection.name} selects nothing")
         region = _Walk(graph).region(selection, entries, queries=match.choice != _BEHIND)
-        _Writer(graph, edit.Names(model), entries, region, self.name).write(selection)
+        _Writer(edit.Splice(model, selection, self.name), entries, region).write(selection)
         return None
 
 
@@ -222,11 +222,9 @@ def _multiplies_activations(node: ir.Node) -> bool:
 class _Writer:
     """Lets a region work on the selected entries."""
 
-    graph: ir.Graph
-    names: edit.Names
+    splice: edit.Splice
     entries: _Entries
     region: _Region
-    recipe: str
     made: dict[tuple[ir.Value, int], ir.Value] = field(default_factory=dict)
 
     def write(self, selection: ir.Node) -> None:
@@ -240,53 +238,29 @@ class _Writer:
                 self._shorten(output, axis)
             if edit.is_op(node, "Reshape"):
                 self._set_target(node, axis)
-        source, output = selection.inputs[0], selection.outputs[0]
-        if source is None:
-            raise ValueError(f"{selection.name} has no input")
         if self.entries.drops:
-            source = self._squeezed(source, selection)
-        edit.replace_value(output, source)
-        edit.remove_node(selection)
+            axes = self.splice.constant(np.array([self.entries.axis]), selection.outputs[0], "axes")
+            self.splice.finish(self.splice.op("Squeeze", selection.inputs[0], axes))
+        else:
+            self.splice.bypass(selection)
 
     def _selected(self, value: ir.Value, axis: int, node: ir.Node) -> ir.Value:
         """The entries of a value from outside that ``node`` reads first."""
         if (value, axis) not in self.made:
-            base = f"{value.name}_selected"
             numbers = {"start": self.entries.start, "stop": self.entries.stop, "axis": axis}
-            operands = [
-                self._constant(f"{base}_{word}", np.array([number], np.int64)) for word, number in numbers.items()
-            ]
-            name, output = self.names.node(f"{node.name}_select"), self.names.value(base)
-            made = edit.new_node("Slice", [value, *operands], name=name, output=output, like=value)
-            self._shorten(made.outputs[0], axis)
-            edit.tag(made, self.recipe)
-            self.graph.insert_before(node, made)
-            self.made[value, axis] = made.outputs[0]
+            operands = [self.splice.constant(np.array([number]), value, word) for word, number in numbers.items()]
+            self.made[value, axis] = self.splice.op("Slice", value, *operands, like=value, before=node)
+            self._shorten(self.made[value, axis], axis)
         return self.made[value, axis]
-
-    def _squeezed(self, value: ir.Value, selection: ir.Node) -> ir.Value:
-        """``value`` without the axis of which one entry is left."""
-        output = selection.outputs[0]
-        axes = self._constant(f"{output.name}_axes", np.array([self.entries.axis], np.int64))
-        name = self.names.node(f"{selection.name}_squeeze")
-        made = edit.new_node(
-            "Squeeze", [value, axes], name=name, output=self.names.value(f"{output.name}_squeezed"), like=output
-        )
-        edit.tag(made, self.recipe)
-        self.graph.insert_before(selection, made)
-        return made.outputs[0]
 
     def _set_target(self, node: ir.Node, axis: int) -> None:
         """Write the number of entries into the shape that a Reshape gives."""
         target = np.array(edit.constant_of(node.inputs[1]))
         target[axis] = self.entries.count
-        node.replace_input_with(1, self._constant(f"{node.outputs[0].name}_shape", target))
+        node.replace_input_with(1, self.splice.constant(target, node.outputs[0], "shape"))
 
     def _shorten(self, value: ir.Value, axis: int) -> None:
         if value.shape is not None:
             value.shape = ir.Shape(
                 [self.entries.count if index == axis else dim for index, dim in enumerate(value.shape)]
             )
-
-    def _constant(self, base: str, array: np.ndarray) -> ir.Value:
-        return edit.add_initializer(self.graph, self.names.value(base), array)

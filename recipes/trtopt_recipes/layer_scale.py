@@ -47,18 +47,15 @@ class LayerScale:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Multiplications by a constant that lead back to a product."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             path = _path(node)
             if path is None or (path.reason and path.factor.size == 1):
                 # One number behind a linear layer is most often part of an activation.
                 continue
-            reason = path.reason or _why_not(path)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, *(add for add, _ in path.biases), path.product)))
-        return Findings(tuple(matches), tuple(refusals))
+            match = Match((node, *(add for add, _ in path.biases), path.product))
+            places.append((match, path.reason or _why_not(path)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Fold one factor."""

@@ -68,12 +68,12 @@ class LinearAsConv:
         splice = edit.Splice(model, last, self.name)
         value = layer.source
         if layer.enters:
-            value = _fresh(splice, "Transpose", value, attributes={"perm": _LAST_TWO})
+            value = splice.fresh("Transpose", value, attributes={"perm": _LAST_TWO})
             shape = np.asarray([0, layer.weight.shape[0], *(layer.size or ())], np.int64)
-            value = _fresh(splice, "Reshape", value, splice.constant(shape, last.outputs[0], "image"))
+            value = splice.fresh("Reshape", value, splice.constant(shape, last.outputs[0], "image"))
         for node in layer.activations:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-            value = _fresh(splice, node.op_type, value, attributes=attributes)
+            value = splice.fresh(node.op_type, value, attributes=attributes)
         weight = np.ascontiguousarray(layer.weight.T)[:, :, None, None]
         inputs = [value, splice.constant(weight, last.outputs[0], "weight")]
         if layer.bias is not None:
@@ -82,7 +82,7 @@ class LinearAsConv:
         if not layer.enters:
             value.shape = None
             shape = np.asarray([0, layer.weight.shape[1], -1], np.int64)
-            value = _fresh(splice, "Reshape", value, splice.constant(shape, last.outputs[0], "tokens"))
+            value = splice.fresh("Reshape", value, splice.constant(shape, last.outputs[0], "tokens"))
             value = splice.op("Transpose", value, attributes={"perm": _LAST_TWO})
         splice.finish(value)
         rest = [layer.product, *layer.others]
@@ -115,13 +115,6 @@ class _Layer:
     def way(self) -> str:
         """The choice of its match."""
         return "enters" if self.enters else "leaves"
-
-
-def _fresh(splice: edit.Splice, op_type: str, *inputs: ir.Value, attributes: edit.Attributes | None = None) -> ir.Value:
-    """The output of a new node, of unknown shape."""
-    value = splice.op(op_type, *inputs, attributes=attributes)
-    value.shape = None
-    return value
 
 
 def _context(layer: _Layer) -> tuple[ir.Node, ...]:

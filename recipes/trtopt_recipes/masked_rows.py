@@ -78,11 +78,7 @@ class MaskedRows:
         add.replace_input_with(index, splice.op("Where", alive, mask, zero, like=mask))
         row.type = ir.TensorType(dtype)
         factor = splice.op("Cast", alive, attributes={"to": int(dtype)}, like=row)
-        names, output = edit.Names(model), mix.outputs[0]
-        label = names.node(f"{mix.name}_alive")
-        last = edit.new_node("Mul", [output, factor], name=label, output=f"{output.name}", like=output)
-        edit.tag(last, self.name)
-        edit.chain_behind(output, [last], names, "of_all_rows")
+        splice.restore(mix.outputs[0], "Mul", (), factor)
         edit.replace_value(guard.outputs[0], softmax.outputs[0])
         edit.remove_node(guard)
         return None

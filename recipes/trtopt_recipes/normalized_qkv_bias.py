@@ -75,46 +75,39 @@ class NormalizedQkvBias:
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Change the normalizations of one graph, and the weights behind them."""
-        names, changed = edit.Names(model), False
+        changed = False
         for norm in match.nodes:
-            if edit.is_op(norm, "LayerNormalization") and isinstance(norm.graph, ir.Graph) and not _why_not(norm):
-                self._carry(norm, norm.graph, names)
+            if edit.is_op(norm, "LayerNormalization") and not _why_not(norm):
+                self._carry(norm, edit.Splice(model, norm, self.name))
                 changed = True
         return None if changed else Refusal(match.label, "it has changed since it was found")
 
-    def _carry(self, norm: ir.Node, graph: ir.Graph, names: edit.Names) -> None:
+    def _carry(self, norm: ir.Node, splice: edit.Splice) -> None:
         products = _products(norm)
         shift = _shift(norm, products)
         weights = [
             _new_weight(_weight(product), shift, *_before(norm, product)).astype(_weight(product).dtype)
             for product in products
         ]
-        scale, base = _float64(norm.inputs[1]), str(norm.outputs[0].name)
+        scale, output = _float64(norm.inputs[1]), norm.outputs[0]
         if _is_read_otherwise(norm):
-            self._restore(norm, scale, _offset(norm) - shift * scale, names)
+            _restore(norm, scale, _offset(norm) - shift * scale, splice)
         for index, name, content in ((1, "scale", np.ones_like(scale)), (2, "shift", np.full_like(scale, shift))):
             array = content.astype(_tensor_type(norm.inputs[1]))
             if len(norm.inputs) <= index:
                 norm.resize_inputs(index + 1)
-            norm.replace_input_with(index, edit.add_initializer(graph, names.value(f"{base}_{name}"), array))
+            norm.replace_input_with(index, splice.constant(array, output, name))
         edit.tag(norm, self.name)
         for product, weight in zip(products, weights, strict=True):
-            _set_weight(product, weight, names, self.name)
+            _set_weight(product, weight, splice, self.name)
 
-    def _restore(self, norm: ir.Node, factor: np.ndarray, bias: np.ndarray, names: edit.Names) -> None:
-        """Give what reads a normalized value beside its products factor * (n + t) + bias, which is as it was."""
-        graph, output, dtype = edit.graph_of(norm), norm.outputs[0], _tensor_type(norm.inputs[1])
-        products, chain, value = _products(norm), list[ir.Node](), output
-        for kind, operand, array in (("Mul", "factor", factor), ("Add", "offset", bias)):
-            base = f"{output.name}_{operand}"
-            constant = edit.add_initializer(graph, names.value(base), array.astype(dtype))
-            label, made = names.node(f"{norm.name}_{operand}"), names.value(f"{base}_applied")
-            chain.append(edit.new_node(kind, [value, constant], name=label, output=made, like=output))
-            edit.tag(chain[-1], self.name)
-            value = chain[-1].outputs[0]
-        edit.chain_behind(output, chain, names, "shifted")
-        for product in products:
-            product.replace_input_with(0, output)
+
+def _restore(norm: ir.Node, factor: np.ndarray, bias: np.ndarray, splice: edit.Splice) -> None:
+    """Give what reads a normalized value beside its products factor * (n + t) + bias, which is as it was."""
+    value, dtype = norm.outputs[0], _tensor_type(norm.inputs[1])
+    for kind, operand, array in (("Mul", "factor", factor), ("Add", "offset", bias)):
+        constant = splice.constant(array.astype(dtype), norm.outputs[0], operand)
+        value = splice.restore(value, kind, _products(norm), constant)
 
 
 def _biased(found: Attention) -> dict[ir.Node, list[ir.Node]]:
@@ -277,10 +270,8 @@ def _tensor_type(value: ir.Value | None) -> np.dtype:
     return array.dtype
 
 
-def _set_weight(product: ir.Node, weight: np.ndarray, names: edit.Names, recipe: str) -> None:
+def _set_weight(product: ir.Node, weight: np.ndarray, splice: edit.Splice, recipe: str) -> None:
     """Give a product its weight, and take the bias after it away."""
-    if product.graph is None:
-        raise ValueError(f"{product.name} is in no graph")
     add = _bias_add(product)
     output = product.outputs[0]
     if add is not None:
@@ -289,6 +280,5 @@ def _set_weight(product: ir.Node, weight: np.ndarray, names: edit.Names, recipe:
         edit.replace_value(add.outputs[0], output)
         edit.remove_node(add)
         output.name = name
-    constant = edit.add_initializer(product.graph, names.value(f"{output.name}_weight"), weight)
-    product.replace_input_with(1, constant)
+    product.replace_input_with(1, splice.constant(weight, output, "weight"))
     edit.tag(product, recipe)

@@ -70,35 +70,19 @@ class NormalizedScores:
         sides = _sides(scores)
         if sides is None:
             return Refusal(match.label, "it has changed since it was found")
-        graph, names, old = edit.graph_of(scores), edit.Names(model), scores.outputs[0]
-        queries, keys = sides
+        splice, (queries, keys) = edit.Splice(model, scores, self.name), sides
         for side in sides:
             reader = side.moves or scores
             reader.replace_input_with(0 if side is queries or side.moves is not None else 1, side.div.inputs[0])
-        divisors = [queries.norms, keys.norms]
-        made: list[ir.Node] = []
+        norms = keys.norms
         if keys.moves is not None:
-            label, output = names.node(f"{scores.name}_norms"), names.value(f"{keys.norms.name}_transposed")
-            perm = edit.ints_attribute(keys.moves, "perm") or ()
-            made.append(edit.new_node("Transpose", [keys.norms], name=label, output=output, attributes={"perm": perm}))
-            value = made[0].outputs[0]
-            shape = keys.norms.shape
-            value.type, value.shape = keys.norms.type, None if shape is None else ir.Shape([shape[i] for i in perm])
-            divisors[1] = value
-        value = old
-        for divisor in divisors:
-            label, output = names.node(f"{scores.name}_divided"), names.value(f"{old.name}_divided")
-            made.append(edit.new_node("Div", [value, divisor], name=label, output=output, like=old))
-            value = made[-1].outputs[0]
-        for node in made:
-            edit.tag(node, self.name)
-        for user, index in list(old.uses()):
-            if user not in made:
-                user.replace_input_with(index, value)
-        graph.insert_after(scores, made)
+            perm, shape = edit.ints_attribute(keys.moves, "perm") or (), norms.shape
+            norms = splice.op("Transpose", norms, attributes={"perm": perm}, like=norms)
+            norms.shape = None if shape is None else ir.Shape([shape[axis] for axis in perm])
+        splice.restore(splice.restore(scores.outputs[0], "Div", (), queries.norms), "Div", (), norms)
         for side in sides:
             edit.remove_node(side.div)
-        graph.sort()
+        edit.graph_of(scores).sort()
         return None
 
 

@@ -41,7 +41,7 @@ class PadConv:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Constant padding that only convolutions and poolings read."""
-        matches, refusals = [], []
+        places = []
         for pad in edit.all_nodes(model.graph):
             if not edit.is_op(pad, "Pad") or edit.string_attribute(pad, "mode", "constant") != "constant":
                 continue
@@ -52,11 +52,8 @@ class PadConv:
             reason = next((reason for reason in reasons if reason), "")
             if pad.outputs[0].is_graph_output():
                 reason = "its output is a graph output"
-            if reason:
-                refusals.append(Refusal(str(pad.name), reason))
-            else:
-                matches.append(Match((pad, *(node for node, _ in users))))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((pad, *(node for node, _ in users))), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Merge one Pad into its users."""

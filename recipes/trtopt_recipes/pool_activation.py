@@ -40,17 +40,13 @@ class PoolActivation:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Increasing activations right after a MaxPool."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             pool = node.inputs[0].producer() if _is_increasing(node) and node.inputs[0] else None
             if pool is None or not edit.is_op(pool, "MaxPool"):
                 continue
-            reason = _why_not(node, pool)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, pool)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, pool)), _why_not(node, pool)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Swap one pair."""

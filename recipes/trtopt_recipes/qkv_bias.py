@@ -90,16 +90,15 @@ class QkvBias:
             plan = None if found is None else _plan(found)
             if found is None or plan is None:
                 return Refusal(match.label, "it is no attention with biases any more")
-            names = edit.Names(model)
             projection = None if plan.projection is None else _projection_bias(plan)
         except _CannotError as error:
             return Refusal(match.label, str(error))
         if plan.query is not None:
-            _add_to_query(found, *plan.query, names, self.name)
+            _add_to_query(model, found, *plan.query, self.name)
         if plan.projection is not None and projection is not None:
-            _set_bias(*plan.projection, projection, names, self.name)
+            _set_bias(model, *plan.projection, projection, self.name)
         for root in plan.roots:
-            _drop(root, names, self.name)
+            _drop(root, self.name)
         return None
 
 
@@ -280,10 +279,10 @@ def _projection_bias(plan: _Plan) -> np.ndarray:
     return _narrowed(bias.astype(np.float64).ravel() + plan.added, dtype, node)
 
 
-def _set_bias(node: ir.Node, add: ir.Node | None, bias: np.ndarray, names: edit.Names, recipe: str) -> None:
+def _set_bias(model: ir.Model, node: ir.Node, add: ir.Node | None, bias: np.ndarray, recipe: str) -> None:
     """Give the output projection this bias."""
-    graph, output = edit.graph_of(node), node.outputs[0]
-    constant = edit.add_initializer(graph, names.value(f"{(add or node).outputs[0].name}_bias"), bias)
+    splice = edit.Splice(model, node, recipe)
+    constant = splice.constant(bias, (add or node).outputs[0], "bias")
     if add is not None:
         add.replace_input_with(0 if edit.constant_of(add.inputs[0]) is not None else 1, constant)
         edit.tag(add, recipe)
@@ -294,41 +293,21 @@ def _set_bias(node: ir.Node, add: ir.Node | None, bias: np.ndarray, names: edit.
         node.attributes.pop("beta", None)
         edit.tag(node, recipe)
     else:
-        new = edit.new_node(
-            "Add",
-            [None, constant],
-            name=names.node(f"{node.name}_bias"),
-            output=names.value(f"{output.name}_biased"),
-            like=output,
-        )
-        graph.insert_after(node, new)
-        edit.tag(new, recipe)
-        edit.replace_value(output, new.outputs[0])
-        new.replace_input_with(0, output)
+        splice.restore(node.outputs[0], "Add", (), constant)
 
 
-def _add_to_query(found: Attention, path: Path, bias: np.ndarray, names: edit.Names, recipe: str) -> None:
+def _add_to_query(model: ir.Model, found: Attention, path: Path, bias: np.ndarray, recipe: str) -> None:
     """Add the query's bias after the last node that moves it."""
     last, value = path.steps[path.moves - 1]
     user, index = path.steps[path.moves][0] if path.moves < len(path.steps) else found.scores, 0
     if user is not found.scores:
         index = next(i for i, item in enumerate(user.inputs) if item is value)
-    graph = edit.graph_of(last)
-    base = path.root.outputs[0].name
-    constant = edit.add_initializer(graph, names.value(f"{base}_bias"), bias)
-    new = edit.new_node(
-        "Add",
-        [value, constant],
-        name=names.node(f"{path.root.name}_moved"),
-        output=names.value(f"{value.name}_biased"),
-        like=value,
-    )
-    graph.insert_after(last, new)
-    edit.tag(new, recipe)
-    user.replace_input_with(index, new.outputs[0])
+    splice = edit.Splice(model, last, recipe)
+    constant = splice.constant(bias, path.root.outputs[0], "bias")
+    user.replace_input_with(index, splice.behind(value, "Add", constant))
 
 
-def _drop(root: ir.Node, names: edit.Names, recipe: str) -> None:
+def _drop(root: ir.Node, recipe: str) -> None:
     """Take the bias away from a node that adds it."""
     if edit.is_op(root, "Gemm"):
         root.resize_inputs(2)

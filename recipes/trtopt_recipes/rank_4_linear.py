@@ -12,12 +12,6 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
-_ELEMENTWISE = frozenset(
-    "Abs Add Cast Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow "
-    "Reciprocal Relu Selu Sigmoid Softplus Softsign Sqrt Sub Swish Tanh".split()
-)
-"""Operators that treat every element alike, so that they may run on any layout."""
-
 _TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """[N, H, W, C] -> [N, C, H, W], and back."""
 
@@ -129,7 +123,7 @@ def _chains(graph: ir.Graph, refusals: list[Refusal]) -> Iterator[_Chain]:
             if entry is None or reason is not None:
                 continue
             chain = owner.get(entry) or chains.setdefault(entry, _Chain(entry, place=len(chains)))
-        elif node.op_type in _ELEMENTWISE and node.domain == "" and owner:
+        elif node.op_type in edit.ELEMENTWISE and node.domain == "" and owner:
             joined = _joined(node, owner)
             if joined is None:
                 continue
@@ -246,8 +240,7 @@ def _as_convolutions(splice: edit.Splice, chain: _Chain) -> None:
     if before is not None and _is_transpose(before, _TO_LAST):
         data = before.inputs[0]
     else:
-        data = splice.op("Transpose", chain.entry, attributes={"perm": _TO_FIRST}, like=chain.entry)
-        data.shape = None
+        data = splice.fresh("Transpose", chain.entry, attributes={"perm": _TO_FIRST}, like=chain.entry)
     _move(splice, chain, data, channels_first=True)
     for node in chain.nodes:
         if edit.is_op(node, "MatMul"):
@@ -296,8 +289,7 @@ def _on_tokens(splice: edit.Splice, chain: _Chain, shape: ir.Shape) -> None:
         target = splice.constant(np.array([*leading, channels], np.int64), value, "shape")
         splice.restore(value, "Reshape", set(chain.nodes), target)
     flat = splice.constant(np.array([-1, _matrix(chain.nodes[0]).shape[0]], np.int64), chain.entry, "shape")
-    data = splice.op("Reshape", chain.entry, flat, like=chain.entry)
-    data.shape = None
+    data = splice.fresh("Reshape", chain.entry, flat, like=chain.entry)
     _move(splice, chain, data, channels_first=False)
 
 
@@ -329,8 +321,7 @@ def _residual(splice: edit.Splice, node: ir.Node, value: ir.Value) -> ir.Value |
     """``value`` as [N, C, H, W]."""
     producer = value.producer()
     if producer is None or not _is_transpose(producer, _TO_LAST):
-        moved = splice.op("Transpose", value, attributes={"perm": _TO_FIRST}, like=value, before=node)
-        moved.shape = None
+        moved = splice.fresh("Transpose", value, attributes={"perm": _TO_FIRST}, like=value, before=node)
         return moved
     return producer.inputs[0]
 

@@ -41,16 +41,12 @@ class BackwardRecurrence:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """LSTM, GRU and RNN nodes of the reverse or both directions."""
-        matches, refusals = [], []
+        places = []
         for node in all_nodes(model.graph):
             if not is_recurrent(node) or string_attribute(node, "direction", "forward") == "forward":
                 continue
-            reason = _why_not(node)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node,)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node,)), _why_not(node)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Turn one node round."""

@@ -57,7 +57,7 @@ class StackedRecurrence:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Chains of layers, each named after its first."""
-        matches, refusals = [], []
+        places = []
         taken: set[ir.Node] = set()
         for node in edit.all_nodes(model.graph):
             if node in taken or not is_recurrent(node):
@@ -67,12 +67,8 @@ class StackedRecurrence:
             layers = [item for item in chain if is_recurrent(item)]
             if len(layers) < 2:
                 continue
-            reason = self._why_not(layers, target)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match(tuple(chain)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match(tuple(chain)), self._why_not(layers, target)))
+        return Findings.of(places)
 
     def _why_not(self, layers: list[ir.Node], target: Target) -> str:
         for node in layers:
@@ -142,8 +138,7 @@ def _begins_with_result(layers: list[ir.Node]) -> bool:
         if node in layers:
             return True
         seen.add(node)
-        inside = [inner for graph in edit.subgraphs_of(node) for inner in edit.all_nodes(graph)]
-        pending += [value for each in (node, *inside) for value in each.inputs if value is not None]
+        pending += edit.values_read(node)
     return False
 
 
@@ -193,8 +188,7 @@ def _above(node: ir.Node) -> list[ir.Node] | None:
 
 def _drops_directions(node: ir.Node) -> bool:
     if edit.is_op(node, "Squeeze"):
-        axes = edit.constant_of(edit.input_of(node, 1))
-        return (tuple(axes) if axes is not None else edit.ints_attribute(node, "axes")) == (1,)
+        return edit.axes_of(node) == (1,)
     before, after = node.inputs[0], node.outputs[0]
     if not edit.is_op(node, "Reshape") or before is None or before.shape is None or after.shape is None:
         return False

@@ -52,18 +52,15 @@ class StaticRecurrence:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """LSTM, GRU and RNN nodes."""
-        matches, refusals = [], []
+        places = []
         for node in all_nodes(model.graph):
             if not is_recurrent(node):
                 continue
             reason = why_not_unrolled(node, self.max_steps)
             if target.precision == "int8" and not reason:
                 reason = "INT8 would quantize each step by itself"
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node,)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node,)), reason))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Write out the steps of one node."""

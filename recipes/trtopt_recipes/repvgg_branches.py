@@ -50,7 +50,7 @@ class RepvggBranches:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Sums of branches that start at one value."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             if not edit.is_op(node, "Add", "Sum") or _is_inner(node):
                 continue
@@ -58,12 +58,8 @@ class RepvggBranches:
             branches = _branches(leaves)
             if len(branches) < 2:
                 continue
-            reason = _why_not(node, branches)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node, *adds[1:], *branches)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node, *adds[1:], *branches)), _why_not(node, branches)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Merge the branches of one sum."""
@@ -87,23 +83,20 @@ class RepvggBranches:
         reason = reason or why_not_fit(bias, dtype, *(each[1] for each in old))
         if reason:
             return Refusal(match.label, reason)
-        names, name = edit.Names(model), str(output.name)
-        conv = copy_node(main, main.inputs, name=names.node(f"{total.name}_conv"), output=names.value(f"{name}_conv"))
-        conv.outputs[0].shape = output.shape
+        splice = edit.Splice(model, total, self.name)
+        name, made = splice.names.node(f"{total.name}_conv"), splice.names.value(f"{output.name}_conv")
+        conv = copy_node(main, main.inputs, name=name, output=made)
+        value = conv.outputs[0]
+        value.shape = output.shape
         set_window(conv, window)
-        made = [conv]
-        for index, leaf in enumerate(rest):
-            sum_name = names.node(f"{total.name}_rest{index}")
-            inputs = [made[-1].outputs[0], leaf]
-            made.append(edit.new_node("Add", inputs, name=sum_name, output=names.value(f"{name}_sum"), like=output))
-        for node in made:
-            edit.tag(node, self.name)
-        graph.insert_before(total, made)
-        set_weights(names, conv, weight, bias)
-        edit.replace_value(output, made[-1].outputs[0])
-        for node in (*adds, *branches):
+        edit.tag(conv, self.name)
+        graph.insert_before(total, conv)
+        set_weights(splice.names, conv, weight, bias)
+        for leaf in rest:
+            value = splice.op("Add", value, leaf)
+        splice.finish(value)
+        for node in (*adds[1:], *branches):
             edit.remove_node(node)
-        made[-1].outputs[0].name = name
         return None
 
 

@@ -38,35 +38,24 @@ class ReshapeChain:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Chains, each named after its last node."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             chain = _chain(node)
-            if len(chain) < 2:
-                continue
-            if _target_shape(chain) is None:
+            if len(chain) >= 2:
                 reason = "the shape it ends with has several dynamic dimensions, or a zero"
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match(tuple(chain)))
-        return Findings(tuple(matches), tuple(refusals))
+                places.append((Match(tuple(chain)), reason if _target_shape(chain) is None else ""))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one chain by a Reshape."""
         last, source = match.nodes[0], match.nodes[-1].inputs[0]
         shape = _target_shape(list(match.nodes))
-        if last.graph is None or source is None or shape is None:
+        if source is None or shape is None:
             return Refusal(match.label, "its shape is not known any more")
-        old, names = last.outputs[0], edit.Names(model)
-        label = str(old.name)
-        constant = edit.add_initializer(last.graph, names.value(f"{label}_shape"), np.asarray(shape, np.int64))
-        old.name = names.value(f"{label}_replaced")
-        node = edit.new_node(
-            "Reshape", [source, constant], name=names.node(f"{last.name}_merged"), output=label, like=old
-        )
-        edit.tag(node, self.name)
-        last.graph.insert_before(last, node)
-        old.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
-        for item in match.nodes:
+        splice = edit.Splice(model, last, self.name)
+        constant = splice.constant(np.asarray(shape, np.int64), last.outputs[0], "shape")
+        splice.finish(splice.op("Reshape", source, constant))
+        for item in match.nodes[1:]:
             edit.remove_node(item)
         return None
 

@@ -92,9 +92,7 @@ class ResizeConv:
         rest = [value for value in columns if value.producer() not in resizes]
         total = None
         if rest:
-            read = rest[0] if len(rest) == 1 else splice.op("Concat", *rest, attributes={"axis": 1})
-            if len(rest) > 1:
-                read.shape = None
+            read = rest[0] if len(rest) == 1 else splice.fresh("Concat", *rest, attributes={"axis": 1})
             part = np.concatenate([columns[value] for value in rest], axis=1)
             total = splice.op(
                 "Conv", read, splice.constant(part, output, "rest"), *([bias] if bias is not None else [])
@@ -103,8 +101,7 @@ class ResizeConv:
             _fix_sizes(model, resize, known)
             weights = splice.constant(np.ascontiguousarray(columns[resize.outputs[0]]), output, "part")
             own = [bias] if total is None and bias is not None else []
-            small = splice.op("Conv", resize.inputs[0], weights, *own)
-            small.shape = None
+            small = splice.fresh("Conv", resize.inputs[0], weights, *own)
             attributes = {name: attribute.value for name, attribute in resize.attributes.items()}
             large = splice.op("Resize", small, *resize.inputs[1:], attributes=attributes)
             node = large.producer()

@@ -45,7 +45,7 @@ class StridedStem:
 
     def find(self, model: ir.Model, target: Target) -> Findings:
         """Convolutions of one group with a stride and few input channels."""
-        matches, refusals = [], []
+        places = []
         for node in edit.all_nodes(model.graph):
             weight = edit.constant_of(edit.input_of(node, 1)) if edit.is_op(node, "Conv") else None
             strided = max(edit.ints_attribute(node, "strides") or (1,)) > 1
@@ -53,12 +53,8 @@ class StridedStem:
                 continue
             if edit.int_attribute(node, "group", 1) != 1:
                 continue
-            reason = _why_not(node)
-            if reason:
-                refusals.append(Refusal(str(node.name), reason))
-            else:
-                matches.append(Match((node,)))
-        return Findings(tuple(matches), tuple(refusals))
+            places.append((Match((node,)), _why_not(node)))
+        return Findings.of(places)
 
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Rewrite one convolution."""

@@ -11,12 +11,6 @@ import onnx_ir as ir
 from trtopt.graph import edit
 from trtopt.rewrite.protocol import Findings, Match, Refusal, Stage, Target
 
-_ELEMENTWISE = frozenset(
-    "Abs Add Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Selu Sigmoid "
-    "Softplus Softsign Sqrt Sub Swish Tanh".split()
-)
-"""Operators that treat every element alike."""
-
 _CONV_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """A Conv of BF16 is not in ONNX before opset 22, one of doubles not in runtimes."""
 
@@ -69,7 +63,7 @@ class TokenMixing:
             return Refusal(match.label, "it was changed by a rewrite before")
         splice = edit.Splice(model, start, self.name)
         axis = splice.constant(np.asarray([3], np.int64), start.outputs[0], "axis")
-        made = {start.outputs[0]: _shapeless(splice.op("Unsqueeze", source, axis))}
+        made = {start.outputs[0]: splice.fresh("Unsqueeze", source, axis)}
         for node in nodes[1:]:
             output = node.outputs[0]
             if node.op_type == "Transpose":
@@ -78,7 +72,7 @@ class TokenMixing:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             inputs = [self._input(splice, node, value, made) for value in node.inputs]
             op_type = "Conv" if node.op_type == "MatMul" else node.op_type
-            made[output] = _shapeless(splice.op(op_type, *inputs, attributes=attributes, like=output, before=node))
+            made[output] = splice.fresh(op_type, *inputs, attributes=attributes, like=output, before=node)
         for node in reversed(nodes):
             edit.remove_node(node)
         return None
@@ -133,7 +127,7 @@ def _fits(node: ir.Node, values: set[ir.Value]) -> bool:
         weight = edit.constant_tensor_of(node.inputs[1])
         is_linear = node.inputs[0] in values and weight is not None and len(weight.shape) == 2
         return is_linear and weight is not None and weight.dtype in _CONV_TYPES
-    return edit.is_op(node, *_ELEMENTWISE) and all(value in values or _is_row(value) for value in _given(node))
+    return edit.is_op(node, *edit.ELEMENTWISE) and all(value in values or _is_row(value) for value in _given(node))
 
 
 def _given(node: ir.Node) -> Iterator[ir.Value]:
@@ -150,9 +144,4 @@ def _read(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     if value is None:
         raise ValueError(f"{node.name} has no input")
-    return value
-
-
-def _shapeless(value: ir.Value) -> ir.Value:
-    value.shape = None
     return value

@@ -48,28 +48,17 @@ class TransposePair:
     def rewrite(self, model: ir.Model, match: Match) -> Refusal | None:
         """Replace one chain by one Transpose or none."""
         last, source, perm = match.nodes[0], match.nodes[-1].inputs[0], _composed(match.nodes)
-        if source is None or perm is None or last.graph is None:
+        if source is None or perm is None:
             return Refusal(match.label, "it has no permutation")
-        old = last.outputs[0]
-        if perm == tuple(sorted(perm)):
-            if not edit.can_replace(old, source):
-                return Refusal(match.label, "its input became a graph output")
-            edit.replace_value(old, source)
+        if perm != tuple(sorted(perm)):
+            splice = edit.Splice(model, last, self.name)
+            splice.finish(splice.op("Transpose", source, attributes={"perm": perm}))
+        elif edit.can_replace(last.outputs[0], source):
+            edit.replace_value(last.outputs[0], source)
+            edit.remove_node(last)
         else:
-            names, label = edit.Names(model), str(old.name)
-            old.name = names.value(f"{label}_replaced")
-            node = edit.new_node(
-                "Transpose",
-                [source],
-                name=names.node(f"{last.name}_merged"),
-                output=label,
-                attributes={"perm": perm},
-                like=old,
-            )
-            edit.tag(node, self.name)
-            last.graph.insert_before(last, node)
-            old.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
-        for item in match.nodes:
+            return Refusal(match.label, "its input became a graph output")
+        for item in match.nodes[1:]:
             if item.outputs[0].uses() or item.outputs[0].is_graph_output():
                 break
             edit.remove_node(item)

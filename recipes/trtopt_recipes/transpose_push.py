@@ -59,7 +59,7 @@ class TransposePush:
         """Turn one region around."""
         perm = tuple(int(axis) for axis in match.choice.split())
         region = [node for node in match.nodes if not edit.is_op(node, "Transpose")]
-        writer = _Writer(edit.Names(model), perm, region, self.name)
+        writer = _Writer(model, perm, region, self.name)
         for node in region:
             writer.enter(node)
         for node in region:
@@ -293,8 +293,9 @@ def _gone(layout: _Layout, values: Iterable[ir.Value]) -> Iterator[ir.Node]:
 class _Writer:
     """Turns the nodes of one region, in graph order."""
 
-    def __init__(self, names: edit.Names, perm: Perm, region: list[ir.Node], recipe: str) -> None:
-        self._names, self._perm, self._back = names, perm, inverse(perm)
+    def __init__(self, model: ir.Model, perm: Perm, region: list[ir.Node], recipe: str) -> None:
+        self._perm, self._back = perm, inverse(perm)
+        self._splice = edit.Splice(model, region[0], recipe)
         self._region, self._recipe = frozenset(region), recipe
         self._entries: dict[ir.Value, ir.Value] = {}
 
@@ -304,7 +305,7 @@ class _Writer:
             value = node.inputs[index]
             if value is not None and value.producer() not in self._region:
                 node.replace_input_with(index, self._entry(value, node))
-        permute(node, self._perm, self._names)
+        permute(node, self._perm, self._splice.names)
         edit.tag(node, self._recipe)
 
     def _entry(self, value: ir.Value, node: ir.Node) -> ir.Value:
@@ -315,13 +316,10 @@ class _Writer:
             if origin is not None and origin.producer() not in self._region:
                 return origin
         if value not in self._entries:
-            made = self._transpose(value, self._back, self._names.value(f"{value.name}_transposed"), node)
-            self._entries[value] = made.outputs[0]
-            if producer is not None and producer.graph is graph:
-                graph.insert_after(producer, made)
-            else:
-                graph.insert_before(graph[0], made)
-            self._drop([user for user in self._ways_back(value, graph) if user is not made], made.outputs[0])
+            back = self._ways_back(value, graph)
+            self._entries[value] = made = self._splice.behind(value, "Transpose", attributes={"perm": self._back})
+            made.shape = None if value.shape is None else ir.Shape([value.shape[axis] for axis in self._back])
+            self._drop(back, made)
         return self._entries[value]
 
     def leave(self, node: ir.Node) -> None:
@@ -329,20 +327,8 @@ class _Writer:
         if not keeps_rank(node) or node.graph is None:
             return
         for value in node.outputs:
-            users = [(user, index) for user, index in value.uses() if user not in self._region]
-            name, old = str(value.name), value.shape
-            back = self._ways_back(value, node.graph)
-            others = [item for item in users if item[0] not in back]
-            if value.is_graph_output() or others:
-                value.name = self._names.value(f"{name}_transposed")
-                made = self._transpose(value, self._perm, name, node)
-                made.outputs[0].shape = None if old is None else old.copy()
-                node.graph.insert_after(node, made)
-                for user, index in others:
-                    user.replace_input_with(index, made.outputs[0])
-                for position, output in enumerate(node.graph.outputs):
-                    if output is value:
-                        node.graph.outputs[position] = made.outputs[0]
+            old, back = value.shape, self._ways_back(value, node.graph)
+            self._splice.restore(value, "Transpose", {*self._region, *back}, attributes={"perm": self._perm})
             if old is not None:
                 value.shape = ir.Shape([old[axis] for axis in self._back])
             self._drop(back, value)
@@ -356,7 +342,7 @@ class _Writer:
             name, was_output = str(old.name), old.is_graph_output()
             edit.replace_value(old, turned)
             if not was_output and not turned.is_graph_output():
-                old.name, turned.name = self._names.value(f"{name}_replaced"), name
+                old.name, turned.name = self._splice.names.value(f"{name}_replaced"), name
 
     def _ways_back(self, value: ir.Value, graph: ir.Graph) -> list[ir.Node]:
         """Transposes that undo the permutation of ``value``, of which one may make a graph output."""
@@ -368,18 +354,3 @@ class _Writer:
             if user.graph is graph and _perm_of(user) == self._back
             if user is first or not user.outputs[0].is_graph_output()
         ]
-
-    def _transpose(self, value: ir.Value, perm: Perm, output: str, beside: ir.Node) -> ir.Node:
-        node = edit.new_node(
-            "Transpose",
-            [value],
-            name=self._names.node(f"{beside.name}_transpose"),
-            output=output,
-            attributes={"perm": perm},
-        )
-        made = node.outputs[0]
-        made.type = value.type
-        if value.shape is not None:
-            made.shape = ir.Shape([value.shape[axis] for axis in perm])
-        edit.tag(node, self._recipe)
-        return node

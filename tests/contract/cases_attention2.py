@@ -41,33 +41,7 @@ def batch_first(label: str, body: str = BLOCK, **options: object) -> Case:
     return case("batch-first-attention", label, body, **options)
 
 
-ROWS = "g (float[2, 3, 5, 6] x) => (float[2, 3, 5, 4] y)"
-SHARES = "h = ReduceMax <axes = [-1]> (x) s = Sub(x, h) e = Exp(s) t = ReduceSum(e, a) o = MatMul(e, w) y = Div(o, t)"
-
-
-def division(label: str, body: str = SHARES, io: str = ROWS, axis: int = -1, **options: int) -> Case:
-    graph = f"{io} <int64[1] a = {{{axis}}}> {{ {body} }}"
-    return Case("division-after-product", label, graph, {"w": (2, 3, 6, 4)}, tolerance=2e-5, **options)  # type: ignore[arg-type]
-
-
 CASES: tuple[Case, ...] = (
-    division("last-axis"),
-    division("axis-from-the-front", axis=3),
-    division("dynamic", io="g (float[2, 3, S, 6] x) => (float[2, 3, S, 4] y)"),
-    division("sum-is-output", io=f"{ROWS[:-1]}, float[2, 3, 5, 1] t)"),
-    division("product-is-output", io=f"{ROWS[:-1]}, float[2, 3, 5, 4] o)", changes=0, refusals=1),
-    division(
-        "product-used-elsewhere", f"{SHARES} z = Neg(o)", io=f"{ROWS[:-1]}, float[2, 3, 5, 4] z)", changes=0, refusals=1
-    ),
-    division(
-        "other-axis",
-        SHARES.replace("MatMul(e, w)", "MatMul(e, q)").replace("h =", "q = Transpose(x) h ="),
-        axis=-2,
-        io="g (float[6, 6] x) => (float[6, 6] y)",
-        changes=0,
-    ),
-    division("sum-of-something-else", SHARES.replace("ReduceSum(e, a)", "ReduceSum(x, a)"), changes=0),
-    division("division-before", SHARES.replace("MatMul(e, w) y = Div(o, t)", "Div(e, t) y = MatMul(o, w)"), changes=0),
     normalized("separate"),
     normalized("dynamic", io="g (float[N, S, 8] x) => (float[N, S, 8] y)"),
     normalized("no-offset", BLOCK.replace(", nb)", ")")),

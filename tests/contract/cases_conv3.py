@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from cases_conv import Shapes, X, floats, ints
+from cases_conv import X, floats, ints
 from contract_case import Case
 
 POINT = {"w": (2, 4, 1, 1), "a": (2,)}
@@ -222,50 +222,4 @@ ACTIVE: tuple[Case, ...] = (
     active("average", f"g ({X}) => ({Y4}) {{ p = AveragePool <kernel_shape = [5, 5]> (x) y = Relu(p) }}", changes=0),
 )
 
-
-def transposed(label: str, graph: str, weights: Shapes, **options: object) -> Case:
-    return Case("transposed-conv", label, graph, weights, tolerance=1e-5, **options)  # type: ignore[arg-type]
-
-
-TW = {"w": (4, 6, 3, 3), "a": (6,)}
-TRANSPOSED: tuple[Case, ...] = (
-    transposed(
-        "padded", f"g ({X}) => (float[N, 6, 9, 7] y) {{ y = ConvTranspose <pads = [0, 1, 1, 2]> (x, w, a) }}", TW
-    ),
-    transposed(
-        "grouped-dilated",
-        f"g ({X}) => (float[N, 6, 12, 12] y) "
-        "{ c = ConvTranspose <group = 2, dilations = [2, 2], strides = [1, 1]> (x, w) y = Relu(c) }",
-        {"w": (4, 3, 3, 3)},
-    ),
-    transposed("line", "g (float[N, 4, 8] x) => (float[N, 6, 10] y) { y = ConvTranspose (x, w) }", {"w": (4, 6, 3)}),
-    transposed(
-        "enlarges",
-        f"g ({X}) => (float[N, 6, 17, 17] y) {{ y = ConvTranspose <strides = [2, 2]> (x, w) }}",
-        TW,
-        changes=0,
-    ),
-    transposed(
-        "pads-much",
-        f"g ({X}) => (float[N, 6, 4, 10] y) {{ y = ConvTranspose <pads = [3, 0, 3, 0]> (x, w) }}",
-        TW,
-        changes=0,
-        refusals=1,
-    ),
-    transposed(
-        "output-shape",
-        f"g ({X}) => (float[N, 6, 9, 9] y) {{ y = ConvTranspose <output_shape = [9, 9]> (x, w) }}",
-        TW,
-        changes=0,
-        refusals=1,
-    ),
-    transposed(
-        "transposed-computed-weight",
-        f"g ({X}, float[4, 6, 3, 3] w) => (float[N, 6, 10, 10] y) {{ y = ConvTranspose (x, w) }}",
-        {},
-        changes=0,
-        refusals=1,
-    ),
-)
-
-CASES: tuple[Case, ...] = (*RESIZES, *AVERAGES, *ACTIVE, *TRANSPOSED)
+CASES: tuple[Case, ...] = (*RESIZES, *AVERAGES, *ACTIVE)

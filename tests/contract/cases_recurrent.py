@@ -48,12 +48,6 @@ def layer(
     )
 
 
-def odd(op: str, *, directions: int = 1, **changes: object) -> Case:
-    """As :func:`layer`, of five units, for ``odd-recurrence``."""
-    given = {"weights": weights(op, directions=directions, hidden=5), **changes}
-    return layer(op, directions=directions, hidden=5, recipe="odd-recurrence", **given)  # type: ignore[arg-type]
-
-
 STATES = "float[1, 3, 6] h, float[1, 3, 6] c"
 ALL_OUTPUTS = (
     "g (float[5, N, 4] x) => (float[5, 1, N, 6] y, float[1, N, 6] p, float[1, N, 6] q, float[1, N, 6] z) "
@@ -281,35 +275,5 @@ CASES: tuple[Case, ...] = (
         {"r": (1, 6, 6)},
         changes=0,
         refusals=1,
-    ),
-    *(odd(op, label=op.lower()) for op in GATES),
-    *(odd(op, label=f"{op.lower()}-both", directions=2) for op in GATES),
-    odd("GRU", label="reset-after-dynamic-steps", attributes=", linear_before_reset = 1", steps="S"),
-    odd("LSTM", label="no-bias", inputs="x, w, r"),
-    odd(
-        "LSTM",
-        label="constant-states",
-        inputs='x, w, r, b, "", h, c',
-        values={name: np.full((1, 3, 5), 0.5, np.float32) for name in "hc"},
-    ),
-    odd(
-        "LSTM",
-        label="states",
-        inputs='x, w, r, b, "", h, c',
-        arguments="float[1, 3, 5] h, float[1, 3, 5] c",
-        changes=0,
-        refusals=1,
-    ),
-    odd("LSTM", label="clip", attributes=", clip = 3.0", changes=0, refusals=1),
-    odd("LSTM", label="fp32", target=Target(precision="fp32"), changes=0),
-    layer("LSTM", label="even", recipe="odd-recurrence", changes=0),
-    Case(
-        "odd-recurrence",
-        "all-outputs-shared-weights",
-        "g (float[S, N, 4] x) => (float[S, 1, N, 5] y, float[1, N, 5] p, float[1, N, 5] q, float[S, 1, N, 5] z) "
-        "{ n = Neg(x) y, p, q = LSTM <hidden_size = 5> (x, w, r, b) z = LSTM <hidden_size = 5> (n, w, r, b) }",
-        weights("LSTM", hidden=5),
-        changes=2,
-        tolerance=TOLERANCE,
     ),
 )

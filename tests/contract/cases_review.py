@@ -103,20 +103,6 @@ CASES: tuple[Case, ...] = (
         changes=0,
     ),
     Case(
-        "division-after-product",
-        "vector",
-        "g (float[4, 5] x, float[5] v) => (float[4, 4] y) <int64[1] last = {-1}> "
-        "{ e = Exp(x) p = MatMul(e, v) s = ReduceSum(e, last) y = Div(p, s) }",
-        changes=0,
-    ),
-    Case(
-        "division-after-product",
-        "integers",
-        "g (int32[4, 5] x, int32[5, 3] v) => (int32[4, 3] y) <int64[1] last = {-1}, int32 one = {1}> "
-        "{ a = Mul(x, x) e = Max(a, one) p = MatMul(e, v) s = ReduceSum(e, last) y = Div(p, s) }",
-        changes=0,
-    ),
-    Case(
         "rank-4-linear",
         "constant-of-rank-5",
         "g (float[2, 3, 3, 4] x) => (float[1, 2, 3, 3, 6] y) { p = MatMul(x, w) y = Add(p, c) }",

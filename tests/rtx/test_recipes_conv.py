@@ -111,7 +111,6 @@ NETS = {
         {"w": (64, 64, 1, 1), "s": (64,)},
         0,
     ),
-    "transposed": Net("transposed-conv", f"z = ConvTranspose <{SAME}> (a, w, s)", CONV, 0),
     "affine": Net(
         "constant-affine", f"c = Conv <{SAME}> (a, w, s) d = Mul(c, t) z = Relu(d)", {**CONV, "t": (64, 1, 1)}, 0
     ),

@@ -152,13 +152,6 @@ def test_a_backward_layer_multiplies_its_input_once(tmp_path: Path) -> None:
     assert products(ours) <= 2 * 72 + 2
 
 
-def test_an_even_number_of_units_needs_no_padding_in_the_loop(tmp_path: Path) -> None:
-    plain, ours = (built(net("GRU", 72, units=61), each, tmp_path) for each in ("none", "odd-recurrence"))
-    assert changes(ours, "odd-recurrence") == 1
-    assert launched(plain) > 3 * 72
-    assert launched(ours) < 2 * 72 + 10
-
-
 def products(report: BuildReport) -> int:
     """Matrix products of one inference; batched ones count as many as are in them."""
     assert report.engine is not None

@@ -9,9 +9,10 @@ import onnx_ir as ir
 import pytest
 
 from trtopt.graph import edit
+from trtopt.precision.bias import add_bias, why_no_bias
 from trtopt.precision.plan import FP16, PrecisionPlan, QuantizedOp
 from trtopt.precision.ptq.correct import Factor, best_share, blocks
-from trtopt.precision.ptq.layer_walk import ProductLayer, add_bias, layer_of, positions, rows_at, why_no_bias
+from trtopt.precision.ptq.layer_walk import ProductLayer, layer_of, positions, rows_at
 from trtopt.precision.write import quantize, quantize_weight
 from trtopt.support.precision import Precision
 

@@ -334,8 +334,7 @@ def first_bad(optimized: ir.Model, tensors: Mapping[str, OutputAccuracy]) -> str
     worst_behind: dict[ir.Value, float] = {}
     largest, found = 0.0, None
     for node in optimized.graph:
-        inputs = {value for value in node.inputs if value is not None} | _captured(node)
-        level = min((worst_behind.get(value, CLEAN_DB) for value in inputs), default=CLEAN_DB)
+        level = min((worst_behind.get(value, CLEAN_DB) for value in edit.values_read(node)), default=CLEAN_DB)
         for value in node.outputs:
             accuracy = tensors.get(str(value.name))
             if accuracy is None or accuracy.nonfinite:
@@ -345,12 +344,6 @@ def first_bad(optimized: ir.Model, tensors: Mapping[str, OutputAccuracy]) -> str
             if level - worst_behind[value] > largest:
                 largest, found = level - worst_behind[value], str(value.name)
     return found
-
-
-def _captured(node: ir.Node) -> set[ir.Value]:
-    """Values of outer graphs that the subgraphs of ``node`` read."""
-    graphs = edit.subgraphs_of(node)
-    return {value for graph in graphs for inner in graph.all_nodes() for value in inner.inputs if value is not None}
 
 
 _MOST_BYTES = 1 << 29

@@ -78,9 +78,8 @@ def _selected(graph: ir.Graph) -> set[ir.Value]:
     picked: set[ir.Value] = set()
     for node in graph:
         inputs = [value for value in node.inputs if value is not None]
-        inner = (value for sub in edit.subgraphs_of(node) for item in sub.all_nodes() for value in item.inputs)
         is_float = bool(inputs) and (inputs[0].dtype is None or inputs[0].dtype.is_floating_point())
-        if any(value in selected for value in (*inputs, *inner)) or node.op_type in _SELECTIONS:
+        if any(value in selected for value in edit.values_read(node)) or node.op_type in _SELECTIONS:
             selected.update(node.outputs)
         elif edit.is_op(node, *_PICKS) and is_float:
             picked.update(node.outputs)

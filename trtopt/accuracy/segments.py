@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -152,7 +152,7 @@ class SegmentedModel:
 
     def _written(self, part: _Segment, exchanged: frozenset[str]) -> ir.Model:
         """A segment as a model of its own, with the 8-bit forms of some of its nodes."""
-        read = {value for node in part.nodes for value in _used(node)}
+        read = {value for node in part.nodes for value in edit.values_read(node)}
         graph = ir.GraphView(
             list(part.inputs),
             list(part.outputs),
@@ -219,15 +219,6 @@ def _computed(model: ir.Model) -> dict[str, ir.Value]:
     return found
 
 
-def _used(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node and its subgraphs read, of themselves too."""
-    yield from (value for value in node.inputs if value is not None)
-    for graph in edit.subgraphs_of(node):
-        yield from graph.outputs
-        for inner in graph:
-            yield from _used(inner)
-
-
 class _Layout:
     """The main graph of a typed model as a list of nodes, and what crosses each position in it.
 
@@ -240,7 +231,7 @@ class _Layout:
         self._outputs = set(model.graph.outputs)
         self._reads: list[set[str]] = []
         for node in self.nodes:
-            names = {str(value.name) for value in _used(node) if self._values.get(str(value.name)) is value}
+            names = {str(value.name) for value in edit.values_read(node) if self._values.get(str(value.name)) is value}
             self._reads.append(names | forms[str(node.name)].reads if node.name in forms else names)
         self._spots = [index for index, node in enumerate(self.nodes) if node.name in forms]
 

@@ -152,12 +152,12 @@ def _per_group(factors: np.ndarray, rows: int, groups: int, ndim: int) -> np.nda
     return result
 
 
-def per_channel(constant: np.ndarray, channels: int, rank: int, axis: int = 1) -> np.ndarray | None:
-    """A constant that differs along ``axis`` of a tensor only, as one float64 per channel; None for all others."""
+def per_channel(constant: np.ndarray, channels: int, rank: int) -> np.ndarray | None:
+    """A constant that differs along axis 1 of a tensor only, as one float64 per channel; None for all others."""
     shape = (1,) * (rank - constant.ndim) + constant.shape
-    if len(shape) != rank or any(size != 1 for index, size in enumerate(shape) if index != axis):
+    if len(shape) != rank or any(size != 1 for index, size in enumerate(shape) if index != 1):
         return None
-    if shape[axis] not in (1, channels):
+    if shape[1] not in (1, channels):
         return None
     return np.broadcast_to(constant.astype(np.float64).reshape(-1), channels)
 

@@ -45,9 +45,6 @@ _SAME = frozenset(
     "RMSNormalization Reciprocal Relu Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Tanh "
     "ThresholdedRelu".split()
 )
-_BROADCAST = frozenset(
-    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mul Or Pow Sub Sum Where Xor".split()
-)
 _REDUCTIONS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split())
 
 
@@ -419,7 +416,7 @@ _PAIRWISE: dict[str, Callable[[Dim | None, Dim | None], Dim | None]] = {"Div": _
 _Rule = Callable[[Dimensions, ir.Node], _Found]
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SAME, _first),
-    **dict.fromkeys(_BROADCAST, _broadcast),
+    **dict.fromkeys(edit.BROADCAST, _broadcast),
     **dict.fromkeys(_REDUCTIONS, _reduction),
     "Concat": _concat,
     "Expand": _expand,

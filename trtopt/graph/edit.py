@@ -22,6 +22,20 @@ _CONSTANT_DTYPES = {
     "value_ints": np.int64,
 }
 
+_LONG = (ir.DataType.INT64, ir.DataType.UINT64)
+"""Integers of more digits than any float has; NumPy calls that cast safe."""
+
+BROADCAST = frozenset(
+    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or Pow Sub Sum Where Xor".split()
+)
+"""Operators whose operands are all repeated to one shape."""
+
+ELEMENTWISE = frozenset(
+    "Abs Add Cast Celu Clip Cos Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg "
+    "Pow Reciprocal Relu Selu Sigmoid Sin Softplus Softsign Sqrt Sub Swish Tanh".split()
+)
+"""Arithmetic that treats every element alike, so that it may run on any layout."""
+
 
 def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     """``graph`` and every graph nested in its nodes, outer graphs first."""
@@ -53,6 +67,24 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
         elif kind == ir.AttributeType.GRAPHS and not attribute.is_ref():
             found.extend(attribute.as_graphs())
     return found
+
+
+def captured(node: ir.Node) -> list[ir.Value]:
+    """The values of graphs around a node that the graphs nested in it read."""
+    found: list[ir.Value] = []
+    for nested in subgraphs_of(node):
+        graphs = list(all_graphs(nested))
+        own = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
+        own |= {value for graph in graphs for inner in graph for value in inner.outputs}
+        read = [value for graph in graphs for inner in graph for value in inner.inputs if value is not None]
+        read += [value for graph in graphs for value in graph.outputs]
+        found += [value for value in read if value not in own]
+    return found
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, the values its nested graphs capture included."""
+    return [*(value for value in node.inputs if value is not None), *captured(node)]
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
@@ -88,6 +120,13 @@ def axes_of(node: ir.Node) -> tuple[int, ...] | None:
     """The axes that a reduction, Squeeze or Unsqueeze names as attribute or second input; None where not known."""
     array = constant_of(input_of(node, 1))
     return ints_attribute(node, "axes") if array is None else tuple(int(axis) for axis in array.reshape(-1))
+
+
+def holds(wide: ir.DataType, narrow: ir.DataType) -> bool:
+    """Whether every number of the type ``narrow`` is one of ``wide``."""
+    if ir.DataType.STRING in (wide, narrow) or (wide.is_floating_point() and narrow in _LONG):
+        return False
+    return bool(np.can_cast(narrow.numpy(), wide.numpy()))
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
@@ -292,11 +331,11 @@ Attributes = Mapping[str, float | int | str | Sequence[int]]
 class Splice:
     """Replaces nodes of a graph; all new nodes are tagged with ``recipe``, and named after what they stand for.
 
-    New nodes go in front of ``node``, unless said otherwise.
+    New nodes go in front of ``node``, unless said otherwise. ``names`` are those of the model.
     """
 
     def __init__(self, model: ir.Model, node: ir.Node, recipe: str) -> None:
-        self._names = Names(model)
+        self.names = Names(model)
         self._node = node
         self._graph = graph_of(node)
         self._recipe = recipe
@@ -315,6 +354,19 @@ class Splice:
         self._graph.insert_before(place, node)
         return node.outputs[0]
 
+    def fresh(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        attributes: Attributes | None = None,
+        like: ir.Value | None = None,
+        before: ir.Node | None = None,
+    ) -> ir.Value:
+        """As :meth:`op`, of a shape that is left to inference."""
+        value = self.op(op_type, *inputs, attributes=attributes, like=like, before=before)
+        value.shape = None
+        return value
+
     def number(self, content: float) -> ir.Value:
         """A constant of the element type of the first node's output."""
         output = self._node.outputs[0]
@@ -324,7 +376,7 @@ class Splice:
 
     def constant(self, array: np.ndarray, like: ir.Value, suffix: str) -> ir.Value:
         """A constant named after ``like``."""
-        return add_initializer(self._graph, self._names.value(f"{like.name}_{suffix}"), array)
+        return add_initializer(self._graph, self.names.value(f"{like.name}_{suffix}"), array)
 
     def finish(self, value: ir.Value) -> None:
         """Put ``value`` in the place of the first node's output, whose name it takes, and remove that node."""
@@ -352,20 +404,33 @@ class Splice:
         inside: Collection[ir.Node],
         *inputs: ir.Value | None,
         attributes: Attributes | None = None,
-    ) -> None:
-        """Give users of ``value`` outside ``inside`` the output of a new node behind it, which takes its name."""
+    ) -> ir.Value:
+        """Give users of ``value`` outside ``inside`` the output of a new node behind it, which takes its name.
+
+        Returns:
+            That output; ``value`` where there are no such users.
+        """
         own = [(user, index) for user, index in value.uses() if user in inside]
         producer = value.producer()
         if producer is None or (len(own) == len(value.uses()) and not value.is_graph_output()):
-            return
+            return value
         name = str(value.name)
         node = self._new(op_type, [value, *inputs], producer, attributes, value)
         self._graph.insert_after(producer, node)
         replace_value(value, node.outputs[0])
         for user, index in [*own, (node, 0)]:
             user.replace_input_with(index, value)
-        value.name = self._names.value(f"{name}_moved")
+        value.name = self.names.value(f"{name}_moved")
         node.outputs[0].name = name
+        return node.outputs[0]
+
+    def behind(
+        self, value: ir.Value, op_type: str, *inputs: ir.Value | None, attributes: Attributes | None = None
+    ) -> ir.Value:
+        """The output of a new node that reads ``value`` first, right behind its maker or else first in the graph."""
+        node = self._new(op_type, [value, *inputs], self._node, attributes, value)
+        insert_behind(self._graph, value, [node])
+        return node.outputs[0]
 
     def _take_over(self, node: ir.Node, value: ir.Value) -> None:
         output = node.outputs[0]
@@ -387,8 +452,8 @@ class Splice:
         node = new_node(
             op_type,
             inputs,
-            name=self._names.node(f"{after.name}_{op_type}"),
-            output=self._names.value(f"{like.name}_{op_type.lower()}"),
+            name=self.names.node(f"{after.name}_{op_type}"),
+            output=self.names.value(f"{like.name}_{op_type.lower()}"),
             attributes=dict(attributes or {}),
             like=like,
         )

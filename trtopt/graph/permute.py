@@ -25,11 +25,7 @@ _UNARY = frozenset(
 )
 """Element by element in the first input; the others hold one number each."""
 
-_BROADCAST = frozenset(
-    """
-    Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor
-    """.split()
-)
+_BROADCAST = edit.BROADCAST | {"PRelu"}
 _REDUCE = frozenset(
     """
     ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare

@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.conv import why_not_fit
 from trtopt.graph.products import GATES
 
 _ACTIVATIONS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
-_FP16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,6 @@ def biases_of(node: ir.Node, direction: int) -> tuple[np.ndarray, np.ndarray]:
     bias = edit.constant_of(edit.input_of(node, 3))
     both = np.zeros(2 * rows) if bias is None else bias[direction].astype(np.float64)
     return both[:rows], both[rows:]
-
-
-def fits(array: np.ndarray, dtype: np.dtype, *parts: np.ndarray) -> bool:
-    """Whether a constant made of ``parts`` is finite as ``dtype``, and within FP16's range where they are."""
-    with np.errstate(over="ignore"):
-        narrow = array.astype(dtype).astype(np.float64)
-    largest = max((float(np.abs(part).max(initial=0)) for part in parts), default=0.0)
-    return bool(np.isfinite(narrow).all()) and (
-        largest > _FP16_MAX or float(np.abs(narrow).max(initial=0)) <= _FP16_MAX
-    )
 
 
 def initial_of(node: ir.Node) -> tuple[ir.Value, ...] | None:
@@ -426,7 +416,7 @@ def why_not_unrolled(node: ir.Node, max_steps: int) -> str:
     inputs = edit.constant_tensor_of(edit.input_of(node, 1))
     for direction in range(len(kind.reverse)):
         parts = biases_of(node, direction)
-        if inputs is None or not fits(merged_bias(*parts, kind), inputs.dtype.numpy(), *parts):
+        if inputs is None or why_not_fit(merged_bias(*parts, kind), inputs.dtype.numpy(), *parts):
             return "the sum of its biases is beyond the range of their type"
     return ""
 

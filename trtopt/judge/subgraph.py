@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import all_nodes, constant_tensor_of, dims_of, static_shape, subgraphs_of
+from trtopt.graph.edit import all_nodes, constant_tensor_of, dims_of, static_shape, subgraphs_of, values_read
 from trtopt.judge.axes import open_input, shapes_of, symbols_of
-from trtopt.precision.ptq.layer_walk import values_read
 
 _HEAVY = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention", "Loop", "Scan", "If"}

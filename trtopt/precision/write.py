@@ -25,10 +25,10 @@ import onnx_ir as ir
 
 from trtopt.graph import edit
 from trtopt.graph.edit import insert_behind
+from trtopt.precision.bias import add_bias
 from trtopt.precision.fp16.cast_to_half import cast_to_half
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import WEIGHTED, NarrowType, PrecisionPlan, QuantizedOp
-from trtopt.precision.ptq.layer_walk import add_bias
 from trtopt.support.precision import Precision
 
 _MIDDLE = 1.5 * 2**23

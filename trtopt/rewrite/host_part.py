@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import all_nodes, constant_tensor_of, static_shape, subgraphs_of
+from trtopt.graph.edit import all_nodes, constant_tensor_of, static_shape, subgraphs_of, values_read
 
 _LAYERS = frozenset(
     """
@@ -117,23 +117,13 @@ def inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
         yield from all_nodes(graph)
 
 
-def _reads(node: ir.Node) -> dict[ir.Value, None]:
-    """Values of the main graph that a node reads, those its nested graphs capture included, in order."""
-    found = {value: None for value in node.inputs if value is not None}
-    for inner in inner_nodes(node):
-        for value in inner.inputs:
-            if value is not None and value.graph is node.graph:
-                found[value] = None
-    return found
-
-
 class _Cut:
     """What is asked of one model while it is cut."""
 
     def __init__(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._model = model
         self._shapes = shapes
-        self._reads = {node: _reads(node) for node in model.graph}
+        self._reads = {node: dict.fromkeys(values_read(node)) for node in model.graph}
         self._readers: dict[ir.Value, list[ir.Node]] = {}
         for node, values in self._reads.items():
             for value in values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -66,6 +67,12 @@ class Findings:
 
     matches: tuple[Match, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+
+    @classmethod
+    def of(cls, places: Sequence[tuple[Match, str]]) -> Findings:
+        """Matches, and of those for which a reason is given why they are none, refusals."""
+        matches = tuple(match for match, reason in places if not reason)
+        return cls(matches, tuple(Refusal(match.label, reason) for match, reason in places if reason))
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from trtopt.graph import cost
-from trtopt.graph.edit import all_nodes, constant_tensor_of, is_op, subgraphs_of
+from trtopt.graph.edit import captured, constant_tensor_of, is_op
 from trtopt.graph.products import Shapes, products_of
 from trtopt.roofline.node_work import (
     READ_AS_WRITTEN,
@@ -87,7 +87,7 @@ class Flow:
         """The distinct tensors a node reads that are not constant, behind their views; and what nested graphs read."""
         found = self._inputs.get(node)
         if found is None:
-            values = self._read(node)
+            values = [*read(node), *captured(node)]
             found = list(dict.fromkeys(self.behind(value) for value in values if not self.is_constant(value)))
             self._inputs[node] = found
         return found
@@ -154,14 +154,6 @@ class Flow:
                 self.free.add(node)
             for value in self.inputs(node):
                 self.users.setdefault(value, []).append(node)
-
-    def _read(self, node: ir.Node) -> Iterator[ir.Value]:
-        """What a node reads, and what its nested graphs read."""
-        yield from read(node)
-        for nested in subgraphs_of(node):
-            for inner in all_nodes(nested):
-                yield from (value for value in inner.inputs if value is not None and value.graph is node.graph)
-            yield from (value for value in nested.outputs if value.graph is node.graph)
 
     def _is_constant_node(self, node: ir.Node) -> bool:
         if node.domain != "" or node.op_type in _NEVER_CONSTANT:

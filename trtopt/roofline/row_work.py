@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_of, input_of, int_attribute, ints_attribute, is_op
+from trtopt.graph.edit import axes_of, input_of, int_attribute, ints_attribute, is_op
 from trtopt.graph.products import Shapes, shape_of_input, shape_of_output
 from trtopt.roofline.rows import RowSizes
 
@@ -76,10 +76,8 @@ def _axes(node: ir.Node, rank: int) -> tuple[int, ...] | None:
 
 def _reduced(node: ir.Node, rank: int) -> Sequence[int]:
     """The axes of a Reduce operator: an attribute, or since opset 13 or 18 a constant; all where none is named."""
-    axes = ints_attribute(node, "axes")
-    if axes is None and input_of(node, 1) is not None:
-        array = constant_of(input_of(node, 1))
-        return () if array is None else tuple(int(axis) for axis in array.reshape(-1))
-    if axes is None:
-        return () if int_attribute(node, "noop_with_empty_axes", 0) else range(rank)
-    return axes
+    axes = axes_of(node)
+    if axes is not None:
+        return axes
+    computed = input_of(node, 1) is not None
+    return () if computed or int_attribute(node, "noop_with_empty_axes", 0) else range(rank)

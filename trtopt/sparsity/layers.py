@@ -19,7 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph import edit
-from trtopt.precision.ptq.layer_walk import add_bias, layer_of
+from trtopt.precision.bias import add_bias
+from trtopt.precision.ptq.layer_walk import layer_of
 
 GROUP = 4
 """Consecutive weights that share a choice."""

@@ -29,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
+from trtopt.precision.bias import why_no_bias
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.stream import entries
 from trtopt.precision.ptq.correct import mean_error
@@ -43,7 +44,6 @@ from trtopt.precision.ptq.layer_walk import (
     samples_held,
     spread,
     walk,
-    why_no_bias,
 )
 from trtopt.precision.ptq.refine import SMALLEST_SAMPLES, TriedPlan, shapes_at, spread_samples
 from trtopt.sparsity.layers import (

@@ -306,8 +306,7 @@ def reduced(node: ir.Node, ranges: ValueRanges) -> int | None:
     if node.op_type in ("GlobalAveragePool", "GlobalLpPool", "InstanceNormalization"):
         return math.prod(dims[2:])
     if node.op_type == "MeanVarianceNormalization":
-        axes = edit.ints_attribute(node, "axes") or (0, 2, 3)
-        return math.prod(dims[axis] for axis in axes)
+        return math.prod(dims[axis] for axis in edit.axes_of(node) or (0, 2, 3))
     if node.op_type == "GroupNormalization":
         return math.prod(dims[1:]) // edit.int_attribute(node, "num_groups", 1)
     if node.op_type in ("LayerNormalization", "RMSNormalization"):
@@ -316,16 +315,8 @@ def reduced(node: ir.Node, ranges: ValueRanges) -> int | None:
         return dims[edit.int_attribute(node, "axis", -1)] if dims else 1
     if node.op_type == "CumSum":
         return max(dims, default=1)
-    axes = _axes(node)
+    axes = edit.axes_of(node)
     return math.prod(dims[axis] for axis in axes) if axes else math.prod(dims)
-
-
-def _axes(node: ir.Node) -> tuple[int, ...]:
-    listed = edit.ints_attribute(node, "axes")
-    if listed is not None:
-        return listed
-    constant = edit.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    return tuple(int(axis) for axis in constant.ravel()) if constant is not None else ()
 
 
 _SENSITIVE = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}

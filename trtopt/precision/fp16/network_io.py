@@ -31,13 +31,6 @@ DTYPES = {
     "bool": _T.BOOL,
 }
 _FLOATS = (_T.FLOAT, _T.FLOAT16, _T.BFLOAT16, _T.DOUBLE)
-_EXACT = {
-    _T.UINT8: (_T.FLOAT, _T.FLOAT16, _T.BFLOAT16, _T.DOUBLE),
-    _T.FLOAT16: (_T.FLOAT, _T.DOUBLE),
-    _T.BFLOAT16: (_T.FLOAT, _T.DOUBLE),
-    _T.FLOAT: (_T.DOUBLE,),
-}
-"""Types that hold every value of a type."""
 
 MULTIPLES = {"chw": 1, "hwc": 1, "hwc4": 4, "hwc8": 8}
 """Layouts, and what the number of channels is a multiple of."""
@@ -199,7 +192,7 @@ def _retype_input(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, names: e
     others = []
     for node, index in uses:
         target = edit.int_attribute(node, "to", 0) if edit.is_op(node, "Cast") else None
-        exact = old in _EXACT.get(dtype, ())
+        exact = edit.holds(old, dtype)
         if exact and target == dtype and edit.can_replace(node.outputs[0], value):
             edit.replace_value(node.outputs[0], value)
             edit.remove_node(node)

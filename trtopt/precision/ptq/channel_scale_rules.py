@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.edit import constant_of, input_of, int_attribute, ints_attribute, static_shape, string_attribute
+from trtopt.graph.edit import axes_of, constant_of, input_of, int_attribute, static_shape, string_attribute
 from trtopt.graph.views import is_move, is_pass, merged_rows, moved, one_per
 from trtopt.precision.plan import WEIGHTED
 from trtopt.precision.ptq.channel_scales import ChannelScales, Tracker, constant_dims
@@ -318,10 +318,7 @@ def _reduce(tracker: Tracker, node: ir.Node) -> None:
     """Reductions over axes along which the scales are alike."""
     data = node.inputs[0]
     scales = tracker.of(data)
-    axes = ints_attribute(node, "axes")
-    listed = constant_of(input_of(node, 1))
-    if axes is None and listed is not None:
-        axes = tuple(int(axis) for axis in listed.reshape(-1))
+    axes = axes_of(node)
     if not axes or not scales.ndim or any(scales.shape[axis] > 1 for axis in axes):
         _unknown(tracker, node)
         return

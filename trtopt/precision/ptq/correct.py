@@ -32,6 +32,7 @@ import onnx_ir as ir
 
 from trtopt.events import Event, OnEvent, ignore
 from trtopt.graph import edit
+from trtopt.precision.bias import why_no_bias
 from trtopt.precision.observe.feeds import Sample
 from trtopt.precision.observe.ranges import LEVELS
 from trtopt.precision.plan import PrecisionPlan, QuantizedOp
@@ -46,7 +47,6 @@ from trtopt.precision.ptq.layer_walk import (
     rows_read,
     spread,
     walk,
-    why_no_bias,
 )
 from trtopt.precision.write import activation_scale, quantize, quantize_weight, scale_channels
 from trtopt.support.precision import Precision

@@ -10,10 +10,6 @@ A quantized layer as a product of matrices: its weight ``[groups, K, N]`` and sa
 A convolution is the product of its unfolded input (im2col) with its weight, one per group: a row of the unfolded input
 is what one output position reads, ``K = channels per group x taps`` numbers in the order of the weight, and ``N``
 output channels per group come of it. Only the rows of the sampled positions are ever unfolded.
-
-A number added to each output channel takes back what quantization does to the mean of a layer: clipped inputs, and
-rounding errors of weights times inputs whose mean is not zero (Nagel et al. 2019, section 4.2, with the means observed
-on samples).
 """
 
 from __future__ import annotations
@@ -39,68 +35,6 @@ def channels_of(array: np.ndarray, node: ir.Node) -> np.ndarray:
 def spread(bias: np.ndarray, node: ir.Node, rank: int) -> np.ndarray:
     """A bias ``[channels]`` in a shape that broadcasts to the node's output of this rank."""
     return bias.reshape(-1, *[1] * (rank - 2)) if node.op_type in ("Conv", "ConvTranspose") else bias
-
-
-def why_no_bias(node: ir.Node) -> str | None:
-    """Why nothing can be added to the outputs of ``node`` without a kernel of its own; None where it can."""
-    if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
-        bias = edit.input_of(node, 2)
-        return None if bias is None or edit.constant_of(bias) is not None else "its bias is computed"
-    if node.op_type != "MatMul":
-        return f"{node.op_type} has no bias"
-    return None if _added(node) is not None else "no constant is added behind it"
-
-
-def add_bias(graph: ir.Graph, node: ir.Node, bias: np.ndarray, names: edit.Names) -> list[ir.Value]:
-    """Add ``bias`` to the output channels of ``node``, in place.
-
-    Args:
-        graph: The main graph, which owns the node.
-        node: A node for which :func:`why_no_bias` is None.
-        bias: float32 ``[channels]``.
-        names: The names taken in the model.
-
-    Returns:
-        The constants that were replaced; others may still read them.
-    """
-    output = str(node.outputs[0].name)
-    holder, index, added = node, 2, np.asarray(bias, np.float32)
-    if node.op_type == "MatMul":
-        found = _added(node)
-        if found is None:
-            raise ValueError(f"{node.name} has no constant bias behind it")
-        holder, index = found
-        output = str(holder.outputs[0].name)
-    old = edit.input_of(holder, index)
-    if node.op_type == "Gemm":
-        factor = edit.float_attribute(node, "beta", 1.0)
-        if old is None or factor == 0.0:
-            node.attributes.pop("beta", None)
-            old_array = np.zeros(1, np.float32)
-        else:
-            added = added / np.float32(factor)
-            old_array = np.asarray(edit.constant_of(old), np.float32)
-    else:
-        old_array = np.zeros(1, np.float32) if old is None else np.asarray(edit.constant_of(old), np.float32)
-    value = edit.add_initializer(graph, names.value(f"{output}_bias"), np.asarray(old_array + added, np.float32))
-    if len(holder.inputs) <= index:
-        holder.resize_inputs(index + 1)
-    holder.replace_input_with(index, value)
-    return [] if old is None else [old]
-
-
-def _added(node: ir.Node) -> tuple[ir.Node, int] | None:
-    """The Add that alone reads a MatMul's output and adds a constant per channel, and the index of that constant."""
-    output = node.outputs[0]
-    uses = list(output.uses())
-    weight = edit.constant_of(edit.input_of(node, 1))
-    if len(uses) != 1 or output.is_graph_output() or weight is None or weight.ndim != 2:
-        return None
-    reader, index = uses[0]
-    constant = edit.constant_of(edit.input_of(reader, 1 - index)) if edit.is_op(reader, "Add") else None
-    if constant is None or constant.size not in (1, weight.shape[1]) or constant.shape[-1:] != (constant.size,):
-        return None
-    return reader, 1 - index
 
 
 @dataclass(frozen=True)
@@ -392,7 +326,7 @@ def _subgraph(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: S
     weights: dict[ir.Value, None] = {}
     constants: dict[ir.Node, None] = {}
     for node in nodes:
-        for value in values_read(node):
+        for value in edit.values_read(node):
             producer = value.producer()
             if value.is_initializer():
                 weights[value] = None
@@ -417,23 +351,10 @@ def _subgraph(model: ir.Model, nodes: Sequence[ir.Node], held: _Held, outputs: S
     return ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
 
 
-def values_read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, the values its nested graphs capture included."""
-    values = [value for value in node.inputs if value is not None]
-    for nested in edit.subgraphs_of(node):
-        graphs = list(edit.all_graphs(nested))
-        own = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
-        own |= {value for graph in graphs for inner in graph for value in inner.outputs}
-        read = [value for graph in graphs for inner in graph for value in inner.inputs if value is not None]
-        read += [value for graph in graphs for value in graph.outputs]
-        values += [value for value in read if value not in own]
-    return values
-
-
 def _last_uses(model: ir.Model) -> dict[str, int]:
     """The index of the last node of the main graph that reads a value, by the value's name."""
     found: dict[str, int] = {}
     for index, node in enumerate(model.graph):
-        for value in values_read(node):
+        for value in edit.values_read(node):
             found[str(value.name)] = index
     return found

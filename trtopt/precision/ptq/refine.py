@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -73,13 +73,13 @@ def refine(
     """Round the INT8 weights of a plan and correct biases, as far as that lowers the error at the outputs.
 
     Tried are biases alone and both, found in one walk; where both are not the best, but near it, rounding alone, in a
-    second walk; where nothing helps, both in the first and in the second half of the network. Deterministic for a seed.
+    second walk. Deterministic for a seed.
 
     Args:
         base: The widened model the plan was made for.
         plan: The plan; its rounding and biases are replaced.
         samples: Calibration samples; they are read once. A bounded number spread evenly over them is held.
-        error_of: Measures a plan on other samples. Called at most six times.
+        error_of: Measures a plan on other samples. Called at most four times.
         error: What it says of the plan without rounding and biases, where the caller knows.
         seed: Which positions of layers' inputs are looked at.
         on_event: Progress of the task ``refine``.
@@ -101,10 +101,6 @@ def refine(
     if not attempt.make("rounding and bias", both) and attempt.is_near:
         (rounding,) = correct(base, plain, searched, (Goal(True, False),), seed=seed, on_event=on_event)
         attempt.make("rounding", rounding)
-    if attempt.kept == "none":
-        names = [op.node for op in plan.quantized]
-        for name, part in (("first", names[: len(names) // 2]), ("second", names[len(names) // 2 :])):
-            attempt.make(f"rounding and bias, {name} half", _only(both, part))
     return attempt.result()
 
 
@@ -135,14 +131,6 @@ class _Attempts:
     def result(self) -> Refined:
         plan = self._plain if self._best is None else self._best[1]
         return Refined(plan, self.kept, tuple(self._trials))
-
-
-def _only(found: Corrections, nodes: Sequence[str]) -> Corrections:
-    chosen = set(nodes)
-    return Corrections(
-        {name: values for name, values in found.rounded.items() if name in chosen},
-        {name: values for name, values in found.bias.items() if name in chosen},
-    )
 
 
 def _searched(base: ir.Model, samples: Iterable[Sample]) -> list[Sample]:

@@ -38,9 +38,6 @@ quantization). TensorRT for RTX has none, and runs a kernel for such Q/DQ. But a
 quantized for a product anyway: if all its readers do, the 16-bit tensor is never written (ResNet-50, INT8, batch 8: 564
 MB moved instead of 660, by as many kernels)."""
 
-_ATTENTION_DIMS = {Precision.INT8: (16, 32, 64), Precision.FP8: tuple(range(16, 161, 8))}
-"""Head sizes for which TensorRT for RTX fuses attention on quantized operands."""
-
 _SMALLEST_RATIO = 2.0**-10
 """Of a channel's scale to the largest: the step of channels below it is this share, 1/1024, of the others' step."""
 
@@ -169,8 +166,9 @@ class _Rules:
         dtype = Precision.INT8 if how is None or how.dtype.is_integer() else Precision.FP8
         query = found.scores.inputs[0]
         size = None if query is None or query.shape is None else query.shape[-1]
-        if size not in _ATTENTION_DIMS[dtype]:
-            return f"no fused attention kernel in {dtype.upper()} for heads of {size}"
+        verdict = rules.attention_placement(size if isinstance(size, int) else 0, None, None, self._backend, dtype)
+        if verdict.granularity is None:
+            return verdict.reason
         if dtype == Precision.INT8 and not _is_quantized_behind(mix.outputs[0]):
             return "INT8 attention is one kernel only with its result quantized too"
         return ""
