@@ -1,6 +1,7 @@
 """Builds the decoders of export.py and decodes 64 steps with them: ``python run.py FOLDER NAME:PRECISION...``.
 
-Prints a row of the table in docs/decoders.md for each, and keeps its figures and the report beside the models.
+Prints a row of the table in docs/decoders.md for each, and keeps its figures and the report beside the models. A row
+that is there is printed as it is, and an interrupted build goes on from the prices in ``FOLDER/cache``.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def measured(folder: Path, name: str, precision: str) -> dict[str, Any]:
         opt_shapes=[shapes(graph, 1, PAST // 2), shapes(graph, PROMPT, 0)],
         max_shapes=[shapes(graph, 1, PAST), shapes(graph, 64, 0)],
         report=folder / f"{name}.{precision}.json",
-        no_cache=True,
+        cache_dir=folder / "cache",
     )
     same, counted, steps = agreement(model, saved, prompts)
     final = load(saved).model
@@ -129,6 +130,7 @@ def table_row(found: dict[str, Any]) -> str:
 if __name__ == "__main__":
     print(HEAD, flush=True)
     for item in sys.argv[2:]:
-        row = measured(Path(sys.argv[1]), *item.split(":"))
-        (Path(sys.argv[1]) / f"{item.replace(':', '.')}.row.json").write_text(json.dumps(row))
-        print(table_row(row), flush=True)
+        file = Path(sys.argv[1]) / f"{item.replace(':', '.')}.row.json"
+        if not file.exists():
+            file.write_text(json.dumps(measured(Path(sys.argv[1]), *item.split(":"))))
+        print(table_row(json.loads(file.read_text())), flush=True)

@@ -84,6 +84,29 @@ class Decoder:
             remedy=f"add an array {name!r} to the prompts; or {_FUNCTION}",
         )
 
+    def check_prompts(self, arrays: Mapping[str, np.ndarray], where: str) -> None:
+        """Refuse arrays of another rank than their inputs, and tokens that the model does not know.
+
+        Raises:
+            UsageError: There is one.
+        """
+        for name, array in arrays.items():
+            shape = ", ".join(map(str, self._specs[name].shape))
+            if array.ndim != len(self._specs[name].shape):
+                raise UsageError(
+                    f"The input {name!r} has the shape [{shape}], the prompts {list(array.shape)}",
+                    where=where,
+                    remedy="give as many axes; the first counts prompts",
+                )
+        tokens, size = arrays[self.tokens], self._values[self.tokens].size or 0
+        if tokens.dtype.kind in "iu" and not 0 <= tokens.min() <= tokens.max() < size:
+            raise UsageError(
+                f"Tokens of {self.tokens!r} run from 0 to {size - 1}, those of the prompts from {tokens.min()} to "
+                f"{tokens.max()}",
+                where=where,
+                remedy="encode the prompts with the model's own tokenizer, and leave no padding in",
+            )
+
     @property
     def batch(self) -> int:
         """How many prompts are decoded at a time."""
@@ -266,6 +289,8 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
             where=str(path),
             remedy=f"give {decoder.tokens!r} [prompts, tokens], and arrays by the names of other inputs [prompts, ...]",
         )
+    where = f"{DECODE}{path}"
+    decoder.check_prompts(arrays, where)
     size = decoder.batch
 
     def make() -> Iterator[dict[str, np.ndarray]]:
@@ -273,5 +298,4 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
             for at in range(0, counts[decoder.tokens] - size + 1, size):
                 yield from decoded(session, decoder, {name: a[at : at + size] for name, a in arrays.items()}, steps)
 
-    where = f"{DECODE}{path}"
     return of_taken(take(make(), inputs, where), where)
