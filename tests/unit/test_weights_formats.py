@@ -153,3 +153,11 @@ def test_a_weight_that_cannot_be_stored_is_refused_with_the_reason(
     found = model(f"g (float[8, {shape[-2]}] x) => (y) {{ {body} }}", w=RNG.standard_normal(shape).astype(np.float32))
     products = products_of(found, INT4, 128)
     assert not products.found and all(reason in item.reason for item in products.refused) and products.refused
+
+
+def test_weights_of_one_shape_behind_different_operators_are_of_different_kinds() -> None:
+    """A compiler reads INT4 in the kernel of the product behind one, and not behind the other."""
+    body = "q = MatMul (x, a) t = Transpose <perm = [1, 0]> (q) o = MatMul (t, b) y = MatMul (o, c)"
+    found = model(f"g (float[128, 128] x) => (y) {{ {body} }}", a=weight(128), b=weight(128), c=weight(128))
+    kinds = [item.kind for item in products_of(found, INT4, 128).found]
+    assert kinds == ["128x128", "128x128 behind Transpose", "128x128 behind MatMul"]

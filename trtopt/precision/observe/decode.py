@@ -13,7 +13,7 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.graph.input_values import InputValues, input_values
-from trtopt.graph.states import State, find_states
+from trtopt.graph.states import State, find_states, tokens_and_scores
 from trtopt.precision.observe.feeds import open_arrays
 from trtopt.precision.observe.loaders import take
 from trtopt.precision.observe.pictures import UNSAID, PictureOptions
@@ -57,15 +57,9 @@ class Decoder:
 
     def _ends(self) -> tuple[str, str]:
         """The input of tokens and the output of their scores."""
-        states = {state.output.name for state in self.states}
-        ids = {name: item.size for name, item in self._values.items() if item.kind == "ids" and item.size}
-        for value in self._model.graph.outputs:
-            dims = edit.dims_of_value(value)
-            if value.name in states or not dims or len(dims) not in (2, 3):
-                continue
-            for name, size in ids.items():
-                if dims[-1] == size and len(self._specs[name].shape) == 2:
-                    return name, str(value.name)
+        found = tokens_and_scores(self._model)
+        if found is not None:
+            return found
         raise UsageError(
             "The model is no decoder that can be run on its own tokens: no output holds a score for each token that "
             "an input takes",
