@@ -27,6 +27,7 @@ from trtopt.precision.search.space import Evaluation, Form, Mix, RegionOption, S
 from trtopt.precision.weights.fit import fitted as fitted_weights
 from trtopt.precision.weights.fit import plain
 from trtopt.precision.weights.formats import FORMATS, StoredWeight
+from trtopt.precision.weights.tied import untied
 from trtopt.precision.weights.write import Product, exact_weight, products_of, with_stored
 from trtopt.report.schema.decisions import GuardRecord, WeightsRecord
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
@@ -83,7 +84,7 @@ class _Storing:
         self._kind = FORMATS[str(job.config.weights)]
         wanted = int(job.config.weight_block or 0)
         self._block = wanted if wanted in self._kind.blocks else next(iter(self._kind.blocks), 0)
-        self._model = lowered.artifact.model
+        self._model = untied(lowered.artifact.model)
         self._details: list[str] = []
 
     def run(self) -> Lowered:
@@ -113,7 +114,7 @@ class _Storing:
         refused: tuple[Refusal, ...],
     ) -> Lowered:
         weights = {item.weight: stored[item.weight] for item in kept}
-        model = with_stored(self._model, weights, kept)
+        model = with_stored(untied(self._lowered.artifact.model, weights), weights, kept)
         record = WeightsRecord(
             self._kind.name,
             self._block,
