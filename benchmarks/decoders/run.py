@@ -1,6 +1,10 @@
 """Builds the decoders of export.py and decodes 64 steps with them: ``python run.py FOLDER NAME:PRECISION...``.
 
-Prints a row of the table in docs/decoders.md for each, and keeps its figures and the report beside the models.
+PRECISION is that of ``trtopt build``, or ``int4``: its weights beside FP16. ``NAME:PRECISION:all`` keeps all of them,
+whether they pay and the floor holds or not.
+
+Prints a row of the table in docs/decoders.md for each, and keeps its figures and the report beside the models. A row
+that is there is printed as it is, and an interrupted build goes on from the prices in ``FOLDER/cache``.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from trtopt.source.onnx_file import load
 from trtopt.support.ort_session import OrtSession
 
 STEPS, PAST, PROMPT = 64, 127, 8
+WEIGHTS = ("int4",)
 HEAD = """| | kernels | plain FP16 | predicted | plain FP16 | bytes of a step | weights read + caches | top-1 |
 |---|---|---|---|---|---|---|---|"""
 
@@ -61,23 +66,30 @@ def agreement(model: Path, saved: Path, prompts: Path) -> tuple[int, int, int]:
     return same, counted, steps
 
 
-def measured(folder: Path, name: str, precision: str) -> dict[str, Any]:
+def measured(folder: Path, name: str, precision: str, kept: str = "") -> dict[str, Any]:
     """One network in one precision."""
-    model, prompts, saved = folder / f"{name}.onnx", folder / f"{name}.npz", folder / f"{name}.{precision}.onnx"
+    narrow = precision if precision in WEIGHTS else None
+    stem = ".".join(filter(None, (name, precision, kept)))
+    model, prompts, saved = folder / f"{name}.onnx", folder / f"{name}.npz", folder / f"{stem}.onnx"
     graph = load(model).model
     report = trtopt.build(
         model,
-        precision=precision,
+        precision="fp16" if narrow else precision,
+        weights=narrow,
         gpu="L4",
         calib=f"decode:{prompts}",
         steps=STEPS,
-        output=folder / f"{name}.{precision}.engine",
+        keep_all_int8=bool(kept) and narrow is None,
+        keep_all_weights=bool(kept) and narrow is not None,
+        allow_accuracy_loss=bool(kept),
+        recipes="none" if kept else "all",
+        output=folder / f"{stem}.engine",
         save_onnx=saved,
         min_shapes=[shapes(graph, 1, 1), shapes(graph, 1, 0)],
         opt_shapes=[shapes(graph, 1, PAST // 2), shapes(graph, PROMPT, 0)],
         max_shapes=[shapes(graph, 1, PAST), shapes(graph, 64, 0)],
-        report=folder / f"{name}.{precision}.json",
-        no_cache=True,
+        report=folder / f"{stem}.json",
+        cache_dir=folder / "cache",
     )
     same, counted, steps = agreement(model, saved, prompts)
     final = load(saved).model
@@ -93,7 +105,7 @@ def measured(folder: Path, name: str, precision: str) -> dict[str, Any]:
     plain, shipped = next(iter(report.plain_forms), None), report.shipped
     return {
         "name": name,
-        "precision": precision,
+        "precision": f"{precision} {kept}".strip(),
         "profiles": len(report.engine.profiles) if report.engine else 0,
         "same": same,
         "counted": counted,
@@ -129,6 +141,7 @@ def table_row(found: dict[str, Any]) -> str:
 if __name__ == "__main__":
     print(HEAD, flush=True)
     for item in sys.argv[2:]:
-        row = measured(Path(sys.argv[1]), *item.split(":"))
-        (Path(sys.argv[1]) / f"{item.replace(':', '.')}.row.json").write_text(json.dumps(row))
-        print(table_row(row), flush=True)
+        file = Path(sys.argv[1]) / f"{item.replace(':', '.')}.row.json"
+        if not file.exists():
+            file.write_text(json.dumps(measured(Path(sys.argv[1]), *item.split(":"))))
+        print(table_row(json.loads(file.read_text())), flush=True)

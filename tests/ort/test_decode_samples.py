@@ -82,8 +82,11 @@ def test_a_model_without_places_for_the_steps_says_how_far_it_came(tmp_path: Pat
     ("name", "prompt", "what"),
     [
         ("past_k", np.zeros((2, 2, 8), np.float32), "past_k' has the shape"),
+        ("past_k", np.zeros((2, 2), np.float32), r"past_k' has the shape \[B, 2, P, 8\], the prompts \[2, 2\]"),
         ("past_k", np.zeros((2, 2, 0, 8), np.int64), "past_k' is float32, the samples are int64"),
         ("input_ids", PROMPTS.astype(np.float32), "input_ids' is int64"),
+        ("input_ids", PROMPTS - 100, "run from 0 to 49, those of the prompts from -"),
+        ("input_ids", PROMPTS + 50, "run from 0 to 49, those of the prompts from 5"),
     ],
 )
 def test_prompts_of_a_wrong_rank_or_type_are_refused_by_file_and_name(

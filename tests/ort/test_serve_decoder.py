@@ -75,5 +75,8 @@ def test_wrong_states_are_refused_by_name(tmp_path: Path) -> None:
             engine.run({**tokens, **states, "past_k": states["past_k"].astype(np.float16)})
         with pytest.raises(UsageError, match="past_k"):
             engine.run({**tokens, **states, "past_k": states["past_k"][0]})
+        for batch in (0, -1, "2", 1.0):
+            with pytest.raises(UsageError, match=f"A batch of {batch!r}"):
+                engine.first_states(batch=batch)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="The reply has no present_k, present_v"):
             engine.next_states({})

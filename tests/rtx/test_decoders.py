@@ -139,17 +139,13 @@ def test_the_last_token_is_taken_early_where_prefill_has_more_of_them(
 ) -> None:
     """The step, which judges, has one token, of which the last one is all."""
     monkeypatch.setattr(decoder_nets, "VOCABULARY", 4000)
-    path = concat_decoder(tmp_path / "decoder.onnx")
-    model = onnx.load(path)
-    model.graph.node.append(onnx.helper.make_node("Gather", ["logits", "last"], ["scores"], axis=1))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(-1), "last"))
-    scores = onnx.helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, ["B", 4000])
-    model.graph.output[0].CopyFrom(scores)
-    onnx.save(model, path)
+    path, saved = concat_decoder(tmp_path / "decoder.onnx"), tmp_path / "saved.onnx"
     np.savez(tmp_path / "prompts.npz", input_ids=np.array([[3, 14, 15, 9]]))
     report = build(
         path,
         output=tmp_path / "decoder.engine",
+        save_onnx=saved,
+        last_token=True,
         recipes="late-selection",
         calib=f"decode:{tmp_path / 'prompts.npz'}",
         steps=4,
@@ -160,3 +156,5 @@ def test_the_last_token_is_taken_early_where_prefill_has_more_of_them(
     assert [step.changes for step in report.steps if step.name == "late-selection"] in ([1], [2])
     assert report.shipped is not None and report.plain is not None
     assert report.shipped.predicted_us <= report.plain.predicted_us
+    scores = onnx.load(saved).graph.output[0]
+    assert (scores.name, [dim.dim_value for dim in scores.type.tensor_type.shape.dim]) == ("logits", [1, 1, 4000])

@@ -103,6 +103,7 @@ ROWS = (
     Row("lora", (), ("a.safetensors",), True),
     Row("lora", ("a.safetensors",), ("a.safetensors:2",), True),
     Row("lora_inputs", None, 2, True, {**FAST, "lora": ("a.safetensors",)}),
+    Row("last_token", False, True, True, {**FAST, "model": "words.onnx"}),
     Row("recipes", "none", "all", True),
     Row("strict_recipes", False, True, False),
     Row("backend", "auto", "tensorrt-rtx", False),
@@ -189,6 +190,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, shape in {"w1": (32, 3, 3, 3), "w2": (32, 32)}.items():
         rgb.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
     onnx.save(rgb, path / "rgb.onnx")
+    words = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> net (int64[N, 4] ids) => (float[N, 4, 8] y) '
+        "<float[8, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}> { e = Gather(w, ids) t = Transpose(w) y = MatMul(e, t) }"
+    )
+    onnx.save(words, path / "words.onnx")
     np.savez(path / SAMPLES, x=rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     np.savez(path / OTHERS, x=3 * rng.standard_normal((4, 16, 16, 16)).astype(np.float32))
     (path / "requests.txt").write_text("x:2x16x16x16 5\nx:4x16x16x16\n")

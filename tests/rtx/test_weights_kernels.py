@@ -69,6 +69,29 @@ def test_what_does_not_pay_goes(tmp_path: Path) -> None:
     assert [item.kept for item in report.guard] == [False]
 
 
+def test_the_scores_of_an_odd_vocabulary_tied_to_its_embedding_read_four_bits(tmp_path: Path) -> None:
+    """The table stays for the embedding, in 16 bits."""
+    words, width = 4001, 512
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], name="embedding"),
+        helper.make_node("Relu", ["e"], ["r"], name="relu"),
+        helper.make_node("Transpose", ["table"], ["w"], name="transpose", perm=[1, 0]),
+        helper.make_node("MatMul", ["r", "w"], ["y"], name="product"),
+    ]
+    table = constant("table", (RNG.standard_normal((words, width)) / 16).astype(np.float32))
+    network = model(nodes, [("ids", np.int64, [1, 1])], [("y", np.float32)], [table])
+    ids, saved = RNG.integers(0, words, (16, 1)), tmp_path / "saved.onnx"
+    options: dict[str, Any] = {"calib": {"ids": ids}, "min_agreement": 0.0, "min_sqnr_db": 5.0, "gpu": "L4"}
+    options |= {"weights": "int4", "keep_all_weights": True, "save_onnx": saved}
+    report = trtopt.build(network, output=tmp_path / "m.engine", **options)
+    assert report.weights is not None and report.weights.nodes == ("product",)
+    assert report.engine is not None and report.engine.layers is not None
+    (layer,) = (layer for layer in report.engine.layers if "product" in layer.onnx_nodes)
+    assert "Int4" in {tensor.dtype for tensor in layer.constants}
+    kinds = {onnx.TensorProto.DataType.Name(item.data_type) for item in onnx.load(saved).graph.initializer}
+    assert {"FLOAT16", "INT4"} <= kinds
+
+
 @pytest.mark.parametrize(("weights", "dtype"), [("nvfp4", "FP4"), ("mxfp8", "FP8"), ("int8", "Int8")])
 def test_each_format_builds(weights: str, dtype: str, tmp_path: Path) -> None:
     report = built(tmp_path, weights=weights, keep_all_weights=True, gpu="RTX 5090")

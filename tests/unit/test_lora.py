@@ -111,6 +111,7 @@ def test_another_scale_is_another_step(tmp_path: Path) -> None:
         (dict([next(iter(pair(DENSE, 4, 8).items()))]), "has not both"),
         ({**pair(DENSE, 4, 8), f"{DENSE}.lora_B.weight": np.zeros((4, 3), np.float32)}, "do not fit together"),
         ({}, "no lora_A"),
+        ({name: array * np.nan for name, array in pair(DENSE, 4, 8).items()}, "numbers that are not finite"),
     ],
 )
 def test_an_adapter_that_fits_no_layer_is_one_clear_error(

@@ -12,8 +12,10 @@ from hypothesis.extra import numpy as arrays
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.graph import edit
+from trtopt.precision.weights.fit import plain
 from trtopt.precision.weights.formats import FORMATS, INT4, MXFP8, NVFP4, nearest, scales_of
-from trtopt.precision.weights.write import products_of, with_stored
+from trtopt.precision.weights.tied import untied
+from trtopt.precision.weights.write import exact_weight, products_of, with_stored
 from trtopt.support.dequantize import dequantized, fold_unknown
 
 RNG = np.random.default_rng(0)
@@ -153,3 +155,31 @@ def test_a_weight_that_cannot_be_stored_is_refused_with_the_reason(
     found = model(f"g (float[8, {shape[-2]}] x) => (y) {{ {body} }}", w=RNG.standard_normal(shape).astype(np.float32))
     products = products_of(found, INT4, 128)
     assert not products.found and all(reason in item.reason for item in products.refused) and products.refused
+
+
+def test_weights_of_one_shape_behind_different_operators_are_of_different_kinds() -> None:
+    """A compiler reads INT4 in the kernel of the product behind one, and not behind the other."""
+    body = "q = MatMul (x, a) t = Transpose <perm = [1, 0]> (q) o = MatMul (t, b) y = MatMul (o, c)"
+    found = model(f"g (float[128, 128] x) => (y) {{ {body} }}", a=weight(128), b=weight(128), c=weight(128))
+    kinds = [item.kind for item in products_of(found, INT4, 128).found]
+    assert kinds == ["128x128", "128x128 behind Transpose", "128x128 behind MatMul"]
+
+
+@pytest.mark.parametrize("words", [128, 131])
+def test_a_table_that_scores_too_keeps_its_rows_and_its_product_gets_a_narrow_weight(words: int) -> None:
+    """An odd vocabulary is filled up: no compiler reads its INT4 in the kernel of the product."""
+    body = "e = Gather (w, ids) t = Transpose <perm = [1, 0]> (w) y = MatMul (e, t)"
+    tied = model(f"g (int64[4] ids) => (float[4, {words}] y) {{ {body} }}", w=weight(words, 128))
+    found = untied(tied)
+    (product,) = products_of(found, INT4, 128).found
+    assert product.shape == (128, 136 if words % 2 else 128) and product.behind == "Gather"
+    assert products_of(untied(tied, ()), INT4, 128).found == ()
+    feeds = {"ids": np.array([0, 5, 7, words - 1])}
+    first, second = (ReferenceEvaluator(ir.to_proto(each)).run(None, feeds)[0] for each in (tied, found))
+    assert np.allclose(first, second, atol=1e-4)
+    narrow = plain({product.weight: exact_weight(found, product)}, [product], INT4, 128)
+    written = with_stored(found, narrow, [product])
+    assert [value.name for value in written.graph.outputs] == ["y"]
+    assert {node.op_type for node in written.graph} == {"Gather", "DequantizeLinear", "MatMul"} | (
+        {"Slice"} if words % 2 else set()
+    )

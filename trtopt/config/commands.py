@@ -173,6 +173,7 @@ class BuildConfig(Config):
         REWRITES,
         metavar="RANK",
     )
+    last_token: bool = switch_field("give a decoder's scores of the last token in place of those of all", REWRITES)
     recipes: str = option_field(
         "all", "graph rewrites to apply: all, none, or a comma-separated list", REWRITES, metavar="LIST"
     )

@@ -82,6 +82,7 @@ class BuildOptions(ModelOptions, SampleOptions, total=False):
     keep_all_weights: bool
     lora: Texts
     lora_inputs: float | None
+    last_token: bool
     sparse: bool
     sparse_all: bool
     recipes: str

@@ -437,7 +437,7 @@ def _sample_outside(shapes: ShapeMap, profiles: Iterable[ShapeProfile]) -> Usage
         "A sample is outside of every profile: "
         + ", ".join(f"{name}: {_text(shape)}" for name, shape in shapes.items()),
         where=f"profiles: {ranges}",
-        remedy="widen --min-shapes and --max-shapes, or leave samples of that shape out",
+        remedy="widen --min-shapes and --max-shapes, or leave samples of that shape out (a decoder: fewer --steps)",
     )
 
 

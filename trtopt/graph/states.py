@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.graph import edit
+from trtopt.graph.input_values import input_values
 
 _GROWS = ("Concat", "TensorScatter")
 """What puts new entries into a cache, which is its first operand."""
@@ -72,6 +73,25 @@ def find_read_caches(model: ir.Model, states: Sequence[State]) -> tuple[ir.Value
     others = [value for value in model.graph.inputs if value not in own and not is_new(value)]
     forms = {form for form in known if any(isinstance(size, int) for size in form[2:])}
     return tuple(value for value in others if any(_form(value, axis) in forms for axis in axes))
+
+
+def tokens_and_scores(model: ir.Model) -> tuple[str, str] | None:
+    """The names of the input of tokens ``[batch, tokens]`` and of the output that holds a score for each word of their
+    vocabulary, ``[batch, tokens, vocabulary]`` or ``[batch, vocabulary]``; None where there are none."""
+    states = {state.output.name for state in find_states(model)}
+    values = input_values(model)
+    sizes = {
+        str(value.name): values[str(value.name)].size
+        for value in model.graph.inputs
+        if str(value.name) in values and values[str(value.name)].kind == "ids" and len(value.shape or ()) == 2
+    }
+    for value in model.graph.outputs:
+        dims = edit.dims_of_value(value)
+        if value.name not in states and dims and len(dims) in (2, 3):
+            for name, size in sizes.items():
+                if size and dims[-1] == size:
+                    return name, str(value.name)
+    return None
 
 
 def _form(value: ir.Value, axis: int) -> tuple[object, ...]:

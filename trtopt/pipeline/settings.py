@@ -51,6 +51,7 @@ from trtopt.report.schema.manifest import FileHash
 from trtopt.report.schema.steps import StepRecord
 from trtopt.rewrite import registry
 from trtopt.source.check import weight_files
+from trtopt.source.last_token import of_last_token
 from trtopt.source.lora import adapter_feeds, as_inputs, merged, read_adapter
 from trtopt.source.onnx_file import load
 from trtopt.source.torch_call import bounds_of
@@ -383,7 +384,8 @@ def read_inputs(settings: BuildSettings, sources: DataSources, clock: Clock) -> 
     for text in idle_options({**vars(config), **vars(sources), "precision": settings.precision}):
         clock.warn("options", text)
     with clock.stage("load"):
-        loaded = _with_adapters(load(settings.path), settings, clock)
+        loaded = load(settings.path)
+        loaded = _with_adapters(of_last_token(loaded) if config.last_token else loaded, settings, clock)
     _check_types(settings, loaded.model)
     ranges = imported_cache(config, settings.precision, loaded.model, clock)
     check_outputs(described(settings.outputs.named), read_files(settings, loaded))

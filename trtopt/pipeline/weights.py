@@ -27,6 +27,7 @@ from trtopt.precision.search.space import Evaluation, Form, Mix, RegionOption, S
 from trtopt.precision.weights.fit import fitted as fitted_weights
 from trtopt.precision.weights.fit import plain
 from trtopt.precision.weights.formats import FORMATS, StoredWeight
+from trtopt.precision.weights.tied import untied
 from trtopt.precision.weights.write import Product, exact_weight, products_of, with_stored
 from trtopt.report.schema.decisions import GuardRecord, WeightsRecord
 from trtopt.report.schema.steps import Cost, Refusal, StepRecord
@@ -83,7 +84,7 @@ class _Storing:
         self._kind = FORMATS[str(job.config.weights)]
         wanted = int(job.config.weight_block or 0)
         self._block = wanted if wanted in self._kind.blocks else next(iter(self._kind.blocks), 0)
-        self._model = lowered.artifact.model
+        self._model = untied(lowered.artifact.model)
         self._details: list[str] = []
 
     def run(self) -> Lowered:
@@ -113,7 +114,7 @@ class _Storing:
         refused: tuple[Refusal, ...],
     ) -> Lowered:
         weights = {item.weight: stored[item.weight] for item in kept}
-        model = with_stored(self._model, weights, kept)
+        model = with_stored(untied(self._lowered.artifact.model, weights), weights, kept)
         record = WeightsRecord(
             self._kind.name,
             self._block,
@@ -137,46 +138,46 @@ class _Storing:
     ) -> tuple[tuple[Product, ...], tuple[GuardRecord, ...]]:
         """The weights without which the whole network is not faster, and the verdict on each kind of them.
 
-        A kind is all weights of one shape. The network is priced with all of them, then without each in turn, those
-        that save the fewest bytes first.
+        A kind is all weights of one shape behind one operator. The network is priced with all of them, then without
+        each in turn, those that save the fewest bytes first.
         """
-        kinds: dict[tuple[int, int], list[Product]] = {}
+        kinds: dict[str, list[Product]] = {}
         for item in found:
-            kinds.setdefault(item.shape, []).append(item)
+            kinds.setdefault(item.kind, []).append(item)
 
         def price(items: Sequence[Product]) -> float | None:
             cost = self._job.price(with_stored(self._model, nearest, items) if items else self._model)
             return None if cost is None else cost.predicted_us
 
-        left, records = list(found), dict[tuple[int, int], GuardRecord]()
+        left, records = list(found), dict[str, GuardRecord]()
         if not found or self._job.config.keep_all_weights:
-            return tuple(found), tuple(self._verdict(shape, items, True) for shape, items in kinds.items())
+            return tuple(found), tuple(self._verdict(kind, items, True) for kind, items in kinds.items())
         before, best = price(()), price(found)
         if before is None or best is None:
             self._clock.warn("weights", "nobody can say where it pays, so that every weight is stored narrow")
-            return tuple(found), tuple(self._verdict(shape, items, True) for shape, items in kinds.items())
+            return tuple(found), tuple(self._verdict(kind, items, True) for kind, items in kinds.items())
         self._details.append(f"the network with all of them: {before:.1f} -> {best:.1f} us")
-        order = sorted(kinds, key=lambda shape: shape[0] * shape[1] * len(kinds[shape]))
-        for shape in order[:_TRIALS] if len(order) > 1 else ():
-            without = [item for item in left if item.shape != shape]
+        order = sorted(kinds, key=lambda kind: sum(item.bytes for item in kinds[kind]))
+        for kind in order[:_TRIALS] if len(order) > 1 else ():
+            without = [item for item in left if item.kind != kind]
             other = price(without)
             if other is None:
                 continue
             kept = other >= best * (1 - _CLEARLY)
-            records[shape] = self._verdict(shape, kinds[shape], kept, other, best)
+            records[kind] = self._verdict(kind, kinds[kind], kept, other, best)
             if not kept:
                 left, best = without, other
         if best > before * (1 - LEAST_GAIN / 10):
             left = []
-            for shape, items in kinds.items():
-                records[shape] = self._verdict(shape, items, False, before, best)
-        for shape, items in kinds.items():
-            records.setdefault(shape, self._verdict(shape, items, True, before, best))
-        return tuple(left), tuple(records[shape] for shape in kinds)
+            for kind, items in kinds.items():
+                records[kind] = self._verdict(kind, items, False, before, best)
+        for kind, items in kinds.items():
+            records.setdefault(kind, self._verdict(kind, items, True, before, best))
+        return tuple(left), tuple(records[kind] for kind in kinds)
 
     def _verdict(
         self,
-        shape: tuple[int, int],
+        kind: str,
         items: Sequence[Product],
         kept: bool,
         before: float | None = None,
@@ -185,8 +186,8 @@ class _Storing:
         """What became of a kind; the times are those of the whole network without it and with it."""
         nodes = tuple(name for item in items for name in item.nodes)
         reason = "" if kept else "the whole network is not faster with it"
-        text = f"weights {shape[0]}x{shape[1]}"
-        return GuardRecord(text, nodes, kept, f"{self._kind.name} weights" if kept else "", reason, before, after)
+        dtype = f"{self._kind.name} weights" if kept else ""
+        return GuardRecord(f"weights {kind}", nodes, kept, dtype, reason, before, after)
 
     def _better(self, kept: Sequence[Product], nearest: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
         """Numbers fitted to samples, where the error at the outputs is smaller with them, on samples kept from the

@@ -149,10 +149,15 @@ class Engine:
         Returns:
             By the name of the input: an array of the type of :attr:`inputs`; nothing for a model without states.
 
+        Raises:
+            UsageError: ``batch`` is no size.
+
         Example:
             ``states = engine.first_states()``, then for each token ``reply = engine.run({"ids": token, **states})`` and
             ``states = engine.next_states(reply)``.
         """
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise UsageError(f"A batch of {batch!r}", where="engine.first_states", remedy="give 1 or more")
         found: dict[str, Any] = {}
         for spec in (spec for spec in self.inputs if spec.state):
             sizes = enumerate(spec.shape or ())

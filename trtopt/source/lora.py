@@ -151,7 +151,10 @@ def _pair(
     if not isinstance(alpha, (int, float)) or isinstance(alpha, bool):
         raise _no_adapter(file, "lora_alpha is no number")
     scale = factor * alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return down.reshape(rank, -1), (up.reshape(len(up), rank) * np.float32(scale))
+    pair = down.reshape(rank, -1), up.reshape(len(up), rank) * np.float32(scale)
+    if not all(np.isfinite(array).all() for array in pair):
+        raise _no_adapter(file, f"{module} holds numbers that are not finite")
+    return pair
 
 
 def _no_adapter(file: Path, why: str) -> UsageError:

@@ -13,7 +13,7 @@ from trtopt.errors import InvalidModelError, UsageError
 from trtopt.graph import edit
 from trtopt.graph.artifact import InputSpec, input_spec
 from trtopt.graph.input_values import InputValues, input_values
-from trtopt.graph.states import State, find_states
+from trtopt.graph.states import State, find_states, tokens_and_scores
 from trtopt.precision.observe.feeds import open_arrays
 from trtopt.precision.observe.loaders import take
 from trtopt.precision.observe.pictures import UNSAID, PictureOptions
@@ -57,15 +57,9 @@ class Decoder:
 
     def _ends(self) -> tuple[str, str]:
         """The input of tokens and the output of their scores."""
-        states = {state.output.name for state in self.states}
-        ids = {name: item.size for name, item in self._values.items() if item.kind == "ids" and item.size}
-        for value in self._model.graph.outputs:
-            dims = edit.dims_of_value(value)
-            if value.name in states or not dims or len(dims) not in (2, 3):
-                continue
-            for name, size in ids.items():
-                if dims[-1] == size and len(self._specs[name].shape) == 2:
-                    return name, str(value.name)
+        found = tokens_and_scores(self._model)
+        if found is not None:
+            return found
         raise UsageError(
             "The model is no decoder that can be run on its own tokens: no output holds a score for each token that "
             "an input takes",
@@ -83,6 +77,29 @@ class Decoder:
             where=f"input {name}",
             remedy=f"add an array {name!r} to the prompts; or {_FUNCTION}",
         )
+
+    def check_prompts(self, arrays: Mapping[str, np.ndarray], where: str) -> None:
+        """Refuse arrays of another rank than their inputs, and tokens that the model does not know.
+
+        Raises:
+            UsageError: There is one.
+        """
+        for name, array in arrays.items():
+            shape = ", ".join(map(str, self._specs[name].shape))
+            if array.ndim != len(self._specs[name].shape):
+                raise UsageError(
+                    f"The input {name!r} has the shape [{shape}], the prompts {list(array.shape)}",
+                    where=where,
+                    remedy="give as many axes; the first counts prompts",
+                )
+        tokens, size = arrays[self.tokens], self._values[self.tokens].size or 0
+        if tokens.dtype.kind in "iu" and not 0 <= tokens.min() <= tokens.max() < size:
+            raise UsageError(
+                f"Tokens of {self.tokens!r} run from 0 to {size - 1}, those of the prompts from {tokens.min()} to "
+                f"{tokens.max()}",
+                where=where,
+                remedy="encode the prompts with the model's own tokenizer, and leave no padding in",
+            )
 
     @property
     def batch(self) -> int:
@@ -266,6 +283,8 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
             where=str(path),
             remedy=f"give {decoder.tokens!r} [prompts, tokens], and arrays by the names of other inputs [prompts, ...]",
         )
+    where = f"{DECODE}{path}"
+    decoder.check_prompts(arrays, where)
     size = decoder.batch
 
     def make() -> Iterator[dict[str, np.ndarray]]:
@@ -273,5 +292,4 @@ def decoder_samples(path: Path, model: ir.Model, inputs: Sequence[InputSpec], st
             for at in range(0, counts[decoder.tokens] - size + 1, size):
                 yield from decoded(session, decoder, {name: a[at : at + size] for name, a in arrays.items()}, steps)
 
-    where = f"{DECODE}{path}"
     return of_taken(take(make(), inputs, where), where)

@@ -29,12 +29,20 @@ class Product:
         nodes: Their names, in the order of the graph.
         shape: ``(K, N)``.
         floating: The type of the products.
+        behind: The operator that makes what they read, by which a compiler may or may not read the weight in their
+            kernel; empty for an input of the network.
     """
 
     weight: str
     nodes: tuple[str, ...]
     shape: tuple[int, int]
     floating: ir.DataType
+    behind: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Its shape and what stands before it: weights of one kind cost the same."""
+        return f"{self.shape[0]}x{self.shape[1]}" + f" behind {self.behind}" * bool(self.behind)
 
     @property
     def bytes(self) -> int:
@@ -69,7 +77,9 @@ def products_of(model: ir.Model, kind: WeightFormat, block: int) -> Products:
         layer = _layer(readers[0])
         names = tuple(str(node.name) for node in readers)
         shape = (layer.depth, layer.channels)
-        found.append(Product(str(value.name), names, shape, value.dtype or ir.DataType.FLOAT))
+        maker = readers[0].inputs[0].producer() if readers[0].inputs[0] is not None else None
+        behind = "" if maker is None else maker.op_type
+        found.append(Product(str(value.name), names, shape, value.dtype or ir.DataType.FLOAT, behind))
     return Products(tuple(found), tuple(refused))
 
 
