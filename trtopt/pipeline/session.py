@@ -43,6 +43,7 @@ from trtopt.pipeline.network_io import FinalModel
 from trtopt.pipeline.plain import plain
 from trtopt.pipeline.pricing import Pricer, cost_of_engine, pricer_for
 from trtopt.pipeline.product import Built, Lowered
+from trtopt.pipeline.saved import with_saved_metric
 from trtopt.pipeline.search import missed
 from trtopt.pipeline.settings import (
     BuildInputs,
@@ -220,8 +221,8 @@ class _Run:
         sparsity = as_made(pruned, settings.precision, built.lowered.quantized, built.engine)
         effective = replace(config, max_accuracy_drop=self._budget.drop)
         report = self._held(self._report(built, effective, sparsity), settled, pricer)
+        job = replace(self._check, optimized=built.final.compared, feeds=built.final.feeds)
         if settings.kept is not None:
-            job = replace(self._check, optimized=built.final.compared, feeds=built.final.feeds)
             self._keep(settings.kept, job, built.engine)
             is_failed = built.failures and not config.allow_accuracy_loss
             command = self._reduce(settings.kept, job, GateError.exit_code) if is_failed else ""
@@ -231,7 +232,8 @@ class _Run:
             part = None if self._parts.host is None else self._parts.host.model
             model, eight_bit = built.final.artifact.model, tuple(built.lowered.quantized)
             backend = self._target.backend
-            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend)
+            measured = partial(with_saved_metric, job=job, budget=self._budget, clock=clock)
+            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend, measured)
             report = write(results, self._outputs.places, effective, settings.signer)
         trim_cache(config, clock)
         return report
