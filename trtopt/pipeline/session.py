@@ -43,7 +43,6 @@ from trtopt.pipeline.network_io import FinalModel
 from trtopt.pipeline.plain import plain
 from trtopt.pipeline.pricing import Pricer, cost_of_engine, pricer_for
 from trtopt.pipeline.product import Built, Lowered
-from trtopt.pipeline.saved import with_saved_metric
 from trtopt.pipeline.search import missed
 from trtopt.pipeline.settings import (
     BuildInputs,
@@ -81,6 +80,7 @@ from trtopt.pipeline.shipped import (
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
 from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine, weights_gauge
+from trtopt.pipeline.verify_saved import with_saved_metric
 from trtopt.pipeline.weights import WeightsJob, store_weights
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
