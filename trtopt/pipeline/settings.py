@@ -522,7 +522,7 @@ def _samples(
         return open_given(source, loaded.model, fed, config.steps, pictures=pictures)
 
     labels = None if config.labels is None else Path(config.labels)
-    pictures = PictureOptions(how, labels, skip_bad=config.skip_bad)
+    pictures = PictureOptions(how, labels, skip_bad=config.skip_bad, shapes=best)
     check = None if sources.eval is None else read(sources.eval)
     if check is not None:
         # What was found of these, whose labels say more, holds for the others; --labels is of these.
