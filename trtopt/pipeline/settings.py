@@ -554,6 +554,9 @@ def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: S
     metric = with_baseline(metric, loaded.model, check, clock)
     if metric.note:
         clock.warn("metric", metric.note)
+    if metric.labelled is not None and metric.baseline == 0:
+        text = f"{metric.name} is 0 in FP32: it says nothing of what is lost"
+        clock.warn("metric", f"{text}; check the labels, --preprocess and, of a detector, --boxes")
     return metric
 
 
