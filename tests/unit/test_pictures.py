@@ -77,6 +77,8 @@ def test_the_sizes_asked_for_hold_where_nothing_else_says_one(tmp_path: Path) ->
     with pytest.raises(UsageError, match="does not say the size") as caught:
         opened(tmp_path, spec, shapes={"x": (1, 3)})
     assert "--opt-shapes" in caught.value.remedy
+    with pytest.raises(UsageError, match="sides are from 1"):
+        opened(tmp_path, spec, shapes={"x": (1, 3, 32, 999_999)})
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])

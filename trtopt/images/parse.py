@@ -174,6 +174,8 @@ def _size(said: Mapping[str, Any], size: Size | None, spec: InputSpec, best: Siz
             remedy="give it with --opt-shapes, or with --preprocess, such as crop=224x224, letterbox=640x640 or "
             "resize=480x640",
         )
+    if not all(1 <= side <= LARGEST_SIDE for side in found):
+        raise _wrong(f"{found[0]}x{found[1]}", f"sides are from 1 to {LARGEST_SIDE} pixels")
     if size is not None and asked is not None and asked != size:
         raise _wrong(
             f"{asked[0]}x{asked[1]}", f"the input {spec.name} of shape {_dims(spec)} takes {size[0]}x{size[1]}"
