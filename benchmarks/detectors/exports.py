@@ -18,7 +18,7 @@ TORCHSCRIPT = (
     "tv_ssdlite tv_retinanet tv_fcos tv_fasterrcnn "
     "yolo5 yolo5_nms yolo7_rows yolo8 yolo8_nms yolo8_indices yolo10 yolo11"
 ).split()
-DYNAMO = "yolo8 yolo8_nms yolo10 detr rtdetr yolos".split()
+DYNAMO = "yolo8 yolo8_nms yolo10 detr_small rtdetr_small yolos".split()
 WITH_PLUGIN = {"yolo8_efficient": "EfficientNMS_TRT", "yolo8_batched": "BatchedNMSDynamic_TRT"}
 
 

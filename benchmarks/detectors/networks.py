@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torchvision
 import torchvision_ops
+import transformers as hf
+from networks_dense import _detections
 from subject import Subject, image, network
 from torch import nn
 from written import ConvUnit, YoloV8
@@ -75,6 +77,61 @@ def tv_fcos() -> Subject:
 @network
 def tv_fasterrcnn() -> Subject:
     return _torchvision("fasterrcnn_mobilenet_v3_large_320_fpn", min_size=SIZE, max_size=SIZE)
+
+
+@network
+def detr_small() -> Subject:
+    """One layer of encoder and of decoder behind basic blocks, 128 pixels."""
+    config = hf.DetrConfig(
+        backbone_config=_small_backbone(["stage4"]),
+        encoder_layers=1,
+        decoder_layers=1,
+        d_model=64,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        num_queries=20,
+        num_labels=91,
+    )
+    inputs = {"image": image(128, 1)}
+    return Subject(hf.DetrForObjectDetection(config), inputs, {"image": {}}, _detections)
+
+
+@network
+def rtdetr_small() -> Subject:
+    """One layer of decoder, half the width, 128 pixels; the best 20 places of its encoder begin."""
+    backbone = hf.RTDetrResNetConfig(
+        hidden_sizes=[32, 64, 128, 256],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        embedding_size=32,
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    config = hf.RTDetrConfig(
+        backbone_config=backbone,
+        encoder_hidden_dim=128,
+        encoder_in_channels=[64, 128, 256],
+        feat_strides=[8, 16, 32],
+        encoder_ffn_dim=256,
+        d_model=128,
+        decoder_in_channels=[128, 128, 128],
+        decoder_ffn_dim=256,
+        decoder_layers=1,
+        num_queries=20,
+        num_labels=80,
+        anchor_image_size=[128, 128],
+    )
+    inputs = {"image": image(128, 1)}
+    return Subject(hf.RTDetrForObjectDetection(config), inputs, {"image": {}}, _detections)
+
+
+def _small_backbone(features: list[str]) -> hf.ResNetConfig:
+    return hf.ResNetConfig(
+        hidden_sizes=[32, 64, 128, 256],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        embedding_size=32,
+        out_features=features,
+    )
 
 
 class YoloV5(YoloV8):

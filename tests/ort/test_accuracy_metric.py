@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import pytest
 
+import trtopt
 from trtopt.accuracy.compare import compare
 from trtopt.accuracy.metric import Run, load_metric, python_metric
 from trtopt.errors import UsageError
@@ -124,3 +126,21 @@ def test_a_python_function_is_named_after_its_place() -> None:
     with OrtSession(ir.from_onnx_text(HEAD + PLAIN)) as session:
         found = metric.on_reference(session, [], None)
     assert found.baseline == pytest.approx(0.9) and found.answers == len(SCORES)
+
+
+def test_a_metric_that_is_nothing_in_fp32_is_said_to_be(tmp_path: Path) -> None:
+    """No drop can fail where there is nothing to drop."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }'
+    )
+    samples = np.random.default_rng(0).random((8, 4), np.float32)
+    warned = {}
+    for labels in (samples.argmin(axis=1), samples.argmax(axis=1)):
+        path = tmp_path / "s.npz"
+        np.savez(path, x=samples, __labels__=labels)
+        report = trtopt.optimize(
+            model, calib=path, metric="top1", output=tmp_path / "o.onnx", recipes="none", max_accuracy_drop=0.01
+        )
+        assert report.accuracy is not None and report.accuracy.metric is not None
+        warned[report.accuracy.metric.baseline] = [text for text in report.warnings if "top1 is 0 in FP32" in text]
+    assert len(warned[0.0]) == 1 and not warned[1.0]

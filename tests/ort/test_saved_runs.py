@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+import trtopt
 from trtopt.errors import InvalidModelError
 from trtopt.pipeline.saved import computes_wrong, is_refused, save_checked, tried_in_onnxruntime
+from trtopt.report.schema.build import BuildReport
 from trtopt.source.onnx_file import load
 from trtopt.source.save import save_model
 
@@ -250,3 +253,39 @@ def test_optimized_models_give_the_same_at_every_level(
         for array, plain in zip(arrays, found["DISABLE_ALL"], strict=True):
             bound = 1e-2 if precision == "fp16" else 0.1
             assert np.linalg.norm(array - plain) <= bound * np.linalg.norm(plain), level
+
+
+def test_the_metric_of_a_saved_model_is_what_its_users_measure(tmp_path: Path) -> None:
+    """ONNX Runtime's defaults give the file the figure of the report, and other roundings than the engine's another."""
+    import onnxruntime as ort
+
+    rng = np.random.default_rng(0)
+    body = " ".join(f"r{i + 1} = MatMul(r{i}, w{i})" for i in range(6)).replace("r0", "x").replace("r6", "y")
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[1, 8, 8] x) => (float[1, 8, 8] y) {{ {body} }}'
+    )
+    weights = rng.standard_normal((6, 8, 8)).astype(np.float32)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights))
+    samples = {"x": rng.standard_normal((4, 8, 8)).astype(np.float32)}
+
+    exact = functools.reduce(np.matmul, weights, samples["x"])
+
+    def nearness(run: Callable[[dict[str, np.ndarray]], list[np.ndarray]]) -> float:
+        found = np.concatenate([run({"x": samples["x"][i : i + 1]})[0] for i in range(4)])
+        return -float(np.abs(found - exact).mean())
+
+    def saved_for(drop: float) -> BuildReport:
+        options = {"max_accuracy_drop": drop, "allow_accuracy_loss": True, "recipes": "none"}
+        path = tmp_path / "saved.onnx"
+        return trtopt.optimize(model, precision="fp16", calib=samples, metric=nearness, output=path, **options)
+
+    report = saved_for(100.0)
+    session = ort.InferenceSession(tmp_path / "saved.onnx", providers=["CPUExecutionProvider"])
+    record = report.accuracy
+    assert record is not None and record.metric is not None and record.saved_metric is not None
+    own = nearness(lambda feeds: session.run(None, feeds))
+    assert record.saved_metric.optimized == own != record.metric.optimized
+    assert record.saved_metric.drop == record.metric.baseline - own
+    assert not [text for text in report.warnings if "saved model in ONNX Runtime" in text]
+    lost = saved_for(record.saved_metric.drop / 2)
+    assert [text for text in lost.warnings if "saved model in ONNX Runtime" in text]

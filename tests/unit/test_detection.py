@@ -250,6 +250,29 @@ def test_overlapping_boxes_of_one_class_are_one_object() -> None:
     assert len(read_boxes(parse_boxes("yolov5,iou=none"), [rows.repeat(4, axis=1)], (64, 64), 0)) == 12
 
 
+def test_of_many_boxes_the_first_hundred_are_those_that_suppression_by_class_keeps() -> None:
+    """Against suppression as its definition says it, one box at a time: every score is above the least."""
+    rng = np.random.default_rng(4)
+    low, scores = rng.random((400, 2)) * 40, rng.random((400, 3))
+    boxes = np.concatenate([low, low + 4 + rng.random((400, 2)) * 12], axis=1)
+    form = replace(parse_boxes("yolov8,corners=xyxy"), iou=0.4)
+    (found,) = [read_boxes(form, [np.concatenate([boxes, scores], axis=1).T[None]], (SIZE, SIZE), 0)]
+    kept: list[tuple[int, int]] = []
+    for place in np.argsort(-scores, axis=None)[: 400 * 3]:
+        box, label = divmod(int(place), 3)
+        others = [boxes[other] for other, same in kept if same == label]
+        if all(_overlap(boxes[box], other) <= 0.4 for other in others):
+            kept.append((box, label))
+    expected = np.array([[*boxes[box], scores[box, label], label] for box, label in kept[:100]])
+    assert len(expected) == 100
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def _overlap(one: np.ndarray, other: np.ndarray) -> float:
+    sides = np.maximum(np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2]), 0)
+    return float(sides.prod() / ((one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod() - sides.prod()))
+
+
 def test_the_figures_are_coco_s() -> None:
     """By hand: two boxes to find; the best answer is right, the second wrong, the third right, so that precision is 1
     up to a recall of 0.5 and 2/3 up to 1 at the 101 points of COCO."""

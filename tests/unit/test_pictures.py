@@ -65,6 +65,22 @@ def test_a_network_of_a_fixed_batch_takes_so_many_at_once(tmp_path: Path) -> Non
     assert samples.notes[-1] == "1 pictures are left out, since the network takes 2 at a time"
 
 
+def test_the_sizes_asked_for_hold_where_nothing_else_says_one(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", RED)
+    spec, shapes = InputSpec("x", F32, ("n", 3, "h", "w")), {"x": (4, 3, 32, 48)}
+    (found,) = opened(tmp_path, spec, preprocess="imagenet", shapes=shapes)
+    assert found["x"].shape == (1, 3, 32, 48)
+    (found,) = opened(tmp_path, spec, shapes={"x": (4, 3, 352, 640)})
+    assert found["x"].shape == (1, 3, 352, 640)
+    (found,) = opened(tmp_path, spec, preprocess="resize=16x24", shapes=shapes)
+    assert found["x"].shape == (1, 3, 16, 24)
+    with pytest.raises(UsageError, match="does not say the size") as caught:
+        opened(tmp_path, spec, shapes={"x": (1, 3)})
+    assert "--opt-shapes" in caught.value.remedy
+    with pytest.raises(UsageError, match="sides are from 1"):
+        opened(tmp_path, spec, shapes={"x": (1, 3, 32, 999_999)})
+
+
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])
 def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
     suffix = "jpg" if mode == "CMYK" else "png"

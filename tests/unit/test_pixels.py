@@ -89,6 +89,13 @@ def test_gray_pictures(tmp_path: Path) -> None:
     assert left.color == "gray"
 
 
+def test_what_is_left_to_the_caller_is_said(tmp_path: Path) -> None:
+    before = artifact(tmp_path)
+    after, _ = in_model(before, said("imagenet,resize=14,crop=12", before.inputs))
+    inside, _, outside = after.steps[-1].details[0].partition("; engines ")
+    assert "scale=255" in inside and "crop" not in inside and "resize=14,crop=12x12 before" in outside
+
+
 def test_what_cannot_go_into_the_engine_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("def f(picture):\n    return picture\n")
     before = artifact(tmp_path)

@@ -111,18 +111,18 @@ def _edges(boxes: np.ndarray, corners: Corners) -> np.ndarray:
 
 
 def _apart(found: np.ndarray, most: float) -> np.ndarray:
-    """Boxes, sorted by score, without those that overlap one of their class before them by more than ``most``."""
-    kept = np.zeros(len(found), bool)
+    """The first boxes, sorted by score, without those that overlap one of their class before them by more than
+    ``most``: :data:`MOST_DETECTIONS` of them, whatever comes behind."""
+    kept: list[int] = []
     sides = np.maximum(found[:, 2:4] - found[:, :2], 0)
-    areas = sides[:, 0] * sides[:, 1]
-    for label in np.unique(found[:, 5]):
-        left = np.flatnonzero(found[:, 5] == label)
-        while len(left):
-            first, left = left[0], left[1:]
-            kept[first] = True
-            low = np.maximum(found[first, :2], found[left, :2])
-            shared = np.maximum(np.minimum(found[first, 2:4], found[left, 2:4]) - low, 0).prod(axis=1)
-            left = left[shared <= most * (areas[first] + areas[left] - shared)]
+    areas, left = sides[:, 0] * sides[:, 1], np.arange(len(found))
+    while len(left) and len(kept) < MOST_DETECTIONS:
+        first, left = left[0], left[1:]
+        kept.append(int(first))
+        low = np.maximum(found[first, :2], found[left, :2])
+        shared = np.maximum(np.minimum(found[first, 2:4], found[left, 2:4]) - low, 0).prod(axis=1)
+        is_apart = shared <= most * (areas[first] + areas[left] - shared)
+        left = left[is_apart | (found[left, 5] != found[first, 5])]
     return found[kept]
 
 

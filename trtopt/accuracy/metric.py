@@ -52,6 +52,11 @@ class Metric:
         """Whether it compares with labels."""
         return self.function is None and (self.name in MEASURES or self.name in detection.NAMES)
 
+    @property
+    def runs_the_model(self) -> bool:
+        """Whether it runs the model itself; others are taken from the comparison with FP32."""
+        return self.function is not None or self.labelled is not None
+
     def on_reference(self, reference: Runner, samples: Iterable[Feeds], labels: Labels | None) -> Metric:
         """The metric with its baseline: what is wrong with it, or with its labels, shows here.
 

@@ -43,7 +43,7 @@ _CODED = frozenset("nv12 nv21 i420 yuv yuv420 yuv444 yuyv uyvy ycbcr".split())
 _KEYS = ("resize", "crop", "letterbox", "scale", "mean", "std", "layout", "color", "resample", "fill")
 
 
-def parse_preprocess(text: str, spec: InputSpec) -> Preprocess:
+def parse_preprocess(text: str, spec: InputSpec, best: InputSpec | None = None) -> Preprocess:
     """Read ``--preprocess`` for the input that takes pictures; what it does not say follows from the input.
 
     Args:
@@ -51,6 +51,7 @@ def parse_preprocess(text: str, spec: InputSpec) -> Preprocess:
             ``FILE.py:FUNCTION``. Sizes are ``224`` or ``HEIGHTxWIDTH``; ``mean`` and ``std`` have a number for each
             channel, or one for all.
         spec: The input: float or uint8, of rank 4 with 1 or 3 channels.
+        best: The input in the sizes that pictures get where neither it nor the text says them; None for none.
 
     Raises:
         UsageError: The text has another form, contradicts itself or the input, or the input takes no pictures.
@@ -74,7 +75,7 @@ def parse_preprocess(text: str, spec: InputSpec) -> Preprocess:
     color = said.get("color", "gray" if channels == 1 else "rgb")
     if (color == "gray") != (channels == 1):
         raise _wrong(f"color={color}", f"the input {spec.name} of shape {_dims(spec)} has {channels} channels")
-    size = _size(said, size, spec)
+    size = _size(said, size, spec, None if best is None else picture_axes(best)[2])
     base = Preprocess(size, layout=layout, color=color, dtype=str(spec.dtype))
     return replace(base, **_geometry(said, preset, size), **_values(said, preset, spec, color))
 
@@ -159,23 +160,27 @@ def _number(key: str, word: str) -> float:
     return number
 
 
-def _size(said: Mapping[str, Any], size: Size | None, spec: InputSpec) -> Size:
-    """Height and width of the input, which a crop or a letterbox gives where they are dynamic."""
+def _size(said: Mapping[str, Any], size: Size | None, spec: InputSpec, best: Size | None) -> Size:
+    """Height and width of the input, which a crop or a letterbox gives where they are dynamic, else ``best``."""
     if "letterbox" in said and ("crop" in said or "resize" in said):
         raise _wrong("letterbox", "it resizes the whole picture: leave out resize and crop")
     asked = said.get("letterbox", said.get("crop"))
     asked = said["resize"] if asked is None and isinstance(said.get("resize"), tuple) else asked
-    if size is None and asked is None:
+    found = size or asked or best
+    if found is None:
         raise UsageError(
             f"The input {spec.name!r} of shape {_dims(spec)} does not say the size of its pictures",
             where=f"input {spec.name}",
-            remedy="give it with --preprocess, such as crop=224x224, letterbox=640x640 or resize=480x640",
+            remedy="give it with --opt-shapes, or with --preprocess, such as crop=224x224, letterbox=640x640 or "
+            "resize=480x640",
         )
+    if not all(1 <= side <= LARGEST_SIDE for side in found):
+        raise _wrong(f"{found[0]}x{found[1]}", f"sides are from 1 to {LARGEST_SIDE} pixels")
     if size is not None and asked is not None and asked != size:
         raise _wrong(
             f"{asked[0]}x{asked[1]}", f"the input {spec.name} of shape {_dims(spec)} takes {size[0]}x{size[1]}"
         )
-    return size or asked
+    return found
 
 
 def _geometry(said: Mapping[str, Any], preset: Mapping[str, Any], size: Size) -> dict[str, Any]:

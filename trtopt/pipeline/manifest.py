@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +65,7 @@ class Results:
         samples: Those the model was calibrated on, and those it was verified on.
         files: What :func:`other_files` gave before the work: they may change meanwhile.
         backend: The target's compiler.
+        measured: Adds to a report what a saved model's own metric is.
     """
 
     report: BuildReport
@@ -75,6 +76,7 @@ class Results:
     samples: tuple[Samples, Samples]
     files: tuple[FileHash, ...]
     backend: Backend
+    measured: Callable[[BuildReport, Path], BuildReport]
 
 
 def manifest_of(
@@ -236,7 +238,7 @@ def write(results: Results, outputs: Mapping[str, Path], config: BuildConfig, si
         if "onnx" in outputs:
             onnx = save_checked(results.model, outputs["onnx"], _parse_request(results, config))
             known = computes_wrong(results.model) + is_refused(results.model)
-            report = replace(report, saved=tried_in_onnxruntime(onnx) + known)
+            report = results.measured(replace(report, saved=tried_in_onnxruntime(onnx) + known), onnx[0])
         if engine is not None:
             manifest = manifest_of(results, engine.record, config, host, onnx)
             context = None

@@ -91,7 +91,11 @@ def in_model(artifact: ModelArtifact, how: Preprocess) -> tuple[ModelArtifact, P
     value = next(value for value in clone.graph.inputs if value.name == spec.name)
     changes = _prepare(clone, value, how)
     order = "gray" if how.color == "gray" else "red, green, blue"
-    detail = f"feed {spec.name} uint8 pixels ({order}; channels last): the engine does {how.describe()}, but for sizes"
+    inside = replace(how, letterbox=False, resize=None, crop=False, resample="bilinear", fill=0).describe()
+    detail = f"feed {spec.name} uint8 pixels ({order}; channels last): the engine does {inside}"
+    sizes = ",".join(part for part in how.describe().split(",") if part.startswith(("letterbox=", "resize=", "crop=")))
+    if sizes:
+        detail += f"; engines do not resize as Pillow does, which rounds: do {sizes} before, as is done to folders"
     step = StepRecord("pixels", "LAYOUT", changes, time.perf_counter() - start, details=(detail,))
     return artifact.with_step(clone, step), left
 

@@ -28,6 +28,9 @@ from trtopt.support._lazy import is_available
 TRIED_BYTES = 64 << 20
 """Larger models are not tried in ONNX Runtime: it casts FP16 weights when it loads them, some 5 s for 170 MiB."""
 
+LOADS = "ONNX Runtime (CPU) loads it"
+"""What is said of a saved model that it loads."""
+
 _LIMIT_S = 60
 
 _TRY = """
@@ -95,7 +98,7 @@ def tried_in_onnxruntime(files: Sequence[Path]) -> str:
     except subprocess.TimeoutExpired:
         return f"ONNX Runtime (CPU) does not load it within {_LIMIT_S} s"
     if ended.returncode == 0:
-        return "ONNX Runtime (CPU) loads it"
+        return LOADS
     if ended.returncode < 0:
         return f"ONNX Runtime (CPU) crashes on it: {signal.Signals(-ended.returncode).name}"
     return f"ONNX Runtime (CPU) does not load it: {(ended.stdout or ended.stderr).strip()[-300:]}"

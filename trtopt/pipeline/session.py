@@ -81,6 +81,7 @@ from trtopt.pipeline.shipped import (
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
 from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine, weights_gauge
+from trtopt.pipeline.verify_saved import with_saved_metric
 from trtopt.pipeline.weights import WeightsJob, store_weights
 from trtopt.report.schema.analysis import EngineAnalysis, totals_of
 from trtopt.report.schema.build import BuildReport, EngineRecord, PrecisionRecord
@@ -248,8 +249,8 @@ class _Run:
         sparsity = as_made(pruned, settings.precision, built.lowered.quantized, built.engine)
         effective = replace(config, max_accuracy_drop=self._budget.drop)
         report = self._held(self._report(built, effective, sparsity), settled, pricer)
+        job = replace(self._check, optimized=built.final.compared, feeds=built.final.feeds)
         if settings.kept is not None:
-            job = replace(self._check, optimized=built.final.compared, feeds=built.final.feeds)
             self._keep(settings.kept, job, built.engine)
             is_failed = built.failures and not config.allow_accuracy_loss
             command = self._reduce(settings.kept, job, GateError.exit_code) if is_failed else ""
@@ -259,7 +260,8 @@ class _Run:
             part = None if self._parts.host is None else self._parts.host.model
             model, eight_bit = built.final.artifact.model, tuple(built.lowered.quantized)
             backend = self._target.backend
-            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend)
+            measured = partial(with_saved_metric, job=job, budget=self._budget, clock=clock)
+            results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend, measured)
             report = write(results, self._outputs.places, effective, settings.signer)
         trim_cache(config, clock)
         return report

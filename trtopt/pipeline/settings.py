@@ -525,7 +525,7 @@ def _samples(
         return open_given(source, loaded.model, fed, config.steps, pictures=pictures)
 
     labels = None if config.labels is None else Path(config.labels)
-    pictures = PictureOptions(how, labels, skip_bad=config.skip_bad)
+    pictures = PictureOptions(how, labels, skip_bad=config.skip_bad, shapes=best)
     check = None if sources.eval is None else read(sources.eval)
     if check is not None:
         # What was found of these, whose labels say more, holds for the others; --labels is of these.
@@ -557,6 +557,9 @@ def _metric(settings: BuildSettings, asked: Any, loaded: ModelArtifact, check: S
     metric = with_baseline(metric, loaded.model, check, clock)
     if metric.note:
         clock.warn("metric", metric.note)
+    if metric.labelled is not None and metric.baseline == 0:
+        text = f"{metric.name} is 0 in FP32: it says nothing of what is lost"
+        clock.warn("metric", f"{text}; check the labels, --preprocess and, of a detector, --boxes")
     return metric
 
 

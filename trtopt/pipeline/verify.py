@@ -191,7 +191,7 @@ def verify(job: Verification, clock: Clock) -> AccuracyRecord:
         clock.listen(Event("start", "verify", total=total))
         compared = second if job.noise == 1 else _Amplified(first, second, job.noise)
         outputs = _compared(job, (first, compared), samples, "verify", clock)
-        metric = None if job.metric is None else _measured(job.metric, job, second, outputs)
+        metric = None if job.metric is None else metric_of(job.metric, job, second, outputs)
         clock.listen(Event("end", "verify"))
     tensors, entry = None, None
     if job.tensors:
@@ -312,7 +312,7 @@ def _notes(job: Verification, ran: _Counted, outputs: Mapping[str, OutputAccurac
     return tuple(notes)
 
 
-def _measured(
+def metric_of(
     metric: Metric, job: Verification, optimized: Runner, outputs: Mapping[str, OutputAccuracy]
 ) -> MetricRecord:
     """The metric of ``optimized``, which is compared with the reference in ``outputs``."""
@@ -380,7 +380,7 @@ def _measured_on_engine(
     """
     run = _Watched(engine)
     try:
-        return _measured(metric, job, run, outputs)
+        return metric_of(metric, job, run, outputs)
     except UsageError:
         if run.refused is None:
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,14 @@ class PictureOptions:
         labels: The value of ``--labels``; None to look in the folder.
         is_labelled: Whether labels are wanted.
         skip_bad: Whether pictures that cannot be decoded are left out.
+        shapes: Of inputs, by name: the size that pictures get where neither the network nor ``preprocess`` says one.
     """
 
     preprocess: str | Preprocess | None = None
     labels: Path | None = None
     is_labelled: bool = True
     skip_bad: bool = False
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 UNSAID = PictureOptions()
@@ -129,7 +131,8 @@ def open_pictures(
         notes += _about(labels, len(files))
         files = labels.files
     said = options.preprocess
-    how = said if isinstance(said, Preprocess) else parse_preprocess(said or guessed(spec, labels), spec)
+    best = _sized(spec, options.shapes)
+    how = said if isinstance(said, Preprocess) else parse_preprocess(said or guessed(best, labels), spec, best)
     if options.skip_bad:
         kept = _decodable(files)
         if len(kept) < len(files):
@@ -147,6 +150,15 @@ def open_pictures(
     samples = PictureSamples(batches, spec, how, found, where=str(folder), sha256=_hash(folder, files, labels, how))
     samples.is_guessed, samples.notes = said is None, tuple(notes)
     return samples
+
+
+def _sized(spec: InputSpec, shapes: Mapping[str, tuple[int, ...]]) -> InputSpec:
+    """An input with the sizes that are asked for in place of dynamic ones."""
+    given = shapes.get(spec.name, ())
+    if len(given) != len(spec.shape):
+        return spec
+    pairs = zip(spec.shape, given, strict=True)
+    return replace(spec, shape=tuple(dim if isinstance(dim, int) else int(size) for dim, size in pairs))
 
 
 def guessed(spec: InputSpec, labels: Labels | None) -> str:

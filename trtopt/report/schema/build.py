@@ -195,6 +195,8 @@ class AccuracyRecord:
         host_outputs: Of ``outputs``, those the host computes from the tensors between: gates judge these instead.
         engine_metric: The metric on the FP32 model and on the engine; None where the engine did not run, and where the
             metric could not be measured on it.
+        saved_metric: The metric on the FP32 model and on the saved one, as ONNX Runtime runs its file on the CPU; None
+            where no model was saved, ONNX Runtime does not run it, or the metric compares with FP32.
         floor: The least that outputs have to keep; None where nothing was asked.
         notes: What the reader has to know of the samples, a sentence each: their number's own noise, samples left out.
         selections: Of ``outputs``, those behind a selection (TopK, boxes): the least rounding makes entries change
@@ -211,6 +213,7 @@ class AccuracyRecord:
     first_bad: str | None = None
     host_outputs: tuple[str, ...] = ()
     engine_metric: MetricRecord | None = None
+    saved_metric: MetricRecord | None = None
     floor: FloorRecord | None = None
     notes: tuple[str, ...] = ()
     selections: tuple[str, ...] = ()

@@ -75,7 +75,8 @@ def accuracy_section(report: BuildReport) -> list[Block]:
     body += [line(text) for text in _tolerances(record.engine or record.outputs)]
     if record.engine is not None:
         body.append(accuracy_table("output of the engine", record.engine))
-    for metric, what in ((record.metric, "optimized"), (record.engine_metric, "engine")):
+    of = {"optimized": record.metric, "engine": record.engine_metric, "saved, in ONNX Runtime": record.saved_metric}
+    for what, metric in of.items():
         if metric is not None:
             values = f"FP32 {metric.baseline:.6g}, {what} {metric.optimized:.6g}, drop {metric.drop:.6g}"
             body.append(line(f"metric {metric.name}: {values}"))
