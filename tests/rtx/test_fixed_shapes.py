@@ -35,15 +35,17 @@ def test_what_is_written_has_the_batch_of_the_engine(tmp_path: Path) -> None:
     options = {"calib": SAMPLES, "precision": "fp16", "gpu": "L4", "opt_shapes": FOUR, "save_onnx": saved}
     report = trtopt.build(tmp_path / "net.onnx", metric=metric, **options)
     assert dims(saved) == [4, 16, 16, 16]
-    assert report.accuracy is not None and report.accuracy.samples == 6 and rows == [1, 4, 5] * 2
+    assert report.accuracy is not None and report.accuracy.samples == 6 and rows == [1, 4, 5] * 3  # FP32, judged, saved
     assert report.engine is not None and report.engine.path is not None
     manifest = load_engine(Path(report.engine.path)).manifest
     assert manifest is not None and manifest.inputs[0].shape == (4, 16, 16, 16)
     with trtopt.Engine.load(report.engine.path, fallback=saved) as engine:
-        assert engine.inputs[0].shape == (4, 16, 16, 16)
-        engine.run({"x": np.ones((4, 16, 16, 16), np.float32)})
-        with pytest.raises(UsageError, match=r"takes \[4, 16, 16, 16\]") as refused:
-            engine.run({"x": np.ones((2, 16, 16, 16), np.float32)})
+        whole = engine.run({"x": SAMPLES["x"][:4]})
+        fewer = engine.run({"x": SAMPLES["x"][:2]})  # filled up: no layer mixes rows
+        assert [len(value) for value in fewer.values()] == [2] * len(fewer)
+        assert all(np.array_equal(fewer[name], value[:2]) for name, value in whole.items())
+        with pytest.raises(UsageError, match=r"is outside of what the engine was built for") as refused:
+            engine.run({"x": np.ones((5, 16, 16, 16), np.float32)})
     assert "--min-shapes" in refused.value.remedy
 
 

@@ -69,8 +69,9 @@ def test_what_does_not_pay_goes(tmp_path: Path) -> None:
     assert [item.kept for item in report.guard] == [False]
 
 
-def test_the_scores_of_an_odd_vocabulary_tied_to_its_embedding_read_four_bits(tmp_path: Path) -> None:
-    """The table stays for the embedding, in 16 bits."""
+@pytest.mark.parametrize("recipes", ["all", "none"])
+def test_the_scores_of_an_odd_vocabulary_tied_to_its_embedding_read_four_bits(tmp_path: Path, recipes: str) -> None:
+    """The table stays for the embedding, in 16 bits; the columns are filled up by a recipe, or for the weights."""
     words, width = 4001, 512
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["e"], name="embedding"),
@@ -82,11 +83,11 @@ def test_the_scores_of_an_odd_vocabulary_tied_to_its_embedding_read_four_bits(tm
     network = model(nodes, [("ids", np.int64, [1, 1])], [("y", np.float32)], [table])
     ids, saved = RNG.integers(0, words, (16, 1)), tmp_path / "saved.onnx"
     options: dict[str, Any] = {"calib": {"ids": ids}, "min_agreement": 0.0, "min_sqnr_db": 5.0, "gpu": "L4"}
-    options |= {"weights": "int4", "keep_all_weights": True, "save_onnx": saved}
+    options |= {"weights": "int4", "keep_all_weights": True, "save_onnx": saved, "recipes": recipes}
     report = trtopt.build(network, output=tmp_path / "m.engine", **options)
-    assert report.weights is not None and report.weights.nodes == ("product",)
+    assert report.weights is not None and len(report.weights.nodes) == 1
     assert report.engine is not None and report.engine.layers is not None
-    (layer,) = (layer for layer in report.engine.layers if "product" in layer.onnx_nodes)
+    (layer,) = (layer for layer in report.engine.layers if set(report.weights.nodes) & set(layer.onnx_nodes))
     assert "Int4" in {tensor.dtype for tensor in layer.constants}
     kinds = {onnx.TensorProto.DataType.Name(item.data_type) for item in onnx.load(saved).graph.initializer}
     assert {"FLOAT16", "INT4"} <= kinds
