@@ -192,11 +192,18 @@ def _merged_by(node: ir.Node) -> ir.Node | None:
     perm = _perm(transpose)
     if source is None or len(perm) < 4 or perm[0] > perm[1] or _rank(node.outputs[0]) != 3 or not _keeps_tokens(node):
         return None
-    values = transpose.inputs[0].producer() if transpose is not None and transpose.inputs[0] is not None else None
+    values = _maker(transpose)
+    if edit.is_op(values, "Reshape") and values is not None and _rank(values.inputs[0]) == len(perm):
+        values = _maker(values)  # it has that shape already
     if not edit.is_op(values, "MatMul", "Einsum", "Attention"):  # a recurrent layer's directions are merged likewise
         return None
     alone = len(source.uses()) == 1 and not source.is_graph_output()
     return transpose if alone and transpose is not None and transpose.graph is node.graph else None
+
+
+def _maker(node: ir.Node | None) -> ir.Node | None:
+    value = None if node is None else edit.input_of(node, 0)
+    return None if value is None else value.producer()
 
 
 def _split_by(node: ir.Node) -> list[ir.Node]:

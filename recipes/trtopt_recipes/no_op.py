@@ -97,13 +97,18 @@ def _is_neutral(node: ir.Node, source: ir.Value) -> bool:
 
 
 def _same_shape(source: ir.Value, output: ir.Value) -> bool:
-    """Equal dimensions, at most one of them dynamic: as the number of elements is kept, that one is equal too."""
+    """Equal dimensions, by number or by name; one may be open: as the number of elements is kept, it is equal too.
+
+    A name says nothing that two axes have: exporters call sizes "None" that they do not know.
+    """
     if source.shape is None or output.shape is None or len(source.shape) != len(output.shape):
         return False
     pairs = list(zip(source.shape, output.shape, strict=True))
-    unknown = [a for a, b in pairs if not (isinstance(a, int) and isinstance(b, int))]
+    names = [a.value for a, b in pairs if not isinstance(a, int) and a == b]
+    is_named = None not in names and len(set(names)) == len(names)
     known_equal = all(a == b and a != 0 for a, b in pairs if isinstance(a, int) and isinstance(b, int))
-    return known_equal and len(unknown) <= 1
+    unknown = sum(not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
+    return known_equal and (unknown <= 1 or (is_named and len(names) == unknown))
 
 
 def _slices_everything(node: ir.Node, source: ir.Value) -> bool:

@@ -93,6 +93,17 @@ CASES: tuple[Case, ...] = (
         "g (float[N, 6] x) => (float[M, 3] y) <int64[2] s = {-1, 3}> { y = Reshape(x, s) }",
         changes=0,
     ),
+    *(
+        Case(
+            "no-op",
+            f"reshape-of-open-sizes-{first}-{second}",
+            f"g (float[{first}, {second}, 6] x) => (float[{first}, {second}, 6] y) <int64[1] six = {{6}}> "
+            "{ r = Relu(x) n = Shape <start = 0, end = 1> (x) s = Shape <start = 1, end = 2> (x) "
+            "t = Concat <axis = 0> (n, s, six) d = Reshape(r, t) y = Neg(d) }",
+            changes=int(first != second),  # a name that two axes have says nothing
+        )
+        for first, second in (("N", "S"), ("None", "None"))
+    ),
     Case("no-op", "concat-of-one", f"g ({X}) => ({X[:-1]}y) {{ d = Concat <axis = 1> (x) y = Neg(d) }}"),
     Case("dead-node", "chain", f"g ({X}) => ({X[:-1]}y) {{ y = Relu(x) a = Neg(x) d = Abs(a) }}", changes=2),
     Case("dead-node", "weight", "g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Relu(x) }"),
