@@ -102,6 +102,15 @@ CASES: tuple[Case, ...] = (
     batch_first("residual", BIAS_FREE),
     batch_first("dynamic", io="g (float[N, S, 8] x) => (float[N, S, 8] y)"),
     batch_first(
+        "reshaped-to-the-same",
+        BLOCK.replace(
+            "o1 = Transpose <perm = [0, 2, 1, 3]> (o0)",
+            "r0 = Reshape(o0, os) o1 = Transpose <perm = [0, 2, 1, 3]> (r0)",
+        ),
+        constants=f"{HEADS}, int64[4] os = {{0, 2, -1, 4}}",
+        io="g (float[N, S, 8] x) => (float[N, S, 8] y)",
+    ),
+    batch_first(
         "windows-without-a-name",
         f"x = Reshape(m, wins) {BLOCK}",
         io="g (float[N, 2, 5, 8] m) => (float[M, 5, 8] y)",
