@@ -24,7 +24,7 @@ from trtopt.engine.manifest import manifest_path
 from trtopt.engine.run import can_run
 from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine
-from trtopt.errors import EngineBuildError, GateError, TrtoptError
+from trtopt.errors import EngineBuildError, GateError, RecipeError, TrtoptError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.module_path import names_of
@@ -213,30 +213,49 @@ class _Run:
         """The product as the stages make it, with as many of its recipes as the compiler builds.
 
         A recipe is judged in a network without the casts that accuracy asks for later; there are networks that the
-        compiler builds with either and not with both. Recipes are left out one by one, the last first, and then all.
+        compiler builds with either and not with both. Where one builds without any, recipes are left out one by one,
+        the last first.
+
+        Raises:
+            EngineBuildError: No recipe is to blame.
+            RecipeError: One is, with ``strict_recipes``.
         """
         config, used = self._config, recipes_of(own, self._parts.artifact)
+        try:
+            return self._unbound(Way(own, pruned.artifact, self._settings.precision, config))
+        except EngineBuildError as error:
+            if pruned.is_pruned or not used:
+                raise
+            refused = error
         names = [recipe.name for recipe in registry.select(config.recipes)]
         without = [",".join(name for name in names if name != out) for out in used[::-1][:TOGETHER]]
-        ways = () if pruned.is_pruned or not used else (*filter(None, without), "none")
-        artifact, refused = pruned.artifact, None
-        for recipes in (config.recipes, *ways):
-            way = replace(config, recipes=recipes)
-            if recipes != config.recipes:
-                own = self._after_recipes(way)
-                artifact = own.rewritten.artifact
+        found = None
+        for recipes in ("none", *filter(None, without)):
+            options = replace(config, recipes=recipes)
+            own = self._after_recipes(options)
             try:
-                found = self._build(Way(own, artifact, self._settings.precision, way))
-            except EngineBuildError as error:
-                refused = refused or error
+                found = self._unbound(Way(own, own.rewritten.artifact, self._settings.precision, options))
+            except EngineBuildError:
+                if found is None:
+                    raise refused from None
                 continue
-            if found is None:
-                raise ValueError("a product without a bound is always made")
-            if refused is not None:
-                out = ", ".join(name for name in used if name not in recipes_of(own, self._parts.artifact))
-                self._clock.warn("build engine", f"without the recipe {out}, with which nothing builds: {refused.what}")
-            return found
-        raise refused or ValueError("there is at least one way")
+            if recipes != "none":
+                break
+        if found is None:
+            raise ValueError("a network without recipes is tried first")
+        out = ", ".join(name for name in used if name not in recipes_of(found.own, self._parts.artifact))
+        if config.strict_recipes:
+            remedy = "leave the recipe out with --recipes, and report the model to the recipe's author"
+            raise RecipeError(f"Nothing builds with it: {refused.what}", where=f"recipe {out}", remedy=remedy)
+        self._clock.warn("build engine", f"without the recipe {out}, with which nothing builds: {refused.what}")
+        return found
+
+    def _unbound(self, way: Way) -> Built:
+        """What is made whatever it costs."""
+        found = self._build(way)
+        if found is None:
+            raise ValueError("a product without a bound is always made")
+        return found
 
     def _written(self, settled: Settled, pruned: SparsityRecord | None, pricer: Pricer | None) -> BuildReport:
         """The report, with all files written."""
