@@ -51,7 +51,8 @@ def test_a_computed_size_stays(tmp_path: Path) -> None:
 
 def test_strides_of_zero_stay(tmp_path: Path) -> None:
     """A file may hold any numbers: what no image has is for others to refuse."""
-    graph = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]> g (float[2, 12, 4] x) => (float[2, 3, 4, 4] y)
+    graph = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2, 12, 4] x) => (float[2, 3, 4, 4] y)
         <int64[2] image = {4, 4}, int64[2] block = {2, 2}> { y = Col2Im<strides = [0, 0]>(x, image, block) }""")
     onnx.save(graph, tmp_path / "m.onnx")
     assert [node.op_type for node in load(tmp_path / "m.onnx").model.graph] == ["Col2Im"]

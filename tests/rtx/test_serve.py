@@ -74,7 +74,7 @@ def test_rows_of_two_batches_are_not_filled_up(tmp_path: Path) -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     net (float[N, 3] image, float[M, 3] text) => (float[N, 3] a, float[M, 3] b) { a = Relu(image) b = Relu(text) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
-    least, most = ({name: (rows, 3) for name in ("image", "text")} for rows in (2, 4))
+    least, most = (dict.fromkeys(("image", "text"), (rows, 3)) for rows in (2, 4))
     report = trtopt.build(tmp_path / "net.onnx", min_shapes=[least], opt_shapes=[most], max_shapes=[most])
     assert report.engine is not None and report.engine.path is not None
     assert verify(report.engine.path).filled_rows == 0

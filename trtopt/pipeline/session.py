@@ -78,6 +78,7 @@ from trtopt.pipeline.shipped import (
     warn_of_noise,
     why_barred,
     within_bound,
+    without_culprit,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
 from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine, weights_gauge
@@ -203,59 +204,37 @@ class _Run:
             )
             pruned = sparsify(artifact, job, clock)
         self._budget = settings.budget_after(pruned.is_pruned)
-        first = self._first(own, pruned)
+        first = self._first(recipes_of(own, self._parts.artifact), pruned)
         is_held = (not first.failures or config.allow_accuracy_loss) and first.cost is not None
         trials = self._trials(first) if is_held and not pruned.is_pruned else iter(())
         settled = hold(first, self._baseline.costs() if is_held else {}, trials, clock)
         return settled, pruned.record
 
-    def _first(self, own: OwnQdq, pruned: Sparsified) -> Built:
-        """The product as the stages make it, with as many of its recipes as the compiler builds.
+    def _first(self, used: Sequence[str], pruned: Sparsified) -> Built:
+        """The product as the stages make it; where it builds without one of the recipes used only, without that."""
+        config, before = self._config, self._parts.artifact
 
-        A recipe is judged in a network without the casts that accuracy asks for later; there are networks that the
-        compiler builds with either and not with both. Where one builds without any, recipes are left out one by one,
-        the last first.
+        def make(recipes: str) -> Built:
+            options = replace(config, recipes=recipes)
+            taken = self._after_recipes(options)
+            artifact = pruned.artifact if recipes == config.recipes else taken.rewritten.artifact
+            found = self._build(Way(taken, artifact, self._settings.precision, options))
+            if found is None:
+                raise ValueError("a product without a bound is always made")
+            return found
 
-        Raises:
-            EngineBuildError: No recipe is to blame.
-            RecipeError: One is, with ``strict_recipes``.
-        """
-        config, used = self._config, recipes_of(own, self._parts.artifact)
         try:
-            return self._unbound(Way(own, pruned.artifact, self._settings.precision, config))
+            return make(config.recipes)
         except EngineBuildError as error:
             if pruned.is_pruned or not used:
                 raise
-            refused = error
-        names = [recipe.name for recipe in registry.select(config.recipes)]
-        without = [",".join(name for name in names if name != out) for out in used[::-1][:TOGETHER]]
-        found = None
-        for recipes in ("none", *filter(None, without)):
-            options = replace(config, recipes=recipes)
-            own = self._after_recipes(options)
-            try:
-                found = self._unbound(Way(own, own.rewritten.artifact, self._settings.precision, options))
-            except EngineBuildError:
-                if found is None:
-                    raise refused from None
-                continue
-            if recipes != "none":
-                break
-        if found is None:
-            raise ValueError("a network without recipes is tried first")
-        out = ", ".join(name for name in used if name not in recipes_of(found.own, self._parts.artifact))
-        if config.strict_recipes:
-            remedy = "leave the recipe out with --recipes, and report the model to the recipe's author"
-            raise RecipeError(f"Nothing builds with it: {refused.what}", where=f"recipe {out}", remedy=remedy)
-        self._clock.warn("build engine", f"without the recipe {out}, with which nothing builds: {refused.what}")
-        return found
-
-    def _unbound(self, way: Way) -> Built:
-        """What is made whatever it costs."""
-        found = self._build(way)
-        if found is None:
-            raise ValueError("a product without a bound is always made")
-        return found
+            found = without_culprit(make, config.recipes, used, error)
+            out = ", ".join(name for name in used if name not in recipes_of(found.own, before))
+            what = f"the recipe {out}, with which nothing builds: {error.what}"
+            if config.strict_recipes:
+                raise RecipeError(what, where="build engine", remedy="leave it out with --recipes") from None
+            self._clock.warn("build engine", f"without {what}")
+            return found
 
     def _written(self, settled: Settled, pruned: SparsityRecord | None, pricer: Pricer | None) -> BuildReport:
         """The report, with all files written."""
