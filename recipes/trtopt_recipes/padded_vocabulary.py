@@ -61,8 +61,9 @@ class PaddedVocabulary:
             array = _constant(value)
             if value is not None and array is not None:
                 axis = 0 if value is node.inputs[1] and is_turned else array.ndim - 1
-                wide = np.pad(array, [(0, more if each == axis else 0) for each in range(array.ndim)])
-                constants.append(splice.constant(wide if array.shape[axis] == size else array, value, "padded"))
+                if array.ndim and array.shape[axis] == size:
+                    array = np.pad(array, [(0, more if each == axis else 0) for each in range(array.ndim)])
+                constants.append(splice.constant(array, value, "padded"))
         kept = {name: attribute.value for name, attribute in node.attributes.items()}
         scores = splice.op(node.op_type, node.inputs[0], *constants, attributes=kept)
         if output.shape is not None:

@@ -11,7 +11,7 @@ from trtopt.rewrite.protocol import Target
 IO = "g (float[2, 3, 4] x) => (float[2, 3, 2051] y)"
 FLAT = "g (float[3, 4] x) => (float[3, 2051] y)"
 SHAPES: dict[str, tuple[int, ...]] = {
-    "w": (4, 2051), "t": (2051, 4), "b": (2051,), "one": (1,), "even": (4, 2050), "few": (4, 1001),
+    "w": (4, 2051), "t": (2051, 4), "b": (2051,), "one": (1,), "scalar": (), "even": (4, 2050), "few": (4, 1001),
     "deep": (2, 4, 2051)
 }  # fmt: skip
 
@@ -33,6 +33,7 @@ CASES: tuple[Case, ...] = (
     case("gemm", "y = Gemm <transB = 1> (x, t, b)", FLAT),
     case("gemm-with-factors", "y = Gemm <alpha = 0.5, beta = 2.0> (x, w, b)", FLAT),
     case("gemm-with-one-bias", "y = Gemm(x, w, one)", FLAT),
+    case("gemm-with-a-scalar", "y = Gemm(x, w, scalar)", FLAT),
     case("two-heads", "m = MatMul(x, w) n = Neg(x) o = MatMul(n, w) y = Add(m, o)", changes=2),
     case(
         "tied",

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from test_attention_written import check, floats
+
+from trtopt.source.onnx_file import load
 
 # image, block, strides, dilations, pads: side by side; overlapping; with gaps; dilated; padded, and a row left over
 FORMS = [
@@ -43,3 +47,12 @@ def test_a_computed_size_stays(tmp_path: Path) -> None:
     text = """g (float[B, 12, 4] x, int64[2] image) => (float[B, C, H, W] y) <int64[2] block = {2, 2}>
         { y = Col2Im<strides = [2, 2]>(x, image, block) }"""
     assert check(tmp_path, text, opset=18, x=floats(2, 12, 4), image=np.array([4, 4])) == ["Col2Im"]
+
+
+def test_strides_of_zero_stay(tmp_path: Path) -> None:
+    """A file may hold any numbers: what no image has is for others to refuse."""
+    graph = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2, 12, 4] x) => (float[2, 3, 4, 4] y)
+        <int64[2] image = {4, 4}, int64[2] block = {2, 2}> { y = Col2Im<strides = [0, 0]>(x, image, block) }""")
+    onnx.save(graph, tmp_path / "m.onnx")
+    assert [node.op_type for node in load(tmp_path / "m.onnx").model.graph] == ["Col2Im"]

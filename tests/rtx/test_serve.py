@@ -69,6 +69,17 @@ def test_what_the_runtime_logs_is_bounded() -> None:
     assert len(engine.messages) <= 100 and engine.messages[-1] == "error 999"
 
 
+def test_rows_of_two_batches_are_not_filled_up(tmp_path: Path) -> None:
+    """One image beside two texts: whose rows an output has, nothing says."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    net (float[N, 3] image, float[M, 3] text) => (float[N, 3] a, float[M, 3] b) { a = Relu(image) b = Relu(text) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    least, most = (dict.fromkeys(("image", "text"), (rows, 3)) for rows in (2, 4))
+    report = trtopt.build(tmp_path / "net.onnx", min_shapes=[least], opt_shapes=[most], max_shapes=[most])
+    assert report.engine is not None and report.engine.path is not None
+    assert verify(report.engine.path).filled_rows == 0
+
+
 @pytest.mark.skipif(probe().gpu is not None, reason="this machine has a GPU")
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_fixed_batch_takes_fewer_rows_where_they_are_alone(tmp_path: Path, mixed: bool) -> None:

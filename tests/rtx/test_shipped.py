@@ -16,6 +16,7 @@ from onnx import helper
 from rtx_nets import constant, conv_net, model
 
 import trtopt
+from trtopt.errors import RecipeError
 from trtopt.graph import edit
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.report.schema.build import BuildReport
@@ -236,6 +237,9 @@ def test_a_recipe_with_which_nothing_builds_is_left_out(
     (warning,) = [text for text in report.warnings if "dead-end" in text]
     assert warning.startswith("without the recipe dead-end, with which nothing builds: ")
     assert not any(step.name == "dead-end" for step in report.steps) and report.shipped
+    with pytest.raises(RecipeError, match="dead-end, with which nothing builds"):
+        make(tmp_path / "net.onnx", gpu="L4", precision="fp16", output=str(tmp_path / "no.onnx"), strict_recipes=True)
+    assert not (tmp_path / "no.onnx").exists()
 
 
 def test_plain_does_not_ship_where_it_overflows(tmp_path: Path) -> None:

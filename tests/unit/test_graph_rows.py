@@ -38,6 +38,8 @@ CONSTANTS = {
     "own": np.arange(5 * ROWS).reshape(ROWS, 5)[:, ::-1].copy(),
     "others": np.arange(5 * ROWS).reshape(ROWS, 5)[::-1].copy(),
     "table": np.ones((9, 6), np.float32),
+    "square": np.arange(ROWS * ROWS, dtype=np.int8).reshape(ROWS, ROWS),
+    "both": np.array([1, 2], np.int64),
 }
 
 Step = tuple[str, Sequence[str], str, dict[str, object]]
@@ -119,6 +121,10 @@ MIXED: dict[str, list[Step]] = {
     "old softmax": [step("Softmax", "x", axis=0)],
     "output without rows": [step("Relu", "every")],
     "unknown operator": [step("DynamicQuantizeLinear", "x", "q"), step("Cast", "q", to=1)],
+    "scales of another axis": [
+        step("ReduceMean", "x,both", "m", keepdims=0), step("DequantizeLinear", "square,m", "d", axis=0),
+        step("Transpose", "d")
+    ],
     "crossed rows": [step("Einsum", "x,y", equation="btc,dtc->btd")],
 }  # fmt: skip
 

@@ -183,3 +183,9 @@ def test_a_table_that_scores_too_keeps_its_rows_and_its_product_gets_a_narrow_we
     assert {node.op_type for node in written.graph} == {"Gather", "DequantizeLinear", "MatMul"} | (
         {"Slice"} if words % 2 else set()
     )
+
+
+def test_a_table_that_is_transposed_to_itself_stays() -> None:
+    same = model("g (float[2, 64] x) => (float[2, 64] y) { t = Transpose <perm = [0, 1]> (w) y = MatMul (x, t) }",
+                 w=weight(64, 64))  # fmt: skip
+    assert [node.op_type for node in untied(same).graph] == ["Transpose", "MatMul"]

@@ -330,7 +330,7 @@ def _sample(*indices: int) -> Callable[[_Seen], _Rows]:
 
 
 _RECURRENT = ("GRU", "LSTM", "RNN")
-_BY_ELEMENT = (*POINTWISE, "Cast", "DequantizeLinear", "Expand", "Identity", "Max", "Mean", "Min", "Sum")
+_BY_ELEMENT = (*POINTWISE, "Cast", "Expand", "Identity", "Max", "Mean", "Min", "Sum")
 _REDUCE = """
     ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
     ReduceSumSquare
@@ -349,6 +349,7 @@ _RULES: dict[str, Callable[[_Seen], _Rows]] = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _beside(_softmax)),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _beside(_from_axis)),
     **dict.fromkeys(("LpNormalization", "TopK"), _beside(_axis(-1))),
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _beside(lambda _: ())),  # scales may lie along any axis
     "Concat": _concat,
     "CumSum": _beside(_listed(1)),
     "Einsum": _einsum,

@@ -137,13 +137,15 @@ def manifest_of(
 def _filled_rows(model: ir.Model, inputs: Sequence[EngineTensor]) -> int:
     """The least batch, where a call of fewer rows gets the same when it is filled up to that; else 0.
 
-    Only the batch may be dynamic: the proof is made at the smallest shapes, and would not hold for others.
+    Only the batch may be dynamic: the proof is made at the smallest shapes, and would not hold for others. Inputs have
+    one batch: of two with a size each, one may have fewer rows than the other, and no output says whose rows it has.
     """
     least = {item.name: min((one.min for one in item.ranges), default=item.shape or ()) for item in inputs}
     sizes = {name: tuple(dim for dim in shape if isinstance(dim, int)) for name, shape in least.items()}
     rows = next((shape[0] for shape in sizes.values() if shape), 1)
     others = {(item.name, end[1:]) for item in inputs for one in item.ranges for end in (one.min, one.max)}
-    if rows < 2 or sizes != least or len(others) != sum(bool(item.ranges) for item in inputs):
+    batches = {item.shape[0] for item in inputs if item.shape and least[item.name][0] == rows}  # of one name
+    if rows < 2 or len(batches) > 1 or sizes != least or len(others) != sum(bool(item.ranges) for item in inputs):
         return 0
     return rows if are_alone(at_shapes(model, sizes), rows) else 0
 

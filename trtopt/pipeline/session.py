@@ -24,7 +24,7 @@ from trtopt.engine.manifest import manifest_path
 from trtopt.engine.run import can_run
 from trtopt.engine.sizes import sized
 from trtopt.engine.work import layers_of_engine
-from trtopt.errors import EngineBuildError, GateError, TrtoptError
+from trtopt.errors import EngineBuildError, GateError, RecipeError, TrtoptError
 from trtopt.graph import cost
 from trtopt.graph.artifact import ModelArtifact
 from trtopt.graph.module_path import names_of
@@ -78,6 +78,7 @@ from trtopt.pipeline.shipped import (
     warn_of_noise,
     why_barred,
     within_bound,
+    without_culprit,
 )
 from trtopt.pipeline.sparse import SparseJob, Sparsified, as_made, sparsify
 from trtopt.pipeline.verify import Verification, engine_of, gauge_for, verify, verify_engine, weights_gauge
@@ -203,40 +204,37 @@ class _Run:
             )
             pruned = sparsify(artifact, job, clock)
         self._budget = settings.budget_after(pruned.is_pruned)
-        first = self._first(own, pruned)
+        first = self._first(recipes_of(own, self._parts.artifact), pruned)
         is_held = (not first.failures or config.allow_accuracy_loss) and first.cost is not None
         trials = self._trials(first) if is_held and not pruned.is_pruned else iter(())
         settled = hold(first, self._baseline.costs() if is_held else {}, trials, clock)
         return settled, pruned.record
 
-    def _first(self, own: OwnQdq, pruned: Sparsified) -> Built:
-        """The product as the stages make it, with as many of its recipes as the compiler builds.
+    def _first(self, used: Sequence[str], pruned: Sparsified) -> Built:
+        """The product as the stages make it; where it builds without one of the recipes used only, without that."""
+        config, before = self._config, self._parts.artifact
 
-        A recipe is judged in a network without the casts that accuracy asks for later; there are networks that the
-        compiler builds with either and not with both. Recipes are left out one by one, the last first, and then all.
-        """
-        config, used = self._config, recipes_of(own, self._parts.artifact)
-        names = [recipe.name for recipe in registry.select(config.recipes)]
-        without = [",".join(name for name in names if name != out) for out in used[::-1][:TOGETHER]]
-        ways = () if pruned.is_pruned or not used else (*filter(None, without), "none")
-        artifact, refused = pruned.artifact, None
-        for recipes in (config.recipes, *ways):
-            way = replace(config, recipes=recipes)
-            if recipes != config.recipes:
-                own = self._after_recipes(way)
-                artifact = own.rewritten.artifact
-            try:
-                found = self._build(Way(own, artifact, self._settings.precision, way))
-            except EngineBuildError as error:
-                refused = refused or error
-                continue
+        def make(recipes: str) -> Built:
+            options = replace(config, recipes=recipes)
+            taken = self._after_recipes(options)
+            artifact = pruned.artifact if recipes == config.recipes else taken.rewritten.artifact
+            found = self._build(Way(taken, artifact, self._settings.precision, options))
             if found is None:
                 raise ValueError("a product without a bound is always made")
-            if refused is not None:
-                out = ", ".join(name for name in used if name not in recipes_of(own, self._parts.artifact))
-                self._clock.warn("build engine", f"without the recipe {out}, with which nothing builds: {refused.what}")
             return found
-        raise refused or ValueError("there is at least one way")
+
+        try:
+            return make(config.recipes)
+        except EngineBuildError as error:
+            if pruned.is_pruned or not used:
+                raise
+            found = without_culprit(make, config.recipes, used, error)
+            out = ", ".join(name for name in used if name not in recipes_of(found.own, before))
+            what = f"the recipe {out}, with which nothing builds: {error.what}"
+            if config.strict_recipes:
+                raise RecipeError(what, where="build engine", remedy="leave it out with --recipes") from None
+            self._clock.warn("build engine", f"without {what}")
+            return found
 
     def _written(self, settled: Settled, pruned: SparsityRecord | None, pricer: Pricer | None) -> BuildReport:
         """The report, with all files written."""

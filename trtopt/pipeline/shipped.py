@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -253,6 +254,31 @@ def recipes_of(own: OwnQdq, before: ModelArtifact) -> tuple[str, ...]:
     known = {recipe.name for recipe in registry.select("all")}
     steps = own.rewritten.artifact.steps[len(before.steps) :]
     return tuple(step.name for step in steps if step.changes and step.name in known)
+
+
+def without_culprit(
+    make: Callable[[str], Built], recipes: str, used: Sequence[str], refused: EngineBuildError
+) -> Built:
+    """The product without a recipe with which nothing builds.
+
+    A recipe is judged in a network without the casts that accuracy asks for later; there are networks that the compiler
+    builds with either and not with both. Where one builds without any, recipes are left out one by one, the last first.
+
+    Args:
+        make: Makes the product with some recipes.
+        recipes: Those asked for.
+        used: Those that changed the network.
+        refused: What the compiler said; raised again where no recipe is to blame.
+    """
+    try:
+        bare = make("none")
+    except EngineBuildError:
+        raise refused from None
+    names = [recipe.name for recipe in registry.select(recipes)]
+    for out in used[::-1][:TOGETHER] if len(names) > 1 else ():
+        with suppress(EngineBuildError):
+            return make(",".join(name for name in names if name != out))
+    return bare
 
 
 def as_asked(built: Built, first: Built, why: str) -> Built:

@@ -27,7 +27,7 @@ def col2im(w: Writer) -> None:
     channels, apart = divmod(columns.shape[1], int(np.prod(block)))
     spans = [d * (k - 1) + 1 for d, k in zip(dilations, block, strict=True)]
     moves = [h + pads[at] + pads[at + _PLANE] - span for at, (h, span) in enumerate(zip(image, spans, strict=True))]
-    if apart or channels < 1 or min(moves) < 0:
+    if apart or channels < 1 or min(*moves, *pads) < 0 or min(*strides, *dilations) < 1:
         raise WritingError("its sizes do not fit each other")
     counts = [move // stride + 1 for move, stride in zip(moves, strides, strict=True)]
     rest = [move % stride for move, stride in zip(moves, strides, strict=True)]

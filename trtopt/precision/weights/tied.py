@@ -42,6 +42,8 @@ def _transposed(value: ir.Value) -> np.ndarray | None:
     maker = value.producer()
     if maker is None or not edit.is_op(maker, "Transpose") or value.is_graph_output():
         return None
+    if edit.ints_attribute(maker, "perm") == (0, 1):
+        return None
     source = edit.input_of(maker, 0)
     array = edit.constant_of(source) if source is not None and source.is_initializer() else None
     return array.T if array is not None and array.ndim == 2 and source is not None and _is_floating(source) else None
