@@ -278,6 +278,12 @@ def test_a_bad_picture_is_named_or_left_out_and_counted(tmp_path: Path) -> None:
     assert "1 of 3 pictures cannot be decoded and are left out" in samples.notes
 
 
+def test_pictures_none_of_which_can_be_decoded_are_not_called_too_few(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("no picture")
+    with pytest.raises(UsageError, match="1 of 1 pictures cannot be decoded, and fewer are left than"):
+        opened(tmp_path, skip_bad=True)
+
+
 def test_a_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
     """A PNG that declares 10^10 pixels in a few bytes."""
     import struct

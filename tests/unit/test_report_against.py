@@ -60,6 +60,16 @@ def test_two_builds_differ_layer_by_layer_under_the_users_names(tmp_path: Path) 
         assert "48.0" in form.read_text(encoding="utf-8")
 
 
+def test_a_build_without_layers_took_no_zero_time(tmp_path: Path) -> None:
+    """`trtopt optimize` builds no engine: what is known of the whole is compared, and no layers."""
+    after = _build(tmp_path, "b.json", 12.0, "int8")
+    optimized = full_report(engine=None, analysis=None, precision=PrecisionRecord("fp16", {}))
+    write_report(optimized, tmp_path / "a.json")
+    text = _shown(compare_reports(after, tmp_path / "a.json"))
+    assert text.startswith("Two builds compared: ") and "figures differ" in text.splitlines()[0]
+    assert "0 layers" not in text and "appeared" not in text and "fp16" in text
+
+
 def test_two_analyses_and_two_sweeps_are_compared(tmp_path: Path) -> None:
     analyses = full_analysis(), dataclasses.replace(full_analysis(), precision="int8")
     sweeps = sweep_report(row("a", latency_us=10.0)), sweep_report(row("a", latency_us=12.0))

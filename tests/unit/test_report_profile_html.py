@@ -148,6 +148,13 @@ def test_the_page_forbids_every_request_and_makes_none() -> None:
     assert not re.search(r"<[^>]*\s(src|href|action)=", tags)
 
 
+def test_what_is_in_no_layer_is_no_negative_cost_of_timing() -> None:
+    report = small_profile()
+    totals = dataclasses.replace(report.totals, end_to_end_us=100.0, profiling_overhead_us=-40.0)
+    text = _text(html_page(view(dataclasses.replace(report, totals=totals))))
+    assert "in no layer 40.0 µs 40.0 % of one inference" in text and "timing each layer adds" not in text
+
+
 def test_the_head_has_the_figures_and_the_warnings() -> None:
     report = small_profile()
     text = _text(html_page(view(report)))

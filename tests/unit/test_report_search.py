@@ -61,6 +61,18 @@ def test_the_front_marks_the_chosen_point() -> None:
     assert lines[-1] == "* chosen; no other point is both faster and more accurate"
 
 
+def test_a_faster_point_that_is_too_close_to_the_budget_is_not_called_within_it() -> None:
+    oracle = one_type([0.004, 0.003, 0.002], [1, 2, 3])
+    found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "top1", aim=0.006), oracle).record
+    front = [" ".join(line.split()) for line in shown(pareto_section(found), width=160).splitlines()]
+    assert front[1].startswith("int8 ") and front[1].endswith(" 0.0090 too close")
+    assert front[2].startswith("* int8 2/3 ") and front[2].endswith(" 0.0050 within")
+    assert front[-1] == (
+        "* chosen; no other point is both faster and more accurate; "
+        "too close: within the budget, not within the 0.006 that the search aims at"
+    )
+
+
 def test_a_miss_names_the_closest_point() -> None:
     oracle = one_type([0.1, 0.1], [10, 10], floor={"fp16": 0.02})
     found = search_budget(oracle.space, Budget(AccuracyBudget(0.01), "metric.py:f"), oracle).record
@@ -128,7 +140,7 @@ def test_the_record_is_plain_json() -> None:
     value = plain(dataclasses.asdict(record()))
     assert value["pareto"][0].keys() == {
         *("name", "precision", "flop_share", "predicted_us", "drop", "error", "metric", "chosen", "within_budget"),
-        *("disagreement", "noise"),
+        *("disagreement", "noise", "within_aim"),
     }
     assert value["steps"][0]["action"] == "16-bit" and value["types"] == {"r0": "fp8", "r1": "int8", "r2": "int8"}
 

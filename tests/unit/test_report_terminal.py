@@ -20,10 +20,11 @@ from trtopt.report.schema.build import (
     BuildReport,
     CalibrationRecord,
     KeptNode,
+    NetworkIo,
     OutputAccuracy,
     PrecisionRecord,
 )
-from trtopt.report.schema.decisions import BuilderTrial, GuardRecord
+from trtopt.report.schema.decisions import BuilderTrial, GuardRecord, WeightsRecord
 from trtopt.report.schema.shipped import DynamicCost, PlainCost
 from trtopt.report.schema.steps import Cost, Refusal, RegionRecord, RewritingRecord, StepRecord
 from trtopt.report.text.blocks import Command
@@ -140,6 +141,26 @@ def test_one_shape_is_not_advised_where_several_were_asked_for() -> None:
     for options in ({"batches": [1, 8]}, {"shape_histogram": "log.txt"}):
         report = dataclasses.replace(_ready(), dynamic_cost=cost, config={**_ready().config, **options})
         assert "fix the shapes" not in _section(report, "Worth doing next")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [((1, 4, "past", 64), False), (("batch", 4, 128, 64), True), ((1, 4, 128, 64), True)]
+)
+def test_a_cache_that_grows_is_not_to_be_given_one_size(shape: tuple[int | str, ...], said: bool) -> None:
+    cost = DynamicCost(Cost(20, 0, 10, 100.0), 4, 0, 0.5, "x 1 .. 8", "--opt-shapes x:4")
+    cache = NetworkIo("past", "input", "fp16", "chw", shape, "feed fp16 values", state=True)
+    report = dataclasses.replace(_ready(), dynamic_cost=cost, network_io=(cache,))
+    assert ("fix the shapes" in _section(report, "Worth doing next")) == said
+    assert ("fix it with" in _section(report, "Against plain")) == said
+
+
+@pytest.mark.parametrize(("precision", "label"), [("fp16", "int4"), ("int8", "8-bit, int4")])
+def test_regions_are_counted_under_what_was_asked_for(precision: str, label: str) -> None:
+    guard = (GuardRecord("weights 8x8", ("fc",), False, "", "the whole network is not faster", 4.0, 4.0),)
+    asked = dataclasses.replace(full_report().precision, requested=precision)
+    report = full_report(guard=guard, precision=asked, weights=WeightsRecord("int4", 128, (), 0, 0))
+    assert f"{label} 0 of 1 region: where it pays" in _section(report, "Against plain")
+    assert f"{label} 0 of 1 region" in _section(report, "Guard")
 
 
 def test_a_verdict_without_verbose_has_no_steps_and_says_how_to_see_them() -> None:

@@ -301,6 +301,8 @@ def test_labels_come_with_the_samples(tmp_path: Path) -> None:
 
 
 def test_labels_that_do_not_match_the_samples_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", image=floats(3, 3, 4, 4), label=np.arange(3))
+    assert "labels: __labels__" in refused(tmp_path / "b.npz").remedy
     assert "2 labels for 3 samples" in refused({"image": floats(3, 3, 4, 4), "__labels__": np.arange(2)}).what
     np.savez(tmp_path / "a.npz", image=floats(3, 3, 4, 4), __labels__=np.arange(3))
     np.savez(tmp_path / "b.npz", image=floats(1, 3, 4, 4))

@@ -254,10 +254,9 @@ class _Run:
             command = self._reduce(settings.kept, job, GateError.exit_code) if is_failed else ""
             report = replace(report, reduce=command, warnings=tuple(clock.warnings))
         with clock.stage("write"):
-            samples = (inputs.calibration, inputs.check)
+            samples, backend = (inputs.calibration, inputs.check), self._target.backend
             part = None if self._parts.host is None else self._parts.host.model
             model, eight_bit = built.final.artifact.model, tuple(built.lowered.quantized)
-            backend = self._target.backend
             measured = partial(with_saved_metric, job=job, budget=self._budget, clock=clock)
             results = Results(report, built.engine, model, eight_bit, part, samples, settings.files, backend, measured)
             report = write(results, self._outputs.places, effective, settings.signer)
@@ -270,14 +269,13 @@ class _Run:
             return report
         clock = self._clock
         dynamic = dynamic_cost(settled.built, self._baseline)
-        accuracy = accuracy_cost(settled, self._settings.precision, clock)
         return replace(
             report,
             judge=pricer.name if report.judge == "none" else report.judge,
             shipped=settled.built.cost,
             plain=settled.plain,
             plain_forms=() if settled.plain is None else plain_forms(self._baseline.costs()),
-            accuracy_cost=accuracy,
+            accuracy_cost=accuracy_cost(settled, self._settings.precision, clock),
             dynamic_cost=dynamic,
             judged_apart=judged_apart(settled.built, dynamic, sparse=report.sparsity is not None),
             warnings=tuple(clock.warnings),

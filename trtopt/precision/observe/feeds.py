@@ -350,7 +350,7 @@ def check_names(names: Any, specs: Mapping[str, InputSpec], where: str) -> None:
             raise UsageError(
                 f"The model has no input {name!r}",
                 where=where,
-                remedy=f"{hint}name the arrays after the inputs: {', '.join(specs)}",
+                remedy=f"{hint}name the arrays after the inputs: {', '.join(specs)}; the one of labels: {LABELS}",
             )
     missing = [name for name in specs if name not in names]
     if missing:

@@ -133,10 +133,12 @@ def open_pictures(
     said = options.preprocess
     best = _sized(spec, options.shapes)
     how = said if isinstance(said, Preprocess) else parse_preprocess(said or guessed(best, labels), spec, best)
+    bad = ""
     if options.skip_bad:
         kept = _decodable(files)
         if len(kept) < len(files):
-            notes.append(f"{len(files) - len(kept)} of {len(files)} pictures cannot be decoded and are left out")
+            bad = f"{len(files) - len(kept)} of {len(files)} pictures cannot be decoded"
+            notes.append(f"{bad} and are left out")
         labels = None if labels is None else _only(labels, kept)
         files = [files[index] for index in kept]
     rows = spec.shape[0] if isinstance(spec.shape[0], int) else 1
@@ -144,7 +146,8 @@ def open_pictures(
         notes.append(f"{len(files) % rows} pictures are left out, since the network takes {rows} at a time")
     count = len(files) // rows
     if count == 0:
-        raise UsageError(f"There are fewer pictures than the {rows} of a batch", where=str(folder), remedy="give more")
+        what = f"{bad}, and fewer are left" if bad else "There are fewer pictures"
+        raise UsageError(f"{what} than the {rows} of a batch", where=str(folder), remedy="give more")
     batches = [tuple(files[index * rows : (index + 1) * rows]) for index in range(count)]
     found = None if labels is None else _placed(_only(labels, range(count * rows)), how, rows)
     samples = PictureSamples(batches, spec, how, found, where=str(folder), sha256=_hash(folder, files, labels, how))

@@ -154,6 +154,7 @@ class Trials:
                 self.budget.holds(self.tried[mix].found),
                 self.tried[mix].found.disagreement,
                 self.tried[mix].found.noise,
+                self.holds(mix),
             )
         return tuple(points.values())
 

@@ -107,6 +107,7 @@ class ParetoPoint:
         within_budget: Whether the budget holds.
         disagreement: As in :class:`SearchStep`.
         noise: As in :class:`SearchStep`.
+        within_aim: As in :class:`SearchStep`.
     """
 
     name: str
@@ -120,6 +121,7 @@ class ParetoPoint:
     within_budget: bool
     disagreement: float = 0.0
     noise: float = 0.0
+    within_aim: bool = True
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,14 @@ from trtopt.report.text.format import (
     visible,
 )
 from trtopt.report.text.names import Labels
+from trtopt.support.precision import Precision
+
+EIGHT_BIT = (Precision.INT8, Precision.FP8, Precision.AUTO)
+"""What is asked for by those who want 8 bits."""
 
 _MOST_ROWS, _MOST_STEPS, _MOST_LAYERS = 12, 24, 16
 _NO_PAY = "it does not pay"
+_TOO_CLOSE = "too close"
 
 
 def recipes_section(report: BuildReport, labels: Labels) -> list[Block]:
@@ -91,7 +96,7 @@ def guard_section(report: BuildReport, labels: Labels) -> list[Block]:
     if not report.guard:
         return []
     kept = sum(record.kept for record in report.guard)
-    rows = [("8-bit", f"{kept} of {count(len(report.guard), 'region')}")]
+    rows = [(guarded(report), f"{kept} of {count(len(report.guard), 'region')}")]
     plain = report.sixteen_bit
     noise: list[Block] = []
     if plain is not None:
@@ -114,6 +119,12 @@ def guard_section(report: BuildReport, labels: Labels) -> list[Block]:
         table(("type", "such as", "times", "predicted, kernels, bytes"), cells[:_MOST_ROWS]),
     ]
     return [*body, *_more(len(cells) - _MOST_ROWS)]
+
+
+def guarded(report: BuildReport) -> str:
+    """What the regions of the guard may become: the type of weights alone, where 8 bits were not asked for."""
+    stored = [] if report.weights is None else [report.weights.format]
+    return ", ".join([*(["8-bit"] if report.precision.requested in EIGHT_BIT or not stored else []), *stored])
 
 
 def _noise(report: BuildReport, before: Cost, after_us: float) -> list[Block]:
@@ -233,12 +244,21 @@ def pareto_section(record: SearchRecord | None) -> list[Block]:
             _time(point.predicted_us),
             *(percent(point.flop_share.get(dtype, 0.0)) for dtype in types),
             *(text(point) for text in measures.values()),
-            "within" if point.within_budget else "missed",
+            _verdict(point),
         )
         for point in record.pareto
     ]
     numbers = range(2, 3 + len(types) + len(measures))
-    return [table(headers, rows, right=numbers), line("* chosen; no other point is both faster and more accurate")]
+    legend = "* chosen; no other point is both faster and more accurate"
+    if any(_verdict(point) == _TOO_CLOSE for point in record.pareto):
+        legend += f"; {_TOO_CLOSE}: within the budget, not within the {record.aim:.2g} that the search aims at"
+    return [table(headers, rows, right=numbers), line(legend)]
+
+
+def _verdict(point: SearchStep | ParetoPoint) -> str:
+    if not point.within_budget:
+        return "missed"
+    return "within" if point.within_aim else _TOO_CLOSE
 
 
 def miss_text(record: SearchRecord) -> str:
@@ -345,7 +365,7 @@ def _steps(record: SearchRecord) -> Table:
     rows = []
     measures = _measures(record)
     for number, step in enumerate(record.steps[:_MOST_STEPS], 1):
-        verdict = "within" if step.within_aim else "too close" if step.within_budget else "missed"
+        verdict = _verdict(step)
         if step.action in ("take back", "win back") and not step.within_aim:
             verdict += ", went on" if step.kept else ", undone"
         changed = ""

@@ -139,7 +139,7 @@ def _totals(report: ProfileReport) -> Figures:
     if found.profiling_overhead_us is not None:
         over = found.profiling_overhead_us
         share = "" if not found.end_to_end_us else f"{percent(abs(over) / found.end_to_end_us)} of one inference"
-        rows.append(("timing each layer adds", time_text(over), share))
+        rows.append(("timing each layer adds" if over >= 0 else "in no layer", time_text(abs(over)), share))
     if found.mean_error is not None:
         rank = "" if found.rank_correlation is None else f"; rank correlation {found.rank_correlation:.2f}"
         rows.append(("mean error", percent(found.mean_error), f"of the prediction of a layer{rank}"))
@@ -221,7 +221,7 @@ def comparison_view(found: Comparison) -> View:
     rows = [(Name(item.name), visible(item.before), visible(item.after)) for item in found.figures]
     figures = table(head, rows, most=_MOST_REGIONS, noun="figure")
     changes: tuple[Block, ...] = (_regions(regions, Labels(found.names)),) if regions else (line("Nothing."),)
-    has_layers = found.of not in ("sweeps", "sensitivity reports")
+    has_layers = found.before.layers > 0 and found.after.layers > 0
     files = (pairs([("before", visible(found.before.report)), ("after", visible(found.after.report))]),)
     sections = (
         Section("", () if has_layers else files),

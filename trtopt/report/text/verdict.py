@@ -13,6 +13,7 @@ from trtopt.report.text.blocks import Block, Command, Line, line, pairs
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.command import asked as options_of
 from trtopt.report.text.command import build_line, model_words, shell
+from trtopt.report.text.decisions import EIGHT_BIT, guarded
 from trtopt.report.text.format import (
     bytes_text,
     count,
@@ -39,7 +40,6 @@ _CONVERTS = 0.01
 """Share of the time from which on the conversion of an input is worth a line."""
 _LARGE = 1_000_000
 """Bytes of weights from which on an engine is mostly weights."""
-_EIGHT_BIT = (Precision.INT8, Precision.FP8, Precision.AUTO)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _look_at(report: BuildReport) -> Iterator[str]:
     """What keeps it from being ready."""
     yield from (f"a gate failed: {visible(text)}" for text in report.gate_failures)
     calibration, asked = report.calibration, report.precision.requested
-    if calibration is not None and calibration.source == "synthetic" and asked in _EIGHT_BIT:
+    if calibration is not None and calibration.source == "synthetic" and asked in EIGHT_BIT:
         yield "8-bit ranges from RANDOM data"
     elif report.accuracy is not None and report.accuracy.source == "synthetic":
         yield "nothing was checked on real data"
@@ -236,12 +236,12 @@ def against_plain(report: BuildReport) -> list[Block]:
         rows.append(("arithmetic", ", ".join(shares)))
     if report.guard:
         kept = sum(item.kept for item in report.guard)
-        rows.append(("8-bit", f"{kept} of {count(len(report.guard), 'region')}: where it pays"))
+        rows.append((guarded(report), f"{kept} of {count(len(report.guard), 'region')}: where it pays"))
     recipes = _recipes(report)
     if recipes:
         rows.append(("recipes", recipes))
     if report.dynamic_cost is not None:
-        rows.append(("shapes", _dynamic_text(report.dynamic_cost)))
+        rows.append(("shapes", _dynamic_text(report, report.dynamic_cost)))
     if report.accuracy_cost is not None:
         cost = report.accuracy_cost
         nodes = f", {count(len(cost.nodes), 'node')} in a wider type" if cost.nodes else ""
@@ -249,14 +249,19 @@ def against_plain(report: BuildReport) -> list[Block]:
     return [pairs(rows)] if rows else []
 
 
-def _dynamic_text(found: DynamicCost) -> str:
+def _dynamic_text(report: BuildReport, found: DynamicCost) -> str:
     """What a range of shapes adds, and what takes it away; a gain within the roundings is none."""
     if found.kernels <= 0 and found.syncs <= 0 and found.share < _NO_COST:
         return f"{found.ranges} costs nothing at the optimum"
     parts = (found.kernels, "kernel"), (found.syncs, "stream sync")
     added = [count(number, noun) for number, noun in parts if number > 0]
     text = ", ".join([*added, percent(found.share)])
-    return f"{found.ranges} costs {text}: fix it with {found.remedy}"
+    return f"{found.ranges} costs {text}" + ("" if _grows(report) else f": fix it with {found.remedy}")
+
+
+def _grows(report: BuildReport) -> bool:
+    """Whether a state has another size in each step: an axis behind the batch is dynamic."""
+    return any(item.state and any(isinstance(dim, str) for dim in item.shape[1:]) for item in report.network_io)
 
 
 def _recipes(report: BuildReport) -> str:
@@ -278,7 +283,7 @@ def _advice(report: BuildReport) -> Iterator[tuple[str, str]]:
     model = model_words(report)
     gpu = [] if report.gpu is None else ["--gpu", str(report.gpu.get("name"))]
     is_random = report.accuracy is not None and report.accuracy.source == "synthetic"
-    if report.gate_failures and asked in _EIGHT_BIT:
+    if report.gate_failures and asked in EIGHT_BIT:
         dtype = Precision.FP8 if asked == Precision.FP8 else Precision.INT8
         yield (
             "find the layers that lose accuracy",
@@ -287,13 +292,13 @@ def _advice(report: BuildReport) -> Iterator[tuple[str, str]]:
         if asked != Precision.AUTO:
             yield "keep what the budget bears", build_line(report, {"precision": "auto", "calib": samples})
     if is_random:
-        what = "take ranges from your data, and check on it" if asked in _EIGHT_BIT else "check it on your data"
+        what = "take ranges from your data, and check on it" if asked in EIGHT_BIT else "check it on your data"
         yield f"{what} (an array by input name)", build_line(report, {"calib": "samples.npz"})
     elif report.accuracy is not None and report.accuracy.metric is None and _has_classes(report):
         yield "measure your metric on labelled samples", build_line(report, {"eval": "labelled.npz", "metric": "top1"})
     cost = report.dynamic_cost
     has_sizes = options_of(report).get("batches") or options_of(report).get("shape_histogram")
-    if cost is not None and cost.share >= _RANGES_COST and not has_sizes:
+    if cost is not None and cost.share >= _RANGES_COST and not has_sizes and not _grows(report):
         why = f"fix the shapes: their range costs {percent(cost.share)}"
         yield why, build_line(report, {"opt_shapes": _optimum(report), "min_shapes": None, "max_shapes": None})
     if asked == Precision.FP16 and report.engine is not None:
