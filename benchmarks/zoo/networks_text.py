@@ -9,6 +9,7 @@ import transformers as hf
 from subject import BATCH, Subject, batched, network, tokens
 from torch import nn
 from transformers.cache_utils import DynamicCache
+from transformers.models.t5.modeling_t5 import T5Attention
 
 LENGTH = 128
 PAST = 127
@@ -70,9 +71,17 @@ def _t5() -> hf.T5Config:
     return hf.T5Config(num_layers=3, num_decoder_layers=3, use_cache=False)
 
 
+def _scaled_queries(module: nn.Module) -> nn.Module:
+    """T5 keeps the scale of attention in its queries' weights: at standard deviation 1 its scores would have 8."""
+    for item in module.modules():
+        if isinstance(item, T5Attention):
+            item.q.weight.data /= item.key_value_proj_dim**0.5
+    return module
+
+
 @network
 def t5_encoder() -> Subject:
-    return _text(hf.T5EncoderModel(_t5()), 32128)
+    return replace(_text(hf.T5EncoderModel(_t5()), 32128), deploy=_scaled_queries)
 
 
 def _decoder(module: nn.Module, vocabulary: int, width: int) -> Subject:
@@ -90,7 +99,7 @@ def _decoder(module: nn.Module, vocabulary: int, width: int) -> Subject:
 
 @network
 def t5_decoder() -> Subject:
-    return _decoder(hf.T5Model(_t5()).decoder, 32128, 512)
+    return replace(_decoder(hf.T5Model(_t5()).decoder, 32128, 512), deploy=_scaled_queries)
 
 
 @network

@@ -15,6 +15,7 @@ from trtopt_recipes.constant_expression import ConstantExpression
 from trtopt_recipes.conv_1d import Conv1d
 from trtopt_recipes.conv_1x1_chain import Conv1x1Chain
 from trtopt_recipes.dead_node import DeadNode
+from trtopt_recipes.decomposed_gelu import DecomposedGelu
 from trtopt_recipes.decomposed_layer_norm import DecomposedLayerNorm
 from trtopt_recipes.duplicate_expression import DuplicateExpression
 from trtopt_recipes.expand_operand import ExpandedOperand
@@ -76,6 +77,7 @@ PACK = (
     ExpandedOperand(),
     TransposePush(),
     BatchNorm(),
+    DecomposedGelu(),
     ConstantAffine(),
     PadConv(),
     LayerScale(),
