@@ -302,6 +302,15 @@ def test_what_is_behind_a_selection_is_judged_by_the_scores(offset: float, back:
     assert set(found.fallbacks) == back
 
 
+def test_scores_that_the_bound_does_not_tell_apart_stay_16_bit() -> None:
+    """Half of 64 scores are equal but for 1e-5: more exact ones, as the bound asks, take other boxes too."""
+    scores = 0.7 * np.sign(normal(1, 64)) + normal(1, 64, seed=1, scale=1e-5)
+    feeds: list[Feeds] = [{"b": normal(1, 8, 64), "s": scores.astype(np.float32)}]
+    base = network(SELECTED, {"one": np.float32(1), "o": np.float32(900), "k": np.array([4]), "zero": np.array([0])})
+    found, evaluations = counted(base, PrecisionPlan(Precision.FP16, FP16), feeds)
+    assert not found.fallbacks and not found.before.is_allowed and evaluations == 1
+
+
 def test_the_levels_of_a_quantized_model_are_no_damage() -> None:
     """A value at the border of two levels: in FP16 it falls on the other side."""
     base = network(

@@ -52,6 +52,9 @@ _MOST_SAMPLES, _FIRST = 8, 2
 _MARGIN_DB = 0.5
 """Decibels that the search keeps above the bound, for the samples that it does not see."""
 
+_SHOWS_DB = 3.0
+"""What an output behind a selection has to gain by more exact ranks: half its noise."""
+
 _SMALLEST_CENTRED = 1e-8
 """Share of a tensor's power that may be left without the mean of its last axis: below, it says nothing."""
 
@@ -104,7 +107,7 @@ def repaired(
 def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repaired:
     """The search on the first samples, which costs a third; on all of them where these do not bear what it finds."""
     before = runner(plan)
-    if before.is_allowed:
+    if before.is_allowed or not runner.can_gain(plan, before):
         return Repaired(plan, before, before)
     if runner.count > _FIRST:
         found = repair(base, plan, runner.on_first())
@@ -159,13 +162,62 @@ class PlanRunner:
         found = [self._damage(item, total) for item, total in zip(self._watched, sums, strict=True)]
         return max(found, key=lambda damage: damage.excess, default=Damage(0.0))
 
+    def can_gain(self, plan: PrecisionPlan, damage: Damage) -> bool:
+        """Whether a repair can show: where only what a selection ranks is damaged, what lies behind it has to gain
+        :data:`_SHOWS_DB` from ranks as exact as the bound asks; equal ranks change places with any rounding."""
+        ranked = [item.name for item in self._watched if item.centred]
+        behind = [item.name for item in self._watched if item.finite_only]
+        if damage.output not in ranked or math.isinf(damage.excess) or not behind:
+            return True
+        rng = np.random.default_rng(0)
+        sums = {name: (Accumulator(), Accumulator()) for name in behind}
+        now, bounded = fp32_emulation(apply_plan(self._base, plan)), _from_values(self._base, ranked)
+        with OrtSession(now, behind, keep_qdq=True) as first, OrtSession(bounded, behind) as second:
+            for feeds, expected in self._expected:
+                exact = dict(zip(self._names, expected, strict=True))
+                inputs = {_given(name): _noisy(exact[name], self._bound, rng) for name in ranked}
+                for name, one, other in zip(behind, first.run(feeds), second.run({**feeds, **inputs}), strict=True):
+                    sums[name][0].update(exact[name], one)
+                    sums[name][1].update(exact[name], other)
+        return any(_sqnr_db(best) > _sqnr_db(found) + _SHOWS_DB for found, best in sums.values())
+
     def _damage(self, item: _Watched, total: Accumulator) -> Damage:
         if total.nonfinite:
             return Damage(math.inf, item.name, math.nan)
         if item.finite_only or total.signal == 0.0 or total.noise == 0.0:
             return Damage(0.0, item.name)
-        sqnr = 10 * math.log10(total.signal / total.noise)
+        sqnr = _sqnr_db(total)
         return Damage(10 ** ((self._bound - sqnr) / 10), item.name, sqnr)
+
+
+def _sqnr_db(total: Accumulator) -> float:
+    if total.signal == 0.0 or total.noise == 0.0:
+        return math.inf if total.noise == 0.0 else -math.inf
+    return 10 * math.log10(total.signal / total.noise)
+
+
+def _given(name: str) -> str:
+    """The input that stands for a value."""
+    return f"{name}/given"
+
+
+def _from_values(base: ir.Model, names: Sequence[str]) -> ir.Model:
+    """A clone that reads some of its values from inputs."""
+    clone = base.clone()
+    values = {value.name: value for node in clone.graph for value in node.outputs}
+    for name in names:
+        given = ir.Value(name=_given(name), type=values[name].type, shape=values[name].shape)
+        values[name].replace_all_uses_with(given)
+        clone.graph.inputs.append(given)
+    return clone
+
+
+def _noisy(exact: np.ndarray, bound_db: float, rng: np.random.Generator) -> np.ndarray:
+    """Ranks with noise of ``bound_db`` below what tells them apart; those that are not finite stay."""
+    finite = exact[np.isfinite(exact)].astype(np.float64)
+    spread = float(finite.std()) if finite.size else 0.0
+    noise = rng.standard_normal(exact.shape) * spread * 10 ** (-bound_db / 20)
+    return np.asarray(exact + noise, exact.dtype)
 
 
 def _add(item: _Watched, total: Accumulator, reference: np.ndarray, output: np.ndarray) -> None:
