@@ -311,6 +311,20 @@ def test_scores_that_the_bound_does_not_tell_apart_stay_16_bit() -> None:
     assert not found.fallbacks and not found.before.is_allowed and evaluations == 1
 
 
+def test_a_comparison_that_any_rounding_flips_is_not_searched() -> None:
+    """One of 4096 values lies next to the border of a mask: each operator before it flips it by itself."""
+    text = """(float[64,64] x) => (float[64,64] y) {
+        a = Mul(x, one) b = Add(a, zero) c = Div(b, one) d = Sub(c, zero) e = Abs(d) f = Max(e, zero) g = Min(f, two)
+        h = Mul(one, g) m = Greater(h, one) y = Where(m, h, zero) }"""
+    base = network(text, {"one": np.float32(1), "zero": np.float32(0), "two": np.float32(2)})
+    x = np.full((64, 64), 1.5, np.float32)
+    x[0, 0] = 1.0001
+    x[32:] = 0.5
+    found, evaluations = counted(base, PrecisionPlan(Precision.FP16, FP16), [{"x": x}])
+    assert 30 < found.before.sqnr_db < 40 and not found.fallbacks
+    assert evaluations < 12
+
+
 def test_the_levels_of_a_quantized_model_are_no_damage() -> None:
     """A value at the border of two levels: in FP16 it falls on the other side."""
     base = network(

@@ -111,6 +111,8 @@ def _repaired(base: ir.Model, plan: PrecisionPlan, runner: PlanRunner) -> Repair
         return Repaired(plan, before, before)
     if runner.count > _FIRST:
         found = repair(base, plan, runner.on_first())
+        if found.plan is plan and not found.before.is_allowed:
+            return Repaired(plan, before, before)
         after = runner(found.plan)
         if after.is_allowed:
             others = tuple(other for other in found.others if runner(other).is_allowed)
