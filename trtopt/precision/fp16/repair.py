@@ -164,6 +164,7 @@ class _Search:
         self.nodes = _by_kind(self._kinds)
         self.back: dict[str, str] = {}
         self.gave_up = self.jumps = False
+        self._back_alone = 0.0
         self.evaluations = 0
 
     def damage(self, wide: Iterable[str]) -> Damage:
@@ -181,7 +182,7 @@ class _Search:
         while self._groups:
             most = _JUMPS * before.excess if before.sqnr_db > _SMALL_DB else math.inf
             self._reduce(target, most)
-            self.jumps = self._left() > most
+            self.jumps = self._parts() > most
             if self.jumps:
                 return before
             if self.evaluations >= self._most:
@@ -199,7 +200,7 @@ class _Search:
 
     def _reduce(self, target: float, most: float) -> None:
         """Halve or put back groups until the rest adds up to ``target``, or to more than ``most``."""
-        while self._groups and target < self._left() <= most:
+        while self._groups and target < self._left() and self._parts() <= most:
             group = heapq.heappop(self._groups)
             if len(group.nodes) == 1 or self.evaluations + 2 > self._most:
                 self.gave_up |= len(group.nodes) > 1
@@ -250,6 +251,10 @@ class _Search:
     def _left(self) -> float:
         return sum(group.damage.excess for group in self._groups)
 
+    def _parts(self) -> float:
+        """The noise of all parts that the nodes were divided into, each by itself."""
+        return self._left() + self._back_alone
+
     def _alone(self, nodes: Sequence[str]) -> Damage:
         """What happens when of all nodes only these are 16-bit."""
         chosen = frozenset(nodes)
@@ -263,6 +268,7 @@ class _Search:
         return len({self._kinds[name] for name in nodes}) == 1 and all(name in self._light for name in nodes)
 
     def _fall_back(self, group: _Group) -> None:
+        self._back_alone += group.damage.excess
         count = len(group.nodes)
         which = "it" if count == 1 else f"it and {count - 1} more"
         for name in group.nodes:
