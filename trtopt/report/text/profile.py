@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from trtopt.report.html import plots
-from trtopt.report.html.plots import MOST_POINTS
 from trtopt.report.html.profile import layer_data
 from trtopt.report.html.profile_graph import without_tensors
 from trtopt.report.schema.layers import NodeName
@@ -46,7 +45,7 @@ from trtopt.report.text.blocks import (
 )
 from trtopt.report.text.calibration import calibration_lines
 from trtopt.report.text.format import count, percent, range_text, time_text, visible
-from trtopt.report.text.layers import graph_note
+from trtopt.report.text.layers import graph_note, roofline_blocks
 from trtopt.report.text.names import Labels, named, skeleton, starred
 from trtopt.report.text.words import FLOP_NOTE, rests_on
 
@@ -73,7 +72,7 @@ def view(report: ProfileReport) -> View:
         Section("Findings", (Findings(found, report.totals.measured_us, _NOTE),) if found else ()),
         Section("Layers as a graph", graph, "page"),
         Section("Measured and predicted", _scatter(report.layers), "page"),
-        Section("Roofline", _roofline(report), "page"),
+        Section("Roofline", roofline_blocks(report.layers, report.gpu["tflops"], report.gpu["bandwidth_gbs"]), "page"),
         Section("Slowest layers", layers, "text"),
         Section("Outputs against FP32", (accuracy_table("output", report.accuracy),) if report.accuracy else ()),
         _assumptions(report),
@@ -88,8 +87,6 @@ def profile_name(report: ProfileReport) -> str:
     first = next((files[kind] for kind in ("model", "engine", "layer-info", "layer-profile") if kind in files), "")
     return visible(PurePath(first).name) or "network in memory"
 
-
-LIMITERS = {"math": "arithmetic", "memory": "memory", "latency": "launch"}
 
 CHANGES: dict[Change, str] = {
     "same": "",
@@ -173,7 +170,7 @@ def _cells(layer: ProfileLayer, total_us: float) -> tuple[Inline, ...]:
         percent(layer.measured_us / total_us) if total_us else "",
         "" if row is None else time_text(row.predicted_us),
         "" if layer.ratio is None else f"{layer.ratio:.2f}",
-        "" if row is None else LIMITERS[row.limiter],
+        "" if row is None else row.limiter,
         visible(precision_of(layer)),
     )
 
@@ -186,26 +183,9 @@ def _scatter(layers: Sequence[ProfileLayer]) -> tuple[Block, ...]:
     left = len(layers) - len(both)
     if left:
         note += f" {count(left, 'layer')} without both times cannot be drawn."
-    return Note(note + _cut(len(both))), Plot("scatter", lambda: plots.scatter(layers))
-
-
-def _roofline(report: ProfileReport) -> tuple[Block, ...]:
-    placed = plots.measured_placed(report.layers)
-    if not placed:
-        return ()
-    note = (
-        "Arithmetic over the measured time, under the peaks of the device by type in TFLOP/s and the bandwidth of its"
-        " memory. Bytes count each tensor once: what stays in a cache lies over the memory roof."
-    )
-    left = len(plots.compared(report.layers)) - len(placed)
-    if left:
-        note += f" {count(left, 'layer')} without arithmetic cannot be drawn."
-    figure = functools.partial(plots.measured_roofline, report.layers, report.gpu)
-    return Note(note + _cut(len(placed))), Plot("roofline", figure)
-
-
-def _cut(number: int) -> str:
-    return f" The {MOST_POINTS} slowest of {number} are drawn." if number > MOST_POINTS else ""
+    if len(both) > plots.MOST_POINTS:
+        note += f" The {plots.MOST_POINTS} slowest of {len(both)} are drawn."
+    return Note(note), Plot("scatter", lambda: plots.scatter(layers))
 
 
 def _assumptions(report: ProfileReport) -> Section:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from trtopt.report.html import sensitivity as plots
+from trtopt.report.html import plots
 from trtopt.report.schema.sensitivity import OutputError, RegionError, Sensitivity, noise_shares
 from trtopt.report.text.blocks import (
     Block,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,3 @@ def product_text(layer: LayerRow) -> str:
 def tile_text(layer: LayerRow) -> str:
     """The output tile of a thread block: ``128x64``."""
     return f"{layer.tile['m']}x{layer.tile['n']}" if layer.tile else ""
-
-
-def slowest(layers: Sequence[LayerRow]) -> list[LayerRow]:
-    """The layers by time, the slowest first."""
-    return sorted(layers, key=lambda layer: -layer.predicted_us)
