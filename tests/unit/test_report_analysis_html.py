@@ -165,9 +165,7 @@ def test_every_layer_is_a_point_under_its_own_ceilings() -> None:
         assert 10**low <= min(values) and max(values) <= 10**high
 
 
-def _roofline(
-    make: Callable[[int], list[Layer]], precision: str, l2_bandwidth_gbs: float | None = None
-) -> plots.Figure:
+def _roofline(make: Callable[[int], list[Layer]], precision: str, l2_gbs: float | None = None) -> plots.Figure:
     layers = as_layers(analysis_of(make).layers, Labels({}))
     return plots.roofline(layers, GPU.tflops, GPU.bandwidth_gbs, precision, l2_gbs)
 
